@@ -1,0 +1,85 @@
+r"""S1: Gaussian densities and divergences, as functions of arrays.
+
+A Gaussian over n numbers is a mean ``loc`` (..., n) with a lower triangular ``scale_tril`` (..., n, n),
+:math:`S = L L^\top`, or with a vector ``scale`` (..., n), :math:`S = \mathrm{diag}(s^2)`. The signs on the
+diagonal of L and of s are free: only their squares matter, so that neither needs a constraint.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.linalg import matmul, solve_lower
+
+__all__ = [
+    "OpperArchambeau",
+    "kl_diagonal",
+    "kl_full",
+    "log_density",
+    "log_determinant",
+    "opper_archambeau",
+]
+
+
+def log_determinant(scale_tril: Array) -> Array:
+    r""":math:`\log\lvert\det L\rvert` of triangular factors (..., n, n): shape (...,)."""
+    return jnp.log(jnp.abs(jnp.diagonal(scale_tril, axis1=-2, axis2=-1))).sum(-1)
+
+
+def kl_full(loc: Array, scale_tril: Array) -> Array:
+    r"""KL of N(m, LL') to N(0, I): :math:`\tfrac12(\lVert L\rVert_F^2 + \lVert m\rVert^2 - n) - \log|\det L|`."""
+    trace = jnp.square(scale_tril).sum((-2, -1))
+    return 0.5 * (trace + jnp.square(loc).sum(-1) - loc.shape[-1]) - log_determinant(scale_tril)
+
+
+def kl_diagonal(loc: Array, scale: Array) -> Array:
+    r""":math:`\mathrm{KL}[N(m, \mathrm{diag}\,s^2) \,\|\, N(0, I)]`, summed over the last axis."""
+    return (0.5 * (jnp.square(scale) + jnp.square(loc) - 1) - jnp.log(jnp.abs(scale))).sum(-1)
+
+
+def log_density(white: Array, log_det: Array) -> Array:
+    r"""Log density of :math:`m + L\epsilon` from the standard normal draw :math:`\epsilon` (..., n) behind it.
+
+    Working from :math:`\epsilon` and not from the value keeps all digits when L is tiny.
+    """
+    return -0.5 * (jnp.square(white).sum(-1) + white.shape[-1] * math.log(2 * math.pi)) - log_det
+
+
+class OpperArchambeau(NamedTuple):
+    """A Gaussian over N function values given by 2 N numbers; see :func:`opper_archambeau`."""
+
+    loc: Array
+    covariance: Array
+    kl: Array
+
+
+def opper_archambeau(K: Array, alpha: Array, lam: Array) -> OpperArchambeau:
+    r"""The Gaussian :math:`N(K\alpha, (K^{-1} + \mathrm{diag}(\lambda)^2)^{-1})` and its KL to N(0, K).
+
+    With :math:`\Lambda = \mathrm{diag}(\lambda)` and :math:`A = \Lambda K \Lambda + I`, whose
+    eigenvalues are at least one,
+
+    .. math::
+        \Sigma = K - K \Lambda A^{-1} \Lambda K, \qquad
+        \mathrm{KL} = \tfrac12 \bigl(\log|A| + \alpha^\top K \alpha + \mathrm{tr}\,A^{-1} - N\bigr).
+
+    Args:
+        K: prior covariance (N, N).
+        alpha: dual mean (N,).
+        lam: square roots of the site precisions (N,); signs are free, zeros allowed.
+
+    Source: seed 001. Its covariance divides by lambda; the form here does not. In its prediction
+    formula the matrix to invert is :math:`K + \Lambda^{-2}`, not :math:`K + \Lambda^2` as printed.
+    """
+    A = lam[:, None] * K * lam + jnp.eye(K.shape[-1], dtype=K.dtype)
+    L = jnp.linalg.cholesky(A)
+    inverse_root = solve_lower(L, jnp.eye(K.shape[-1], dtype=K.dtype))
+    half = solve_lower(L, lam[:, None] * K)
+    loc = K @ alpha
+    covariance = K - matmul(half.mT, half)
+    kl = log_determinant(L) + 0.5 * (alpha @ loc + jnp.square(inverse_root).sum() - K.shape[-1])
+    return OpperArchambeau(loc, covariance, kl)

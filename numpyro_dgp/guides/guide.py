@@ -1,0 +1,255 @@
+"""S3: a guide is the model's own program, run under a handler that replaces distributions.
+
+Because the handler meets a site where it happens, a rule sees everything drawn before it: the function, its
+inputs, the layer below. Structured posteriors are therefore rules, not model classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import ndtri
+from numpyro import handlers
+from numpyro.infer import init_to_median
+from numpyro.infer.autoguide import AutoGuide
+from numpyro.primitives import _PYRO_STACK, Messenger
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules import Prior, Propagate, Rule, Site
+from numpyro_dgp.guides.sites import Message, Program, hide, initial_values, inspect_program, site_kind, unwrap
+
+__all__ = ["Guide"]
+
+_FOLLOWS_MODEL = (Propagate, Prior)
+
+
+class Guide:
+    """A variational posterior over the latent sites of ``model``: one rule per kind of site.
+
+    It takes the model's arguments, draws every latent site and returns them in a dict, so that it works
+    wherever a NumPyro guide does. At test inputs (called without observations) sites that have one value per
+    datum are left to the model, which draws them from their prior; hidden layers follow their posterior functions.
+
+    Args:
+        model: the program.
+        inducing: rule for whitened inducing values.
+        hidden: rule for values of hidden layers.
+        exact: rule for values of exact processes.
+        latent: rule for other sites inside plates.
+        other: rule for every other site, or a NumPyro autoguide class such as ``AutoMultivariateNormal``
+            (any callable from a model to a guide), applied to all of them together.
+        sites: rules for single sites by name.
+        prefix: goes into parameter names, ``"<site>_<prefix>_<parameter>"``.
+        init_loc_fn: NumPyro init strategy for sites that are not function values.
+
+    Raises:
+        ValueError: on the first call, when ``sites`` names a site that the model does not have.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        inducing: Rule,
+        hidden: Rule,
+        exact: Rule,
+        latent: Rule,
+        other: Rule | Callable[[Callable[..., Any]], Any],
+        sites: Mapping[str, Rule] | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = partial(init_to_median, num_samples=1000),
+    ) -> None:
+        self.model, self.prefix, self.init_loc_fn = model, prefix, init_loc_fn
+        self.sites: dict[str, Rule] = dict(sites or {})
+        self.rules: dict[str, Rule] = {"inducing": inducing, "hidden": hidden, "exact": exact, "latent": latent}
+        for name, rule in [*self.rules.items(), *self.sites.items()]:
+            if not isinstance(rule, Rule):
+                raise ValueError(
+                    f"{type(self).__name__}: expected a rule for {name!r}, got {type(rule).__name__}: "
+                    "for example dgp.guides.Normal(), an instance"
+                )
+        self.companion: Callable[..., Any] | None = None
+        if isinstance(other, Rule):
+            self.rules["other"] = other
+        else:
+            exposed = handlers.block(model, hide_fn=self._is_not_other)
+            self.companion = other if isinstance(other, AutoGuide) else other(exposed)
+        self._observed: set[str] = set()
+        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
+        if self._arguments is None and is_concrete(args, kwargs):
+            self._arguments = (args, kwargs)
+        drawn = {} if self.companion is None else self.companion(*args, **kwargs)
+        with _Replace(self, args, kwargs, drawn) as values:
+            self.model(*args, **kwargs)
+        return values
+
+    def sample_posterior(
+        self, rng_key: Array, params: dict[str, Array], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
+    ) -> dict[str, Array]:
+        """Draws of the latent sites, each with leading shape ``sample_shape``.
+
+        Args:
+            rng_key: PRNG key.
+            params: parameters, from ``svi_result.params``.
+            *args: arguments of the model.
+            sample_shape: shape of independent draws.
+            **kwargs: keyword arguments of the model.
+        """
+
+        def draw(key: Array) -> dict[str, Array]:
+            return handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
+
+        for _ in sample_shape:
+            draw = jax.vmap(draw)
+        return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
+
+    def median(self, params: dict[str, Array]) -> dict[str, Array]:
+        """Medians of the sites that have a variational distribution of their own."""
+        return {name: value[0] for name, value in self.quantiles(params, [0.5]).items()}
+
+    def quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
+        """Quantiles of the sites that have a variational distribution of their own.
+
+        Hidden layers that follow the model have none: draw them with :meth:`sample_posterior`.
+
+        Args:
+            params: parameters, from ``svi_result.params``.
+            quantiles: probabilities (Q,).
+
+        Returns:
+            ``{site: values (Q, ...)}``.
+
+        Raises:
+            ValueError: the guide has not been called yet.
+        """
+        if self._arguments is None:
+            raise ValueError(
+                f"{type(self).__name__}.quantiles: expected a guide that has run, got one never called: "
+                "run SVI first, or call the guide once on the data under handlers.seed"
+            )
+        args, kwargs = self._arguments
+        found = {} if self.companion is None else self.companion.quantiles(params, quantiles)
+        with handlers.block(), handlers.trace() as sites, handlers.substitute(data=params), handlers.seed(rng_seed=0):
+            self(*args, **kwargs)
+        for name, site in sites.items():
+            if site["type"] == "sample" and name not in found and site.get("own"):
+                found[name] = _quantiles(unwrap(site["fn"]), quantiles)
+        return found
+
+    def _is_not_other(self, msg: Message) -> bool:
+        """Whether an autoguide for the other sites must not see this one."""
+        return msg["type"] == "sample" and self._rule_name(msg) != "other"
+
+    def _rule_name(self, msg: Message) -> str:
+        if msg["name"] in self._observed:
+            return "observed"
+        return "named" if msg["name"] in self.sites else site_kind(msg)
+
+    def _rule(self, msg: Message) -> Rule | None:
+        name = self._rule_name(msg)
+        return self.sites[msg["name"]] if name == "named" else self.rules.get(name)
+
+
+def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:
+    if isinstance(fn, dist.Delta):
+        return jnp.stack([fn.v] * len(quantiles))
+    base = fn.base_dist if isinstance(fn, dist.TransformedDistribution) else fn
+    q = jnp.asarray(quantiles, base.loc.dtype).reshape(-1, *(1,) * base.loc.ndim)
+    values = base.loc + jnp.sqrt(base.variance) * ndtri(q)
+    for transform in getattr(fn, "transforms", []):
+        values = jax.vmap(transform)(values)
+    return values
+
+
+class _Replace(Messenger):
+    """Replaces the model's distributions by the guide's; entering it gives the dict of values drawn."""
+
+    def __init__(self, guide: Guide, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: dict[str, Any]) -> None:
+        self.guide, self.args, self.kwargs, self.drawn = guide, args, kwargs, drawn
+        self.values: dict[str, Any] = {}
+        self.met: set[str] = set()
+        super().__init__()
+
+    def __enter__(self) -> dict[str, Any]:
+        super().__enter__()
+        return self.values
+
+    def __exit__(self, exc_type: Any, *exc: Any) -> None:
+        super().__exit__(exc_type, *exc)
+        unknown = sorted(set(self.guide.sites) - self.met)
+        if exc_type is None and unknown:
+            raise ValueError(
+                f"{type(self.guide).__name__}(sites=...): expected names of latent sites of the model, got "
+                f"{unknown}: the model has {sorted(self.met)}"
+            )
+
+    @cached_property
+    def program(self) -> Program:
+        return inspect_program(self.guide.model, self.args, self.kwargs)
+
+    @cached_property
+    def initial(self) -> dict[str, Array]:
+        return initial_values(self.guide.model, self.args, self.kwargs, self.guide.init_loc_fn)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "deterministic":
+            msg["stop"] = True
+        if msg["type"] != "sample":
+            return
+        name = msg["name"]
+        if msg["is_observed"]:
+            self.guide._observed.add(name)
+        if self.guide._rule_name(msg) == "observed":
+            return hide(msg)
+        self.met.add(name)
+        if name in self.drawn:
+            self.values[name] = msg["value"] = self.drawn[name]
+            return hide(msg)
+        self._replace(msg, self.guide._rule(msg))
+
+    def _replace(self, msg: Message, rule: Rule | None) -> None:
+        fn, kind = unwrap(msg["fn"]), site_kind(msg)
+        if rule is None:
+            return hide(msg)
+        if kind in ("latent", "hidden") and not isinstance(rule, _FOLLOWS_MODEL) and self._lacks_data(msg):
+            if kind == "latent":
+                return hide(msg)
+            rule = Propagate()
+        site = Site(
+            name=self._local_name(msg["name"]),
+            fn=fn,
+            prefix=self.guide.prefix,
+            in_plate=bool(msg["cond_indep_stack"]),
+            is_inner=lambda: msg["name"] in self.program.inner,
+            initial=lambda: self.initial[msg["name"]],
+        )
+        q = rule(site)
+        if isinstance(msg["fn"], dist.MaskedDistribution):
+            q = q.mask(msg["fn"]._mask)
+        msg["own"] = not isinstance(rule, _FOLLOWS_MODEL)
+        msg["fn"] = q if q.batch_shape == msg["fn"].batch_shape else q.expand(msg["fn"].batch_shape)
+
+    def _lacks_data(self, msg: Message) -> bool:
+        """Whether a site has one value per datum in a call that observes none of those data."""
+        return self.program.is_per_datum(msg) and not self.program.is_conditioned(msg)
+
+    def _local_name(self, name: str) -> str:
+        """``name`` without the prefixes of scopes inside the model, which parameters will get again."""
+        inside = _PYRO_STACK[_PYRO_STACK.index(self) + 1 :]
+        for handler in inside:
+            if isinstance(handler, handlers.scope) and "param" not in handler.hide_types:
+                name = name.removeprefix(f"{handler.prefix}{handler.divider}")
+        return name
+
+    def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.met and not msg.get("stop"):
+            self.values[msg["name"]] = msg["value"]

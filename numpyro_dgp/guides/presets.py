@@ -1,0 +1,94 @@
+"""S3: named guides, each a choice of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.rules import Delta, Diagonal, Full, Normal, Propagate, Rule
+
+__all__ = ["InducingPoint", "MeanField"]
+
+Other = Rule | Callable[[Callable[..., Any]], Any]
+
+
+class InducingPoint(Guide):
+    r"""Doubly stochastic variational inference: a Gaussian over inducing values, hidden layers follow the model.
+
+    .. math:: q = \prod_\ell q(v^\ell) \prod_n p(h^\ell_n \mid v^\ell, h^{\ell-1}_n)
+
+    Args:
+        model: the program.
+        inducing: ``Full()`` (default) or ``Diagonal()``.
+        latent: rule for latents per datum; ``Normal()`` by default.
+        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
+        exact: rule for exact layers; ``Full()`` by default.
+        **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> svi = SVI(model, InducingPoint(model), optax.adam(0.05), dgp.ELBO())
+        >>> result = svi.run(jax.random.key(0), 200, X, X[:, 0] ** 2, progress_bar=False)
+        >>> sorted(result.params)
+        ['f_auto_loc', 'f_auto_scale_tril']
+
+    Source: seed 002, section 2.3.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        inducing: Rule = Full(),
+        latent: Rule = Normal(),
+        other: Other = Delta(),
+        exact: Rule = Full(),
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            model, inducing=inducing, hidden=Propagate(), exact=exact, latent=latent, other=other, **options
+        )
+
+
+class MeanField(Guide):
+    r"""Fully factorised: every inducing value and every hidden value has a Gaussian of its own.
+
+    .. math:: q = \prod_\ell \prod_{pm} N(v^\ell_{pm}; m, s^2) \prod_{np} N(h^\ell_{np}; a, b^2)
+
+    The hidden values are one pair of numbers per datum, created inside the data plate. Give such models process noise,
+    ``f(x, noise=s)``: without it p(h | u, x) is nearly a point next to inducing inputs and the bound is poor.
+
+    Args:
+        model: the program.
+        inducing: ``Diagonal()`` (default) or ``Full()``.
+        hidden: rule for hidden values; ``Normal()`` by default.
+        latent: rule for latents per datum; ``Normal()`` by default.
+        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
+        exact: rule for exact layers; ``Normal()`` by default.
+        **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+
+    Source: seed 000, section 2.3 (there with the optimal q(v)).
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        inducing: Rule = Diagonal(),
+        hidden: Rule = Normal(),
+        latent: Rule = Normal(),
+        other: Other = Delta(),
+        exact: Rule = Normal(),
+        **options: Any,
+    ) -> None:
+        super().__init__(model, inducing=inducing, hidden=hidden, exact=exact, latent=latent, other=other, **options)

@@ -1,0 +1,162 @@
+"""S3: what a guide knows of the program it runs: kinds of sites, data plates, initial values.
+
+A program is inspected by running it: once abstractly (``inspect_program``: shapes and structure, no arithmetic),
+and, when parameters are created, once for real (``initial_values``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.beliefs import InducingPrior
+from numpyro_dgp.functions import ExactFunction
+from numpyro_dgp.likelihood import Likelihood
+from numpyro_dgp.values import FunctionValues, JointValues
+
+__all__ = ["Program", "hide", "initial_values", "inspect_program", "site_kind", "unwrap"]
+
+Message = dict[str, Any]
+
+
+def unwrap(fn: dist.Distribution) -> dist.Distribution:
+    """``fn`` without the wrappers that plates and masks put around it."""
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+def site_kind(msg: Message) -> str:
+    """Which rule of a guide speaks for a sample site.
+
+    ``observed`` (nothing to infer), ``inducing`` (whitened inducing values), ``hidden`` (values of a layer),
+    ``exact`` (values of an exact process), ``latent`` (another site inside a plate), ``other``.
+    """
+    fn = unwrap(msg["fn"])
+    if msg["is_observed"] or isinstance(fn, Likelihood):
+        return "observed"
+    if isinstance(fn, InducingPrior):
+        return "inducing"
+    if isinstance(fn, JointValues) and isinstance(fn.function, ExactFunction):
+        return "exact"
+    if isinstance(fn, FunctionValues | JointValues):
+        return "hidden"
+    return "latent" if msg["cond_indep_stack"] else "other"
+
+
+def hide(msg: Message) -> None:
+    """Hide a site from everything outside the guide; the program still gets a value."""
+    msg["stop"] = True
+    if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
+        msg["kwargs"]["rng_key"] = numpyro.prng_key()
+
+
+def _plates(msg: Message) -> frozenset[str]:
+    return frozenset(frame.name for frame in msg["cond_indep_stack"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The structure of a program for given arguments.
+
+    Args:
+        inner: inducing sites of functions whose values feed another layer.
+        data_plates: the plate sets of function values, likelihoods and observations.
+        observed_plates: the plate sets of sites observed in this call.
+    """
+
+    inner: frozenset[str]
+    data_plates: tuple[frozenset[str], ...]
+    observed_plates: tuple[frozenset[str], ...]
+
+    def is_per_datum(self, msg: Message) -> bool:
+        """Whether a site has one value per datum: it lies in all plates of some function value or observation."""
+        return any(plates <= _plates(msg) for plates in self.data_plates)
+
+    def is_conditioned(self, msg: Message) -> bool:
+        """Whether this call observes anything in the plates of a per-datum site."""
+        mine = _plates(msg)
+        return any(not mine or mine & plates for plates in self.observed_plates)
+
+
+def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    """Run ``model`` on shapes only and report its structure. Costs tracing, no arithmetic."""
+    found: list[Program] = []
+
+    def first_rows(msg: Message) -> Array | None:
+        size, subsample_size = msg["args"] if msg["type"] == "plate" else (0, None)
+        return jnp.arange(subsample_size or size) if msg["type"] == "plate" else None
+
+    def run(key: Array) -> Array:
+        minibatch = handlers.substitute(substitute_fn=first_rows)
+        with handlers.block(), handlers.trace() as sites, minibatch, handlers.seed(rng_seed=key):
+            model(*args, **kwargs)
+        found.append(_structure(sites))
+        return jnp.zeros(())
+
+    jax.eval_shape(run, jax.random.key(0))
+    return found[0]
+
+
+def _structure(sites: dict[str, Message]) -> Program:
+    samples = [site for site in sites.values() if site["type"] == "sample"]
+    values = {"hidden": [], "observed": []}  # type: dict[str, list[Any]]
+    data, observed = [], []
+    for site in samples:
+        kind = site_kind(site)
+        fn = unwrap(site["fn"])
+        if kind in values:
+            data.append(_plates(site))
+            values[kind].append(getattr(getattr(fn, "f_x", fn), "function", None))
+        if site["is_observed"]:
+            observed.append(_plates(site))
+    # The last layer is what a likelihood integrates; a program with explicit draws only ends at its last one.
+    outputs = [f for f in values["observed"] if f is not None] or values["hidden"][-1:]
+    last = {id(f.u) for f in outputs if hasattr(f, "u")}
+    inducing = [site for site in samples if site_kind(site) == "inducing"]
+    inner = frozenset(site["name"] for site in inducing if id(site["value"]) not in last)
+    return Program(inner, tuple(data), tuple(observed))
+
+
+class _Initialise(Messenger):
+    """Full plates, zero inducing values, layers at their means, the rest as the init strategy says."""
+
+    def __init__(self, strategy: Callable[[Message], Array]) -> None:
+        self.strategy = strategy
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "plate":
+            size = msg["args"][0]
+            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        fn, kind = unwrap(msg["fn"]), site_kind(msg)
+        if kind == "inducing":
+            msg["value"] = jnp.zeros(fn.shape(), fn.dtype)
+        elif kind in ("hidden", "exact"):
+            msg["value"] = fn.loc
+        elif kind != "observed":
+            msg["value"] = self.strategy(msg)
+
+
+def initial_values(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    strategy: Callable[[Message], Array],
+) -> dict[str, Array]:
+    """A value for every latent site of ``model``, over the whole data set even where it subsamples."""
+    key = numpyro.prng_key()
+    with handlers.block(), handlers.trace() as sites, _Initialise(strategy), handlers.seed(rng_seed=key):
+        model(*args, **kwargs)
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}

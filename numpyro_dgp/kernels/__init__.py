@@ -1,0 +1,34 @@
+"""Covariance functions: frozen pytrees, called as ``k(X1, X2)``; see :class:`Kernel`."""
+
+from numpyro_dgp.kernels.base import ActiveDims, Constant, FromCallable, Kernel, Product, Sum, as_kernel
+from numpyro_dgp.kernels.nonstationary import ArcCosine, Linear, Polynomial, White
+from numpyro_dgp.kernels.stationary import (
+    RBF,
+    Cosine,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    RationalQuadratic,
+)
+
+__all__ = [
+    "RBF",
+    "ActiveDims",
+    "ArcCosine",
+    "Constant",
+    "Cosine",
+    "FromCallable",
+    "Kernel",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Periodic",
+    "Polynomial",
+    "Product",
+    "RationalQuadratic",
+    "Sum",
+    "White",
+    "as_kernel",
+]

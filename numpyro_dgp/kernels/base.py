@@ -1,0 +1,266 @@
+"""S1: what a kernel is. An author writes ``evaluate`` and ``diagonal``; the checks come free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import require_inputs, require_positive
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.linalg import set_diagonal
+
+__all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel"]
+
+
+class Kernel:
+    r"""A positive semi-definite function :math:`k(x, x')`: a frozen pytree of plain arrays.
+
+    Calling it gives the Gram matrix between two sets of inputs. Kernels add, multiply (also by a
+    positive number) and restrict to columns: ``RBF() + 0.1 * Linear()``, ``RBF().on(0, 2)``.
+
+    A new kernel subclasses this, is decorated with ``@pytree``, lists its hyperparameters as fields
+    and defines ``evaluate(X1, X2)`` and ``diagonal(X)``; ``features`` and ``spectral_density`` are
+    optional. Hyperparameters take the dtype of the inputs before ``evaluate`` sees them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import RBF
+        >>> RBF(variance=2.0)(jnp.zeros((3, 1)), jnp.zeros((5, 1))).shape
+        (3, 5)
+    """
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        """Gram matrix (..., N1, N2) of inputs (..., N1, D) and (..., N2, D)."""
+        raise NotImplementedError
+
+    def diagonal(self, X: Array) -> Array:
+        """Variances k(x, x), shape (..., N)."""
+        raise NotImplementedError
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        r"""``num`` random functions with covariance k, evaluated at ``X``: shape (..., N, num).
+
+        Each column is an independent random function :math:`r` with :math:`E[r(x)] = 0` and
+        :math:`E[r(x) r(x')] = k(x, x')`, fixed by ``key``; a Gaussian mixture of many is a draw
+        from the process (random Fourier features where the kernel is stationary).
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no features, which function draws need: define "
+            "features(key, X, num) on the kernel, or draw at fixed inputs with f.joint(x)"
+        )
+
+    def spectral_density(self, omega: Array) -> Array:
+        r"""Spectral density :math:`S(\omega) = \int k(r)\, e^{-i \omega \cdot r}\, dr`.
+
+        Args:
+            omega: angular frequencies (..., D), in radians per unit of input.
+
+        Returns:
+            Densities (...,), so that :math:`k(r) = (2\pi)^{-D} \int S(\omega) e^{i\omega r} d\omega`.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no spectral density: expected a stationary kernel with one "
+            "(RBF, Matern12, Matern32, Matern52, or sums and positive multiples of them)"
+        )
+
+    def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
+        """Gram matrix (..., N1, N2) between inputs (..., N1, D) and (..., N2, D)."""
+        X1, X2 = self._inputs(X1, X2)
+        return self._cast(X1.dtype).evaluate(X1, X2)
+
+    def diag(self, X: ArrayLike) -> Array:
+        """Variances k(x, x) of inputs (..., N, D): shape (..., N), without an N x N matrix."""
+        (X,) = self._inputs(X)
+        return self._cast(X.dtype).diagonal(X)
+
+    def gram(self, X: ArrayLike) -> Array:
+        """``k(X, X)`` with the diagonal from :meth:`diag`, free of the rounding of distances."""
+        return set_diagonal(self(X, X), self.diag(X))
+
+    def on(self, *dims: int) -> ActiveDims:
+        """The same kernel on the columns ``dims`` of its inputs only."""
+        return ActiveDims(self, dims)
+
+    def __add__(self, other: Any) -> Sum:
+        return Sum(self, as_kernel(other))
+
+    def __mul__(self, other: Any) -> Product:
+        return Product(self, as_kernel(other))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def _inputs(self, *arrays: ArrayLike) -> tuple[Array, ...]:
+        owner = f"kernel {type(self).__name__}"
+        for array in arrays:
+            require_inputs(owner, array)
+        columns = {np.shape(array)[-1] for array in arrays}
+        if len(columns) > 1:
+            raise ValueError(
+                f"{owner}: expected two sets of inputs with the same number of columns, got "
+                f"{' and '.join(str(np.shape(a)) for a in arrays)}: rows are data, columns dimensions"
+            )
+        dtype = jnp.result_type(*arrays, float)
+        return tuple(jnp.asarray(array, dtype) for array in arrays)
+
+    def _cast(self, dtype: jnp.dtype) -> Any:
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self)
+
+
+@pytree
+class Sum(Kernel):
+    r""":math:`k(x, x') = k_1(x, x') + k_2(x, x')`; written ``k1 + k2``."""
+
+    left: Kernel
+    right: Kernel
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return self.left.evaluate(X1, X2) + self.right.evaluate(X1, X2)
+
+    def diagonal(self, X: Array) -> Array:
+        return self.left.diagonal(X) + self.right.diagonal(X)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        left, right = jax.random.split(key)
+        return self.left.features(left, X, num) + self.right.features(right, X, num)
+
+    def spectral_density(self, omega: Array) -> Array:
+        return self.left.spectral_density(omega) + self.right.spectral_density(omega)
+
+
+@pytree
+class Product(Kernel):
+    r""":math:`k(x, x') = k_1(x, x')\, k_2(x, x')`; written ``k1 * k2`` or ``2.0 * k``."""
+
+    left: Kernel
+    right: Kernel
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return self.left.evaluate(X1, X2) * self.right.evaluate(X1, X2)
+
+    def diagonal(self, X: Array) -> Array:
+        return self.left.diagonal(X) * self.right.diagonal(X)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        left, right = jax.random.split(key)
+        return self.left.features(left, X, num) * self.right.features(right, X, num)
+
+    def spectral_density(self, omega: Array) -> Array:
+        if isinstance(self.right, Constant):
+            return self.right.variance * self.left.spectral_density(omega)
+        return super().spectral_density(omega)
+
+
+@pytree
+class ActiveDims(Kernel):
+    """``kernel`` evaluated on some columns of its inputs; written ``kernel.on(0, 2)``."""
+
+    kernel: Kernel
+    dims: tuple[int, ...] = static()
+
+    def __post_init__(self) -> None:
+        if not self.dims or not all(isinstance(d, int) and d >= 0 for d in self.dims):
+            raise ValueError(
+                f"kernel.on(*dims): expected column numbers counted from 0, got {self.dims}: for example RBF().on(0, 2)"
+            )
+
+    def _columns(self, X: Array) -> Array:
+        if X.shape[-1] <= max(self.dims):
+            raise ValueError(
+                f"kernel.on{self.dims}: expected inputs with at least {max(self.dims) + 1} columns, "
+                f"got shape {X.shape}: columns are counted from 0"
+            )
+        return X[..., list(self.dims)]
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return self.kernel.evaluate(self._columns(X1), self._columns(X2))
+
+    def diagonal(self, X: Array) -> Array:
+        return self.kernel.diagonal(self._columns(X))
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        return self.kernel.features(key, self._columns(X), num)
+
+
+@pytree
+class Constant(Kernel):
+    r"""Constant: :math:`k(x, x') = \sigma^2`, a random offset.
+
+    Raises:
+        ValueError: a variance that is not positive.
+    """
+
+    variance: ArrayLike = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive("Constant", "variance", self.variance)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        batch = jnp.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])
+        return jnp.broadcast_to(self.variance, (*batch, X1.shape[-2], X2.shape[-2]))
+
+    def diagonal(self, X: Array) -> Array:
+        return jnp.broadcast_to(self.variance, X.shape[:-1])
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        offset = jnp.sqrt(self.variance) * jax.random.normal(key, (num,), X.dtype)
+        return jnp.broadcast_to(offset, (*X.shape[:-1], num))
+
+
+class FromCallable(Kernel):
+    """A kernel of another library, or any function ``k(X1, X2)``, in place of ours.
+
+    The diagonal is ``function.diag`` where there is one, otherwise ``k(x, x)`` row by row.
+    """
+
+    def __init__(self, function: Callable[[Array, Array], Array]) -> None:
+        self.function = function
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return jnp.asarray(self.function(X1, X2), X1.dtype)
+
+    def diagonal(self, X: Array) -> Array:
+        if hasattr(self.function, "diag"):
+            return jnp.asarray(self.function.diag(X), X.dtype)
+        rows = X.reshape(-1, X.shape[-1])
+        variances = jax.vmap(lambda x: self.function(x[None], x[None])[0, 0])(rows)
+        return jnp.asarray(variances, X.dtype).reshape(X.shape[:-1])
+
+    def _cast(self, dtype: jnp.dtype) -> FromCallable:
+        return self
+
+
+def _flatten_callable(kernel: FromCallable) -> tuple[tuple[Any, ...], Any]:
+    # A module of another library is a pytree itself; a plain function is part of the structure.
+    if jax.tree.structure(kernel.function) == jax.tree.structure(0):
+        return (), kernel.function
+    return (kernel.function,), None
+
+
+jax.tree_util.register_pytree_node(
+    FromCallable,
+    _flatten_callable,
+    lambda function, leaves: FromCallable(leaves[0] if leaves else function),
+)
+
+
+def as_kernel(kernel: Any) -> Kernel:
+    """``kernel`` itself, a constant kernel for a number, or any callable ``k(X1, X2)`` wrapped.
+
+    Raises:
+        ValueError: it is neither a kernel, nor a number, nor callable.
+    """
+    if isinstance(kernel, Kernel):
+        return kernel
+    if callable(kernel):
+        return FromCallable(kernel)
+    if isinstance(kernel, int | float | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
+        return Constant(kernel)
+    raise ValueError(
+        f"expected a kernel, a callable k(X1, X2) or a positive number, got {type(kernel).__name__}: "
+        "for example dgp.kernels.RBF()"
+    )

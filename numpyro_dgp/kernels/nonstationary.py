@@ -1,0 +1,189 @@
+"""S1: kernels of inner products, and white noise.
+
+Source: seed 002, section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp._checks import require_positive
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.linalg import matmul
+
+__all__ = ["ArcCosine", "Linear", "Polynomial", "White"]
+
+
+@pytree
+class White(Kernel):
+    r"""White noise: :math:`\sigma^2` where :math:`x = x'` exactly, zero elsewhere.
+
+    Raises:
+        ValueError: a variance that is not positive.
+    """
+
+    variance: ArrayLike = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive("White", "variance", self.variance)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        same = jnp.asarray(True)
+        for d in range(X1.shape[-1]):
+            same = same & (X1[..., :, None, d] == X2[..., None, :, d])
+        return jnp.where(same, self.variance, 0)
+
+    def diagonal(self, X: Array) -> Array:
+        return jnp.broadcast_to(self.variance, X.shape[:-1])
+
+
+@pytree
+class Linear(Kernel):
+    r"""Linear: :math:`\sum_d \sigma_d^2\, x_d x'_d`; add a :class:`Constant` for an offset.
+
+    Args:
+        variance: squared units of output over input; a number, or (D,).
+
+    Raises:
+        ValueError: a variance that is not positive.
+    """
+
+    variance: ArrayLike = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive("Linear", "variance", self.variance)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return matmul(X1 * self.variance, X2.mT)
+
+    def diagonal(self, X: Array) -> Array:
+        return (jnp.square(X) * self.variance).sum(-1)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        slope = jax.random.normal(key, (X.shape[-1], num), X.dtype)
+        return (X * jnp.sqrt(self.variance)) @ slope
+
+
+@pytree
+class Polynomial(Kernel):
+    r"""Polynomial: :math:`\bigl(\sum_d \sigma_d^2\, x_d x'_d + c\bigr)^p`.
+
+    Args:
+        variance: a number, or (D,).
+        offset: c, positive.
+        degree: p, a positive integer.
+
+    Raises:
+        ValueError: a variance or offset that is not positive, or another degree.
+    """
+
+    variance: ArrayLike = 1.0
+    offset: ArrayLike = 1.0
+    degree: int = static(default=2)
+
+    def __post_init__(self) -> None:
+        require_positive("Polynomial", "variance", self.variance)
+        require_positive("Polynomial", "offset", self.offset)
+        if not isinstance(self.degree, int) or self.degree < 1:
+            raise ValueError(f"expected Polynomial(degree=...) to be a positive integer, got {self.degree!r}: try 2")
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return (matmul(X1 * self.variance, X2.mT) + self.offset) ** self.degree
+
+    def diagonal(self, X: Array) -> Array:
+        return ((jnp.square(X) * self.variance).sum(-1) + self.offset) ** self.degree
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        draws = jax.random.normal(key, (self.degree, X.shape[-1] + 1, num), X.dtype)
+        bias = jnp.broadcast_to(jnp.sqrt(self.offset), (*X.shape[:-1], 1))
+        scaled = jnp.concatenate([X * jnp.sqrt(self.variance), bias], -1)
+        return math.prod(scaled @ draw for draw in draws)  # type: ignore[return-value]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _arc_cosine(order: int, cosine: Array) -> Array:
+    r"""Angular part :math:`J_n(\theta)` of the arc-cosine kernel, as a function of :math:`\cos\theta`.
+
+    In the cosine the derivatives are :math:`J_n' = n^2 J_{n-1}` and :math:`J_0' = 1/\sin\theta`, so that
+    only order 0, whose draws jump, is singular where two inputs point the same way.
+    """
+    cosine = jnp.clip(cosine, -1, 1)
+    theta, sine = jnp.arccos(cosine), jnp.sqrt(1 - jnp.square(cosine))
+    if order == 0:
+        return math.pi - theta
+    if order == 1:
+        return sine + (math.pi - theta) * cosine
+    return 3 * sine * cosine + (math.pi - theta) * (1 + 2 * jnp.square(cosine))
+
+
+@_arc_cosine.defjvp
+def _arc_cosine_jvp(order: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (cosine,), (tangent,) = primals, tangents
+    if order > 0:
+        slope = order**2 * _arc_cosine(order - 1, cosine)
+    else:
+        sine2 = 1 - jnp.square(cosine)
+        inside = sine2 > jnp.finfo(cosine.dtype).eps
+        slope = jnp.where(inside, jax.lax.rsqrt(jnp.where(inside, sine2, 1)), 0)
+    return _arc_cosine(order, cosine), slope * tangent
+
+
+@pytree
+class ArcCosine(Kernel):
+    r"""Arc-cosine kernel of order n, the limit of a wide layer of units :math:`\Theta(a)\, a^n`:
+
+    .. math:: k(x, x') = \tfrac{\sigma^2}{\pi} \lVert x\rVert^n \lVert x'\rVert^n J_n(\theta),
+              \quad x \cdot x' = \sum_d w_d x_d x'_d + b .
+
+    Args:
+        variance: :math:`\sigma^2`.
+        weight_variances: :math:`w`, a number or (D,).
+        bias_variance: b, positive.
+        order: 0 (steps), 1 (rectified linear) or 2.
+
+    Raises:
+        ValueError: a variance that is not positive, or another order.
+    """
+
+    variance: ArrayLike = 1.0
+    weight_variances: ArrayLike = 1.0
+    bias_variance: ArrayLike = 1.0
+    order: int = static(default=1)
+
+    def __post_init__(self) -> None:
+        for name in ("variance", "weight_variances", "bias_variance"):
+            require_positive("ArcCosine", name, getattr(self, name))
+        if self.order not in (0, 1, 2):
+            raise ValueError(
+                f"expected ArcCosine(order=...) to be 0, 1 or 2, got {self.order!r}: 1 is rectified linear"
+            )
+
+    def _squared_norm(self, X: Array) -> Array:
+        return (jnp.square(X) * self.weight_variances).sum(-1) + self.bias_variance
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        norms = jnp.sqrt(self._squared_norm(X1)[..., :, None] * self._squared_norm(X2)[..., None, :])
+        cosine = (matmul(X1 * self.weight_variances, X2.mT) + self.bias_variance) / norms
+        return self.variance / math.pi * norms**self.order * _arc_cosine(self.order, cosine)
+
+    def diagonal(self, X: Array) -> Array:
+        at_zero = {0: 1.0, 1: 1.0, 2: 3.0}[self.order]
+        return self.variance * at_zero * self._squared_norm(X) ** self.order
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        weight_key, sign_key = jax.random.split(key)
+        weights = jax.random.normal(weight_key, (X.shape[-1] + 1, num), X.dtype)
+        bias = jnp.broadcast_to(jnp.sqrt(self.bias_variance), (*X.shape[:-1], 1))
+        activation = jnp.concatenate([X * jnp.sqrt(self.weight_variances), bias], -1) @ weights
+        sign = jax.random.rademacher(sign_key, (num,), X.dtype)
+        return (
+            sign
+            * jnp.sqrt(2 * self.variance)
+            * jnp.where(activation > 0, activation, 0) ** self.order
+            * (activation > 0)
+        )

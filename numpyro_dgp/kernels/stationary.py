@@ -1,0 +1,210 @@
+r"""S1: stationary kernels, functions of the scaled distance
+
+.. math:: r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
+
+Source: seed 002, section 1.4; spectral densities from the Fourier transform of each profile.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import gammaln
+
+from numpyro_dgp._checks import require_positive
+from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.linalg import safe_sqrt, squared_distances
+
+__all__ = ["RBF", "Cosine", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic"]
+
+
+def _phase_features(key: Array, projected: Array) -> Array:
+    """``sqrt(2) cos(omega x + b)`` with a uniform phase: one random function per frequency."""
+    phase = jax.random.uniform(key, projected.shape[-1:], projected.dtype, maxval=2 * jnp.pi)
+    return math.sqrt(2) * jnp.cos(projected + phase)
+
+
+@pytree
+class Stationary(Kernel):
+    """A kernel ``variance * profile(r^2)``.
+
+    Args:
+        variance: k(x, x), squared units of the output.
+        lengthscale: units of the input; a number, or (D,) for one per column (ARD).
+
+    Raises:
+        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+    """
+
+    variance: ArrayLike = 1.0
+    lengthscale: ArrayLike = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(type(self).__name__, "variance", self.variance)
+        require_positive(type(self).__name__, "lengthscale", self.lengthscale)
+
+    def profile(self, r2: Array) -> Array:
+        """The correlation as a function of the squared scaled distance."""
+        raise NotImplementedError
+
+    def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        """Draws from the normalised spectral density at unit lengthscale, shape (D, num)."""
+        raise NotImplementedError
+
+    def _scale(self, X: Array) -> Array:
+        lengthscale = jnp.asarray(self.lengthscale)
+        if lengthscale.ndim > 1 or (lengthscale.ndim == 1 and lengthscale.shape[0] not in (1, X.shape[-1])):
+            raise ValueError(
+                f"{type(self).__name__}: expected a lengthscale of shape () or ({X.shape[-1]},) for inputs "
+                f"of shape {X.shape}, got {lengthscale.shape}: one lengthscale per input column"
+            )
+        return X / lengthscale
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return self.variance * self.profile(squared_distances(self._scale(X1), self._scale(X2)))
+
+    def diagonal(self, X: Array) -> Array:
+        return jnp.broadcast_to(self.variance, X.shape[:-1])
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        frequency_key, phase_key = jax.random.split(key)
+        omega = self.frequencies(frequency_key, (X.shape[-1], num), X.dtype)
+        return jnp.sqrt(self.variance) * _phase_features(phase_key, self._scale(X) @ omega)
+
+
+@pytree
+class RBF(Stationary):
+    r"""Squared exponential (exponentiated quadratic): :math:`\sigma^2 \exp(-r^2 / 2)`."""
+
+    def profile(self, r2: Array) -> Array:
+        return jnp.exp(-0.5 * r2)
+
+    def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        return jax.random.normal(key, shape, dtype)
+
+    def spectral_density(self, omega: Array) -> Array:
+        lengthscale = jnp.broadcast_to(self.lengthscale, omega.shape[-1:])
+        volume = jnp.prod(lengthscale * math.sqrt(2 * math.pi))
+        return self.variance * volume * jnp.exp(-0.5 * jnp.square(lengthscale * omega).sum(-1))
+
+
+@pytree
+class _Matern(Stationary):
+    """Shared by the half-integer Materns: a Student-t spectrum with ``2 nu`` degrees of freedom."""
+
+    @property
+    def nu(self) -> float:
+        raise NotImplementedError
+
+    def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        normal_key, gamma_key = jax.random.split(key)
+        precision = jax.random.gamma(gamma_key, self.nu, shape[-1:], dtype) / self.nu
+        return jax.random.normal(normal_key, shape, dtype) / jnp.sqrt(precision)
+
+    def spectral_density(self, omega: Array) -> Array:
+        D, nu = omega.shape[-1], self.nu
+        lengthscale = jnp.broadcast_to(self.lengthscale, omega.shape[-1:])
+        log_constant = (
+            D * math.log(2) + 0.5 * D * math.log(math.pi) + gammaln(nu + 0.5 * D) - gammaln(nu) + nu * math.log(2 * nu)
+        )
+        base = 2 * nu + jnp.square(lengthscale * omega).sum(-1)
+        volume = self.variance * jnp.prod(lengthscale)
+        return volume * jnp.exp(log_constant - (nu + 0.5 * D) * jnp.log(base))
+
+
+@pytree
+class Matern12(_Matern):
+    r"""Exponential (Ornstein-Uhlenbeck): :math:`\sigma^2 e^{-r}`; draws are continuous only."""
+
+    nu = 0.5
+
+    def profile(self, r2: Array) -> Array:
+        return jnp.exp(-safe_sqrt(r2))
+
+
+@pytree
+class Matern32(_Matern):
+    r"""Matern 3/2: :math:`\sigma^2 (1 + \sqrt 3 r)\, e^{-\sqrt 3 r}`; draws differentiable once."""
+
+    nu = 1.5
+
+    def profile(self, r2: Array) -> Array:
+        s = math.sqrt(3) * safe_sqrt(r2)
+        return (1 + s) * jnp.exp(-s)
+
+
+@pytree
+class Matern52(_Matern):
+    r"""Matern 5/2: :math:`\sigma^2 (1 + \sqrt 5 r + \tfrac53 r^2)\, e^{-\sqrt 5 r}`; differentiable twice."""
+
+    nu = 2.5
+
+    def profile(self, r2: Array) -> Array:
+        s = math.sqrt(5) * safe_sqrt(r2)
+        return (1 + s + jnp.square(s) / 3) * jnp.exp(-s)
+
+
+@pytree
+class RationalQuadratic(Stationary):
+    r"""Rational quadratic: :math:`\sigma^2 (1 + r^2 / 2\alpha)^{-\alpha}`, a mixture of RBFs over lengthscales."""
+
+    alpha: ArrayLike = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(type(self).__name__, "alpha", self.alpha)
+
+    def profile(self, r2: Array) -> Array:
+        return jnp.exp(-self.alpha * jnp.log1p(0.5 * r2 / self.alpha))
+
+    def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        normal_key, gamma_key = jax.random.split(key)
+        precision = jax.random.gamma(gamma_key, self.alpha, shape[-1:], dtype) / self.alpha
+        return jax.random.normal(normal_key, shape, dtype) * jnp.sqrt(precision)
+
+
+@pytree
+class Periodic(Stationary):
+    r"""Periodic: :math:`\sigma^2 \exp\bigl(-2 \sum_d \sin^2(\pi (x_d - x'_d)/p_d) / \ell_d^2\bigr)`.
+
+    It is an RBF on the circle :math:`(\cos 2\pi x/p, \sin 2\pi x/p)`, and computed as one.
+
+    Args:
+        period: units of the input; a number, or (D,).
+    """
+
+    period: ArrayLike = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(type(self).__name__, "period", self.period)
+
+    def _scale(self, X: Array) -> Array:
+        angle = 2 * math.pi * X / self.period
+        return jnp.concatenate([super()._scale(jnp.cos(angle)), super()._scale(jnp.sin(angle))], -1)
+
+    def profile(self, r2: Array) -> Array:
+        return jnp.exp(-0.5 * r2)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        frequency_key, phase_key = jax.random.split(key)
+        omega = jax.random.normal(frequency_key, (2 * X.shape[-1], num), X.dtype)
+        return jnp.sqrt(self.variance) * _phase_features(phase_key, self._scale(X) @ omega)
+
+
+@pytree
+class Cosine(Stationary):
+    r"""Cosine: :math:`\sigma^2 \cos\bigl(2\pi \sum_d (x_d - x'_d)/\ell_d\bigr)`; rank two."""
+
+    def _angle(self, X: Array) -> Array:
+        return 2 * math.pi * self._scale(X).sum(-1)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return self.variance * jnp.cos(self._angle(X1)[..., :, None] - self._angle(X2)[..., None, :])
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        angle = jnp.broadcast_to(self._angle(X)[..., None], (*X.shape[:-1], num))
+        return jnp.sqrt(self.variance) * _phase_features(key, angle)

@@ -1,0 +1,114 @@
+"""S1: mean functions m(x) of a layer: frozen pytrees called on inputs (..., N, D).
+
+Inner layers want the identity (or its projection): a deep GP with zero mean functions folds its
+inputs on themselves and is the usual reason why "deep is worse than shallow" (seed 002, section 2.2).
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import require_finite, require_inputs
+from numpyro_dgp._typing import Array, ArrayLike, pytree
+
+__all__ = ["Constant", "Identity", "Linear", "Mean", "Zero", "pca"]
+
+
+class Mean:
+    """A mean function: called on inputs (..., N, D), it returns values (..., N, P)."""
+
+    def __call__(self, X: Array) -> Array:
+        raise NotImplementedError
+
+
+@pytree
+class Zero(Mean):
+    """:math:`m(x) = 0`."""
+
+    def __call__(self, X: Array) -> Array:
+        return jnp.zeros((*X.shape[:-1], 1), X.dtype)
+
+
+@pytree
+class Constant(Mean):
+    """:math:`m(x) = c`, a number or one per output (P,)."""
+
+    value: ArrayLike = 0.0
+
+    def __call__(self, X: Array) -> Array:
+        value = jnp.atleast_1d(jnp.asarray(self.value, X.dtype))
+        return jnp.broadcast_to(value, X.shape[:-1] + value.shape)
+
+
+@pytree
+class Identity(Mean):
+    """:math:`m(x) = x`; the layer has as many outputs as inputs."""
+
+    def __call__(self, X: Array) -> Array:
+        return X
+
+
+@pytree
+class Linear(Mean):
+    r""":math:`m(x) = W^\top x + b`.
+
+    Args:
+        W: weights (D, P).
+        b: offsets, a number or (P,).
+
+    Raises:
+        ValueError: weights that are not a finite matrix, or do not match the inputs.
+    """
+
+    W: ArrayLike
+    b: ArrayLike = 0.0
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.W) != 2:
+            raise ValueError(
+                f"expected means.Linear(W) of shape (D, P), got {np.shape(self.W)}: W has one row per input"
+            )
+        require_finite("weights of means.Linear", self.W, "check the data the directions came from")
+
+    def __call__(self, X: Array) -> Array:
+        W = jnp.asarray(self.W, X.dtype)
+        require_inputs("means.Linear", X, W.shape[0])
+        return X @ W + jnp.asarray(self.b, X.dtype)
+
+
+def pca(X: ArrayLike, outputs: int) -> Mean:
+    r"""The mean function of an inner layer from D inputs to P outputs that keeps most of ``X``.
+
+    P = D gives the identity. P < D projects on the first P principal directions of the columns of
+    ``X`` (eigenvectors of its covariance, largest first, signs so that each sums to a non-negative
+    number). P > D copies the inputs and pads with zeros.
+
+    Args:
+        X: inputs (N, D) to the whole model.
+        outputs: P.
+
+    Raises:
+        ValueError: ``X`` is not a finite matrix, or ``outputs`` is not a positive integer.
+
+    Example:
+        >>> import numpy as np
+        >>> pca(np.random.default_rng(0).normal(size=(50, 3)), 2).W.shape
+        (3, 2)
+
+    Source: seed 002, sections 2.2 and 5.1.6.
+    """
+    require_inputs("means.pca", X)
+    require_finite("inputs of means.pca", X, "drop or impute the rows with missing values")
+    X = np.asarray(X)
+    if not isinstance(outputs, int) or outputs < 1:
+        raise ValueError(
+            f"means.pca: expected a positive integer number of outputs, got {outputs!r}: try {X.shape[-1]}"
+        )
+    if outputs == X.shape[-1]:
+        return Identity()
+    if outputs > X.shape[-1]:
+        return Linear(np.eye(X.shape[-1], outputs, dtype=X.dtype))
+    _, _, directions = np.linalg.svd(X - X.mean(0), full_matrices=False)
+    W = directions[:outputs].T
+    return Linear(W * np.where(W.sum(0) < 0, -1, 1).astype(X.dtype))

@@ -1,0 +1,155 @@
+"""S3: ``ELBO``, the evidence lower bound with everything integrated that has a closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import kl_divergence
+from numpyro.distributions.util import scale_and_mask
+from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.infer import elbo
+from numpyro.primitives import Messenger
+from numpyro.util import check_model_guide_match
+
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._typing import Array
+from numpyro_dgp.beliefs import Belief
+from numpyro_dgp.guides.sites import Message, unwrap
+from numpyro_dgp.values import Propagated
+
+__all__ = ["ELBO", "marginal"]
+
+Trace = dict[str, Message]
+
+
+class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler of *marginal mode*: where a guide offers a Gaussian belief about inducing values, the layer gets
+    the belief itself instead of a draw from it, and integrates it out."""
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["value"] is None and isinstance(unwrap(msg["fn"]), Belief):
+            msg["value"] = unwrap(msg["fn"])
+
+
+class ELBO(elbo.ELBO):
+    r"""The evidence lower bound, with a lower-variance estimator than NumPyro's stock ones.
+
+    .. math:: \mathcal L = \frac{N}{|B|} \sum_{n \in B} E_{q(h_n)}\bigl[E_{q(f(h_n))} \log p(y_n \mid f(h_n))\bigr]
+              - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)] - \dots
+
+    The guide and then the model run in marginal mode: Gaussian beliefs about inducing values are integrated
+    out of every layer, hidden layers that follow the model contribute nothing, and a KL divergence is in closed
+    form where NumPyro or this package knows one. In expectation it equals ``Trace_ELBO``.
+
+    All particles share one minibatch; the scale of a minibatch comes from the program's plates.
+
+    Args:
+        num_particles: number of draws of the hidden layers averaged.
+        vectorize_particles: ``True`` for ``jax.vmap`` over particles, ``False`` for ``jax.lax.map``.
+
+    Raises:
+        ValueError: NaN or infinite numbers in the arguments of the model.
+
+    Source: seed 002, equations 2.9 and 2.19.
+    """
+
+    def __init__(self, num_particles: int = 1, vectorize_particles: bool | Callable[..., Any] = True) -> None:
+        if not isinstance(num_particles, int) or num_particles < 1:
+            raise ValueError(f"ELBO: expected num_particles to be a positive integer, got {num_particles!r}: try 1")
+        super().__init__(num_particles, vectorize_particles)
+
+    def loss_with_mutable_state(  # type: ignore[override]
+        self,
+        rng_key: Array,
+        param_map: dict[str, Array],
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Negative bound of one minibatch, ``{"loss": ..., "mutable_state": ...}``."""
+        for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
+            if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
+                where = jax.tree_util.keystr(path)
+                require_finite(f"data in the model's {where}", value, "drop, impute or mask missing values")
+        plate_key, particle_key = jax.random.split(rng_key)
+
+        def particle(key: Array) -> tuple[Array, dict[str, Any]]:
+            return _bound(key, plate_key, param_map, model, guide, args, kwargs)
+
+        if self.num_particles == 1:
+            value, state = particle(particle_key)
+        else:
+            keys = jax.random.split(particle_key, self.num_particles)
+            values, states = self.vectorize_particles_fn(particle, keys)
+            value, state = values.mean(), jax.tree.map(lambda leaf: leaf[0], states)
+        return {"loss": -value, "mutable_state": state or None}
+
+
+def _bound(
+    key: Array,
+    plate_key: Array,
+    params: dict[str, Array],
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Array, dict[str, Any]]:
+    """One draw of the bound and the values of the program's mutable sites."""
+    model_key, guide_key = jax.random.split(key)
+
+    def seeded(program: Callable[..., Any], key: Array) -> Callable[..., Any]:
+        return seed(seed(program, plate_key, hide_types=["sample", "prng_key", "control_flow"]), key)
+
+    guide_trace = trace(marginal(substitute(seeded(guide, guide_key), data=params))).get_trace(*args, **kwargs)
+    state = _mutable(guide_trace)
+    replayed = substitute(replay(seeded(model, model_key), guide_trace), data={**params, **state})
+    model_trace = trace(replayed).get_trace(*args, **kwargs)
+    check_model_guide_match(model_trace, guide_trace)
+    in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
+    bound = jnp.zeros(())
+    for name, site in model_trace.items():
+        if site["type"] != "sample":
+            continue
+        if site["is_observed"]:
+            bound = bound + _log_prob(site)
+        else:
+            bound = bound - _divergence(guide_trace[name], site, in_order)
+    for name, site in guide_trace.items():  # auxiliary sites of autoguides
+        if site["type"] == "sample" and name not in model_trace:
+            bound = bound - _log_prob(site)
+    return bound, {**state, **_mutable(model_trace)}
+
+
+def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Array:
+    """Contribution of a latent site: log q - log p, in closed form where that is exact."""
+    q, p = guide_site["fn"], model_site["fn"]
+    if isinstance(unwrap(q), Propagated):
+        return jnp.zeros(())
+    if isinstance(model_site["value"], Belief):
+        return jnp.sum(scale_and_mask(kl_divergence(model_site["value"], unwrap(p)), model_site["scale"]))
+    if in_order:  # then no parent of the site in the model comes after it in the guide
+        try:
+            return jnp.sum(scale_and_mask(kl_divergence(q, p), guide_site["scale"]))
+        except NotImplementedError:
+            pass
+    return _log_prob(guide_site) - _log_prob(model_site)
+
+
+def _log_prob(site: Message) -> Array:
+    fn: dist.Distribution = site["fn"]
+    arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
+    return jnp.sum(scale_and_mask(fn.log_prob(*arguments), site["scale"]))
+
+
+def _latent_names(sites: Trace, others: Trace) -> list[str]:
+    return [n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"] and n in others]
+
+
+def _mutable(sites: Trace) -> dict[str, Any]:
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}

@@ -1,0 +1,136 @@
+"""S2: the primitives of a program: ``gp`` opens a layer, ``latent`` adds a latent variable per datum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+
+from numpyro_dgp._checks import require_inputs
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.beliefs import StandardNormal
+from numpyro_dgp.functions import ExactFunction, SparseFunction
+from numpyro_dgp.inducing import Kernels, Points
+from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.means import Zero
+
+__all__ = ["gp", "latent"]
+
+KernelLike = Kernel | Callable[[Array, Array], Array]
+
+
+@overload
+def gp(
+    name: str,
+    kernel: KernelLike | Sequence[KernelLike],
+    inducing: Points,
+    *,
+    outputs: int | None = ...,
+    mean: Callable[[Array], Array] | None = ...,
+) -> SparseFunction: ...
+@overload
+def gp(
+    name: str,
+    kernel: KernelLike | Sequence[KernelLike],
+    inducing: None,
+    *,
+    outputs: int | None = ...,
+    mean: Callable[[Array], Array] | None = ...,
+) -> ExactFunction: ...
+def gp(
+    name: str,
+    kernel: KernelLike | Sequence[KernelLike],
+    inducing: Points | None,
+    *,
+    outputs: int | None = None,
+    mean: Callable[[Array], Array] | None = None,
+) -> SparseFunction | ExactFunction:
+    r"""A Gaussian-process layer: a random function :math:`f \sim GP(m, k)`, independent over P outputs.
+
+    It opens one sample site, ``name``: the whitened inducing values, event shape (P, M), or (M,) for a
+    scalar function. The function returned is called on inputs inside the data plate and gives a NumPyro
+    distribution: ``h = numpyro.sample("h", f(x))`` draws a hidden layer, ``dgp.Likelihood(f(x), ...)``
+    integrates the last one. Call ``gp`` outside every plate.
+
+    Args:
+        name: name of the site.
+        kernel: k, a kernel or any callable ``k(X1, X2)``; or a sequence of P of them, one per output.
+        inducing: ``dgp.Points(Z)``, or ``None`` for an exact process, which opens no site and whose values
+            are drawn at all inputs at once.
+        outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
+        mean: m, a mean function or any callable from (..., D) to (..., P); zero by default.
+
+    Returns:
+        The random function.
+
+    Raises:
+        ValueError: an output count, a kernel or inducing inputs that do not fit together.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro_dgp as dgp
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 5)[:, None]), outputs=2)
+        ...     with numpyro.plate("data", 7):
+        ...         h = numpyro.sample("h", f(jnp.zeros((7, 1))))
+        >>> h.shape
+        (7, 2)
+
+    Source: seed 002, sections 1.2 and 2.2.
+    """
+    if outputs is not None and (not isinstance(outputs, int) or outputs < 1):
+        raise ValueError(
+            f"gp {name!r}: expected outputs to be a positive integer or None, got {outputs!r}: "
+            "None is a scalar function, whose values have no trailing axis"
+        )
+    kernels: Kernels
+    if isinstance(kernel, Sequence):
+        if len(kernel) != (outputs or 1):
+            raise ValueError(
+                f"gp {name!r}: expected one kernel per output, outputs = {outputs}, got {len(kernel)} kernels: "
+                "pass a single kernel to share it"
+            )
+        kernels = tuple(as_kernel(k) for k in kernel)
+    else:
+        kernels = as_kernel(kernel)
+    mean_function: Any = Zero() if mean is None else mean
+    if inducing is None:
+        return ExactFunction(kernels, outputs, mean_function)
+    if not hasattr(inducing, "open"):
+        raise ValueError(
+            f"gp {name!r}: expected inducing=dgp.Points(Z) or None, got {type(inducing).__name__}: "
+            "wrap an array of inducing inputs as dgp.Points(Z)"
+        )
+    return inducing.open(name, kernels, outputs, mean_function)
+
+
+def latent(name: str, x: ArrayLike, dim: int) -> Array:
+    r"""Latent inputs: :math:`w_n \sim N(0, I_{dim})` per datum, returned as :math:`[x_n, w_n]`.
+
+    Call it inside the data plate. A layer above then sees D + ``dim`` columns, and the distribution of
+    its output at one x need not be Gaussian.
+
+    Args:
+        name: name of the site; its value has shape (..., dim).
+        x: inputs (..., N, D); leading dimensions broadcast.
+        dim: number of latent columns.
+
+    Returns:
+        Inputs (..., N, D + dim).
+
+    Raises:
+        ValueError: ``dim`` is not a positive integer, or inputs that are not rows of columns.
+
+    Source: seed 002, section 5.1.2.
+    """
+    require_inputs(f"latent {name!r}", x)
+    if not isinstance(dim, int) or dim < 1:
+        raise ValueError(f"latent {name!r}: expected a positive integer dim, got {dim!r}: 1 is usual")
+    x = jnp.asarray(x, jnp.result_type(x, float))
+    w = numpyro.sample(name, StandardNormal((dim,), x.dtype, np.shape(x)[:-1]))
+    batch = jnp.broadcast_shapes(x.shape[:-1], w.shape[:-1])
+    return jnp.concatenate([jnp.broadcast_to(a, batch + a.shape[-1:]) for a in (x, w)], -1)

@@ -1,0 +1,114 @@
+"""S1: expectations under Gaussians, by nodes and weights.
+
+A rule turns independent Gaussians N(loc, variance) into Q points and log weights; every expectation
+of the package is a weighted sum of a function at those points.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from scipy.special import roots_hermite
+
+from numpyro_dgp._typing import Array, pytree, static
+from numpyro_dgp.linalg import safe_sqrt
+
+__all__ = ["GaussHermite", "MonteCarlo", "Nodes", "Rule"]
+
+
+class Nodes(NamedTuple):
+    """Points (Q, ...) and log weights (Q,) of a rule."""
+
+    points: Array
+    log_weights: Array
+
+    def mean(self, values: Array) -> Array:
+        """Weighted mean of ``values`` (Q, ...): the expectation of a function."""
+        return jnp.tensordot(jnp.exp(self.log_weights), values, axes=1)
+
+    def log_mean_exp(self, log_values: Array) -> Array:
+        """Log of the weighted mean of ``exp(log_values)``: the log of the expectation."""
+        shape = (-1,) + (1,) * (log_values.ndim - 1)
+        return logsumexp(log_values + self.log_weights.reshape(shape), axis=0)
+
+
+class Rule(Protocol):
+    """What integrates a function of independent Gaussians."""
+
+    def nodes(self, loc: Array, variance: Array) -> Nodes:
+        """Points of shape (Q, *loc.shape) and log weights (Q,)."""
+        ...
+
+
+@lru_cache
+def _hermite(size: int) -> tuple[np.ndarray, np.ndarray]:
+    points, weights = roots_hermite(size)
+    return math.sqrt(2) * points, np.log(weights) - 0.5 * math.log(math.pi)
+
+
+@pytree
+class GaussHermite:
+    r"""Gauss-Hermite quadrature: :math:`E[g(v)] \approx \sum_q w_q\, g(m + \sqrt{2 s^2}\, x_q)`.
+
+    Exact for polynomials of degree up to ``2 size - 1``. One set of nodes serves every datum and
+    output, so it integrates functions that act on each element of ``loc`` on its own.
+
+    Args:
+        size: number of nodes.
+
+    Raises:
+        ValueError: size is not a positive integer.
+
+    Example:
+        >>> nodes = GaussHermite(3).nodes(jnp.array(1.0), jnp.array(4.0))
+        >>> print(nodes.mean(nodes.points**2))  # 1 + 4
+        5.0
+    """
+
+    size: int = static(default=20)
+
+    def __post_init__(self) -> None:
+        _require_count("GaussHermite", "size", self.size)
+
+    def nodes(self, loc: Array, variance: Array) -> Nodes:
+        loc, variance = jnp.broadcast_arrays(loc, variance)
+        points, log_weights = (jnp.asarray(a, loc.dtype) for a in _hermite(self.size))
+        shape = (-1,) + (1,) * loc.ndim
+        return Nodes(loc + safe_sqrt(variance) * points.reshape(shape), log_weights)
+
+
+@pytree
+class MonteCarlo:
+    """Independent draws, for functions that mix outputs. Unbiased for expectations.
+
+    Args:
+        size: number of draws.
+        key: a PRNG key; ``dgp.Likelihood`` takes one from the program when this is ``None``.
+
+    Raises:
+        ValueError: size is not a positive integer.
+    """
+
+    size: int = static(default=20)
+    key: Array | None = None
+
+    def __post_init__(self) -> None:
+        _require_count("MonteCarlo", "size", self.size)
+
+    def nodes(self, loc: Array, variance: Array) -> Nodes:
+        loc, variance = jnp.broadcast_arrays(loc, variance)
+        key = jax.random.key(0) if self.key is None else self.key
+        noise = jax.random.normal(key, (self.size, *loc.shape), loc.dtype)
+        log_weights = jnp.full((self.size,), -math.log(self.size), loc.dtype)
+        return Nodes(loc + safe_sqrt(variance) * noise, log_weights)
+
+
+def _require_count(owner: str, name: str, value: int) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"expected {owner}({name}=...) to be a positive integer, got {value!r}: 20 is the default")

@@ -1,0 +1,205 @@
+"""S2: the distributions of function values, which ``f(x)`` and ``f.joint(x)`` return.
+
+Both hold p(f(x) | u) and, while a :class:`~numpyro_dgp.beliefs.Belief` about u is being integrated out,
+the *spread*: the covariance that the belief adds. Samples come from the sum. ``log_prob`` is
+:math:`E_{q(u)}[\\log p(f(x) | u)]`, the log density itself when u is known.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints, kl_divergence
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.beliefs import StandardNormal
+from numpyro_dgp.gaussians import log_determinant
+from numpyro_dgp.linalg import cholesky, safe_sqrt, solve_lower
+
+__all__ = ["FunctionValues", "JointValues", "Propagated"]
+
+
+class _Values(dist.Distribution):
+    """What the two have in common: Gaussian draws made from standard normal ones."""
+
+    arg_constraints = {}
+    function: Any = None  # the random function these are values of; not part of the pytree
+    loc: Array
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    @property
+    def mean(self) -> Array:
+        return self.loc
+
+    def from_white(self, white: Array) -> Array:
+        """The draw that standard normal numbers of shape ``batch_shape + event_shape`` give."""
+        raise NotImplementedError
+
+    def sample_with_intermediates(
+        self, key: Array | None, sample_shape: tuple[int, ...] = ()
+    ) -> tuple[Array, list[Array]]:
+        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
+        return self.from_white(white), [white]
+
+    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample_with_intermediates(key, sample_shape)[0]
+
+
+def _sum_event(values: Array, event_dim: int) -> Array:
+    return values.sum(tuple(range(-event_dim, 0))) if event_dim else values
+
+
+class FunctionValues(_Values):
+    r"""Values of P independent functions at each input on its own: :math:`h_{np} \sim N(m_{np}, c_{np} + s_{np})`.
+
+    Args:
+        loc: means, (..., P), or (...,) for a scalar function.
+        conditional_variance: variances given u, including process noise; broadcasts against ``loc``.
+        spread: variances that a belief about u adds, or ``None``.
+        event_dim: 1 for vector-valued functions, 0 for scalar ones.
+    """
+
+    pytree_data_fields = ("loc", "conditional_variance", "spread")
+
+    def __init__(
+        self, loc: Array, conditional_variance: Array, spread: Array | None = None, event_dim: int = 1
+    ) -> None:
+        self.loc = loc
+        self.conditional_variance = jnp.broadcast_to(conditional_variance, loc.shape)
+        self.spread = spread
+        split = loc.ndim - event_dim
+        super().__init__(loc.shape[:split], loc.shape[split:])
+
+    @property
+    def variance(self) -> Array:
+        return self.conditional_variance if self.spread is None else self.conditional_variance + self.spread
+
+    def from_white(self, white: Array) -> Array:
+        return self.loc + safe_sqrt(self.variance) * white
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        c = self.conditional_variance
+        if intermediates and self.spread is None:
+            square = jnp.square(intermediates[0])
+        else:
+            square = (jnp.square(value - self.loc) + (0 if self.spread is None else self.spread)) / c
+        return _sum_event(-0.5 * (square + jnp.log(2 * math.pi * c)), self.event_dim)
+
+    def expand(self, batch_shape: Any) -> FunctionValues:
+        shape = (*batch_shape, *self.event_shape)
+        spread = None if self.spread is None else jnp.broadcast_to(self.spread, shape)
+        arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
+        expanded = type(self)(*arrays, spread, self.event_dim)
+        expanded.function = self.function
+        return expanded
+
+    def propagated(self) -> Propagated:
+        """The same distribution, as a posterior that equals the model's own conditional."""
+        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim)
+
+
+class Propagated(FunctionValues):
+    """A guide's declaration that q(h | u, x) = p(h | u, x), so that the two cancel in a bound."""
+
+
+class JointValues(_Values):
+    """Values of P independent functions with their correlations over the last batch dimension.
+
+    Args:
+        loc: means (..., N, P), or (..., N) for a scalar function.
+        covariance: covariances given u (..., P, N, N), P = 1 where outputs share it.
+        spread: covariances that a belief about u adds (..., P, N, N), or ``None``.
+        event_dim: 2 for vector-valued functions, 1 for scalar ones.
+    """
+
+    pytree_data_fields = ("loc", "conditional_covariance", "spread")
+
+    def __init__(
+        self, loc: Array, conditional_covariance: Array, spread: Array | None = None, event_dim: int = 2
+    ) -> None:
+        self.loc, self.conditional_covariance, self.spread = loc, conditional_covariance, spread
+        split = loc.ndim - event_dim
+        super().__init__(loc.shape[:split], loc.shape[split:])
+
+    @property
+    def covariance(self) -> Array:
+        """Total covariances (..., P, N, N)."""
+        return self.conditional_covariance if self.spread is None else self.conditional_covariance + self.spread
+
+    @property
+    def variance(self) -> Array:
+        return self._to_value(jnp.diagonal(self.covariance, axis1=-2, axis2=-1))
+
+    def _to_output_major(self, value: Array) -> Array:
+        return value.mT if self.event_dim == 2 else value[..., None, :]
+
+    def _to_value(self, rows: Array) -> Array:
+        value = rows.mT if self.event_dim == 2 else rows[..., 0, :]
+        return jnp.broadcast_to(value, self.loc.shape)
+
+    def from_white(self, white: Array) -> Array:
+        L = cholesky(self.covariance, "the joint covariance of function values")
+        rows = (L @ self._to_output_major(white)[..., None])[..., 0]
+        return self.loc + (rows.mT if self.event_dim == 2 else rows[..., 0, :])
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        L = cholesky(self.conditional_covariance, "the joint covariance of function values")
+        residual = self._to_output_major(value - self.loc)
+        square = jnp.square(solve_lower(L, residual[..., None])[..., 0]).sum(-1)
+        if self.spread is not None:
+            half = solve_lower(L, self.spread)
+            square = square + jnp.trace(solve_lower(L, half.mT), axis1=-2, axis2=-1)
+        size = residual.shape[-1]
+        return (-0.5 * (square + size * math.log(2 * math.pi)) - log_determinant(L)).sum(-1)
+
+    def expand(self, batch_shape: Any) -> JointValues:
+        batch = tuple(batch_shape)
+        matrices = [
+            None if C is None else jnp.broadcast_to(C, batch + C.shape[-3:])
+            for C in (self.conditional_covariance, self.spread)
+        ]
+        expanded = JointValues(jnp.broadcast_to(self.loc, batch + self.event_shape), *matrices, self.event_dim)  # type: ignore[arg-type]
+        expanded.function = self.function
+        return expanded
+
+    def marginals(self) -> FunctionValues:
+        """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""
+        diagonal = self._to_value(jnp.diagonal(self.conditional_covariance, axis1=-2, axis2=-1))
+        spread = None if self.spread is None else self._to_value(jnp.diagonal(self.spread, axis1=-2, axis2=-1))
+        values = FunctionValues(self.loc, diagonal, spread, self.event_dim - 1)
+        values.function = self.function
+        return values
+
+
+@kl_divergence.register(FunctionValues, FunctionValues)
+def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
+    r"""KL between independent Gaussians, with :math:`E_{q(u)}` of the second where it has a spread."""
+    square = q.variance + jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
+    c = p.conditional_variance
+    return _sum_event(0.5 * (square / c - 1 + jnp.log(c) - jnp.log(q.variance)), q.event_dim)
+
+
+@kl_divergence.register(FunctionValues, StandardNormal)
+def _kl_values_prior(q: FunctionValues, p: StandardNormal) -> Array:
+    return _sum_event(0.5 * (q.variance + jnp.square(q.loc) - 1 - jnp.log(q.variance)), q.event_dim)
+
+
+@kl_divergence.register(JointValues, JointValues)
+def _kl_joint(q: JointValues, p: JointValues) -> Array:
+    r"""Dense KL per batch element, with :math:`E_{q(u)}` of the second where it has a spread."""
+    owner = "the joint covariance of function values"
+    L = cholesky(p.conditional_covariance, owner)
+    square = q.covariance if p.spread is None else q.covariance + p.spread
+    half = solve_lower(L, square)
+    trace = jnp.trace(solve_lower(L, half.mT), axis1=-2, axis2=-1)
+    residual = q._to_output_major(q.loc - p.loc)[..., None]
+    distance = jnp.square(solve_lower(L, residual)[..., 0]).sum(-1)
+    log_ratio = log_determinant(L) - log_determinant(cholesky(q.covariance, owner))
+    return (0.5 * (trace + distance - residual.shape[-2]) + log_ratio).sum(-1)
