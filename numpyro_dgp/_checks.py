@@ -41,7 +41,7 @@ def require_positive(owner: str, name: str, value: ArrayLike) -> None:
     array = np.asarray(value)
     if not (array > 0).all():
         raise ValueError(
-            f"expected {owner}({name}=...) to be positive, got {array}: give it a prior with "
+            f"expected the {name} of {owner} to be positive, got {array}: give it a prior with "
             "positive support (LogNormal, HalfNormal, Gamma) or constraint=constraints.positive"
         )
 

@@ -34,7 +34,7 @@ def _inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> Array:
     require_inputs("f(x)", x, dims)
     require_finite("inputs of f(x)", x, _DATA_HINT)
     if noise is not None:
-        require_positive("f(x, noise=...)", "noise", noise)
+        require_positive("f(x)", "noise", noise)
     return jnp.asarray(x, jnp.result_type(x, float))
 
 

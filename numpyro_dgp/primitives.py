@@ -88,7 +88,7 @@ def gp(
             "None is a scalar function, whose values have no trailing axis"
         )
     kernels: Kernels
-    if isinstance(kernel, Sequence):
+    if isinstance(kernel, list | tuple):
         if len(kernel) != (outputs or 1):
             raise ValueError(
                 f"gp {name!r}: expected one kernel per output, outputs = {outputs}, got {len(kernel)} kernels: "

@@ -49,6 +49,8 @@ class Rule(Protocol):
 @lru_cache
 def _hermite(size: int) -> tuple[np.ndarray, np.ndarray]:
     points, weights = roots_hermite(size)
+    kept = weights > 1e-30  # the others change no digit, and log densities underflow that far out
+    points, weights = points[kept], weights[kept]
     return math.sqrt(2) * points, np.log(weights) - 0.5 * math.log(math.pi)
 
 

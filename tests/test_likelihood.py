@@ -1,0 +1,234 @@
+"""Likelihoods: every NumPyro distribution, integrated in closed form, by quadrature and by draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import integrate, stats
+
+import numpyro_dgp as dgp
+from numpyro_dgp.values import FunctionValues, JointValues
+
+LOC, VARIANCE = jnp.array([0.3, -0.5, 1.1]), jnp.array([0.4, 1.2, 0.05])
+F = FunctionValues(LOC, VARIANCE, event_dim=0)
+s = jnp.array([0.3, 0.5, 0.7])  # one per datum
+
+# conditional, observations, whether an expectation in closed form is expected
+SCALAR = {
+    "normal": (lambda v: dist.Normal(v, 0.3), [0.1, 0.2, 1.0], True),
+    "normal-affine": (lambda v: dist.Normal(2 * v - s, s), [0.1, 0.2, 1.0], True),
+    "heteroscedastic": (lambda v: dist.Normal(0.0, jnp.exp(v)), [0.1, 0.2, 1.0], False),
+    "student-t": (lambda v: dist.StudentT(3.0, v, 0.3), [0.1, 5.0, 1.0], False),
+    "laplace": (lambda v: dist.Laplace(jnp.sin(v), 0.3), [0.1, 0.2, 1.0], False),
+    "bernoulli-logits": (lambda v: dist.Bernoulli(logits=v), [0, 1, 1], False),
+    "bernoulli-probit": (lambda v: dist.Bernoulli(probs=jax.scipy.stats.norm.cdf(v)), [0, 1, 1], False),
+    "poisson-exp": (lambda v: dist.Poisson(s * jnp.exp(v)), [0, 2, 3], True),
+    "poisson-softplus": (lambda v: dist.Poisson(jax.nn.softplus(v)), [0, 2, 3], False),
+    "exponential": (lambda v: dist.Exponential(jnp.exp(-v)), [0.1, 2.0, 3.0], True),
+    "gamma": (lambda v: dist.Gamma(2.0, 2.0 / jnp.exp(v)), [0.1, 2.0, 3.0], True),
+    "gamma-shape": (lambda v: dist.Gamma(jnp.exp(v), 1.0), [0.1, 2.0, 3.0], False),
+    "beta": (lambda v: dist.Beta(3 * jax.nn.sigmoid(v), 3 - 3 * jax.nn.sigmoid(v)), [0.1, 0.4, 0.9], False),
+    "ordered-logistic": (lambda v: dist.OrderedLogistic(v, jnp.array([-0.5, 0.5])), [0, 1, 2], False),
+    "negative-binomial": (lambda v: dist.NegativeBinomial2(jnp.exp(v), 3.0), [0, 2, 3], False),
+    "zero-inflated": (lambda v: dist.ZeroInflatedPoisson(0.1, jnp.exp(v)), [0, 2, 3], False),
+}
+every = pytest.mark.parametrize("name", SCALAR)
+
+
+def adaptive(function, n, loc=LOC, variance=VARIANCE):
+    """Expectation of a function of v_n by adaptive quadrature, one datum at a time."""
+    m, sd = float(loc[n]), float(jnp.sqrt(variance[n]))
+    integrand = jax.jit(lambda v: function(jnp.broadcast_to(v, loc.shape))[n])
+    kinks = [m - 3 * sd, m, m + 3 * sd, 0.0, np.pi / 2]
+    value = integrate.quad(
+        lambda v: float(integrand(v)) * stats.norm.pdf(v, m, sd), m - 9 * sd, m + 9 * sd,
+        points=[k for k in sorted(kinks) if abs(k - m) < 9 * sd], epsabs=1e-9, limit=200,
+    )
+    return value[0]
+
+
+@every
+def test_expectations_against_adaptive_quadrature(name):
+    conditional, y, _ = SCALAR[name]
+    y = jnp.array(y)
+    # A kink (Laplace) or a pole near the real axis (Student-t) costs Gauss-Hermite its exponential convergence.
+    tolerance = {"laplace": 1e-2, "student-t": 1e-4}.get(name, 1e-6)
+    likelihood = dgp.Likelihood(F, conditional, integrate=dgp.GaussHermite(200))
+    for n in range(3):
+        expected = adaptive(lambda v: conditional(v).log_prob(y), n)
+        np.testing.assert_allclose(likelihood.log_prob(y)[n], expected, rtol=tolerance, atol=tolerance)
+        expected = np.log(adaptive(lambda v: jnp.exp(conditional(v).log_prob(y)), n))
+        np.testing.assert_allclose(likelihood.log_marginal(y)[n], expected, rtol=tolerance, atol=tolerance)
+
+
+@every
+def test_default_rule_is_accurate(name):
+    conditional, y, closed = SCALAR[name]
+    likelihood = dgp.Likelihood(F, conditional)
+    assert (likelihood.closed[0] is not None) == closed
+    assert isinstance(likelihood.rule, dgp.GaussHermite)
+    fine = dgp.Likelihood(F, conditional, integrate=dgp.GaussHermite(300))
+    tolerance = 0.1 if name == "laplace" else 2e-3
+    np.testing.assert_allclose(likelihood.log_prob(jnp.array(y)), fine.log_prob(jnp.array(y)), atol=tolerance)
+
+
+@every
+def test_closed_form_equals_quadrature_equals_draws(name, key):
+    conditional, y, _ = SCALAR[name]
+    y = jnp.array(y)
+    draws = jax.vmap(lambda v: conditional(v).log_prob(y))(F.sample(key, (100_000,)))
+    error = draws.std(0) / np.sqrt(100_000)
+    assert (jnp.abs(draws.mean(0) - dgp.Likelihood(F, conditional).log_prob(y)) < 5 * error + (0.1 if name == "laplace" else 1e-3)).all()
+
+
+@every
+def test_samples_and_moments(name, key):
+    conditional, _, _ = SCALAR[name]
+    likelihood = dgp.Likelihood(F, conditional)
+    y = likelihood.sample(key, (50_000,))
+    assert y.shape == (50_000, 3)
+    assert likelihood.sample(key).shape == (3,)
+    if name in ("ordered-logistic", "student-t", "zero-inflated"):
+        return  # no finite, or no implemented, moments
+    y = jnp.asarray(y, float)
+    error = y.std(0) / np.sqrt(50_000)
+    assert (jnp.abs(y.mean(0) - likelihood.mean) < 5 * error).all()
+    np.testing.assert_allclose(y.var(0) / likelihood.variance, 1, atol=0.25)
+
+
+def test_normal_moments_and_densities_exactly():
+    likelihood = dgp.Likelihood(F, SCALAR["normal-affine"][0])
+    np.testing.assert_allclose(likelihood.mean, 2 * LOC - s, rtol=1e-12)
+    np.testing.assert_allclose(likelihood.variance, s**2 + 4 * VARIANCE, rtol=1e-12)
+    y = jnp.array([0.1, 0.2, 1.0])
+    expected = dist.Normal(2 * LOC - s, jnp.sqrt(s**2 + 4 * VARIANCE)).log_prob(y)
+    np.testing.assert_allclose(likelihood.log_marginal(y), expected, rtol=1e-12)
+
+
+MEANS = jnp.array([[0.3, -0.5], [0.2, 1.0], [0.0, 0.1]])
+VARIANCES = jnp.array([[0.4, 0.2], [1.0, 0.3], [0.1, 0.1]])
+PAIRS = FunctionValues(MEANS, VARIANCES)
+
+
+def test_several_outputs_factorise():
+    y = jnp.array([[0.0, 1.0], [0.5, 0.5], [1.0, 2.0]])
+    together = dgp.Likelihood(PAIRS, lambda v: dist.StudentT(4.0, v, jnp.array([0.3, 0.5])).to_event(1))
+    assert isinstance(together.rule, dgp.GaussHermite)
+    assert (together.batch_shape, together.event_shape) == ((3,), (2,))
+    for method in ("log_prob", "log_marginal"):
+        parts = [
+            getattr(
+                dgp.Likelihood(
+                    FunctionValues(MEANS[:, p], VARIANCES[:, p], event_dim=0),
+                    lambda v, p=p: dist.StudentT(4.0, v, [0.3, 0.5][p]),
+                ),
+                method,
+            )(y[:, p])
+            for p in range(2)
+        ]
+        np.testing.assert_allclose(getattr(together, method)(y), sum(parts), rtol=1e-10)
+
+
+def test_mixed_outputs_are_integrated_by_draws(key):
+    """A mean and a log scale from two functions: no rule over single outputs is correct."""
+    y = jnp.array([0.1, 0.2, 0.3])
+    conditional = lambda v: dist.Normal(v[..., 0], jnp.exp(v[..., 1]))  # noqa: E731
+    likelihood = dgp.Likelihood(PAIRS, conditional, integrate=dgp.MonteCarlo(200_000, key))
+    assert not likelihood.factorised
+    m, g, a, b = MEANS[:, 0], MEANS[:, 1], VARIANCES[:, 0], VARIANCES[:, 1]
+    exact = -0.5 * jnp.log(2 * jnp.pi) - g - 0.5 * ((y - m) ** 2 + a) * jnp.exp(-2 * g + 2 * b)
+    np.testing.assert_allclose(likelihood.log_prob(y), exact, rtol=0.05)
+    with pytest.raises(ValueError, match="mixes outputs: use integrate=dgp.MonteCarlo"):
+        dgp.Likelihood(PAIRS, conditional, integrate=dgp.GaussHermite(5))
+    mixing = jnp.array([[1.0, 1.0], [0.0, 1.0]])
+    assert not dgp.Likelihood(PAIRS, lambda v: dist.Normal(v @ mixing, 1.0).to_event(1)).factorised
+
+
+CLASSES = FunctionValues(jnp.array([[0.3, -0.5, 1.0], [0.2, 1.0, -2.0]]), jnp.array([[0.4, 0.2, 0.3], [1.0, 0.3, 0.1]]))
+
+
+def test_softmax(key):
+    y = jnp.array([2, 0])
+    likelihood = dgp.Likelihood(CLASSES, lambda v: dist.Categorical(logits=v), integrate=dgp.MonteCarlo(200_000, key))
+    v = CLASSES.sample(jax.random.key(1), (200_000,))
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(v), y[None, :, None], -1)[..., 0]
+    np.testing.assert_allclose(likelihood.log_prob(y), log_p.mean(0), atol=0.02)
+    np.testing.assert_allclose(likelihood.log_marginal(y), jnp.log(jnp.exp(log_p).mean(0)), atol=0.02)
+    assert likelihood.sample(key).shape == (2,)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.3])
+def test_robust_max(key, epsilon):
+    y = jnp.array([2, 0])
+    likelihood = dgp.Likelihood(CLASSES, lambda v: dgp.RobustMax(v, epsilon))
+    v = CLASSES.sample(key, (400_000,))
+    probability = (v.argmax(-1) == y).mean(0)
+    error = 5 * np.sqrt(0.25 / 400_000)
+    expected = probability * np.log(1 - epsilon) + (1 - probability) * np.log(epsilon / 2)
+    np.testing.assert_allclose(likelihood.log_prob(y), expected, atol=error * abs(np.log(epsilon)) + 1e-3)
+    density = probability * (1 - epsilon) + (1 - probability) * epsilon / 2
+    np.testing.assert_allclose(jnp.exp(likelihood.log_marginal(y)), density, atol=error + 1e-3)
+    classes = likelihood.sample(key, (50_000,))
+    np.testing.assert_allclose((classes == y).mean(0), density, atol=0.01)
+    np.testing.assert_allclose(dgp.RobustMax(MEANS, epsilon).probs.sum(-1), 1, rtol=1e-12)
+
+
+def test_marginal_collapse_keeps_the_belief_outside_the_logarithm():
+    """log_prob = E_{q(u)} log E_{p(v|u)} p(y | v), a bound for the conditionally independent model."""
+    y = jnp.array([0.1, 0.2, 1.0])
+    f = FunctionValues(LOC, VARIANCE, jnp.array([0.5, 0.1, 0.2]), event_dim=0)
+    likelihood = dgp.Likelihood(f, lambda v: dist.Normal(v, 0.3), collapse="marginal")
+    total = 0.09 + VARIANCE
+    expected = dist.Normal(LOC, jnp.sqrt(total)).log_prob(y) - 0.5 * f.spread / total
+    np.testing.assert_allclose(likelihood.log_prob(y), expected, rtol=1e-10)
+    known = dgp.Likelihood(F, lambda v: dist.Normal(v, 0.3), collapse="marginal")
+    np.testing.assert_allclose(known.log_prob(y), known.log_marginal(y), rtol=1e-12)
+
+
+def test_joint_values_use_their_marginals():
+    root = np.random.default_rng(0).normal(size=(3, 3))
+    joint = JointValues(LOC, jnp.array(root @ root.T)[None], event_dim=1)
+    y = jnp.array([0.1, 0.2, 1.0])
+    a = dgp.Likelihood(joint, lambda v: dist.Normal(v, 0.3)).log_prob(y)
+    b = dgp.Likelihood(FunctionValues(LOC, jnp.diag(jnp.array(root @ root.T)), event_dim=0), lambda v: dist.Normal(v, 0.3))
+    np.testing.assert_allclose(a, b.log_prob(y), rtol=1e-12)
+
+
+def test_conditional_may_index_its_argument_as_written():
+    likelihood = dgp.Likelihood(PAIRS, lambda v: dist.Normal(v[:, 0] + v[:, 1], 0.5), integrate=dgp.MonteCarlo(10))
+    assert likelihood.log_prob(jnp.zeros(3)).shape == (3,)
+    assert likelihood.sample(jax.random.key(0), (4, 5)).shape == (4, 5, 3)
+
+
+def test_survives_jit_and_a_pytree_round_trip(key):
+    y = jnp.array([0, 2, 3])
+    likelihood = dgp.Likelihood(F, SCALAR["poisson-exp"][0])
+    leaves, treedef = jax.tree.flatten(likelihood)
+    np.testing.assert_allclose(jax.tree.unflatten(treedef, leaves).log_prob(y), likelihood.log_prob(y), rtol=1e-12)
+    jitted = jax.jit(lambda loc: dgp.Likelihood(FunctionValues(loc, VARIANCE, event_dim=0), SCALAR["poisson-exp"][0]).log_prob(y))
+    np.testing.assert_allclose(jitted(LOC), likelihood.log_prob(y), rtol=1e-12)
+    assert dgp.Likelihood(F, SCALAR["poisson-exp"][0]).support is dist.constraints.nonnegative_integer
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: dgp.Likelihood(LOC, lambda v: dist.Normal(v, 1)), r"expected the distribution f\(x\), got ArrayImpl: pass g"),
+        (lambda: dgp.Likelihood(F, lambda v: v), r"expected conditional\(v\) to return a NumPyro distribution"),
+        (lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, 1), collapse="yes"), 'expected collapse="bound" or "marginal"'),
+        (
+            lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, 1)).log_prob(jnp.zeros((3, 1))),
+            r"expected observations y of shape \(3,\), got \(3, 1\): a scalar function",
+        ),
+        (
+            lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, 1)).log_prob(jnp.array([0.0, jnp.nan, 1.0])),
+            "expected finite observations y, got 1 NaN",
+        ),
+        (lambda: dgp.RobustMax(jnp.zeros((3, 1))), "expected values .* of at least two classes"),
+        (lambda: dgp.RobustMax(MEANS, 1.5), "expected 0 < epsilon < 1, got 1.5"),
+    ],
+)
+def test_bad_input(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

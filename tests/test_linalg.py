@@ -1,0 +1,83 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_dgp import linalg
+
+
+def test_squared_distances_both_ways(key):
+    for columns in (1, 3, 4, 9):
+        X = jax.random.normal(key, (2, 7, columns))
+        Z = X[0, :5] + 1.0
+        expected = ((X[:, :, None] - Z[None, None]) ** 2).sum(-1)
+        np.testing.assert_allclose(linalg.squared_distances(X, Z), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_squared_distances_keep_digits_in_float32():
+    """Few columns: near neighbours far from the origin, where the product form has no digits left."""
+    X = jnp.linspace(1000.0, 1000.1, 11, dtype=jnp.float32)[:, None]
+    exact = (np.asarray(X, float) - np.asarray(X, float).T) ** 2
+    np.testing.assert_allclose(linalg.squared_distances(X, X), exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("lengthscale", [0.05, 0.3, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("columns", [1, 2, 8])
+def test_cholesky_of_rbf_gram_matrices(dtype, lengthscale, columns):
+    """The jitter policy holds from nearly diagonal to nearly constant matrices, in both precisions."""
+    Z = np.random.default_rng(0).normal(size=(256, columns)) / lengthscale
+    Z = jnp.asarray(Z, dtype)
+    K = linalg.set_diagonal(jnp.exp(-0.5 * linalg.squared_distances(Z, Z)), jnp.ones(256, dtype))
+    for scale in (1e-6, 1.0, 1e6):
+        L = linalg.cholesky(dtype(scale) * K)
+        assert L.dtype == dtype
+        bound = scale * 3 * linalg.jitter(dtype, 256)
+        np.testing.assert_allclose(L @ L.T, scale * K, atol=bound)
+
+
+def test_cholesky_failure_is_reported():
+    K = jnp.array([[1.0, 2.0], [2.0, 1.0]])
+    with pytest.raises(ValueError, match=r"Cholesky factorisation of k\(Z, Z\) of gp 'f' failed: expected a positive"):
+        linalg.cholesky(K, "k(Z, Z) of gp 'f'")
+    assert jnp.isnan(jax.jit(linalg.cholesky)(K)).any()
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_solve_lower_broadcasts(key, transpose):
+    L = jnp.tril(jax.random.normal(key, (3, 4, 4))) + 3 * jnp.eye(4)
+    B = jax.random.normal(key, (4, 5))
+    full = jnp.swapaxes(L, -1, -2) if transpose else L
+    np.testing.assert_allclose(linalg.solve_lower(L, B, transpose=transpose), jnp.linalg.solve(full, B), rtol=1e-10)
+    np.testing.assert_allclose(
+        linalg.solve_lower(L[0], B, transpose=transpose), jnp.linalg.solve(full[0], B), rtol=1e-10
+    )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_quadratic_forms(key, shared):
+    a, b, c = jax.random.split(key, 3)
+    root = jax.random.normal(a, (3, 4, 4))
+    A = jax.random.normal(b, (4, 6) if shared else (3, 4, 6))
+    weights = jax.random.normal(c, (3, 6))
+
+    def dense(root, A):
+        S = root @ root.mT
+        return jnp.einsum("pmn,pmk,pkn->pn", jnp.broadcast_to(A, (3, 4, 6)), S, jnp.broadcast_to(A, (3, 4, 6)))
+
+    def fast(root, A):
+        return linalg.quadratic_forms(root @ root.mT, A)
+
+    np.testing.assert_allclose(fast(root, A), dense(root, A), rtol=1e-12)
+    for argnum in (0, 1):
+        gradient, expected = (jax.grad(lambda *args, f=f: (weights * f(*args)).sum(), argnum)(root, A) for f in (fast, dense))
+        np.testing.assert_allclose(gradient, expected, rtol=1e-10)
+    tangents = jnp.ones_like(root), jnp.ones_like(A)
+    for value, expected in zip(jax.jvp(fast, (root, A), tangents), jax.jvp(dense, (root, A), tangents), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-10)
+
+
+def test_safe_sqrt_has_finite_derivative_at_zero():
+    value, slope = jax.vmap(jax.value_and_grad(linalg.safe_sqrt))(jnp.array([-1.0, 0.0, 4.0]))
+    np.testing.assert_allclose(value, [0, 0, 2])
+    np.testing.assert_allclose(slope, [0, 0, 0.25])

@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from numpyro_dgp import means
+
+X = np.random.default_rng(0).normal(size=(40, 3)) * [1.0, 3.0, 0.5]
+
+
+def test_values():
+    np.testing.assert_array_equal(means.Zero()(X), np.zeros((40, 1)))
+    np.testing.assert_array_equal(means.Constant([1.0, 2.0])(X), np.tile([1.0, 2.0], (40, 1)))
+    np.testing.assert_array_equal(means.Identity()(X), X)
+    W = np.arange(6.0).reshape(3, 2)
+    np.testing.assert_allclose(means.Linear(W, 1.0)(X), X @ W + 1, rtol=1e-12)
+
+
+def test_pca_uses_the_principal_directions():
+    W = means.pca(X, 2).W
+    values, vectors = np.linalg.eigh(np.cov(X.T))
+    for column, direction in zip(W.T, vectors[:, ::-1].T, strict=False):
+        np.testing.assert_allclose(abs(column @ direction), 1, rtol=1e-12)
+    assert (W.sum(0) >= 0).all()
+    projected = means.pca(X, 2)(X)
+    np.testing.assert_allclose(np.var(projected, 0, ddof=1), values[::-1][:2], rtol=1e-10)
+
+
+def test_pca_keeps_and_pads():
+    assert isinstance(means.pca(X, 3), means.Identity)
+    np.testing.assert_array_equal(means.pca(X, 5)(X), np.hstack([X, np.zeros((40, 2))]))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: means.Linear(np.ones(3)), r"expected means.Linear\(W\) of shape \(D, P\), got \(3,\)"),
+        (lambda: means.Linear(np.full((3, 1), np.nan)), "expected finite weights of means.Linear, got 3 NaN"),
+        (lambda: means.Linear(np.ones((2, 1)))(X), "expected inputs with D = 2 columns"),
+        (lambda: means.pca(X, 0), "expected a positive integer number of outputs, got 0"),
+        (lambda: means.pca(X[:, 0], 1), r"expected inputs of shape \(..., N, D\)"),
+        (lambda: means.pca(np.where(X > 2, np.nan, X), 1), "expected finite inputs of means.pca"),
+    ],
+)
+def test_bad_input(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
