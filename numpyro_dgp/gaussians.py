@@ -1,6 +1,6 @@
 r"""S1: Gaussian densities and divergences, as functions of arrays.
 
-A Gaussian over n numbers is a mean ``loc`` (..., n) with a lower triangular ``scale_tril`` (..., n, n),
+A Gaussian over n numbers is a mean ``loc`` (..., n) with a triangular ``scale_tril`` (..., n, n),
 :math:`S = L L^\top`, or with a vector ``scale`` (..., n), :math:`S = \mathrm{diag}(s^2)`. The signs on the
 diagonal of L and of s are free: only their squares matter, so that neither needs a constraint.
 """
@@ -8,15 +8,12 @@ diagonal of L and of s are free: only their squares matter, so that neither need
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.linalg import matmul, solve_lower
 
 __all__ = [
-    "OpperArchambeau",
     "kl_diagonal",
     "kl_full",
     "log_density",
@@ -49,37 +46,26 @@ def log_density(white: Array, log_det: Array) -> Array:
     return -0.5 * (jnp.square(white).sum(-1) + white.shape[-1] * math.log(2 * math.pi)) - log_det
 
 
-class OpperArchambeau(NamedTuple):
-    """A Gaussian over N function values given by 2 N numbers; see :func:`opper_archambeau`."""
+def opper_archambeau(L: Array, alpha: Array, lam: Array) -> tuple[Array, Array]:
+    r"""Whitened coordinates of the Gaussian :math:`N(K\alpha, (K^{-1} + \mathrm{diag}(\lambda)^2)^{-1})`.
 
-    loc: Array
-    covariance: Array
-    kl: Array
-
-
-def opper_archambeau(K: Array, alpha: Array, lam: Array) -> OpperArchambeau:
-    r"""The Gaussian :math:`N(K\alpha, (K^{-1} + \mathrm{diag}(\lambda)^2)^{-1})` and its KL to N(0, K).
-
-    With :math:`\Lambda = \mathrm{diag}(\lambda)` and :math:`A = \Lambda K \Lambda + I`, whose
-    eigenvalues are at least one,
-
-    .. math::
-        \Sigma = K - K \Lambda A^{-1} \Lambda K, \qquad
-        \mathrm{KL} = \tfrac12 \bigl(\log|A| + \alpha^\top K \alpha + \mathrm{tr}\,A^{-1} - N\bigr).
+    With :math:`K = L L^\top`, a draw is :math:`L(m + R\epsilon)` where :math:`m = L^\top\alpha` and
+    :math:`R R^\top = (I + L^\top \mathrm{diag}(\lambda)^2 L)^{-1}`. The matrix inverted has eigenvalues of at least
+    one, and its determinant is that of :math:`A = \Lambda K \Lambda + I` in the source, so that
+    ``kl_full(m, R)`` is its :math:`\tfrac12(\log|A| + \alpha^\top K\alpha + \mathrm{tr}\,A^{-1} - N)`.
 
     Args:
-        K: prior covariance (N, N).
+        L: Cholesky factor of the prior covariance (N, N).
         alpha: dual mean (N,).
         lam: square roots of the site precisions (N,); signs are free, zeros allowed.
 
-    Source: seed 001. Its covariance divides by lambda; the form here does not. In its prediction
-    formula the matrix to invert is :math:`K + \Lambda^{-2}`, not :math:`K + \Lambda^2` as printed.
+    Returns:
+        m (N,) and R (N, N), upper triangular.
+
+    Source: seed 001. Its covariance divides by lambda; this form does not. In its prediction formula
+    the matrix to invert is :math:`K + \Lambda^{-2}`, not :math:`K + \Lambda^2` as printed.
     """
-    A = lam[:, None] * K * lam + jnp.eye(K.shape[-1], dtype=K.dtype)
-    L = jnp.linalg.cholesky(A)
-    inverse_root = solve_lower(L, jnp.eye(K.shape[-1], dtype=K.dtype))
-    half = solve_lower(L, lam[:, None] * K)
-    loc = K @ alpha
-    covariance = K - matmul(half.mT, half)
-    kl = log_determinant(L) + 0.5 * (alpha @ loc + jnp.square(inverse_root).sum() - K.shape[-1])
-    return OpperArchambeau(loc, covariance, kl)
+    half = lam[:, None] * L
+    eye = jnp.eye(L.shape[-1], dtype=L.dtype)
+    C = jnp.linalg.cholesky(eye + matmul(half.T, half))
+    return alpha @ L, solve_lower(C, eye, transpose=True)

@@ -17,10 +17,10 @@ from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import StandardNormal
-from numpyro_dgp.gaussians import log_determinant
+from numpyro_dgp.gaussians import kl_full, log_density, log_determinant
 from numpyro_dgp.linalg import cholesky, safe_sqrt, solve_lower
 
-__all__ = ["FunctionValues", "JointValues", "Propagated"]
+__all__ = ["FunctionValues", "JointValues", "Propagated", "WhitenedValues"]
 
 
 class _Values(dist.Distribution):
@@ -135,19 +135,20 @@ class JointValues(_Values):
 
     @property
     def variance(self) -> Array:
-        return self._to_value(jnp.diagonal(self.covariance, axis1=-2, axis2=-1))
+        return self._diagonal(self.covariance)
 
     def _to_output_major(self, value: Array) -> Array:
         return value.mT if self.event_dim == 2 else value[..., None, :]
 
     def _to_value(self, rows: Array) -> Array:
-        value = rows.mT if self.event_dim == 2 else rows[..., 0, :]
-        return jnp.broadcast_to(value, self.loc.shape)
+        return rows.mT if self.event_dim == 2 else rows[..., 0, :]
+
+    def _diagonal(self, covariance: Array) -> Array:
+        return jnp.broadcast_to(self._to_value(jnp.diagonal(covariance, axis1=-2, axis2=-1)), self.loc.shape)
 
     def from_white(self, white: Array) -> Array:
         L = cholesky(self.covariance, "the joint covariance of function values")
-        rows = (L @ self._to_output_major(white)[..., None])[..., 0]
-        return self.loc + (rows.mT if self.event_dim == 2 else rows[..., 0, :])
+        return self.loc + self._to_value((L @ self._to_output_major(white)[..., None])[..., 0])
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         L = cholesky(self.conditional_covariance, "the joint covariance of function values")
@@ -171,11 +172,50 @@ class JointValues(_Values):
 
     def marginals(self) -> FunctionValues:
         """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""
-        diagonal = self._to_value(jnp.diagonal(self.conditional_covariance, axis1=-2, axis2=-1))
-        spread = None if self.spread is None else self._to_value(jnp.diagonal(self.spread, axis1=-2, axis2=-1))
+        diagonal = self._diagonal(self.conditional_covariance)
+        spread = None if self.spread is None else self._diagonal(self.spread)
         values = FunctionValues(self.loc, diagonal, spread, self.event_dim - 1)
         values.function = self.function
         return values
+
+
+class WhitenedValues(JointValues):
+    r"""A Gaussian over joint values in the whitened coordinates of their prior: :math:`m + L(a + R\epsilon)`.
+
+    A posterior over the values of an exact process is nearly singular wherever its prior is. In these
+    coordinates its divergence from the prior and its log density are exact all the same.
+
+    Args:
+        prior: the prior of the values, mean m and covariance :math:`L L^\top`.
+        shift: a, whitened means (P, N).
+        root: R, triangular (P, N, N); signs on the diagonal are free.
+    """
+
+    pytree_data_fields = ("shift", "root", "L")
+
+    def __init__(self, prior: JointValues, shift: Array, root: Array) -> None:
+        self.shift, self.root = shift, root
+        self.L = cholesky(prior.covariance, "the prior covariance of function values")
+        half = self.L @ root
+        loc = prior.loc + prior._to_value((self.L @ shift[..., None])[..., 0])
+        super().__init__(loc, half @ half.mT, event_dim=prior.event_dim)
+
+    def from_white(self, white: Array) -> Array:
+        return self.loc + self._to_value((self.L @ self.root @ self._to_output_major(white)[..., None])[..., 0])
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        if intermediates:
+            white = self._to_output_major(intermediates[0])
+        else:
+            unit = solve_lower(self.L, self._to_output_major(value - self.loc)[..., None])
+            white = jnp.linalg.solve(self.root, unit)[..., 0]
+        return log_density(white, log_determinant(self.L) + log_determinant(self.root)).sum(-1)
+
+
+@kl_divergence.register(WhitenedValues, JointValues)
+def _kl_whitened(q: WhitenedValues, p: JointValues) -> Array:
+    """KL to the prior that ``q`` was built from."""
+    return kl_full(q.shift, q.root).sum(-1)
 
 
 @kl_divergence.register(FunctionValues, FunctionValues)
@@ -189,17 +229,3 @@ def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
 @kl_divergence.register(FunctionValues, StandardNormal)
 def _kl_values_prior(q: FunctionValues, p: StandardNormal) -> Array:
     return _sum_event(0.5 * (q.variance + jnp.square(q.loc) - 1 - jnp.log(q.variance)), q.event_dim)
-
-
-@kl_divergence.register(JointValues, JointValues)
-def _kl_joint(q: JointValues, p: JointValues) -> Array:
-    r"""Dense KL per batch element, with :math:`E_{q(u)}` of the second where it has a spread."""
-    owner = "the joint covariance of function values"
-    L = cholesky(p.conditional_covariance, owner)
-    square = q.covariance if p.spread is None else q.covariance + p.spread
-    half = solve_lower(L, square)
-    trace = jnp.trace(solve_lower(L, half.mT), axis1=-2, axis2=-1)
-    residual = q._to_output_major(q.loc - p.loc)[..., None]
-    distance = jnp.square(solve_lower(L, residual)[..., 0]).sum(-1)
-    log_ratio = log_determinant(L) - log_determinant(cholesky(q.covariance, owner))
-    return (0.5 * (trace + distance - residual.shape[-2]) + log_ratio).sum(-1)

@@ -12,7 +12,7 @@ from numpyro.distributions import kl_divergence
 import numpyro_dgp as dgp
 from numpyro_dgp.beliefs import DiagonalBelief, FullBelief
 from numpyro_dgp.functions import SparseFunction
-from numpyro_dgp.values import FunctionValues, JointValues
+from numpyro_dgp.values import FunctionValues, JointValues, WhitenedValues
 
 rng = np.random.default_rng(0)
 X, Z = rng.normal(size=(7, 2)), rng.normal(size=(4, 2))
@@ -34,7 +34,9 @@ def beliefs(P=None, M=4):
 def dense(belief_loc, belief_cov, k=rbf, Zp=Z, variance=1.3, lengthscale=LS):
     Kzz = k(Zp, Zp, variance, lengthscale)
     L = np.linalg.cholesky(Kzz)
-    return svgp(Kzz, k(Zp, X, variance, lengthscale), k(X, X, variance, lengthscale), L @ belief_loc, L @ belief_cov @ L.T)
+    return svgp(
+        Kzz, k(Zp, X, variance, lengthscale), k(X, X, variance, lengthscale), L @ belief_loc, L @ belief_cov @ L.T
+    )
 
 
 def test_marginal_mode_is_svgp():
@@ -158,6 +160,7 @@ def test_log_prob_with_a_belief_is_the_expected_log_density(key):
     q, h = beliefs(), rng.normal(size=7)
     marginal = open_gp(q, KERNEL, dgp.Points(Z))
     for name in ("__call__", "joint"):
+
         def given(v, name=name):
             return getattr(open_gp(v, KERNEL, dgp.Points(Z)), name)(X, noise=0.5).log_prob(h)
 
@@ -174,11 +177,16 @@ def test_kl_divergences_against_dense_algebra():
         S = [np.diag(np.asarray(d.variance[n])) for d in (q, p)]
         expected = kl(np.asarray(q.loc[n]), S[0], np.asarray(p.loc[n]), S[1])
         np.testing.assert_allclose(kl_divergence(q, p)[n], expected, rtol=1e-10)
-    roots = rng.normal(size=(2, 2, 5, 5))
-    C = roots @ np.swapaxes(roots, -1, -2) + np.eye(5)
-    a, b = (JointValues(jnp.array(rng.normal(size=(5, 2))), jnp.array(c)) for c in C)
-    expected = sum(kl(np.asarray(a.loc[:, p]), C[0, p], np.asarray(b.loc[:, p]), C[1, p]) for p in range(2))
-    np.testing.assert_allclose(kl_divergence(a, b), expected, rtol=1e-7)
+    prior = JointValues(jnp.array(rng.normal(size=(5, 2))), jnp.array([rbf(X[:5], X[:5]), rbf(X[:5], X[:5], 2.0)]))
+    shift, root = rng.normal(size=(2, 5)), np.tril(rng.normal(size=(2, 5, 5)))
+    q = WhitenedValues(prior, jnp.array(shift), jnp.array(root))
+    parts = [[np.asarray(a) for a in (d.loc[:, p], d.covariance[p])] for p in range(2) for d in (q, prior)]
+    expected = kl(*parts[0], *parts[1]) + kl(*parts[2], *parts[3])
+    np.testing.assert_allclose(kl_divergence(q, prior), expected, rtol=1e-6)
+    value, white = q.sample_with_intermediates(jax.random.key(0))
+    expected = sum(log_normal(value[:, p], *parts[2 * p]) for p in range(2))
+    np.testing.assert_allclose(q.log_prob(value, white), expected, rtol=1e-7)
+    np.testing.assert_allclose(q.log_prob(value), expected, rtol=1e-6)
 
 
 def test_belief_densities(key):
@@ -237,7 +245,15 @@ def test_keeps_float32(x64, outputs, key):
         f = open_gp(q32, KERNEL, dgp.Points(z), outputs=outputs)
         drawn = open_gp(q32.sample(key), KERNEL, dgp.Points(z), outputs=outputs)
         values, joint = f(x), f.joint(x, noise=0.1)
-        arrays = [values.mean, values.variance, joint.covariance, joint.sample(key), values.sample(key), values.log_prob(values.mean), drawn(x).mean]
+        arrays = [
+            values.mean,
+            values.variance,
+            joint.covariance,
+            joint.sample(key),
+            values.sample(key),
+            values.log_prob(values.mean),
+            drawn(x).mean,
+        ]
     finally:
         jax.config.update("jax_enable_x64", True)
     assert {a.dtype for a in arrays} == {jnp.dtype("float32")}
@@ -256,15 +272,26 @@ NAN = np.where(np.arange(8).reshape(4, 2) == 3, np.nan, 0.0)
         (lambda: dgp.Points(NAN), r"expected finite inducing inputs Z, got 1 NaN.*first at index \(1, 1\)"),
         (lambda: open_gp(jnp.zeros(4), KERNEL, Z), r"expected inducing=dgp.Points\(Z\) or None, got ndarray"),
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z), outputs=0), "expected outputs to be a positive integer"),
-        (lambda: open_gp(jnp.zeros(4), [KERNEL] * 3, dgp.Points(Z), outputs=2), "one kernel per output, outputs = 2, got 3"),
+        (
+            lambda: open_gp(jnp.zeros(4), [KERNEL] * 3, dgp.Points(Z), outputs=2),
+            "one kernel per output, outputs = 2, got 3",
+        ),
         (lambda: open_gp(jnp.zeros(4), "rbf", dgp.Points(Z)), "expected a kernel, a callable"),
-        (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(np.stack([Z] * 3)), outputs=2), r"Z of shape \(P, M, D\) with P"),
+        (
+            lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(np.stack([Z] * 3)), outputs=2),
+            r"Z of shape \(P, M, D\) with P",
+        ),
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(X[:, :1]), "expected inputs with D = 2 columns"),
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(X[0, 0]), r"expected inputs of shape \(..., N, D\)"),
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(NAN), r"expected finite inputs of f\(x\), got 1 NaN"),
-        (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(X, noise=0.0), r"expected the noise of f\(x\) to be positive"),
         (
-            lambda: open_gp(jnp.zeros((2, 4)), KERNEL, dgp.Points(Z), outputs=2, mean=lambda x: x[:, :1] * jnp.ones(3))(X),
+            lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(X, noise=0.0),
+            r"expected the noise of f\(x\) to be positive",
+        ),
+        (
+            lambda: open_gp(jnp.zeros((2, 4)), KERNEL, dgp.Points(Z), outputs=2, mean=lambda x: x[:, :1] * jnp.ones(3))(
+                X
+            ),
             r"expected a mean function with 2 output\(s\), got one with 3",
         ),
     ],
@@ -275,5 +302,9 @@ def test_bad_input(build, message):
 
 
 def test_a_layer_inside_a_plate_is_refused():
-    with numpyro.handlers.seed(rng_seed=0), numpyro.plate("data", 3), pytest.raises(ValueError, match="outside every plate"):
+    with (
+        numpyro.handlers.seed(rng_seed=0),
+        numpyro.plate("data", 3),
+        pytest.raises(ValueError, match="outside every plate"),
+    ):
         dgp.gp("f", KERNEL, dgp.Points(Z))

@@ -77,9 +77,7 @@ TABLE = {
         lambda x, z: 1.5 * np.exp(-0.5 * r(x, z, 0.8) ** 2),
     ),
     "function": (K.as_kernel(lambda X1, X2: (X1 @ X2.T + 1.0) ** 2), lambda x, z: (x @ z + 1) ** 2),
-} | {
-    f"arc-cosine-{n}": (K.ArcCosine(1.5, np.array([0.5, 1.0, 2.0]), 0.3, n), arc_cosine(n)) for n in (0, 1, 2)
-}
+} | {f"arc-cosine-{n}": (K.ArcCosine(1.5, np.array([0.5, 1.0, 2.0]), 0.3, n), arc_cosine(n)) for n in (0, 1, 2)}
 OWN = {name: kernel for name, (kernel, _) in TABLE.items() if name not in ("tinygp", "function")}
 every = pytest.mark.parametrize("name", TABLE)
 own = pytest.mark.parametrize("name", OWN)

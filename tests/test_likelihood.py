@@ -42,8 +42,12 @@ def adaptive(function, n, loc=LOC, variance=VARIANCE):
     integrand = jax.jit(lambda v: function(jnp.broadcast_to(v, loc.shape))[n])
     kinks = [m - 3 * sd, m, m + 3 * sd, 0.0, np.pi / 2]
     value = integrate.quad(
-        lambda v: float(integrand(v)) * stats.norm.pdf(v, m, sd), m - 9 * sd, m + 9 * sd,
-        points=[k for k in sorted(kinks) if abs(k - m) < 9 * sd], epsabs=1e-9, limit=200,
+        lambda v: float(integrand(v)) * stats.norm.pdf(v, m, sd),
+        m - 9 * sd,
+        m + 9 * sd,
+        points=[k for k in sorted(kinks) if abs(k - m) < 9 * sd],
+        epsabs=1e-9,
+        limit=200,
     )
     return value[0]
 
@@ -79,7 +83,10 @@ def test_closed_form_equals_quadrature_equals_draws(name, key):
     y = jnp.array(y)
     draws = jax.vmap(lambda v: conditional(v).log_prob(y))(F.sample(key, (100_000,)))
     error = draws.std(0) / np.sqrt(100_000)
-    assert (jnp.abs(draws.mean(0) - dgp.Likelihood(F, conditional).log_prob(y)) < 5 * error + (0.1 if name == "laplace" else 1e-3)).all()
+    assert (
+        jnp.abs(draws.mean(0) - dgp.Likelihood(F, conditional).log_prob(y))
+        < 5 * error + (0.1 if name == "laplace" else 1e-3)
+    ).all()
 
 
 @every
@@ -191,7 +198,9 @@ def test_joint_values_use_their_marginals():
     joint = JointValues(LOC, jnp.array(root @ root.T)[None], event_dim=1)
     y = jnp.array([0.1, 0.2, 1.0])
     a = dgp.Likelihood(joint, lambda v: dist.Normal(v, 0.3)).log_prob(y)
-    b = dgp.Likelihood(FunctionValues(LOC, jnp.diag(jnp.array(root @ root.T)), event_dim=0), lambda v: dist.Normal(v, 0.3))
+    b = dgp.Likelihood(
+        FunctionValues(LOC, jnp.diag(jnp.array(root @ root.T)), event_dim=0), lambda v: dist.Normal(v, 0.3)
+    )
     np.testing.assert_allclose(a, b.log_prob(y), rtol=1e-12)
 
 
@@ -206,7 +215,9 @@ def test_survives_jit_and_a_pytree_round_trip(key):
     likelihood = dgp.Likelihood(F, SCALAR["poisson-exp"][0])
     leaves, treedef = jax.tree.flatten(likelihood)
     np.testing.assert_allclose(jax.tree.unflatten(treedef, leaves).log_prob(y), likelihood.log_prob(y), rtol=1e-12)
-    jitted = jax.jit(lambda loc: dgp.Likelihood(FunctionValues(loc, VARIANCE, event_dim=0), SCALAR["poisson-exp"][0]).log_prob(y))
+    jitted = jax.jit(
+        lambda loc: dgp.Likelihood(FunctionValues(loc, VARIANCE, event_dim=0), SCALAR["poisson-exp"][0]).log_prob(y)
+    )
     np.testing.assert_allclose(jitted(LOC), likelihood.log_prob(y), rtol=1e-12)
     assert dgp.Likelihood(F, SCALAR["poisson-exp"][0]).support is dist.constraints.nonnegative_integer
 
@@ -214,9 +225,15 @@ def test_survives_jit_and_a_pytree_round_trip(key):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: dgp.Likelihood(LOC, lambda v: dist.Normal(v, 1)), r"expected the distribution f\(x\), got ArrayImpl: pass g"),
+        (
+            lambda: dgp.Likelihood(LOC, lambda v: dist.Normal(v, 1)),
+            r"expected the distribution f\(x\), got ArrayImpl: pass g",
+        ),
         (lambda: dgp.Likelihood(F, lambda v: v), r"expected conditional\(v\) to return a NumPyro distribution"),
-        (lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, 1), collapse="yes"), 'expected collapse="bound" or "marginal"'),
+        (
+            lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, 1), collapse="yes"),
+            'expected collapse="bound" or "marginal"',
+        ),
         (
             lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, 1)).log_prob(jnp.zeros((3, 1))),
             r"expected observations y of shape \(3,\), got \(3, 1\): a scalar function",

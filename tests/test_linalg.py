@@ -70,7 +70,9 @@ def test_quadratic_forms(key, shared):
 
     np.testing.assert_allclose(fast(root, A), dense(root, A), rtol=1e-12)
     for argnum in (0, 1):
-        gradient, expected = (jax.grad(lambda *args, f=f: (weights * f(*args)).sum(), argnum)(root, A) for f in (fast, dense))
+        gradient, expected = (
+            jax.grad(lambda *args, f=f: (weights * f(*args)).sum(), argnum)(root, A) for f in (fast, dense)
+        )
         np.testing.assert_allclose(gradient, expected, rtol=1e-10)
     tangents = jnp.ones_like(root), jnp.ones_like(A)
     for value, expected in zip(jax.jvp(fast, (root, A), tangents), jax.jvp(dense, (root, A), tangents), strict=True):

@@ -21,7 +21,9 @@ def test_log_mean_exp_against_adaptive_quadrature():
         return np.exp(np.sin(v)) * stats.norm.pdf(v, 0.3, 0.7)
 
     nodes = GaussHermite(40).nodes(jnp.array(0.3), jnp.array(0.49))
-    np.testing.assert_allclose(nodes.log_mean_exp(jnp.sin(nodes.points)), np.log(integrate.quad(integrand, -9, 9)[0]), rtol=1e-10)
+    np.testing.assert_allclose(
+        nodes.log_mean_exp(jnp.sin(nodes.points)), np.log(integrate.quad(integrand, -9, 9)[0]), rtol=1e-10
+    )
 
 
 def test_monte_carlo_is_within_its_error():
@@ -42,7 +44,12 @@ def test_keeps_float32():
     loc = jnp.zeros(3, jnp.float32)
     for rule in (GaussHermite(), MonteCarlo()):
         nodes = rule.nodes(loc, loc + 1)
-        assert nodes.points.dtype == nodes.mean(nodes.points).dtype == nodes.log_mean_exp(nodes.points).dtype == jnp.float32
+        assert (
+            nodes.points.dtype
+            == nodes.mean(nodes.points).dtype
+            == nodes.log_mean_exp(nodes.points).dtype
+            == jnp.float32
+        )
 
 
 @pytest.mark.parametrize("rule", [GaussHermite, MonteCarlo])

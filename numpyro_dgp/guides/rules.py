@@ -20,8 +20,8 @@ from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import DiagonalBelief, FullBelief, InducingPrior
 from numpyro_dgp.gaussians import opper_archambeau
-from numpyro_dgp.linalg import cholesky, matmul
-from numpyro_dgp.values import FunctionValues, JointValues
+from numpyro_dgp.linalg import cholesky
+from numpyro_dgp.values import FunctionValues, JointValues, WhitenedValues
 
 __all__ = ["Delta", "Diagonal", "Full", "Normal", "OpperArchambeau", "Prior", "Propagate", "Rule", "Site"]
 
@@ -98,27 +98,15 @@ class Full(Rule):
     def __call__(self, site: Site) -> dist.Distribution:
         _require((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
         if isinstance(site.fn, JointValues):
-            return self._values(site, site.fn)
-        return self._belief(site, site.fn.event_shape, site.fn.dtype)
+            rows = site.fn.loc.mT if site.fn.event_dim == 2 else site.fn.loc[None]
+            return WhitenedValues(site.fn, *self._parameters(site, rows.shape, rows.dtype))
+        return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
 
-    def _belief(self, site: Site, shape: tuple[int, ...], dtype: Any) -> FullBelief:
+    def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
         eye = jnp.eye(shape[-1], dtype=dtype)
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
         tril = site.param("scale_tril", lambda: jnp.broadcast_to(_scale(self.scale, site) * eye, (*shape, shape[-1])))
-        return FullBelief(loc, tril)
-
-    def _values(self, site: Site, fn: JointValues) -> JointValues:
-        rows = fn.loc.mT if fn.event_dim == 2 else fn.loc[None]
-        belief = self._belief(site, rows.shape, rows.dtype)
-        L = cholesky(fn.covariance, f"the prior covariance at {site.name!r}")
-        half = matmul(L, belief.scale_tril)
-        shift = (L @ belief.loc[..., None])[..., 0]
-        return JointValues(fn.loc + _columns(shift, fn), matmul(half, half.mT), event_dim=fn.event_dim)
-
-
-def _columns(rows: Array, fn: JointValues) -> Array:
-    """(P, N) to the layout of a draw of ``fn``."""
-    return rows.mT if fn.event_dim == 2 else rows[0]
+        return loc, jnp.tril(tril)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +154,9 @@ class OpperArchambeau(Rule):
             )
         alpha = site.param("alpha", lambda: jnp.zeros_like(fn.loc))
         lam = site.param("lambda", lambda: jnp.ones_like(fn.loc))
-        q = opper_archambeau(fn.covariance[0], alpha, lam)
-        return JointValues(fn.loc + q.loc, q.covariance[None], event_dim=1)
+        L = cholesky(fn.covariance[0], f"the prior covariance at {site.name!r}")
+        shift, root = opper_archambeau(L, alpha, lam)
+        return WhitenedValues(fn, shift[None], root[None])
 
 
 @dataclasses.dataclass(frozen=True)
