@@ -1,25 +1,37 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
-from numpyro_dgp import guides, kernels, means
+from numpyro_dgp import guides, initial, kernels, means
+from numpyro_dgp.training import fit, load, save
 from numpyro_dgp.inducing import Points
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import ELBO
+from numpyro_dgp.predict import Mixture, Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.robustmax import RobustMax
+from numpyro_dgp.sampling import NonCentered, for_mcmc
 
 __version__ = "0.1.0"
 
+# In reading order: the program, its parts, its guides, inference, prediction, practicalities.
 __all__ = [
-    "ELBO",
-    "GaussHermite",
-    "Likelihood",
-    "MonteCarlo",
-    "Points",
-    "RobustMax",
     "gp",
-    "guides",
-    "kernels",
     "latent",
+    "Likelihood",
+    "RobustMax",
+    "Points",
+    "kernels",
     "means",
+    "GaussHermite",
+    "MonteCarlo",
+    "guides",
+    "ELBO",
+    "for_mcmc",
+    "NonCentered",
+    "Posterior",
+    "Mixture",
+    "initial",
+    "fit",
+    "save",
+    "load",
 ]

@@ -8,6 +8,7 @@ diagonal of L and of s are free: only their squares matter, so that neither need
 from __future__ import annotations
 
 import math
+
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array

@@ -146,7 +146,7 @@ def test_mixed_outputs_are_integrated_by_draws(key):
     m, g, a, b = MEANS[:, 0], MEANS[:, 1], VARIANCES[:, 0], VARIANCES[:, 1]
     exact = -0.5 * jnp.log(2 * jnp.pi) - g - 0.5 * ((y - m) ** 2 + a) * jnp.exp(-2 * g + 2 * b)
     np.testing.assert_allclose(likelihood.log_prob(y), exact, rtol=0.05)
-    with pytest.raises(ValueError, match="mixes outputs: use integrate=dgp.MonteCarlo"):
+    with pytest.raises(ValueError, match=r"mixes outputs: use integrate=dgp\.MonteCarlo"):
         dgp.Likelihood(PAIRS, conditional, integrate=dgp.GaussHermite(5))
     mixing = jnp.array([[1.0, 1.0], [0.0, 1.0]])
     assert not dgp.Likelihood(PAIRS, lambda v: dist.Normal(v @ mixing, 1.0).to_event(1)).factorised

@@ -23,7 +23,7 @@ from numpyro_dgp.functions import ExactFunction
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.values import FunctionValues, JointValues
 
-__all__ = ["Program", "hide", "initial_values", "inspect_program", "site_kind", "unwrap"]
+__all__ = ["Program", "hide", "initial_values", "inspect_program", "refuse_subsampling", "site_kind", "unwrap"]
 
 Message = dict[str, Any]
 
@@ -58,6 +58,18 @@ def hide(msg: Message) -> None:
     msg["stop"] = True
     if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
         msg["kwargs"]["rng_key"] = numpyro.prng_key()
+
+
+def refuse_subsampling(owner: str, msg: Message) -> None:
+    """Raise if ``msg`` is a plate that takes a random part of its rows."""
+    if msg["type"] != "plate":
+        return
+    size, subsample_size = msg["args"]
+    if subsample_size is not None and subsample_size != size:
+        raise ValueError(
+            f"{owner}: expected a program over all data, got plate {msg['name']!r} that takes {subsample_size} of "
+            f"{size} rows: call the model without its batch argument"
+        )
 
 
 def _plates(msg: Message) -> frozenset[str]:

@@ -1,0 +1,141 @@
+"""S2: where to start: standardised data, inducing inputs by k-means, layers that begin as the identity."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.cluster.vq import kmeans2
+
+from numpyro_dgp._checks import require_finite, require_inputs
+from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp.means import Mean, Zero, pca
+
+__all__ = ["LayerStart", "Standardizer", "kmeans", "layers"]
+
+_KMEANS_ROWS = 20_000
+
+
+@pytree
+class Standardizer:
+    """An affine change of units: ``(value - loc) / scale``, and back.
+
+    Args:
+        loc: subtracted, in the original units.
+        scale: divided by, positive, in the original units.
+
+    Example:
+        >>> import numpy as np
+        >>> units = Standardizer.fit(np.array([[1.0], [3.0]]))
+        >>> print(units(5.0), units.inverse(3.0), units.inverse_scale(0.5))
+        [3.] [5.] [0.5]
+    """
+
+    loc: Array
+    scale: Array
+
+    @classmethod
+    def fit(cls, values: ArrayLike) -> Standardizer:
+        """From the mean and standard deviation of the rows of ``values`` (N, ...); constant columns keep their scale.
+
+        Raises:
+            ValueError: NaN or infinite values.
+        """
+        require_finite("data to standardise", values, "drop or impute the rows with missing values")
+        values = np.asarray(values)
+        scale = values.std(0)
+        return cls(values.mean(0), np.where(scale > 1e-12 * (1 + np.abs(values).max(0)), scale, 1.0))
+
+    def __call__(self, values: ArrayLike) -> Array:
+        """To standard units."""
+        return (jnp.asarray(values) - self.loc) / self.scale
+
+    def inverse(self, values: ArrayLike) -> Array:
+        """Back to the original units."""
+        return jnp.asarray(values) * self.scale + self.loc
+
+    def inverse_scale(self, values: ArrayLike) -> Array:
+        """Standard deviations back to the original units."""
+        return jnp.asarray(values) * self.scale
+
+
+def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> Array:
+    """Inducing inputs (M, D): the centres of k-means clusters of the rows of ``X``, by SciPy.
+
+    Beyond 20 000 rows a random 20 000 of them are clustered.
+
+    Args:
+        X: inputs (N, D).
+        num_inducing: M, at most the number of distinct rows.
+        seed: of the random start.
+
+    Raises:
+        ValueError: more inducing points than distinct rows, or NaN or infinite inputs.
+
+    Source: seed 002, section 2.4.
+    """
+    require_inputs("kmeans", X)
+    require_finite("inputs of kmeans", X, "drop or impute the rows with missing values")
+    X = np.asarray(X)
+    rng = np.random.default_rng(seed)
+    distinct = np.unique(X, axis=0)
+    if not isinstance(num_inducing, int) or not 1 <= num_inducing <= len(distinct):
+        raise ValueError(
+            f"kmeans: expected between 1 and {len(distinct)} inducing points, the number of distinct rows of X, got "
+            f"{num_inducing}: more cannot add anything; for an exact process use inducing=None"
+        )
+    if len(distinct) == num_inducing:
+        return distinct
+    rows = X if len(X) <= _KMEANS_ROWS else X[rng.choice(len(X), _KMEANS_ROWS, replace=False)]
+    with warnings.catch_warnings():  # a cluster that empties keeps its last centre, which is all we need
+        warnings.filterwarnings("ignore", message="One of the clusters is empty")
+        centres, _ = kmeans2(rows.astype(float), num_inducing, minit="++", seed=rng)
+    return centres.astype(X.dtype)
+
+
+class LayerStart(NamedTuple):
+    """Where a layer starts."""
+
+    Z: Array
+    """Inducing inputs (M, D)."""
+    mean: Mean
+    """Mean function from D inputs to the width of the layer."""
+    lengthscale: float
+    """sqrt(D), the typical distance between standardised inputs."""
+
+
+def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int = 0) -> list[LayerStart]:
+    r"""Starting points of a deep model: one :class:`LayerStart` per hidden layer, then one for the last.
+
+    Inner layers start as the identity, a projection on principal directions, or a padded copy
+    (:func:`numpyro_dgp.means.pca`); the data are sent through these means, and the inducing inputs of each layer are
+    k-means centres of what arrives there. The last mean is zero.
+
+    Args:
+        X: inputs (N, D), standardised.
+        widths: output dimensions of the hidden layers; empty for a shallow model.
+        num_inducing: M.
+        seed: of k-means.
+
+    Raises:
+        ValueError: as :func:`kmeans` and :func:`numpyro_dgp.means.pca`.
+
+    Example:
+        >>> import numpy as np
+        >>> starts = layers(np.random.default_rng(0).normal(size=(100, 4)), [2], 10)
+        >>> [start.Z.shape for start in starts], starts[1].lengthscale
+        ([(10, 4), (10, 2)], 1.4142135623730951)
+
+    Source: seed 002, sections 2.4 and 5.2.5.
+    """
+    starts, inputs = [], np.asarray(X)
+    for width in [*widths, None]:
+        mean = Zero() if width is None else pca(inputs, width)
+        Z = kmeans(inputs, num_inducing, seed=seed)
+        starts.append(LayerStart(Z, mean, math.sqrt(inputs.shape[1])))
+        inputs = np.asarray(mean(jnp.asarray(inputs)))
+    return starts

@@ -1,0 +1,286 @@
+r"""S4: predictions from a fitted program: mixtures, densities, draws of whole functions.
+
+One draw s of everything below the last function gives a density :math:`p_s(y)`. The prediction is the mixture over
+draws, whose mean, variance and log density are
+
+.. math:: \bar m = \tfrac1S \sum_s m_s, \qquad
+          v = \tfrac1S \sum_s v_s + \operatorname{var}_s m_s, \qquad
+          \log p(y) = \log \tfrac1S \sum_s p_s(y) .
+
+Leaving out the variance of the means is the usual mistake (source: seed 002, equations 2.20 and 2.21).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.beliefs import FunctionDraw
+from numpyro_dgp.guides.sites import Message, inspect_program, refuse_subsampling, site_kind, unwrap
+from numpyro_dgp.likelihood import Likelihood
+from numpyro_dgp.objectives import marginal
+
+__all__ = ["Mixture", "Posterior"]
+
+# Rows (draws times inputs) that go through the layers at once.
+_BLOCK = 20_000
+
+
+class Mixture(NamedTuple):
+    """A predictive mixture over S draws: moments of y given each draw, shapes (S, N, ...)."""
+
+    means: Array
+    variances: Array
+
+    @property
+    def mean(self) -> Array:
+        """Mean of the mixture (N, ...)."""
+        return self.means.mean(0)
+
+    @property
+    def variance(self) -> Array:
+        """Variance of the mixture (N, ...): mean of the variances plus variance of the means."""
+        return self.variances.mean(0) + self.means.var(0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Posterior:
+    """A fitted program: a model with a guide and its parameters, or with draws from MCMC.
+
+    Args:
+        model: the program.
+        guide: its guide.
+        params: parameters, from ``svi_result.params``.
+        samples: draws of the latent sites, from ``mcmc.get_samples()``, instead of a guide. Sites with one value
+            per datum are ignored: at new inputs the program draws them.
+        site: the observed site; needed only when it is not a ``Likelihood``, or when there are several.
+
+    Raises:
+        ValueError: neither a guide nor samples, or both.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> guide = dgp.guides.InducingPoint(model)
+        >>> result = SVI(model, guide, optax.adam(0.05), dgp.ELBO()).run(
+        ...     jax.random.key(0), 300, X, X[:, 0] ** 2, progress_bar=False)
+        >>> posterior = dgp.Posterior(model, guide, result.params)
+        >>> posterior.predict(jax.random.key(1), X[:3]).mean.shape
+        (3,)
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any] | None = None
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    samples: Mapping[str, Array] | None = None
+    site: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.guide is None) == (self.samples is None):
+            raise ValueError(
+                "Posterior: expected a guide with params, or samples, and not both: "
+                "Posterior(model, guide, result.params) or Posterior(model, samples=mcmc.get_samples())"
+            )
+
+    def predict(self, key: Array, *args: Any, num_samples: int = 100, **kwargs: Any) -> Mixture:
+        """Moments of y at new inputs, a mixture over draws.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_samples: S; with ``samples``, that many of them, evenly spaced.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: NaN or infinite inputs, or a model that subsamples.
+        """
+        return self._over_draws(self._moments, key, num_samples, args, kwargs)
+
+    def log_density(self, key: Array, y: ArrayLike, *args: Any, num_samples: int = 100, **kwargs: Any) -> Array:
+        """Log predictive density of each observation, log mean over draws: shape (N,).
+
+        Args:
+            key: PRNG key.
+            y: observations, of the shape of the observed site.
+            *args: arguments of the model without observations.
+            num_samples: S.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: as :meth:`predict`, or observations of the wrong shape.
+        """
+        require_finite("observations y", y, "drop the rows with missing values")
+        log_p = self._over_draws(self._density, key, num_samples, (jnp.asarray(y), *args), kwargs)
+        return logsumexp(log_p, axis=0) - jnp.log(log_p.shape[0])
+
+    def hidden(self, key: Array, *args: Any, num_samples: int = 100, **kwargs: Any) -> dict[str, Array]:
+        """Draws of the values of every hidden layer, independent across inputs: ``{site: (S, N, P)}``."""
+        return self._over_draws(self._hidden, key, num_samples, args, kwargs)
+
+    def functions(
+        self, key: Array, *, num_samples: int = 10, num_features: int = 1024
+    ) -> Callable[..., dict[str, Array]]:
+        """Draws of whole functions, consistent across inputs.
+
+        Args:
+            key: PRNG key; it fixes the draws.
+            num_samples: S.
+            num_features: random functions in each prior draw; the covariance is exact for any number, the shape of the
+                distribution Gaussian for many.
+
+        Returns:
+            A function of the model's arguments, giving ``{site: values (S, N, ...)}`` for every hidden layer and for
+            the function under the observed site. The same inputs give the same values in every call.
+
+        Raises:
+            ValueError: from a kernel without random features.
+        """
+        paths = partial(self._paths, num_features)
+        return lambda *args, **kwargs: self._over_draws(paths, key, num_samples, args, kwargs)
+
+    def _moments(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
+        fn = self._observed(self._trace(key, sample, args, kwargs))["fn"]
+        return Mixture(fn.mean, fn.variance)
+
+    def _density(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
+        y, *args = args
+        fn = unwrap(self._observed(self._trace(key, sample, args, kwargs))["fn"])
+        return fn.log_marginal(y) if isinstance(fn, Likelihood) else fn.log_prob(y)
+
+    def _hidden(self, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
+        return _hidden_values(self._trace(key, sample, args, kwargs))
+
+    def _paths(self, num_features: int, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
+        draw_key, path_key = jax.random.split(key)
+        if self.guide is not None:
+            sample = self._seeded(self.guide, draw_key)(*args, **kwargs)
+        program = self._given(sample, self._seeded(self.model, draw_key), args, kwargs)
+        sites = handlers.trace(_DrawFunctions(program, path_key, num_features)).get_trace(*args, **kwargs)
+        last = self._observed(sites)
+        f_x = getattr(unwrap(last["fn"]), "f_x", None)
+        values = _hidden_values(sites)
+        return values if f_x is None else {**values, last["name"]: f_x.loc}
+
+    def _trace(self, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Message]:
+        """One run of the model: in marginal mode under the guide, or given one draw of MCMC."""
+        guide_key, model_key = jax.random.split(key)
+        program = self._seeded(self.model, model_key)
+        if self.guide is None:
+            program = self._given(sample, program, args, kwargs)
+        else:
+            guide_trace = handlers.trace(marginal(self._seeded(self.guide, guide_key))).get_trace(*args, **kwargs)
+            program = handlers.replay(program, guide_trace)
+        return handlers.trace(_Whole(program)).get_trace(*args, **kwargs)
+
+    def _seeded(self, program: Callable[..., Any], key: Array) -> Callable[..., Any]:
+        return handlers.substitute(handlers.seed(program, key), data=dict(self.params))
+
+    def _given(self, sample: Any, program: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+        """``program`` with the values that do not belong to single data."""
+        structure = inspect_program(self.model, args, kwargs)
+
+        def value(msg: Message) -> Any:
+            if msg["type"] != "sample" or site_kind(msg) in ("hidden", "observed") or structure.is_per_datum(msg):
+                return None
+            return sample.get(msg["name"])
+
+        return handlers.substitute(program, substitute_fn=value)
+
+    def _observed(self, sites: dict[str, Message]) -> Message:
+        known = getattr(self.guide, "_observed", set()) if self.site is None else {self.site}
+        likelihoods = [s for s in sites.values() if s["type"] == "sample" and isinstance(unwrap(s["fn"]), Likelihood)]
+        found = [sites[name] for name in sorted(known) if name in sites] or likelihoods
+        if len(found) != 1:
+            raise ValueError(
+                f"Posterior: expected one observed site, found {[s['name'] for s in found]}: name it, Posterior(..., "
+                f"site=...); the program has {[n for n, s in sites.items() if s['type'] == 'sample']}"
+            )
+        return found[0]
+
+    def _over_draws(self, function: Callable[..., Any], key: Array, num_samples: int, args: Any, kwargs: Any) -> Any:
+        if not isinstance(num_samples, int) or num_samples < 1:
+            raise ValueError(f"Posterior: expected num_samples to be a positive integer, got {num_samples!r}: try 100")
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        for leaf in leaves:
+            if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                require_finite("inputs", leaf, "drop or impute the rows with missing values")
+        arrays = [jnp.asarray(leaf) if np.ndim(leaf) else None for leaf in leaves]
+        constants = tuple(None if np.ndim(leaf) else leaf for leaf in leaves)
+        return self._compiled(function, num_samples, treedef, constants, key, self._thinned(num_samples), arrays)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        return jax.jit(_over_draws, static_argnums=(0, 1, 2, 3))
+
+    def _thinned(self, num_samples: int) -> dict[str, Array]:
+        """``num_samples`` of the MCMC draws, evenly spaced; empty for a guide."""
+        if self.samples is None:
+            return {}
+        total = len(next(iter(self.samples.values())))
+        if num_samples > total:
+            raise ValueError(
+                f"Posterior: expected num_samples of at most {total}, the number of MCMC draws, got {num_samples}"
+            )
+        index = np.linspace(0, total - 1, num_samples).astype(int)
+        return {name: jnp.asarray(value)[index] for name, value in self.samples.items()}
+
+
+def _over_draws(
+    function: Callable[..., Any],
+    num_samples: int,
+    treedef: Any,
+    constants: tuple[Any, ...],
+    key: Array,
+    samples: dict[str, Array],
+    arrays: list[Array | None],
+) -> Any:
+    """``function`` of every draw, in blocks of draws that keep the intermediates in cache."""
+    leaves = [c if a is None else a for a, c in zip(arrays, constants, strict=True)]
+    args, kwargs = jax.tree.unflatten(treedef, leaves)
+    rows = max([a.shape[0] for a in arrays if a is not None], default=1)
+    draws = jax.random.split(key, num_samples), samples
+    return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, _BLOCK // rows))
+
+
+def _hidden_values(sites: dict[str, Message]) -> dict[str, Array]:
+    return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
+
+
+class _Whole(Messenger):
+    """Refuses predictions for a random part of the inputs."""
+
+    def process_message(self, msg: Message) -> None:
+        refuse_subsampling("Posterior", msg)
+
+
+class _DrawFunctions(_Whole):
+    """Turns draws of inducing values into draws of whole functions, each with a key of its own."""
+
+    def __init__(self, fn: Callable[..., Any], key: Array, num_features: int) -> None:
+        self.key, self.num_features, self.count = key, num_features, 0
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        super().process_message(msg)
+        if msg["type"] == "sample" and site_kind(msg) == "inducing":
+            self.count += 1
+            msg["value"] = FunctionDraw(msg["value"], jax.random.fold_in(self.key, self.count), self.num_features)
