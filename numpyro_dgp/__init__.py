@@ -1,7 +1,6 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
 from numpyro_dgp import guides, initial, kernels, means
-from numpyro_dgp.training import fit, load, save
 from numpyro_dgp.inducing import Points
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import ELBO
@@ -10,6 +9,7 @@ from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.robustmax import RobustMax
 from numpyro_dgp.sampling import NonCentered, for_mcmc
+from numpyro_dgp.training import fit, load, save
 
 __version__ = "0.1.0"
 

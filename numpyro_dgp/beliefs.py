@@ -64,13 +64,13 @@ class Belief(dist.Distribution):
     r"""A Gaussian over whitened inducing values, event shape (P, M) or (M,).
 
     Subclasses say what the Gaussian adds to the covariance of the function at inputs whose whitened
-    cross-covariance is :math:`A = L^{-1} k(Z, x)`: the spread :math:`A^\top S A`.
+    cross-covariance is :math:`A = k(x, Z) L^{-\top}`: the spread :math:`A S A^\top`.
     """
 
     loc: Array
 
     def spread(self, A: Array) -> Array:
-        """Diagonal of the added covariance, shape (P, N), for A of shape (M, N) or (P, M, N)."""
+        """Diagonal of the added covariance, shape (N, P), for A of shape (N, M) or (P, N, M)."""
         raise NotImplementedError
 
     def spread_covariance(self, A: Array) -> Array:
@@ -87,8 +87,8 @@ class Belief(dist.Distribution):
 
 
 def project(u: Array, A: Array) -> Array:
-    """``u @ A`` per output: (P, M) with (M, N) or (P, M, N) gives (P, N)."""
-    return u @ A if A.ndim == 2 else (u[:, None, :] @ A)[:, 0]
+    """Products of the rows of A, (N, M) or (P, N, M), with the rows of u, (P, M): shape (N, P)."""
+    return A @ u.T if A.ndim == 2 else (A @ u[..., None])[..., 0].T
 
 
 class FullBelief(Belief):
@@ -133,12 +133,14 @@ class FullBelief(Belief):
         return jnp.square(self.scale_tril).sum(-1)
 
     def spread(self, A: Array) -> Array:
-        covariance = self.covariance.reshape(-1, *self.scale_tril.shape[-2:])
-        return quadratic_forms(covariance, A)
+        S = self.covariance.reshape(-1, *self.scale_tril.shape[-2:])
+        if A.ndim == 2:
+            return quadratic_forms(S, A)
+        return jax.vmap(lambda S_p, A_p: quadratic_forms(S_p[None], A_p)[:, 0], out_axes=1)(S, A)
 
     def spread_covariance(self, A: Array) -> Array:
-        half = self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:]).mT @ A
-        return half.mT @ half
+        half = A @ self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:])
+        return half @ half.mT
 
 
 class DiagonalBelief(Belief):
@@ -175,11 +177,11 @@ class DiagonalBelief(Belief):
         return jnp.square(self.scale)
 
     def spread(self, A: Array) -> Array:
-        return project(self.variance.reshape(-1, A.shape[-2]), jnp.square(A))
+        return project(self.variance.reshape(-1, A.shape[-1]), jnp.square(A))
 
     def spread_covariance(self, A: Array) -> Array:
-        half = self.scale.reshape(-1, A.shape[-2], 1) * A
-        return half.mT @ half
+        half = A * self.scale.reshape(-1, 1, A.shape[-1])
+        return half @ half.mT
 
 
 @kl_divergence.register(FullBelief, InducingPrior)

@@ -1,10 +1,10 @@
 r"""S2: random functions. Called on inputs, they return the distribution of their values there.
 
-With :math:`L L^\top = k(Z, Z)`, :math:`A = L^{-1} k(Z, x)` and whitened inducing values v,
+With :math:`L L^\top = k(Z, Z)`, :math:`A = k(x, Z) L^{-\top}` and whitened inducing values v,
 
 .. math::
-    p(f(x) \mid v) = N\bigl(m(x) + A^\top v,\; k(x, x) - A^\top A\bigr), \qquad
-    q(f(x)) = N\bigl(m(x) + A^\top m,\; k(x, x) - A^\top A + A^\top S A\bigr)
+    p(f(x) \mid v) = N\bigl(m(x) + A v,\; k(x, x) - A A^\top\bigr), \qquad
+    q(f(x)) = N\bigl(m(x) + A m,\; k(x, x) - A A^\top + A S A^\top\bigr)
 
 where q(v) = N(m, S). Source: seed 002, equations 1.28 and 1.29, whitened.
 """
@@ -21,7 +21,7 @@ from numpyro_dgp._checks import require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.inducing import Kernels, covariances, cross_covariance, features, gram, variances
-from numpyro_dgp.linalg import cholesky, jitter, solve_lower
+from numpyro_dgp.linalg import inverse_cholesky, jitter, matmul
 from numpyro_dgp.means import Mean
 from numpyro_dgp.values import FunctionValues, JointValues
 
@@ -46,6 +46,11 @@ def _noise_covariance(noise: ArrayLike | None, size: int, dtype: jnp.dtype) -> A
     return _noise_variance(noise, dtype)[..., None, None] * jnp.eye(size, dtype=dtype)
 
 
+def _whiten_columns(whiten: Array, values: Array) -> Array:
+    """Whitened values (P, M) of values (M, P) at the inducing inputs."""
+    return (whiten @ values.T[..., None])[..., 0]
+
+
 def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
     """m(x) of shape (..., P), or (...,) for a scalar function."""
     values = mean(x)
@@ -64,7 +69,7 @@ class SparseFunction:
     Args:
         kernels: one kernel, or one per output.
         Z: inducing inputs (M, D) or (P, M, D).
-        L: Cholesky factor of k(Z, Z), (M, M) or (P, M, M).
+        whiten: :math:`L^{-1}`, the inverse Cholesky factor of k(Z, Z), (M, M) or (P, M, M).
         u: what is known about the whitened values: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
@@ -72,7 +77,7 @@ class SparseFunction:
 
     kernels: Kernels
     Z: Array
-    L: Array
+    whiten: Array
     u: Array | Belief | FunctionDraw
     outputs: int | None
     mean: Mean
@@ -92,16 +97,17 @@ class SparseFunction:
         """
         x = _inputs(x, self.Z.shape[-1], noise)
         rows = x.reshape(-1, x.shape[-1])
-        A = self._whitened_cross_covariance(rows)
+        A = self._whitened(rows)
         k = variances(self.kernels, rows)
         # Rounding can push the difference below zero; what is left there is the jitter.
-        conditional = jnp.maximum(k - jnp.square(A).sum(-2), jitter(A.dtype, self.Z.shape[-2]) * k)
-        loc, spread = self._known(A, rows)
+        conditional = jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.Z.shape[-2]) * k)
         if isinstance(self.u, FunctionDraw):
             conditional = jnp.zeros_like(conditional)
+        loc, spread = self._known(A, rows)
+        conditional = jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape)
         values = FunctionValues(
             self._unflatten(loc, x) + self._mean(x),
-            self._unflatten(jnp.broadcast_to(conditional, loc.shape), x) + _noise_variance(noise, loc.dtype),
+            self._unflatten(conditional, x) + _noise_variance(noise, loc.dtype),
             None if spread is None else self._unflatten(spread, x),
             event_dim=0 if self.outputs is None else 1,
         )
@@ -116,32 +122,33 @@ class SparseFunction:
         """
         x = _inputs(x, self.Z.shape[-1], noise)
         rows = x.reshape(-1, x.shape[-1])
-        blocks = (*x.shape[:-2], x.shape[-2])
-        flat = self._whitened_cross_covariance(rows)
-        A = jnp.moveaxis(flat.reshape(-1, flat.shape[-2], *blocks), (0, 1), (-3, -2))
+        flat = self._whitened(rows)
+        A = jnp.moveaxis(flat.reshape(-1, *x.shape[:-1], flat.shape[-1]), 0, -3)
         loc, _ = self._known(flat, rows)
-        conditional = covariances(self.kernels, x) - A.mT @ A
+        conditional = covariances(self.kernels, x) - A @ A.mT
         if isinstance(self.u, FunctionDraw):
             conditional = jnp.zeros_like(conditional)
-        spread = (
-            jax.vmap(self.u.spread_covariance)(A.reshape(-1, *A.shape[-3:])) if isinstance(self.u, Belief) else None
-        )
+        spread = None
+        if isinstance(self.u, Belief):
+            spread = jax.vmap(self.u.spread_covariance)(A.reshape(-1, *A.shape[-3:]))
+            spread = spread.reshape(*x.shape[:-2], *spread.shape[1:])
         values = JointValues(
             self._unflatten(loc, x) + self._mean(x),
             conditional + _noise_covariance(noise, x.shape[-2], loc.dtype),
-            None if spread is None else spread.reshape(*x.shape[:-2], *spread.shape[1:]),
+            spread,
             event_dim=1 if self.outputs is None else 2,
         )
         values.function = self
         return values
 
-    def _whitened_cross_covariance(self, rows: Array) -> Array:
-        dtype = jnp.result_type(rows, self.L)
-        cross = cross_covariance(self.kernels, self.Z, rows).astype(dtype)
-        return solve_lower(self.L.astype(dtype), cross)
+    def _whitened(self, rows: Array) -> Array:
+        """A = k(x, Z) L^{-T}, shape (N, M), or (P, N, M) where outputs differ."""
+        dtype = jnp.result_type(rows, self.whiten)
+        cross = cross_covariance(self.kernels, rows, self.Z).astype(dtype)
+        return matmul(cross, self.whiten.astype(dtype).mT)
 
     def _known(self, A: Array, rows: Array) -> tuple[Array, Array | None]:
-        """Mean (P, N) without the mean function, and the spread (P, N) of a belief."""
+        """Mean (N, P) without the mean function, and the spread (N, P) of a belief."""
         if isinstance(self.u, Belief):
             return project(self._rows(self.u.loc), A), self.u.spread(A)
         if isinstance(self.u, FunctionDraw):
@@ -156,9 +163,9 @@ class SparseFunction:
         weights = weights / math.sqrt(draw.num_features)
 
         def prior_draw(x: Array) -> Array:
-            return project(weights, features(self.kernels, feature_key, x, draw.num_features).mT)
+            return project(weights, features(self.kernels, feature_key, x, draw.num_features))
 
-        at_inducing = solve_lower(self.L, prior_draw(self.Z)[..., None])[..., 0]
+        at_inducing = _whiten_columns(self.whiten, prior_draw(self.Z))
         return prior_draw(rows) + project(u - at_inducing, A)
 
     def _rows(self, u: Array) -> Array:
@@ -168,10 +175,8 @@ class SparseFunction:
         return mean_values(self.mean, x, self.outputs)
 
     def _unflatten(self, values: Array, x: Array) -> Array:
-        """(P, N) of the flattened inputs to (..., P), or (...,) for a scalar function."""
-        if self.outputs is None:
-            return values.reshape(x.shape[:-1])
-        return values.T.reshape(*x.shape[:-1], self.outputs)
+        """(N, P) of the flattened inputs to (..., P), or (...,) for a scalar function."""
+        return values.reshape(x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,7 +229,6 @@ class ExactFunction:
         """
         x = _inputs(x, None, None)
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
-        rows = residual[None] if self.outputs is None else residual.T
-        L = cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
-        u = solve_lower(L, rows[..., None])[..., 0]
-        return SparseFunction(self.kernels, x, L, u[0] if self.outputs is None else u, self.outputs, self.mean)
+        whiten = inverse_cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
+        u = _whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
+        return SparseFunction(self.kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)

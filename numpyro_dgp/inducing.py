@@ -16,7 +16,7 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.beliefs import InducingPrior
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import cholesky
+from numpyro_dgp.linalg import inverse_cholesky
 
 if TYPE_CHECKING:
     from numpyro_dgp.functions import SparseFunction
@@ -39,11 +39,11 @@ def gram(kernels: Kernels, Z: Array) -> Array:
     return jnp.stack([k.gram(z) for k, z in _per_output(kernels, Z)])
 
 
-def cross_covariance(kernels: Kernels, Z: Array, x: Array) -> Array:
-    """k(Z, x) for x of shape (N, D): shape (M, N) where shared, else (P, M, N)."""
+def cross_covariance(kernels: Kernels, x: Array, Z: Array) -> Array:
+    """k(x, Z) for x of shape (N, D): shape (N, M) where shared, else (P, N, M)."""
     if isinstance(kernels, Kernel):
-        return kernels(Z, x)
-    return jnp.stack([k(z, x) for k, z in _per_output(kernels, Z)])
+        return kernels(x, Z)
+    return jnp.stack([k(x, z) for k, z in _per_output(kernels, Z)])
 
 
 def variances(kernels: Kernels, x: Array) -> Array:
@@ -112,7 +112,7 @@ class Points:
             )
         if self.learn:
             Z = numpyro.param(f"{name}_Z", Z)
-        L = cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
+        whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
         shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
         u = numpyro.sample(name, InducingPrior(shape, Z.dtype))
         if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != shape:
@@ -121,4 +121,4 @@ class Points:
                 f"{jnp.shape(getattr(u, 'loc', u))}: open the layer outside every plate, and use outputs= "
                 "for several independent functions"
             )
-        return SparseFunction(kernels, Z, L, u, outputs, mean)
+        return SparseFunction(kernels, Z, whiten, u, outputs, mean)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 
 __all__ = [
     "cholesky",
+    "inverse_cholesky",
     "jitter",
     "matmul",
     "quadratic_forms",
@@ -29,6 +29,8 @@ __all__ = [
 # Below this many columns, differences are summed column by column: exact where the product form
 # loses digits, and as fast, because XLA fuses the sum into one pass over the N x M result.
 _FEW_COLUMNS = 3
+# Up to this size a triangular solve stays on the thread that calls it.
+_SMALL_SOLVE = 25
 
 
 def jitter(dtype: jnp.dtype, size: int) -> float:
@@ -89,49 +91,113 @@ def cholesky(K: Array, owner: str = "K") -> Array:
         ValueError: the factorisation failed (only detectable outside ``jit``; inside, the factor
             is NaN and so is every quantity that follows, see ``dgp.fit``).
     """
+    return _checked(jnp.linalg.cholesky(_with_jitter(K)), owner)
+
+
+def _with_jitter(K: Array) -> Array:
     size = K.shape[-1]
     nugget = jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
-    L = jnp.linalg.cholesky(K + nugget[..., None, None] * jnp.eye(size, dtype=K.dtype))
-    if is_concrete(L) and not np.isfinite(np.asarray(L)).all():
+    return K + nugget[..., None, None] * jnp.eye(size, dtype=K.dtype)
+
+
+def _checked(factor: Array, owner: str) -> Array:
+    if is_concrete(factor) and not np.isfinite(np.asarray(factor)).all():
         raise ValueError(
-            f"Cholesky factorisation of {owner} failed: expected a positive definite {size} x {size} "
-            f"matrix, got one that is not (dtype {K.dtype}), which usually means nearly identical "
-            "inducing inputs, a very long lengthscale, or NaN hyperparameters: use fewer inducing "
-            "inputs, spread them out, bound the lengthscale by a prior, or run in float64"
+            f"Cholesky factorisation of {owner} failed: expected a positive definite matrix, got one of size "
+            f"{factor.shape[-1]} that is not (dtype {factor.dtype}), which usually means nearly identical inducing "
+            "inputs, a very long lengthscale, or NaN hyperparameters: use fewer inducing inputs, spread them "
+            "out, bound the lengthscale by a prior, or run in float64"
         )
-    return L
+    return factor
+
+
+def _inverse_lower(L: Array) -> Array:
+    """Inverse of lower triangular matrices by halves: inv [A 0; B C] = [A' 0; -C' B A', C'] with A', C' inverses.
+
+    Only small blocks meet LAPACK's triangular solve. Larger ones wake the threads of OpenBLAS, which then spin
+    on the cores that XLA needs: a third of a training step (docs/performance.md).
+    """
+    size = L.shape[-1]
+    if size <= _SMALL_SOLVE:
+        eye = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
+        return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
+    half = size // 2
+    A, C = _inverse_lower(L[..., :half, :half]), _inverse_lower(L[..., half:, half:])
+    B = -matmul(C, matmul(L[..., half:, :half], A))
+    top = jnp.concatenate([A, jnp.zeros((*L.shape[:-2], half, size - half), L.dtype)], -1)
+    return jnp.concatenate([top, jnp.concatenate([B, C], -1)], -2)
+
+
+@jax.custom_jvp
+def _inverse_factor(K: Array) -> Array:
+    return _inverse_lower(jnp.linalg.cholesky(K))
+
+
+@_inverse_factor.defjvp
+def _inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # With W = L^{-1}: dL = L Phi(W dK W'), hence dW = -Phi(W dK W') W, where Phi halves the diagonal of the
+    # lower triangle. Products only, where differentiating through the factorisation costs triangular solves.
+    W = _inverse_factor(primals[0])
+    inner = jnp.tril(matmul(matmul(W, tangents[0]), W.mT))
+    inner = inner - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
+    return W, -matmul(inner, W)
+
+
+def inverse_cholesky(K: Array, owner: str = "K") -> Array:
+    r"""The whitening matrix :math:`L^{-1}` of :math:`K + \mathrm{jitter} = L L^\top`; jitter as in :func:`cholesky`.
+
+    A product with it has the accuracy of a triangular solve here (both are limited by the factorisation,
+    see ``docs/numerics.md``) and is faster, forwards and backwards.
+
+    Args:
+        K: symmetric positive semi-definite (..., M, M).
+        owner: whose matrix it is, for the error message.
+
+    Raises:
+        ValueError: as :func:`cholesky`.
+    """
+    return _checked(_inverse_factor(_with_jitter(K)), owner)
 
 
 def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:
     """``L^{-1} B`` (or ``L^{-T} B``) for lower triangular ``L`` (..., M, M) and ``B`` (..., M, N)."""
-    if L.ndim == B.ndim == 2:
-        return solve_triangular(L, B, lower=True, trans=int(transpose))
     batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
     L = jnp.broadcast_to(L, batch + L.shape[-2:])
     B = jnp.broadcast_to(B, batch + B.shape[-2:])
     return jax.lax.linalg.triangular_solve(L, B, left_side=True, lower=True, transpose_a=transpose)
 
 
+def _side_by_side(S: Array) -> Array:
+    """Symmetric matrices (P, M, M) as one matrix (M, P M)."""
+    return jnp.moveaxis(S, 0, 1).reshape(S.shape[1], -1)
+
+
+def _products(S: Array, A: Array) -> Array:
+    """All products A S_p, shape (N, P, M), by one matrix product."""
+    return (A @ _side_by_side(S)).reshape(-1, S.shape[0], S.shape[1])
+
+
 @jax.custom_jvp
 def quadratic_forms(S: Array, A: Array) -> Array:
-    r"""All quadratic forms :math:`v_{pn} = a_n^\top S_p\, a_n` at once, shape (P, N).
+    r"""All quadratic forms :math:`v_{np} = a_n^\top S_p\, a_n` at once, shape (N, P).
 
-    The value is one matrix product of shape (P M, M) x (M, N). The derivative is written by hand:
-    autodiff does not know that :math:`S_p` is symmetric and spends a third product on
-    :math:`\partial v / \partial A = 2 S_p A`, which the value has already computed.
+    The value is one matrix product of shape (N, M) x (M, P M), and its layout makes the sum run over contiguous
+    numbers. The derivative is written by hand: autodiff does not know that :math:`S_p` is symmetric and spends a
+    third product on :math:`\partial v / \partial A = 2 S_p A`, which the value has already computed.
 
     Args:
         S: symmetric matrices (P, M, M).
-        A: columns (M, N) shared by all P, or (P, M, N).
+        A: rows (N, M).
 
-    Source: design measured in ``docs/performance.md``.
+    Source: measured in ``docs/performance.md``.
     """
-    return (A * (S @ A)).sum(-2)
+    return (_products(S, A) * A[:, None, :]).sum(-1)
 
 
 @quadratic_forms.defjvp
 def _quadratic_forms_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     S, A = primals
     dS, dA = tangents
-    SA = S @ A
-    return (A * SA).sum(-2), (A * (dS @ A)).sum(-2) + 2 * (dA * SA).sum(-2)
+    products, rows = _products(S, A), A[:, None, :]
+    tangent = (_products(dS, A) * rows).sum(-1) + 2 * (products * dA[:, None, :]).sum(-1)
+    return (products * rows).sum(-1), tangent

@@ -22,19 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.beliefs import FunctionDraw
-from numpyro_dgp.guides.sites import Message, inspect_program, refuse_subsampling, site_kind, unwrap
+from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
+from numpyro_dgp.guides.sites import Message, inspect_program, site_kind, unwrap
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import marginal
 
 __all__ = ["Mixture", "Posterior"]
-
-# Rows (draws times inputs) that go through the layers at once.
-_BLOCK = 20_000
 
 
 class Mixture(NamedTuple):
@@ -167,17 +163,17 @@ class Posterior:
         return fn.log_marginal(y) if isinstance(fn, Likelihood) else fn.log_prob(y)
 
     def _hidden(self, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
-        return _hidden_values(self._trace(key, sample, args, kwargs))
+        return hidden_values(self._trace(key, sample, args, kwargs))
 
     def _paths(self, num_features: int, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
         draw_key, path_key = jax.random.split(key)
         if self.guide is not None:
             sample = self._seeded(self.guide, draw_key)(*args, **kwargs)
         program = self._given(sample, self._seeded(self.model, draw_key), args, kwargs)
-        sites = handlers.trace(_DrawFunctions(program, path_key, num_features)).get_trace(*args, **kwargs)
+        sites = handlers.trace(DrawFunctions(program, path_key, num_features)).get_trace(*args, **kwargs)
         last = self._observed(sites)
         f_x = getattr(unwrap(last["fn"]), "f_x", None)
-        values = _hidden_values(sites)
+        values = hidden_values(sites)
         return values if f_x is None else {**values, last["name"]: f_x.loc}
 
     def _trace(self, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Message]:
@@ -189,7 +185,7 @@ class Posterior:
         else:
             guide_trace = handlers.trace(marginal(self._seeded(self.guide, guide_key))).get_trace(*args, **kwargs)
             program = handlers.replay(program, guide_trace)
-        return handlers.trace(_Whole(program)).get_trace(*args, **kwargs)
+        return handlers.trace(Whole(program)).get_trace(*args, **kwargs)
 
     def _seeded(self, program: Callable[..., Any], key: Array) -> Callable[..., Any]:
         return handlers.substitute(handlers.seed(program, key), data=dict(self.params))
@@ -229,7 +225,7 @@ class Posterior:
 
     @cached_property
     def _compiled(self) -> Callable[..., Any]:
-        return jax.jit(_over_draws, static_argnums=(0, 1, 2, 3))
+        return jax.jit(over_draws, static_argnums=(0, 1, 2, 3))
 
     def _thinned(self, num_samples: int) -> dict[str, Array]:
         """``num_samples`` of the MCMC draws, evenly spaced; empty for a guide."""
@@ -242,45 +238,3 @@ class Posterior:
             )
         index = np.linspace(0, total - 1, num_samples).astype(int)
         return {name: jnp.asarray(value)[index] for name, value in self.samples.items()}
-
-
-def _over_draws(
-    function: Callable[..., Any],
-    num_samples: int,
-    treedef: Any,
-    constants: tuple[Any, ...],
-    key: Array,
-    samples: dict[str, Array],
-    arrays: list[Array | None],
-) -> Any:
-    """``function`` of every draw, in blocks of draws that keep the intermediates in cache."""
-    leaves = [c if a is None else a for a, c in zip(arrays, constants, strict=True)]
-    args, kwargs = jax.tree.unflatten(treedef, leaves)
-    rows = max([a.shape[0] for a in arrays if a is not None], default=1)
-    draws = jax.random.split(key, num_samples), samples
-    return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, _BLOCK // rows))
-
-
-def _hidden_values(sites: dict[str, Message]) -> dict[str, Array]:
-    return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
-
-
-class _Whole(Messenger):
-    """Refuses predictions for a random part of the inputs."""
-
-    def process_message(self, msg: Message) -> None:
-        refuse_subsampling("Posterior", msg)
-
-
-class _DrawFunctions(_Whole):
-    """Turns draws of inducing values into draws of whole functions, each with a key of its own."""
-
-    def __init__(self, fn: Callable[..., Any], key: Array, num_features: int) -> None:
-        self.key, self.num_features, self.count = key, num_features, 0
-        super().__init__(fn)
-
-    def process_message(self, msg: Message) -> None:
-        super().process_message(msg)
-        if msg["type"] == "sample" and site_kind(msg) == "inducing":
-            self.count += 1
-            msg["value"] = FunctionDraw(msg["value"], jax.random.fold_in(self.key, self.count), self.num_features)

@@ -1,8 +1,8 @@
 """S3: training that can be interrupted: ``fit`` with checkpoints, and parameters in one file.
 
-``svi.run`` does the same steps. What ``fit`` adds: one compiled program for any number of steps, with the data passed as
-arguments; a checkpoint from which a later call continues with bit-identical results; an error that names the
-layer when a Cholesky factorisation fails.
+``svi.run`` does the same steps. What ``fit`` adds: one compiled program for any number of steps, with the data
+passed as arguments; a checkpoint from which a later call continues with bit-identical results; an error that
+names the layer when a Cholesky factorisation fails.
 """
 
 from __future__ import annotations

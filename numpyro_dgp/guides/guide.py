@@ -22,7 +22,16 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules import Prior, Propagate, Rule, Site
-from numpyro_dgp.guides.sites import Message, Program, hide, initial_values, inspect_program, site_kind, unwrap
+from numpyro_dgp.guides.sites import (
+    Message,
+    Program,
+    full_plates,
+    hide,
+    initial_values,
+    inspect_program,
+    site_kind,
+    unwrap,
+)
 
 __all__ = ["Guide"]
 
@@ -138,8 +147,9 @@ class Guide:
             )
         args, kwargs = self._arguments
         found = {} if self.companion is None else self.companion.quantiles(params, quantiles)
-        with handlers.block(), handlers.trace() as sites, handlers.substitute(data=params), handlers.seed(rng_seed=0):
-            self(*args, **kwargs)
+        program = full_plates(handlers.substitute(handlers.seed(self, 0), data=params))
+        with handlers.block():
+            sites = handlers.trace(program).get_trace(*args, **kwargs)
         for name, site in sites.items():
             if site["type"] == "sample" and name not in found and site.get("own"):
                 found[name] = _quantiles(unwrap(site["fn"]), quantiles)

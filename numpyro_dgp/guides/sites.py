@@ -23,7 +23,16 @@ from numpyro_dgp.functions import ExactFunction
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.values import FunctionValues, JointValues
 
-__all__ = ["Program", "hide", "initial_values", "inspect_program", "refuse_subsampling", "site_kind", "unwrap"]
+__all__ = [
+    "Program",
+    "full_plates",
+    "hide",
+    "initial_values",
+    "inspect_program",
+    "refuse_subsampling",
+    "site_kind",
+    "unwrap",
+]
 
 Message = dict[str, Any]
 
@@ -139,7 +148,16 @@ def _structure(sites: dict[str, Message]) -> Program:
     return Program(inner, tuple(data), tuple(observed))
 
 
-class _Initialise(Messenger):
+class full_plates(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which no plate subsamples."""
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "plate":
+            size = msg["args"][0]
+            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+
+
+class _Initialise(full_plates):
     """Full plates, zero inducing values, layers at their means, the rest as the init strategy says."""
 
     def __init__(self, strategy: Callable[[Message], Array]) -> None:
@@ -147,9 +165,7 @@ class _Initialise(Messenger):
         super().__init__()
 
     def process_message(self, msg: Message) -> None:
-        if msg["type"] == "plate":
-            size = msg["args"][0]
-            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+        super().process_message(msg)
         if msg["type"] != "sample" or msg["value"] is not None:
             return
         fn, kind = unwrap(msg["fn"]), site_kind(msg)

@@ -1,0 +1,61 @@
+"""S4: running a program once per draw: blocks of draws, draws of whole functions, whole data only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.beliefs import FunctionDraw
+from numpyro_dgp.guides.sites import Message, refuse_subsampling, site_kind
+
+__all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws"]
+
+# Rows (draws times inputs) that go through the layers at once.
+_BLOCK = 20_000
+
+
+def over_draws(
+    function: Callable[..., Any],
+    num_samples: int,
+    treedef: Any,
+    constants: tuple[Any, ...],
+    key: Array,
+    samples: dict[str, Array],
+    arrays: list[Array | None],
+) -> Any:
+    """``function`` of every draw, in blocks of draws that keep the intermediates in cache."""
+    leaves = [c if a is None else a for a, c in zip(arrays, constants, strict=True)]
+    args, kwargs = jax.tree.unflatten(treedef, leaves)
+    rows = max([a.shape[0] for a in arrays if a is not None], default=1)
+    draws = jax.random.split(key, num_samples), samples
+    return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, _BLOCK // rows))
+
+
+def hidden_values(sites: dict[str, Message]) -> dict[str, Array]:
+    """Values of the hidden layers of a run, by site."""
+    return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
+
+
+class Whole(Messenger):
+    """Refuses predictions for a random part of the inputs."""
+
+    def process_message(self, msg: Message) -> None:
+        refuse_subsampling("Posterior", msg)
+
+
+class DrawFunctions(Whole):
+    """Turns draws of inducing values into draws of whole functions, each with a key of its own."""
+
+    def __init__(self, fn: Callable[..., Any], key: Array, num_features: int) -> None:
+        self.key, self.num_features, self.count = key, num_features, 0
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        super().process_message(msg)
+        if msg["type"] == "sample" and site_kind(msg) == "inducing":
+            self.count += 1
+            msg["value"] = FunctionDraw(msg["value"], jax.random.fold_in(self.key, self.count), self.num_features)
