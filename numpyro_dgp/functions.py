@@ -96,15 +96,7 @@ class SparseFunction:
             ValueError: inputs of another width, NaN or infinite inputs, noise that is not positive.
         """
         x = _inputs(x, self.Z.shape[-1], noise)
-        rows = x.reshape(-1, x.shape[-1])
-        A = self._whitened(rows)
-        k = variances(self.kernels, rows)
-        # Rounding can push the difference below zero; what is left there is the jitter.
-        conditional = jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.Z.shape[-2]) * k)
-        if isinstance(self.u, FunctionDraw):
-            conditional = jnp.zeros_like(conditional)
-        loc, spread = self._known(A, rows)
-        conditional = jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape)
+        loc, conditional, spread = self._moments(x.reshape(-1, x.shape[-1]))
         values = FunctionValues(
             self._unflatten(loc, x) + self._mean(x),
             self._unflatten(conditional, x) + _noise_variance(noise, loc.dtype),
@@ -141,6 +133,17 @@ class SparseFunction:
         values.function = self
         return values
 
+    def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
+        """Mean without the mean function, conditional variance and spread at rows (N, D), each (N, P)."""
+        A = self._whitened(rows)
+        loc, spread = self._known(A, rows)
+        if isinstance(self.u, FunctionDraw):
+            return loc, jnp.zeros_like(loc), spread
+        k = variances(self.kernels, rows)
+        # Rounding can push the difference below zero; what is left there is the jitter.
+        conditional = jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.Z.shape[-2]) * k)
+        return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), spread
+
     def _whitened(self, rows: Array) -> Array:
         """A = k(x, Z) L^{-T}, shape (N, M), or (P, N, M) where outputs differ."""
         dtype = jnp.result_type(rows, self.whiten)
@@ -159,7 +162,7 @@ class SparseFunction:
         """A prior draw from random functions, corrected so that it passes through u (Matheron's rule)."""
         u = self._rows(draw.u)
         feature_key, weight_key = jax.random.split(draw.key)
-        weights = jax.random.normal(weight_key, (u.shape[0], draw.num_features), rows.dtype)
+        weights = jax.random.normal(weight_key, (u.shape[0], draw.num_features), u.dtype)
         weights = weights / math.sqrt(draw.num_features)
 
         def prior_draw(x: Array) -> Array:

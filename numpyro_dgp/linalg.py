@@ -29,6 +29,8 @@ __all__ = [
 # Below this many columns, differences are summed column by column: exact where the product form
 # loses digits, and as fast, because XLA fuses the sum into one pass over the N x M result.
 _FEW_COLUMNS = 3
+# Rows whose products with P matrices stay in cache.
+_BLOCK = 2000
 # Up to this size a triangular solve stays on the thread that calls it.
 _SMALL_SOLVE = 25
 
@@ -172,18 +174,27 @@ def _side_by_side(S: Array) -> Array:
     return jnp.moveaxis(S, 0, 1).reshape(S.shape[1], -1)
 
 
-def _products(S: Array, A: Array) -> Array:
-    """All products A S_p, shape (N, P, M), by one matrix product."""
-    return (A @ _side_by_side(S)).reshape(-1, S.shape[0], S.shape[1])
+def _products(C: Array, A: Array) -> Array:
+    """Products of rows A (N, M) with P matrices side by side, C (M, P M), by one matrix product: (N, P, M)."""
+    return (A @ C).reshape(len(A), -1, C.shape[0])
 
 
-@jax.custom_jvp
+def _blocks(rows: Array) -> Array:
+    """Rows (N, ...) as (blocks, rows per block, ...), with zero rows added at the end."""
+    count = -(-len(rows) // _BLOCK)
+    size = -(-len(rows) // count)
+    padded = jnp.pad(rows, [(0, count * size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
+    return padded.reshape(count, size, *rows.shape[1:])
+
+
+@jax.custom_vjp
 def quadratic_forms(S: Array, A: Array) -> Array:
     r"""All quadratic forms :math:`v_{np} = a_n^\top S_p\, a_n` at once, shape (N, P).
 
     The value is one matrix product of shape (N, M) x (M, P M), and its layout makes the sum run over contiguous
-    numbers. The derivative is written by hand: autodiff does not know that :math:`S_p` is symmetric and spends a
-    third product on :math:`\partial v / \partial A = 2 S_p A`, which the value has already computed.
+    numbers. The derivative is written by hand. Autodiff does not know that :math:`S_p` is symmetric and spends a
+    third product on :math:`\partial v / \partial A = 2 S_p A`, which the value has already computed; and it keeps all
+    N P M numbers of the product, so that many rows are done in blocks that stay in cache and computed again backwards.
 
     Args:
         S: symmetric matrices (P, M, M).
@@ -191,13 +202,39 @@ def quadratic_forms(S: Array, A: Array) -> Array:
 
     Source: measured in ``docs/performance.md``.
     """
-    return (_products(S, A) * A[:, None, :]).sum(-1)
+    C = _side_by_side(S)
+    if len(A) <= _BLOCK:
+        return (_products(C, A) * A[:, None, :]).sum(-1)
+    values = jax.lax.map(lambda rows: (_products(C, rows) * rows[:, None, :]).sum(-1), _blocks(A))
+    return values.reshape(-1, len(S))[: len(A)]
 
 
-@quadratic_forms.defjvp
-def _quadratic_forms_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    S, A = primals
-    dS, dA = tangents
-    products, rows = _products(S, A), A[:, None, :]
-    tangent = (_products(dS, A) * rows).sum(-1) + 2 * (products * dA[:, None, :]).sum(-1)
-    return (products * rows).sum(-1), tangent
+def _quadratic_forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
+    if len(A) > _BLOCK:
+        return quadratic_forms(S, A), (S, A, None)
+    products = _products(_side_by_side(S), A)
+    return (products * A[:, None, :]).sum(-1), (S, A, products)
+
+
+def _quadratic_forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> tuple[Array, Array]:
+    S, A, products = kept
+    C = _side_by_side(S)
+
+    def block(rows: Array, w: Array, products: Array) -> tuple[Array, Array]:
+        weighted = (rows[:, None, :] * w[..., None]).reshape(len(rows), -1)
+        return rows.T @ weighted, 2 * jnp.einsum("np,npm->nm", w, products)
+
+    if products is not None:
+        dC, dA = block(A, weights, products)
+    else:
+
+        def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, Array]:
+            dC, dA = block(*part, _products(C, part[0]))
+            return total + dC, dA
+
+        dC, dA = jax.lax.scan(step, jnp.zeros_like(C), (_blocks(A), _blocks(weights)))
+        dA = dA.reshape(-1, A.shape[1])[: len(A)]
+    return jnp.moveaxis(dC.reshape(A.shape[1], *S.shape[:2]), 1, 0), dA
+
+
+quadratic_forms.defvjp(_quadratic_forms_forward, _quadratic_forms_backward)

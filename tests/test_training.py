@@ -1,0 +1,167 @@
+"""Fitting: same steps as svi.run, checkpoints, one file, errors that name the layer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI, Trace_ELBO
+from programs import X, Y, Z, bayesian, deep, random_params
+
+import numpyro_dgp as dgp
+
+
+def make(model=deep, guide=dgp.guides.InducingPoint, optimiser=None, loss=None):
+    return SVI(model, guide(model), optimiser or optax.adam(0.01), loss or dgp.ELBO())
+
+
+def same(a, b):
+    assert sorted(a) == sorted(b)
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+def fit(svi, steps, *args, **kwargs):
+    return dgp.fit(svi, jax.random.key(0), steps, *args, progress_bar=False, **kwargs)
+
+
+def test_same_result_as_svi_run():
+    ours = fit(make(), 130, X, Y, 10)
+    stock = make().run(jax.random.key(0), 130, X, Y, 10, progress_bar=False)
+    assert ours.losses.shape == (130,)
+    np.testing.assert_allclose(ours.losses, stock.losses, rtol=1e-8)
+    for name, value in stock.params.items():
+        np.testing.assert_allclose(ours.params[name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_numpy_data_and_keyword_arguments():
+    ours = fit(make(), 5, np.asarray(X), y=np.asarray(Y), batch=7)
+    assert np.isfinite(ours.losses).all()
+
+
+@pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
+def test_an_interrupted_fit_resumes_with_identical_results(tmp_path, guide):
+    schedule = optax.chain(optax.clip_by_global_norm(100.0), optax.adam(optax.cosine_decay_schedule(0.01, 350)))
+    whole = fit(make(bayesian, guide, schedule), 350, X, Y, 10)
+    file = tmp_path / "deep" / "fit.npz"
+    part = fit(make(bayesian, guide, schedule), 170, X, Y, 10, checkpoint=file, checkpoint_every=60)
+    assert len(part.losses) == 170
+    resumed = fit(make(bayesian, guide, schedule), 350, X, Y, 10, checkpoint=file, checkpoint_every=60)
+    np.testing.assert_array_equal(resumed.losses, whole.losses)
+    same(resumed.params, whole.params)
+    again = fit(make(bayesian, guide, schedule), 350, X, Y, 10, checkpoint=file)
+    same(again.params, whole.params)
+    assert [p.name for p in file.parent.iterdir()] == ["fit.npz"]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_path, monkeypatch):
+    from numpyro_dgp import training
+
+    whole = fit(make(), 250, X, Y)
+    file, writes = tmp_path / "fit.npz", []
+    write = training._write_checkpoint
+
+    def interrupted(*args):
+        write(*args)
+        writes.append(args)
+        if len(writes) == 2:
+            raise Interrupted
+
+    monkeypatch.setattr(training, "_write_checkpoint", interrupted)
+    with pytest.raises(Interrupted):
+        fit(make(), 250, X, Y, checkpoint=file, checkpoint_every=50)
+    monkeypatch.undo()
+    resumed = fit(make(), 250, X, Y, checkpoint=file, checkpoint_every=50)
+    same(resumed.params, whole.params)
+
+
+def test_parameters_in_one_file(tmp_path):
+    params = random_params(bayesian, dgp.guides.InducingPoint(bayesian), X, Y)
+    nested = params | {
+        "net$params": {"dense/0": {"w": jnp.ones((2, 3), jnp.float32), "b": jnp.zeros(3)}},
+        "count": jnp.array(3),
+    }
+    dgp.save(tmp_path / "posterior.npz", nested)
+    loaded = dgp.load(tmp_path / "posterior.npz")
+    same({k: v for k, v in loaded.items() if k != "net$params"}, params | {"count": jnp.array(3)})
+    same(loaded["net$params"]["dense/0"], nested["net$params"]["dense/0"])
+    assert loaded["net$params"]["dense/0"]["w"].dtype == jnp.float32
+    # A new process: a guide that has never run predicts from the loaded file.
+    guide = dgp.guides.InducingPoint(bayesian)
+    a = dgp.Posterior(bayesian, guide, {k: v for k, v in loaded.items() if k in params}).predict(
+        jax.random.key(0), X[:4]
+    )
+    b = dgp.Posterior(bayesian, guide, params).predict(jax.random.key(0), X[:4])
+    np.testing.assert_array_equal(a.mean, b.mean)
+
+
+def test_stock_losses_and_autoguides(tmp_path):
+    from numpyro.infer.autoguide import AutoNormal
+
+    result = fit(
+        make(loss=Trace_ELBO(), guide=AutoNormal), 60, X, Y, checkpoint=tmp_path / "a.npz", checkpoint_every=20
+    )
+    assert np.isfinite(result.losses).all()
+
+
+def test_progress_is_shown(capsys):
+    dgp.fit(make(), jax.random.key(0), 150, X, Y)
+    assert "150/150" in capsys.readouterr().err
+
+
+def test_stable_update_skips_bad_steps():
+    result = dgp.fit(
+        make(optimiser=optax.sgd(1e6)), jax.random.key(0), 20, X, Y, stable_update=True, progress_bar=False
+    )
+    assert all(np.isfinite(value).all() for value in result.params.values())
+
+
+def fragile(X, y=None):
+    ls = numpyro.param("ls", 0.5)
+    g = dgp.gp("g", lambda A, B: jnp.exp(-0.5 * (A - B.T) ** 2 / ls), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+
+def test_a_failed_factorisation_names_step_and_layer():
+    """A kernel that stops being one, once the optimiser has made its lengthscale negative."""
+    with pytest.raises(
+        ValueError, match=r"fit: the loss became nan at step \d+: Cholesky factorisation of k\(Z, Z\) of gp 'g'"
+    ):
+        fit(make(fragile, optimiser=optax.sgd(3.0)), 200, X, Y)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: fit(make(), 0, X, Y), "expected num_steps to be a positive integer, got 0"),
+        (
+            lambda p: fit(make(), 5, X, Y, checkpoint=p, checkpoint_every=0),
+            "expected checkpoint_every to be a positive",
+        ),
+        (lambda p: fit(make(), 5, X, Y.at[2].set(jnp.nan)), r"expected finite data, got 1 NaN .* index \(2,\)"),
+        (lambda p: fit(make(optimiser=optax.sgd(1e30)), 20, X, Y), "fit: (expected a finite loss|the loss became)"),
+    ],
+)
+def test_bad_input(call, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        call(tmp_path / "fit.npz")
+
+
+def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
+    file = tmp_path / "fit.npz"
+    fit(make(), 3, X, Y, checkpoint=file)
+    with pytest.raises(ValueError, match="expected a checkpoint of this fit"):
+        fit(make(bayesian), 6, X, Y, checkpoint=file)
+    dgp.save(file, {"a": jnp.ones(2)})
+    with pytest.raises(ValueError, match="expected a checkpoint of this fit"):
+        fit(make(), 6, X, Y, checkpoint=file)
+    np.savez(tmp_path / "other.npz", plain=np.ones(2))
+    with pytest.raises(ValueError, match=r"expected a file written by dgp\.save"):
+        dgp.load(tmp_path / "other.npz")
