@@ -51,8 +51,8 @@ def test_layers_propagate_inducing_inputs(widths):
         inputs = start.mean(inputs)
         low, high = np.asarray(inputs).min(0), np.asarray(inputs).max(0)
         following = starts[[s is start for s in starts].index(True) + 1]
-        assert (following.Z >= low - 1e-9).all()
-        assert (following.Z <= high + 1e-9).all()
+        assert (low - 1e-9 <= following.Z).all()
+        assert (high + 1e-9 >= following.Z).all()
 
 
 @pytest.mark.parametrize(

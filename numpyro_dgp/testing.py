@@ -1,0 +1,162 @@
+"""S4: conformance checks to run on your own kernels, likelihoods and guides, in your own test suite.
+
+Each raises ``AssertionError`` that says which promise was broken.
+
+Example:
+    >>> import numpy as np
+    >>> from numpyro_dgp import kernels, testing
+    >>> testing.check_kernel(kernels.RBF(lengthscale=0.5), np.linspace(0, 1, 6)[:, None])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.likelihood import Likelihood
+from numpyro_dgp.objectives import ELBO
+from numpyro_dgp.values import FunctionValues
+
+__all__ = ["check_guide", "check_kernel", "check_likelihood"]
+
+
+def _require(condition: Any, promise: str) -> None:
+    if not bool(jnp.all(jnp.asarray(condition))):
+        raise AssertionError(f"expected {promise}")
+
+
+def _close(a: ArrayLike, b: ArrayLike, scale: float = 1.0) -> Array:
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    size = 1 + jnp.abs(b).max()
+    return jnp.abs(a - b) <= scale * size * jnp.finfo(a.dtype).eps ** 0.5
+
+
+def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike) -> None:
+    """Check a kernel at inputs ``X`` (N, D): symmetry, positive eigenvalues, diagonal, batches, gradients, pytree.
+
+    Raises:
+        AssertionError: the first promise that does not hold.
+    """
+    k = as_kernel(kernel)
+    X = jnp.asarray(X, jnp.result_type(X, float))
+    K = k(X, X)
+    _require(K.shape == (len(X), len(X)), f"k(X, X) of shape ({len(X)}, {len(X)}), got {K.shape}")
+    _require(K.dtype == X.dtype, f"the dtype of the inputs, {X.dtype}, got {K.dtype}")
+    _require(_close(K, K.T), "a symmetric Gram matrix")
+    _require(_close(jnp.diagonal(K), k.diag(X)), "diag(X) equal to the diagonal of k(X, X)")
+    eigenvalues = np.linalg.eigvalsh(np.asarray(k.gram(X), float))
+    tolerance = len(X) * float(jnp.finfo(X.dtype).eps) ** 0.75
+    _require(
+        eigenvalues.min() >= -tolerance * eigenvalues.max(), f"no negative eigenvalue, got {eigenvalues.min():.1e}"
+    )
+    _require(_close(k(X, X[:2]), K[:, :2]), "entries that depend on their two inputs only")
+    _require(_close(jax.jit(lambda k, X: k(X, X))(k, X), K), "the same values under jit, the kernel as an argument")
+    leaves, treedef = jax.tree.flatten(k)
+    _require(_close(jax.tree.unflatten(treedef, leaves)(X, X), K), "the same kernel after a pytree round trip")
+
+    def total(k: Kernel, X: Array) -> Array:
+        return k(X, X).sum() + k.diag(X).sum()
+
+    for gradient in jax.tree.leaves(jax.grad(total, (0, 1))(k, X)):
+        _require(jnp.isfinite(gradient), "finite gradients, also where inputs coincide")
+
+
+def check_likelihood(
+    conditional: Callable[[Array], dist.Distribution], y: ArrayLike, *, outputs: int | None = None, num: int = 20_000
+) -> None:
+    """Check that ``Likelihood`` integrates a conditional correctly, against draws of v.
+
+    Args:
+        conditional: from v to the distribution of y.
+        y: observations (N,) or (N, P).
+        outputs: P of v, or ``None`` for a scalar function.
+        num: number of draws.
+
+    Raises:
+        AssertionError: the first promise that does not hold.
+    """
+    y = jnp.asarray(y)
+    shape = y.shape[:1] if outputs is None else (y.shape[0], outputs)
+    key, loc_key = jax.random.split(jax.random.key(0))
+    loc = 0.5 * jax.random.normal(loc_key, shape)
+    f_x = FunctionValues(loc, jnp.full(shape, 0.3), event_dim=len(shape) - 1)
+    with handlers.seed(rng_seed=1):
+        likelihood = Likelihood(f_x, conditional)
+    log_p = jax.vmap(lambda v: conditional(v).log_prob(y))(f_x.sample(key, (num,)))
+    own = likelihood.rule.size if not likelihood.factorised else num
+    error = 5 * log_p.std(0) * (num**-0.5 + own**-0.5) + 1e-2
+    _require(jnp.abs(likelihood.log_prob(y) - log_p.mean(0)) < error, "log_prob equal to the mean of log p(y | v)")
+    slack = 1e-3 + (0 if likelihood.factorised else 5 * log_p.std(0) * own**-0.5)
+    _require(likelihood.log_marginal(y) >= likelihood.log_prob(y) - slack, "log E[p] >= E[log p]")
+    _require(likelihood.sample(key).shape == y.shape, f"samples of the shape of y, {y.shape}")
+
+
+def check_guide(
+    model: Callable[..., Any], guide: Callable[..., Any], X: ArrayLike, y: ArrayLike, *, num: int = 500, **kwargs: Any
+) -> None:
+    """Check that a guide for ``model(X, y)`` keeps the promises of a NumPyro guide.
+
+    It must draw every latent site and nothing else, give ``dgp.ELBO`` and ``Trace_ELBO`` the same expectation, have finite
+    gradients, compile once, and predict at new inputs, also at a single one.
+
+    Args:
+        model: the program, called as ``model(X, y, **kwargs)``.
+        guide: the guide.
+        X: inputs (N, D).
+        y: observations.
+        num: draws of each objective.
+        **kwargs: keyword arguments of the model.
+
+    Raises:
+        AssertionError: the first promise that does not hold.
+    """
+    X, y = jnp.asarray(X), jnp.asarray(y)
+    svi = SVI(model, guide, optax.sgd(0.0), ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, y, **kwargs))
+
+    def given(program: Callable[..., Any], key: Array) -> Callable[..., Any]:
+        return handlers.substitute(handlers.seed(program, key), data=params)
+
+    guide_trace = handlers.trace(given(guide, jax.random.key(1))).get_trace(X, y, **kwargs)
+    sites = handlers.trace(given(model, jax.random.key(1))).get_trace(X, y, **kwargs)
+    latent = {n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
+    drawn = {n for n, s in guide_trace.items() if s["type"] == "sample" and not s["infer"].get("is_auxiliary")}
+    _require(drawn == latent, f"a draw of the latent sites {sorted(latent)}, got {sorted(drawn)}")
+
+    traces = 0
+
+    def loss(objective: Any, params: dict[str, Array], key: Array) -> Array:
+        nonlocal traces
+        traces += 1
+        return objective.loss(key, params, model, guide, X, y, **kwargs)
+
+    compiled = jax.jit(lambda p, key: jax.value_and_grad(lambda p: loss(ELBO(), p, key))(p))
+    for seed in range(3):
+        _, gradient = compiled(params, jax.random.key(seed))
+        for name, value in gradient.items():
+            _require(jnp.isfinite(value), f"a finite gradient of {name!r} at the initial values")
+    _require(traces == 1, f"one compilation for three steps, got {traces}")
+    keys = jax.random.split(jax.random.key(2), num)
+    ours = jax.lax.map(lambda key: loss(ELBO(), params, key), keys, batch_size=50)
+    stock = jax.lax.map(lambda key: loss(Trace_ELBO(), params, key), keys, batch_size=50)
+    error = jnp.sqrt((ours.var() + stock.var()) / num)
+    _require(
+        jnp.abs(ours.mean() - stock.mean()) < 5 * error + 1e-3 * jnp.abs(ours.mean()),
+        f"Trace_ELBO and dgp.ELBO to agree in expectation, got {stock.mean():.4g} and {ours.mean():.4g}",
+    )
+    for rows in (X[:1], X[:3], X):
+        values = given(guide, jax.random.key(3))(rows)
+        program = handlers.substitute(given(model, jax.random.key(4)), data=values)
+        y_site = next(n for n, s in sites.items() if s["type"] == "sample" and s["is_observed"])
+        prediction = handlers.trace(program).get_trace(rows)[y_site]["value"]
+        _require(len(prediction) == len(rows), f"{len(rows)} predictions at new inputs, got {len(prediction)}")
