@@ -25,9 +25,11 @@ import jax
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["Array", "ArrayLike", "pytree", "static"]
+__all__ = ["Array", "ArrayLike", "Number", "pytree", "static"]
 
 T = TypeVar("T")
+# A hyperparameter: a float, or an array, which takes the dtype of the inputs it meets.
+Number = Any
 
 
 def static(**kwargs: Any) -> Any:

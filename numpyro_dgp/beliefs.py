@@ -26,7 +26,7 @@ __all__ = ["Belief", "DiagonalBelief", "FullBelief", "FunctionDraw", "InducingPr
 class StandardNormal(dist.Distribution):
     """Independent N(0, 1) numbers in a dtype of their own, whatever the global x64 flag says."""
 
-    arg_constraints = {}
+    arg_constraints: dict[str, Any] = {}
     pytree_aux_fields = ("dtype",)
 
     def __init__(self, event_shape: tuple[int, ...], dtype: Any, batch_shape: tuple[int, ...] = ()) -> None:
@@ -37,7 +37,7 @@ class StandardNormal(dist.Distribution):
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, self.event_dim)
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return jax.random.normal(key, self.shape(sample_shape), self.dtype)
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
@@ -106,13 +106,11 @@ class FullBelief(Belief):
         self.loc, self.scale_tril = loc, scale_tril
         super().__init__((), jnp.shape(loc))
 
-    def sample_with_intermediates(
-        self, key: Array | None, sample_shape: tuple[int, ...] = ()
-    ) -> tuple[Array, list[Array]]:
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
         return self.loc + (self.scale_tril @ white[..., None])[..., 0], [white]
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.sample_with_intermediates(key, sample_shape)[0]
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
@@ -158,13 +156,11 @@ class DiagonalBelief(Belief):
         self.loc, self.scale = loc, scale
         super().__init__((), jnp.shape(loc))
 
-    def sample_with_intermediates(
-        self, key: Array | None, sample_shape: tuple[int, ...] = ()
-    ) -> tuple[Array, list[Array]]:
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
         return self.loc + self.scale * white, [white]
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.sample_with_intermediates(key, sample_shape)[0]
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:

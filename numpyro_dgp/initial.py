@@ -35,8 +35,8 @@ class Standardizer:
         [3.] [5.] [0.5]
     """
 
-    loc: Array
-    scale: Array
+    loc: ArrayLike
+    scale: ArrayLike
 
     @classmethod
     def fit(cls, values: ArrayLike) -> Standardizer:
@@ -63,7 +63,7 @@ class Standardizer:
         return jnp.asarray(values) * self.scale
 
 
-def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> Array:
+def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
     """Inducing inputs (M, D): the centres of k-means clusters of the rows of ``X``, by SciPy.
 
     Beyond 20 000 rows a random 20 000 of them are clustered.
@@ -100,7 +100,7 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> Array:
 class LayerStart(NamedTuple):
     """Where a layer starts."""
 
-    Z: Array
+    Z: np.ndarray
     """Inducing inputs (M, D)."""
     mean: Mean
     """Mean function from D inputs to the width of the layer."""

@@ -69,7 +69,7 @@ class Likelihood(dist.Distribution):
         [-2.226 -2.226 -2.226] [-1.031 -1.031 -1.031]
     """
 
-    arg_constraints = {}
+    arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("f_x", "rule")
     pytree_aux_fields = ("conditional", "collapse", "factorised", "closed")
 
@@ -126,7 +126,7 @@ class Likelihood(dist.Distribution):
     def support(self) -> constraints.Constraint:
         return self.conditional(self.f_x.loc).support
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         v_key, y_key = jax.random.split(key)
         v = self.f_x.sample(v_key, sample_shape)
         if not sample_shape:

@@ -58,7 +58,7 @@ class RobustMax(dist.Distribution):
         other = self.epsilon / (self.values.shape[-1] - 1)
         return winner * (1 - self.epsilon - other) + other
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return jax.random.categorical(key, jnp.log(self.probs), shape=self.shape(sample_shape))
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:

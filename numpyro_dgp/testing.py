@@ -56,9 +56,8 @@ def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike)
     _require(_close(jnp.diagonal(K), k.diag(X)), "diag(X) equal to the diagonal of k(X, X)")
     eigenvalues = np.linalg.eigvalsh(np.asarray(k.gram(X), float))
     tolerance = len(X) * float(jnp.finfo(X.dtype).eps) ** 0.75
-    _require(
-        eigenvalues.min() >= -tolerance * eigenvalues.max(), f"no negative eigenvalue, got {eigenvalues.min():.1e}"
-    )
+    smallest = eigenvalues.min() / eigenvalues.max()
+    _require(smallest >= -tolerance, f"no negative eigenvalue, got {smallest:.1e} times the largest")
     _require(_close(k(X, X[:2]), K[:, :2]), "entries that depend on their two inputs only")
     _require(_close(jax.jit(lambda k, X: k(X, X))(k, X), K), "the same values under jit, the kernel as an argument")
     leaves, treedef = jax.tree.flatten(k)
@@ -106,8 +105,8 @@ def check_guide(
 ) -> None:
     """Check that a guide for ``model(X, y)`` keeps the promises of a NumPyro guide.
 
-    It must draw every latent site and nothing else, give ``dgp.ELBO`` and ``Trace_ELBO`` the same expectation, have finite
-    gradients, compile once, and predict at new inputs, also at a single one.
+    It must draw every latent site and nothing else, give ``dgp.ELBO`` and ``Trace_ELBO`` the same expectation, have
+    finite gradients, compile once, and predict at new inputs, also at a single one.
 
     Args:
         model: the program, called as ``model(X, y, **kwargs)``.

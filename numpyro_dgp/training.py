@@ -205,5 +205,5 @@ def _write(path: Path, arrays: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     with open(partial, "wb") as file:
-        np.savez(file, **{name: np.asarray(value) for name, value in arrays.items()})
+        np.savez(file, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
     os.replace(partial, path)

@@ -26,7 +26,7 @@ __all__ = ["FunctionValues", "JointValues", "Propagated", "WhitenedValues"]
 class _Values(dist.Distribution):
     """What the two have in common: Gaussian draws made from standard normal ones."""
 
-    arg_constraints = {}
+    arg_constraints: dict[str, Any] = {}
     function: Any = None  # the random function these are values of; not part of the pytree
     loc: Array
 
@@ -42,13 +42,11 @@ class _Values(dist.Distribution):
         """The draw that standard normal numbers of shape ``batch_shape + event_shape`` give."""
         raise NotImplementedError
 
-    def sample_with_intermediates(
-        self, key: Array | None, sample_shape: tuple[int, ...] = ()
-    ) -> tuple[Array, list[Array]]:
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
         return self.from_white(white), [white]
 
-    def sample(self, key: Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.sample_with_intermediates(key, sample_shape)[0]
 
 
@@ -162,11 +160,13 @@ class JointValues(_Values):
 
     def expand(self, batch_shape: Any) -> JointValues:
         batch = tuple(batch_shape)
-        matrices = [
-            None if C is None else jnp.broadcast_to(C, batch + C.shape[-3:])
-            for C in (self.conditional_covariance, self.spread)
-        ]
-        expanded = JointValues(jnp.broadcast_to(self.loc, batch + self.event_shape), *matrices, self.event_dim)  # type: ignore[arg-type]
+        C, S = self.conditional_covariance, self.spread
+        expanded = JointValues(
+            jnp.broadcast_to(self.loc, batch + self.event_shape),
+            jnp.broadcast_to(C, batch + C.shape[-3:]),
+            None if S is None else jnp.broadcast_to(S, batch + S.shape[-3:]),
+            self.event_dim,
+        )
         expanded.function = self.function
         return expanded
 

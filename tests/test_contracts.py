@@ -33,11 +33,8 @@ GUIDES = {
 }
 MODELS = {"shallow": shallow, "deep": deep, "explicit": explicit, "bayesian": bayesian}
 # Every guide on the richest program, every program under the default guide.
-PAIRS = (
-    [("bayesian", name) for name in GUIDES]
-    + [(name, "inducing-point") for name in MODELS]
-    + [("explicit", "mean-field")]
-)
+PAIRS = [("bayesian", name) for name in GUIDES]
+PAIRS += [(name, "inducing-point") for name in ("shallow", "deep", "explicit")]
 OBJECTIVES = {"one": dgp.ELBO(), "particles": dgp.ELBO(3), "sequential": dgp.ELBO(2, False)}
 
 
@@ -77,12 +74,9 @@ def test_guides_that_break_a_promise_are_caught():
     def forgets(X, y=None):
         numpyro.sample("g", dist.Normal(jnp.zeros(8), 1.0).to_event(1))
 
-    with (
-        pytest.warns(UserWarning, match="Found vars in model but not guide"),
-        pytest.raises(AssertionError, match="a draw of the latent"),
-    ):
+    with pytest.raises(AssertionError, match="a draw of the latent sites"):
         testing.check_guide(deep, forgets, X, Y)
-    with pytest.raises(AssertionError, match="no negative eigenvalue|symmetric|diagonal"):
+    with pytest.raises(AssertionError, match="no negative eigenvalue"):
         testing.check_kernel(lambda A, B: -jnp.ones((len(A), len(B))), np.ones((3, 1)))
 
 
@@ -106,9 +100,9 @@ def test_objectives_keep_the_dtype_of_the_data(objective, x64):
             guide = make(model)
             svi = SVI(model, guide, optax.adam(0.01), OBJECTIVES[objective])
             params = svi.get_params(svi.init(jax.random.key(0), *data))
-            gradient = jax.grad(
-                lambda p, guide=guide: OBJECTIVES[objective].loss(jax.random.key(0), p, model, guide, *data)
-            )(params)
+            objective_of = OBJECTIVES[objective].loss
+            loss = lambda p, guide=guide: objective_of(jax.random.key(0), p, model, guide, *data)  # noqa: E731
+            gradient = jax.jit(jax.grad(loss))(params)
             for name in params:
                 assert params[name].dtype == gradient[name].dtype == jnp.float32, name
                 assert np.isfinite(gradient[name]).all(), name
@@ -129,13 +123,10 @@ def test_two_layers_of_one_kind_do_not_collide():
     assert len(params) == 6
     np.testing.assert_allclose(params["a_auto_scale_tril"], np.eye(8))
     np.testing.assert_allclose(params["b_auto_scale_tril"], np.eye(8))
-    with (
-        numpyro.handlers.seed(rng_seed=0),
-        numpyro.handlers.trace(),
-        pytest.raises(AssertionError, match="unique names"),
-    ):
+    with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace():
         dgp.gp("a", dgp.kernels.RBF(), dgp.Points(X[::4]))
-        dgp.gp("a", dgp.kernels.RBF(), dgp.Points(X[::4]))
+        with pytest.raises(AssertionError, match="unique names"):
+            dgp.gp("a", dgp.kernels.RBF(), dgp.Points(X[::4]))
 
 
 def test_objectives_under_vmap():

@@ -151,7 +151,7 @@ def test_bad_input(build, message):
 
 
 def test_stock_nuts_refuses_subsampling_and_explicit_programs_run():
-    with pytest.raises(ValueError, match="do(es)? not support subsampling"):
+    with pytest.raises(ValueError, match=r"do(es)? not support subsampling"):
         run(deep, X, Y, 7, warmup=5, samples=5)
     draws = run(dgp.for_mcmc(explicit), X, Y, warmup=20, samples=20).get_samples()
     assert {"h_white", "v_white", "f", "g"} <= set(draws)

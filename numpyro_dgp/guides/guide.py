@@ -83,7 +83,7 @@ class Guide:
                     f"{type(self).__name__}: expected a rule for {name!r}, got {type(rule).__name__}: "
                     "for example dgp.guides.Normal(), an instance"
                 )
-        self.companion: Callable[..., Any] | None = None
+        self.companion: Any = None
         if isinstance(other, Rule):
             self.rules["other"] = other
         else:
@@ -122,8 +122,13 @@ class Guide:
         return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
 
     def median(self, params: dict[str, Array]) -> dict[str, Array]:
-        """Medians of the sites that have a variational distribution of their own."""
-        return {name: value[0] for name, value in self.quantiles(params, [0.5]).items()}
+        """Medians of the sites that have a variational distribution of their own: ``{site: median}``.
+
+        Raises:
+            ValueError: the guide has not been called yet.
+        """
+        others = {} if self.companion is None else self.companion.median(params)
+        return others | {name: value[0] for name, value in self._quantiles(params, [0.5]).items()}
 
     def quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
         """Quantiles of the sites that have a variational distribution of their own.
@@ -140,20 +145,21 @@ class Guide:
         Raises:
             ValueError: the guide has not been called yet.
         """
+        others = {} if self.companion is None else self.companion.quantiles(params, quantiles)
+        return others | self._quantiles(params, quantiles)
+
+    def _quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
         if self._arguments is None:
             raise ValueError(
-                f"{type(self).__name__}.quantiles: expected a guide that has run, got one never called: "
+                f"{type(self).__name__}: expected a guide that has run, got one never called: "
                 "run SVI first, or call the guide once on the data under handlers.seed"
             )
         args, kwargs = self._arguments
-        found = {} if self.companion is None else self.companion.quantiles(params, quantiles)
         program = full_plates(handlers.substitute(handlers.seed(self, 0), data=params))
         with handlers.block():
             sites = handlers.trace(program).get_trace(*args, **kwargs)
-        for name, site in sites.items():
-            if site["type"] == "sample" and name not in found and site.get("own"):
-                found[name] = _quantiles(unwrap(site["fn"]), quantiles)
-        return found
+        own = {name: site for name, site in sites.items() if site.get("own")}
+        return {name: _quantiles(unwrap(site["fn"]), quantiles) for name, site in own.items()}
 
     def _is_not_other(self, msg: Message) -> bool:
         """Whether an autoguide for the other sites must not see this one."""

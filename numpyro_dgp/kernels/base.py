@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_inputs, require_positive
-from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
 from numpyro_dgp.linalg import set_diagonal
 
 __all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel"]
@@ -194,7 +194,7 @@ class Constant(Kernel):
         ValueError: a variance that is not positive.
     """
 
-    variance: ArrayLike = 1.0
+    variance: Number = 1.0
 
     def __post_init__(self) -> None:
         require_positive("Constant", "variance", self.variance)
@@ -236,7 +236,7 @@ class FromCallable(Kernel):
 
 def _flatten_callable(kernel: FromCallable) -> tuple[tuple[Any, ...], Any]:
     # A module of another library is a pytree itself; a plain function is part of the structure.
-    if jax.tree.structure(kernel.function) == jax.tree.structure(0):
+    if jax.tree_util.treedef_is_leaf(jax.tree.structure(kernel.function)):
         return (), kernel.function
     return (kernel.function,), None
 

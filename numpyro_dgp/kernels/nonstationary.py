@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.linalg import matmul
 
@@ -27,7 +27,7 @@ class White(Kernel):
         ValueError: a variance that is not positive.
     """
 
-    variance: ArrayLike = 1.0
+    variance: Number = 1.0
 
     def __post_init__(self) -> None:
         require_positive("White", "variance", self.variance)
@@ -53,7 +53,7 @@ class Linear(Kernel):
         ValueError: a variance that is not positive.
     """
 
-    variance: ArrayLike = 1.0
+    variance: Number = 1.0
 
     def __post_init__(self) -> None:
         require_positive("Linear", "variance", self.variance)
@@ -82,8 +82,8 @@ class Polynomial(Kernel):
         ValueError: a variance or offset that is not positive, or another degree.
     """
 
-    variance: ArrayLike = 1.0
-    offset: ArrayLike = 1.0
+    variance: Number = 1.0
+    offset: Number = 1.0
     degree: int = static(default=2)
 
     def __post_init__(self) -> None:
@@ -150,9 +150,9 @@ class ArcCosine(Kernel):
         ValueError: a variance that is not positive, or another order.
     """
 
-    variance: ArrayLike = 1.0
-    weight_variances: ArrayLike = 1.0
-    bias_variance: ArrayLike = 1.0
+    variance: Number = 1.0
+    weight_variances: Number = 1.0
+    bias_variance: Number = 1.0
     order: int = static(default=1)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.linalg import safe_sqrt, squared_distances
 
@@ -39,8 +39,8 @@ class Stationary(Kernel):
         ValueError: a value that is not positive, or lengthscales that do not match the columns.
     """
 
-    variance: ArrayLike = 1.0
-    lengthscale: ArrayLike = 1.0
+    variance: Number = 1.0
+    lengthscale: Number = 1.0
 
     def __post_init__(self) -> None:
         require_positive(type(self).__name__, "variance", self.variance)
@@ -151,7 +151,7 @@ class Matern52(_Matern):
 class RationalQuadratic(Stationary):
     r"""Rational quadratic: :math:`\sigma^2 (1 + r^2 / 2\alpha)^{-\alpha}`, a mixture of RBFs over lengthscales."""
 
-    alpha: ArrayLike = 1.0
+    alpha: Number = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,7 +176,7 @@ class Periodic(Stationary):
         period: units of the input; a number, or (D,).
     """
 
-    period: ArrayLike = 1.0
+    period: Number = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
