@@ -20,6 +20,7 @@ from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import DiagonalBelief, FullBelief, InducingPrior
 from numpyro_dgp.gaussians import opper_archambeau
+from numpyro_dgp.guides.parameters import row_scaled_tril
 from numpyro_dgp.linalg import cholesky
 from numpyro_dgp.values import FunctionValues, JointValues, WhitenedValues
 
@@ -105,7 +106,11 @@ class Full(Rule):
     def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
         eye = jnp.eye(shape[-1], dtype=dtype)
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
-        tril = site.param("scale_tril", lambda: jnp.broadcast_to(_scale(self.scale, site) * eye, (*shape, shape[-1])))
+        tril = site.param(
+            "scale_tril",
+            lambda: jnp.broadcast_to(_scale(self.scale, site) * eye, (*shape, shape[-1])),
+            constraint=row_scaled_tril,
+        )
         return loc, jnp.tril(tril)
 
 
@@ -126,7 +131,9 @@ class Diagonal(Rule):
         _require(InducingPrior, self, site, "inducing values")
         shape, dtype = site.fn.event_shape, site.fn.dtype
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
-        scale = site.param("scale", lambda: jnp.full(shape, _scale(self.scale, site), dtype))
+        scale = site.param(
+            "scale", lambda: jnp.full(shape, _scale(self.scale, site), dtype), constraint=constraints.positive
+        )
         return DiagonalBelief(loc, scale)
 
 
@@ -198,7 +205,12 @@ class Normal(Rule):
             return start if self.loc is None else jnp.broadcast_to(jnp.asarray(self.loc, start.dtype), start.shape)
 
         loc = site.param("loc", initial, event_dim=event_dim)
-        scale = site.param("scale", lambda: jnp.full_like(initial(), self.scale), event_dim=event_dim)
+        scale = site.param(
+            "scale",
+            lambda: jnp.full_like(initial(), self.scale),
+            event_dim=event_dim,
+            constraint=constraints.positive,
+        )
         base = FunctionValues(loc, jnp.square(scale), event_dim=event_dim)
         if isinstance(transform, IdentityTransform) or _is_real(site.fn.support):
             return base
