@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_dgp._typing import ArrayLike
 
-__all__ = ["is_concrete", "require_finite", "require_inputs", "require_positive"]
+__all__ = ["is_concrete", "require_finite", "require_inputs", "require_positive", "require_scalar"]
 
 
 def is_concrete(*values: Any) -> bool:
@@ -43,6 +43,15 @@ def require_positive(owner: str, name: str, value: ArrayLike) -> None:
         raise ValueError(
             f"expected the {name} of {owner} to be positive, got {array}: give it a prior with "
             "positive support (LogNormal, HalfNormal, Gamma) or constraint=constraints.positive"
+        )
+
+
+def require_scalar(owner: str, name: str, value: ArrayLike) -> None:
+    """Raise unless ``value`` is a single number."""
+    if np.ndim(value):
+        raise ValueError(
+            f"expected the {name} of {owner} to be a single number, got shape {np.shape(value)}: "
+            "one value per input column belongs in lengthscale, one per output in a list of kernels"
         )
 
 

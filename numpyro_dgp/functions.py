@@ -103,7 +103,7 @@ class SparseFunction:
             None if spread is None else self._unflatten(spread, x),
             event_dim=0 if self.outputs is None else 1,
         )
-        values.function = self
+        values.function, values.inputs = self, x
         return values
 
     def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
@@ -130,7 +130,7 @@ class SparseFunction:
             spread,
             event_dim=1 if self.outputs is None else 2,
         )
-        values.function = self
+        values.function, values.inputs = self, x
         return values
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
@@ -209,7 +209,7 @@ class ExactFunction:
         loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
         covariance = covariances(self.kernels, x) + _noise_covariance(noise, x.shape[-2], x.dtype)
         values = JointValues(loc, covariance, event_dim=1 if self.outputs is None else 2)
-        values.function = self
+        values.function, values.inputs = self, x
         return values
 
     joint = __call__

@@ -26,6 +26,7 @@ from numpyro import handlers
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
+from numpyro_dgp.functions import ExactFunction, SparseFunction
 from numpyro_dgp.guides.sites import Message, inspect_program, site_kind, unwrap
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import marginal
@@ -152,6 +153,24 @@ class Posterior:
         """
         paths = partial(self._paths, num_features)
         return lambda *args, **kwargs: self._over_draws(paths, key, num_samples, args, kwargs)
+
+    def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[SparseFunction, Array]]:
+        """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
+
+        Under a guide of Gaussian inducing values, ``f(x)`` is the posterior of the layer at any x of its own inputs.
+        An exact process comes conditioned on the draw of its values.
+        """
+        found = {}
+        for name, site in self._trace(key, self._thinned(1), args, kwargs).items():
+            fn = unwrap(site["fn"]) if site["type"] == "sample" else None
+            values: Any = getattr(fn, "f_x", fn)
+            if getattr(values, "function", None) is None:
+                continue
+            function = values.function
+            if isinstance(function, ExactFunction):
+                function = function.condition(values.inputs, site["value"])
+            found[name] = function, values.inputs.reshape(-1, values.inputs.shape[-1])
+        return found
 
     def _moments(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
         fn = self._observed(self._trace(key, sample, args, kwargs))["fn"]

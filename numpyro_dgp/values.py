@@ -27,7 +27,9 @@ class _Values(dist.Distribution):
     """What the two have in common: Gaussian draws made from standard normal ones."""
 
     arg_constraints: dict[str, Any] = {}
-    function: Any = None  # the random function these are values of; not part of the pytree
+    # The random function these are values of, and where; not part of the pytree.
+    function: Any = None
+    inputs: Any = None
     loc: Array
 
     @property
@@ -95,7 +97,7 @@ class FunctionValues(_Values):
         spread = None if self.spread is None else jnp.broadcast_to(self.spread, shape)
         arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
         expanded = type(self)(*arrays, spread, self.event_dim)
-        expanded.function = self.function
+        expanded.function, expanded.inputs = self.function, self.inputs
         return expanded
 
     def propagated(self) -> Propagated:
@@ -167,7 +169,7 @@ class JointValues(_Values):
             None if S is None else jnp.broadcast_to(S, batch + S.shape[-3:]),
             self.event_dim,
         )
-        expanded.function = self.function
+        expanded.function, expanded.inputs = self.function, self.inputs
         return expanded
 
     def marginals(self) -> FunctionValues:
@@ -175,7 +177,7 @@ class JointValues(_Values):
         diagonal = self._diagonal(self.conditional_covariance)
         spread = None if self.spread is None else self._diagonal(self.spread)
         values = FunctionValues(self.loc, diagonal, spread, self.event_dim - 1)
-        values.function = self.function
+        values.function, values.inputs = self.function, self.inputs
         return values
 
 

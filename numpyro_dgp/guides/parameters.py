@@ -1,8 +1,8 @@
 r"""S3: how a guide's scale matrices are parameterised for gradient steps.
 
 A lower triangular factor is written :math:`L = \mathrm{diag}(e^\rho)\,(I + N)` with N strictly lower triangular, and
-optimised in the matrix that holds :math:`\rho` on its diagonal and N below. Inner layers start at scale 1e-5. There
-the divergence has slope :math:`-1/L_{ii} = -10^5` in the entries of L, which an adaptive optimiser remembers for
+optimised in the matrix that holds :math:`\rho` on its diagonal and N below. Inner layers start at a small scale s.
+There the divergence has slope :math:`-1/s` in the entries of L, which an adaptive optimiser remembers for
 thousands of steps; its slope in :math:`\rho` is at most one (``docs/numerics.md``).
 """
 

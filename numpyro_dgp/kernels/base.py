@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_inputs, require_positive
+from numpyro_dgp._checks import require_inputs, require_positive, require_scalar
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
 from numpyro_dgp.linalg import set_diagonal
 
@@ -197,6 +197,7 @@ class Constant(Kernel):
     variance: Number = 1.0
 
     def __post_init__(self) -> None:
+        require_scalar("Constant", "variance", self.variance)
         require_positive("Constant", "variance", self.variance)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:

@@ -11,7 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_positive
+from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.linalg import matmul
@@ -30,6 +30,7 @@ class White(Kernel):
     variance: Number = 1.0
 
     def __post_init__(self) -> None:
+        require_scalar("White", "variance", self.variance)
         require_positive("White", "variance", self.variance)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
@@ -156,6 +157,7 @@ class ArcCosine(Kernel):
     order: int = static(default=1)
 
     def __post_init__(self) -> None:
+        require_scalar("ArcCosine", "variance", self.variance)
         for name in ("variance", "weight_variances", "bias_variance"):
             require_positive("ArcCosine", name, getattr(self, name))
         if self.order not in (0, 1, 2):

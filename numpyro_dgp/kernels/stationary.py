@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_dgp._checks import require_positive
+from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.linalg import safe_sqrt, squared_distances
@@ -43,6 +43,7 @@ class Stationary(Kernel):
     lengthscale: Number = 1.0
 
     def __post_init__(self) -> None:
+        require_scalar(type(self).__name__, "variance", self.variance)
         require_positive(type(self).__name__, "variance", self.variance)
         require_positive(type(self).__name__, "lengthscale", self.lengthscale)
 

@@ -1,0 +1,73 @@
+"""One training step with GPyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import gpytorch
+import numpy as np
+import torch
+from gpytorch.models.deep_gps import DeepGP, DeepGPLayer
+from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+
+
+class Layer(DeepGPLayer):
+    """A layer whose outputs share the kernel and the inducing inputs."""
+
+    def __init__(self, Z: torch.Tensor, outputs: int | None) -> None:
+        batch = torch.Size([]) if outputs is None else torch.Size([outputs])
+        distribution = CholeskyVariationalDistribution(len(Z), batch_shape=batch, mean_init_std=0.0)
+        strategy = VariationalStrategy(self, Z.clone(), distribution, learn_inducing_locations=True)
+        super().__init__(strategy, Z.shape[1], outputs)
+        self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1]))
+        self.kernel.outputscale = 1.0
+        self.kernel.base_kernel.lengthscale = 2.0
+        self.identity = outputs is not None
+
+    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
+        mean = torch.zeros(x.shape[:-1], dtype=x.dtype)
+        if self.identity:  # output p has mean x_p
+            columns = x[0] if x.dim() == 3 and x.shape[0] == x.shape[-1] else x
+            mean = columns.transpose(-1, -2)
+        return gpytorch.distributions.MultivariateNormal(mean, self.kernel(x))
+
+
+class Model(DeepGP):
+    def __init__(self, Z: torch.Tensor, num_layers: int) -> None:
+        super().__init__()
+        width = Z.shape[1]
+        self.layers = torch.nn.ModuleList([Layer(Z, width if i < num_layers - 1 else None) for i in range(num_layers)])
+        self.likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        self.likelihood.noise = 0.01
+
+    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
+    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
+    kind = getattr(torch, dtype)
+    torch.set_default_dtype(kind)
+    X, y, Z = (torch.as_tensor(a, dtype=kind) for a in (X, y, Z))
+    torch.manual_seed(0)
+    model = Model(Z, num_layers)
+    for layer in model.layers[:-1]:
+        strategy = layer.variational_strategy
+        strategy._variational_distribution.chol_variational_covar.data.mul_(1e-2)
+        strategy.variational_params_initialized.fill_(1)
+    model.layers[-1].variational_strategy.variational_params_initialized.fill_(1)
+    bound = gpytorch.mlls.DeepApproximateMLL(gpytorch.mlls.VariationalELBO(model.likelihood, model, len(X)))
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    model.train()
+
+    def step() -> float:
+        optimiser.zero_grad()
+        with gpytorch.settings.num_likelihood_samples(1):
+            loss = -bound(model(X), y)
+        loss.backward()
+        optimiser.step()
+        return float(loss) * len(X)
+
+    return step

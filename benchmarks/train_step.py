@@ -1,0 +1,109 @@
+"""Time one training step of a deep Gaussian process beside GPflux and GPyTorch, in one run.
+
+``python benchmarks/train_step.py`` (after ``pip install ".[bench]"``) prints a table: medians in milliseconds and the
+ratio to the fastest peer. Every implementation runs in a process of its own; the processes take turns, several rounds
+each, so that a busy machine slows all of them alike. The model is the same: RBF kernels with lengthscales per column,
+shared by a layer's outputs, identity means, learned inducing inputs, full Gaussians over whitened inducing values,
+one sample of the hidden layers, Adam. ``start`` shows each one's first loss, which agrees up to that sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+IMPLEMENTATIONS = {"numpyro_dgp": "ours", "gpflux": "gpflux_peer", "gpytorch": "gpytorch_peer"}
+
+
+def make_data(batch: int, dims: int = 8, num_inducing: int = 100) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets, inducing inputs."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(batch, dims))
+    y = np.sin(X @ rng.normal(size=dims)) + 0.1 * rng.normal(size=batch)
+    return X, y, rng.normal(size=(num_inducing, dims))
+
+
+def work(name: str) -> None:
+    """Serve requests on stdin: build a configuration, or time some steps of one."""
+    build = importlib.import_module(f"implementations.{IMPLEMENTATIONS[name]}").build
+    step = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "layers" in request:
+            step = build(*make_data(request["batch"]), request["layers"], request["dtype"])
+            reply: Any = step()
+        else:
+            reply = []
+            stop = time.perf_counter() + request["seconds"]
+            while time.perf_counter() < stop or len(reply) < 3:
+                start = time.perf_counter()
+                step()
+                reply.append(time.perf_counter() - start)
+        print(json.dumps(reply), flush=True)
+
+
+def ask(worker: subprocess.Popen[str], request: dict[str, Any]) -> Any:
+    worker.stdin.write(json.dumps(request) + "\n")
+    worker.stdin.flush()
+    return json.loads(worker.stdout.readline())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 3, 5])
+    parser.add_argument("--dtype", nargs="+", default=["float32", "float64"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of one implementation in one round")
+    parser.add_argument("--only", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
+    parser.add_argument("--worker", choices=IMPLEMENTATIONS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return work(arguments.worker)
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}; milliseconds per step")
+    names = arguments.only
+    print(f"{'dtype':9s}{'batch':>7s}{'layers':>7s}" + "".join(f"{n:>13s}" for n in names) + f"{'ratio':>8s}  start")
+    for dtype in arguments.dtype:
+        for batch in arguments.batch:
+            for layers in arguments.layers:
+                workers = {
+                    name: subprocess.Popen(
+                        [sys.executable, str(Path(__file__).resolve()), "--worker", name],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        text=True,
+                    )
+                    for name in names
+                }
+                config = {"dtype": dtype, "batch": batch, "layers": layers}
+                losses = {name: ask(worker, config) for name, worker in workers.items()}
+                times: dict[str, list[float]] = {name: [] for name in names}
+                for round in range(arguments.rounds + 1):
+                    for name, worker in workers.items():
+                        found = ask(worker, {"seconds": arguments.seconds if round else 0.1})
+                        times[name] += found if round else []  # the first round warms up
+                for worker in workers.values():
+                    worker.kill()
+                medians = {name: 1000 * float(np.median(found)) for name, found in times.items()}
+                peers = [value for name, value in medians.items() if name != "numpyro_dgp"]
+                ratio = f"{medians['numpyro_dgp'] / min(peers):8.2f}" if peers and "numpyro_dgp" in medians else " " * 8
+                start = " ".join(f"{loss:.0f}" for loss in losses.values())
+                print(
+                    f"{dtype:9s}{batch:7d}{layers:7d}" + "".join(f"{m:13.1f}" for m in medians.values()) + ratio,
+                    start,
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

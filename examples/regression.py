@@ -1,0 +1,263 @@
+"""Fit one-, two- and three-layer Gaussian processes with two guides to a regression data set.
+
+``python examples/regression.py`` fits Mauna Loa CO2. ``--data FILE.npz`` takes any file with arrays X (N, D) and
+y (N,); ``python examples/regression.py --help`` lists the rest. It prints a table and writes plots and the fitted
+parameters to ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIRunResult
+
+import numpyro_dgp as dgp
+
+GUIDES = {"inducing-point": dgp.guides.InducingPoint, "mean-field": dgp.guides.MeanField}
+NAMES = {1: "GP", 2: "GP-GP", 3: "GP-GP-GP"}
+
+
+class Split(NamedTuple):
+    """One division into training and test rows, in standard units, and the way back for y."""
+
+    X: jax.Array
+    y: jax.Array
+    X_test: jax.Array
+    y_test: jax.Array
+    units_X: dgp.initial.Standardizer
+    units_y: dgp.initial.Standardizer
+
+
+def load(data: str) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs (N, D) and targets (N,) in their own units."""
+    if data == "co2":
+        from statsmodels.datasets import co2
+
+        table = co2.load_pandas().data.dropna()
+        years = table.index.year + table.index.dayofyear / 365.25
+        return np.asarray(years, float)[:, None], table["co2"].to_numpy()
+    if data == "diabetes":
+        from sklearn.datasets import load_diabetes
+
+        return load_diabetes(return_X_y=True)
+    file = np.load(data)
+    return file["X"].astype(float), file["y"].astype(float).reshape(len(file["X"]))
+
+
+def split_data(X: np.ndarray, y: np.ndarray, split: int, protocol: str, max_test: int = 10_000) -> Split:
+    """Nine tenths of the rows for training. Protocol A takes the units from all rows, B from the training rows."""
+    order = np.arange(len(X))
+    np.random.RandomState(split).shuffle(order)
+    train, test = np.split(order, [int(0.9 * len(X))])
+    test = test[:max_test]
+    source = order if protocol == "A" else train
+    units_X, units_y = dgp.initial.Standardizer.fit(X[source]), dgp.initial.Standardizer.fit(y[source])
+    parts = [units(values[rows]) for rows in (train, test) for units, values in ((units_X, X), (units_y, y))]
+    return Split(*(jnp.asarray(part, jnp.float32) for part in parts), units_X, units_y)
+
+
+def make_model(X: np.ndarray, depth: int, num_inducing: int, process_noise: bool = False) -> Callable[..., None]:
+    """A deep GP for inputs like ``X``: hyperparameters have priors, inner layers start as the identity."""
+    starts = dgp.initial.layers(X, [min(X.shape[1], 30)] * (depth - 1), min(num_inducing, len(np.unique(X, axis=0))))
+
+    def model(X: Any, y: Any = None, batch_size: int | None = None) -> None:
+        functions = []
+        for i, (Z, mean, lengthscale) in enumerate(starts):
+            scales = dist.LogNormal(math.log(lengthscale), 1.0).expand([Z.shape[1]]).to_event(1)
+            kernel = dgp.kernels.RBF(
+                numpyro.sample(f"variance{i}", dist.LogNormal(0.0, 1.0)), numpyro.sample(f"lengthscale{i}", scales)
+            )
+            outputs = None if i == depth - 1 else starts[i + 1].Z.shape[1]
+            functions.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z, learn=True), outputs=outputs, mean=mean))
+        jitters = [
+            numpyro.sample(f"process_noise{i}", dist.LogNormal(math.log(0.03), 0.5)) if process_noise else None
+            for i in range(depth - 1)
+        ]
+        noise = numpyro.sample("noise", dist.LogNormal(math.log(0.1), 1.0))
+        with numpyro.plate("data", len(X), subsample_size=batch_size) as rows:
+            h = X[rows]
+            for i, f in enumerate(functions[:-1]):
+                h = numpyro.sample(f"h{i}", f(h, noise=jitters[i]))
+            likelihood = dgp.Likelihood(functions[-1](h), lambda v: dist.Normal(v, noise))
+            numpyro.sample("y", likelihood, obs=None if y is None else y[rows])
+
+    return model
+
+
+@dataclass
+class Fit:
+    """A fitted model and its scores on the test rows, in standard units."""
+
+    name: str
+    posterior: dgp.Posterior
+    result: SVIRunResult
+    errors: np.ndarray
+    log_density: np.ndarray
+    bounds: np.ndarray
+    seconds: float
+
+
+def fit(
+    split: Split,
+    depth: int,
+    guide_name: str,
+    *,
+    num_inducing: int = 100,
+    steps: int = 5000,
+    batch: int = 1000,
+    learning_rate: float = 0.05,
+    seed: int = 0,
+    process_noise: bool = False,
+    draws: int = 100,
+    checkpoint: Path | None = None,
+    progress: bool = True,
+) -> Fit:
+    """Train by Adam with a cosine schedule, then score on the test rows."""
+    model = make_model(split.X, depth, num_inducing, process_noise)
+    guide = GUIDES[guide_name](model)
+    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(learning_rate, steps)), dgp.ELBO())
+    rows = batch if batch < len(split.X) else None
+    keys = jax.random.split(jax.random.key(seed), 4)
+    start = time.perf_counter()
+    result = dgp.fit(svi, keys[0], steps, split.X, split.y, rows, checkpoint=checkpoint, progress_bar=progress)
+    seconds = time.perf_counter() - start
+    posterior = dgp.Posterior(model, guide, result.params)
+    mean = posterior.predict(keys[1], split.X_test, num_samples=draws).mean
+    density = posterior.log_density(keys[2], split.y_test, split.X_test, num_samples=draws)
+
+    @jax.jit
+    def bounds(params: Any) -> jax.Array:
+        """Independent estimates of the bound per row."""
+        return jax.lax.map(
+            lambda k: -dgp.ELBO().loss(k, params, model, guide, split.X, split.y, rows), jax.random.split(keys[3], 100)
+        )
+
+    return Fit(
+        f"{NAMES.get(depth, f'{depth} layers')}, {guide_name}",
+        posterior,
+        result,
+        np.asarray(mean - split.y_test, float),
+        np.asarray(density, float),
+        np.asarray(bounds(result.params), float) / len(split.X),
+        seconds,
+    )
+
+
+def row(fits: list[Fit]) -> str:
+    """One line of the table: means with standard errors, over splits where there are several, else over rows."""
+
+    def summary(values: list[np.ndarray], root: bool = False) -> str:
+        pool = np.array([v.mean() for v in values]) if len(values) > 1 else values[0]
+        mean, error = pool.mean(), pool.std(ddof=1) / math.sqrt(len(pool))
+        if not root:
+            return f"{mean:8.3f} ({error:.3f})"
+        if len(values) == 1:  # of a square root, by the delta method
+            return f"{math.sqrt(mean):8.3f} ({error / (2 * math.sqrt(mean)):.3f})"
+        pool = np.sqrt(pool)
+        return f"{pool.mean():8.3f} ({pool.std(ddof=1) / math.sqrt(len(pool)):.3f})"
+
+    cells = [
+        summary([f.errors**2 for f in fits], root=True),
+        summary([f.log_density for f in fits]),
+        summary([f.bounds for f in fits]),
+        f"{np.mean([f.seconds for f in fits]):6.0f}",
+    ]
+    return f"{fits[0].name:26s}" + " ".join(f"{cell:>17s}" for cell in cells[:3]) + cells[3]
+
+
+def draw_plots(split: Split, fits: list[Fit], out: Path) -> None:
+    """Figures of the fits of one split, in ``out``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from numpyro_dgp import plots
+
+    key = jax.random.key(9)
+    plots.bounds({f.name: f.result.losses for f in fits}, size=len(split.X)).savefig(out / "elbo.png", dpi=120)
+    for f in fits:
+        stem = f.name.replace(", ", "_")
+        if split.X.shape[1] == 1:
+            x = jnp.linspace(split.X.min() - 0.1, split.X.max() + 0.1, 400)
+            units = split.units_y
+            prediction = f.posterior.predict(key, x[:, None])
+            moments = units.inverse(prediction.means), prediction.variances * units.scale**2
+            data = split.units_X.inverse(split.X)[:, 0], units.inverse(split.y)
+            figure = plots.fit(split.units_X.inverse(x[:, None])[:, 0], dgp.Mixture(*moments), data=data)
+        else:
+            figure = plots.observed(split.y_test, f.posterior.predict(key, split.X_test))
+        figure.axes[0].set_title(f.name)
+        figure.savefig(out / f"fit_{stem}.png", dpi=120)
+        plots.layers(f.posterior, key, split.X).savefig(out / f"layers_{stem}.png", dpi=120)
+        plt.close("all")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--data", default="co2", help="co2, diabetes, or an .npz file with X and y")
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--guide", nargs="+", choices=sorted(GUIDES), default=["inducing-point", "mean-field"])
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--split", type=int, nargs="+", default=[0], help="seeds of the splits")
+    parser.add_argument("--protocol", choices="AB", default="B", help="units from all rows (A) or training rows (B)")
+    parser.add_argument("--num-inducing", type=int, default=100)
+    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--process-noise", choices=["auto", "yes", "no"], default="auto", help="auto: if mean-field")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("regression_output"))
+    parser.add_argument("--smoke", action="store_true", help="a few steps on a few rows, to see that it runs")
+    arguments = parser.parse_args()
+    X, y = load(arguments.data)
+    if arguments.smoke:
+        X, y, arguments.steps, arguments.num_inducing = X[:100], y[:100], 20, 10
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    auto = "mean-field" in arguments.guide
+    process_noise = {"yes": True, "no": False, "auto": auto}[arguments.process_noise]
+
+    print(f"{arguments.data}: {len(X)} rows, {X.shape[1]} inputs; protocol {arguments.protocol}; all in standard units")
+    results: dict[tuple[int, str], list[Fit]] = {}
+    for seed in arguments.split:
+        split = split_data(X, y, seed, arguments.protocol)
+        for depth in arguments.layers:
+            for guide in arguments.guide:
+                stem = f"split{seed}_{depth}_{guide}"
+                found = fit(
+                    split,
+                    depth,
+                    guide,
+                    num_inducing=arguments.num_inducing,
+                    steps=arguments.steps,
+                    batch=arguments.batch,
+                    learning_rate=arguments.learning_rate,
+                    seed=arguments.seed,
+                    process_noise=process_noise,
+                )
+                results.setdefault((depth, guide), []).append(found)
+                dgp.save(arguments.out / f"{stem}.npz", found.result.params)
+    lines = [
+        f"{'model, guide':26s}" + " ".join(f"{h:>17s}" for h in ("test RMSE", "log density", "ELBO per row")) + "   sec"
+    ]
+    lines += [row(fits) for fits in results.values()]
+    print("\n".join(lines))
+    (arguments.out / "table.txt").write_text("\n".join(lines) + "\n")
+    draw_plots(split, [fits[-1] for fits in results.values()], arguments.out)
+    print(f"plots and parameters are in {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
