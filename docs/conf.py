@@ -1,15 +1,14 @@
 """Sphinx configuration."""
 
-from importlib.metadata import version
+from importlib import metadata
 
 project = "numpyro_dgp"
 author = "The numpyro_dgp developers"
 copyright = "2026, the numpyro_dgp developers"
-release = version("numpyro-dgp")
+release = metadata.version("numpyro-dgp")
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
 ]

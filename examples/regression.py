@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument("--process-noise", choices=["auto", "yes", "no"], default="auto", help="auto: if mean-field")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("regression_output"))
+    parser.add_argument("--resume", action="store_true", help="keep checkpoints in --out and continue from them")
     parser.add_argument("--smoke", action="store_true", help="a few steps on a few rows, to see that it runs")
     arguments = parser.parse_args()
     X, y = load(arguments.data)
@@ -246,6 +247,7 @@ def main() -> None:
                     learning_rate=arguments.learning_rate,
                     seed=arguments.seed,
                     process_noise=process_noise,
+                    checkpoint=arguments.out / f"{stem}.checkpoint" if arguments.resume else None,
                 )
                 results.setdefault((depth, guide), []).append(found)
                 dgp.save(arguments.out / f"{stem}.npz", found.result.params)

@@ -158,10 +158,10 @@ class Posterior:
         """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
 
         Under a guide of Gaussian inducing values, ``f(x)`` is the posterior of the layer at any x of its own inputs.
-        An exact process comes conditioned on the draw of its values.
+        An exact process comes conditioned on the draw of its values, and with MCMC every layer on the first draw kept.
         """
-        found = {}
-        for name, site in self._trace(key, self._thinned(1), args, kwargs).items():
+        found, sample = {}, {name: values[0] for name, values in self._thinned(1).items()}
+        for name, site in self._trace(key, sample, args, kwargs).items():
             fn = unwrap(site["fn"]) if site["type"] == "sample" else None
             values: Any = getattr(fn, "f_x", fn)
             if getattr(values, "function", None) is None:

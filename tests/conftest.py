@@ -11,6 +11,13 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_compiled_programs():
+    """Programs of a finished module only fill memory."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def key():
     return jax.random.key(0)

@@ -1,0 +1,106 @@
+"""S3: the handler that turns a run of the model into a run of a guide."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.primitives import _PYRO_STACK, Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules import Prior, Propagate, Rule, Site
+from numpyro_dgp.guides.sites import Message, Program, hide, initial_values, inspect_program, site_kind, unwrap
+
+if TYPE_CHECKING:
+    from numpyro_dgp.guides.guide import Guide
+
+__all__ = ["Replace"]
+
+FOLLOWS_MODEL = (Propagate, Prior)
+
+
+class Replace(Messenger):
+    """Replaces the model's distributions by the guide's; entering it gives the dict of values drawn."""
+
+    def __init__(self, guide: Guide, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: dict[str, Any]) -> None:
+        self.guide, self.args, self.kwargs, self.drawn = guide, args, kwargs, drawn
+        self.values: dict[str, Any] = {}
+        self.met: set[str] = set()
+        super().__init__()
+
+    def __enter__(self) -> dict[str, Any]:
+        super().__enter__()
+        return self.values
+
+    def __exit__(self, exc_type: Any, *exc: Any) -> None:
+        super().__exit__(exc_type, *exc)
+        unknown = sorted(set(self.guide.sites) - self.met)
+        if exc_type is None and unknown:
+            raise ValueError(
+                f"{type(self.guide).__name__}(sites=...): expected names of latent sites of the model, got "
+                f"{unknown}: the model has {sorted(self.met)}"
+            )
+
+    @cached_property
+    def program(self) -> Program:
+        return inspect_program(self.guide.model, self.args, self.kwargs)
+
+    @cached_property
+    def initial(self) -> dict[str, Array]:
+        return initial_values(self.guide.model, self.args, self.kwargs, self.guide.init_loc_fn)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "deterministic":
+            msg["stop"] = True
+        if msg["type"] != "sample":
+            return
+        name = msg["name"]
+        if msg["is_observed"]:
+            self.guide._observed.add(name)
+        if self.guide._rule_name(msg) == "observed":
+            return hide(msg)
+        self.met.add(name)
+        if name in self.drawn:
+            self.values[name] = msg["value"] = self.drawn[name]
+            return hide(msg)
+        self._replace(msg, self.guide._rule(msg))
+
+    def _replace(self, msg: Message, rule: Rule | None) -> None:
+        fn, kind = unwrap(msg["fn"]), site_kind(msg)
+        if rule is None:
+            return hide(msg)
+        if kind in ("latent", "hidden") and not isinstance(rule, FOLLOWS_MODEL) and self._lacks_data(msg):
+            if kind == "latent":
+                return hide(msg)
+            rule = Propagate()
+        site = Site(
+            name=self._local_name(msg["name"]),
+            fn=fn,
+            prefix=self.guide.prefix,
+            in_plate=bool(msg["cond_indep_stack"]),
+            is_inner=lambda: msg["name"] in self.program.inner,
+            initial=lambda: self.initial[msg["name"]],
+        )
+        q = rule(site)
+        if isinstance(msg["fn"], dist.MaskedDistribution):
+            q = q.mask(msg["fn"]._mask)
+        msg["own"] = not isinstance(rule, FOLLOWS_MODEL)
+        msg["fn"] = q if q.batch_shape == msg["fn"].batch_shape else q.expand(msg["fn"].batch_shape)
+
+    def _lacks_data(self, msg: Message) -> bool:
+        """Whether a site has one value per datum in a call that observes none of those data."""
+        return self.program.is_per_datum(msg) and not self.program.is_conditioned(msg)
+
+    def _local_name(self, name: str) -> str:
+        """``name`` without the prefixes of scopes inside the model, which parameters will get again."""
+        inside = _PYRO_STACK[_PYRO_STACK.index(self) + 1 :]
+        for handler in inside:
+            if isinstance(handler, handlers.scope) and "param" not in handler.hide_types:
+                name = name.removeprefix(f"{handler.prefix}{handler.divider}")
+        return name
+
+    def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.met and not msg.get("stop"):
+            self.values[msg["name"]] = msg["value"]
