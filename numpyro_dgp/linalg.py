@@ -7,6 +7,8 @@ what rounding does to the smallest eigenvalue (``docs/numerics.md`` has the meas
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,8 @@ __all__ = [
 # Below this many columns, differences are summed column by column: exact where the product form
 # loses digits, and as fast, because XLA fuses the sum into one pass over the N x M result.
 _FEW_COLUMNS = 3
+# Outside a compiled program these run as one program each, not as dozens; inside one they leave no trace.
+_fused = partial(jax.jit, inline=True)
 # Rows whose products with P matrices stay in cache.
 _BLOCK = 2000
 # Up to this size a triangular solve stays on the thread that calls it.
@@ -56,12 +60,14 @@ def safe_sqrt(x: Array) -> Array:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
 
 
+@_fused
 def set_diagonal(K: Array, diagonal: Array) -> Array:
     """``K`` of shape (..., N, N) with its diagonal replaced by ``diagonal`` of shape (..., N)."""
     index = jnp.arange(K.shape[-1])
     return K.at[..., index, index].set(diagonal)
 
 
+@_fused
 def squared_distances(X1: Array, X2: Array) -> Array:
     r"""Squared distances :math:`\lVert x_i - x'_j \rVert^2`, shape (..., N1, N2), without an N1 x N2 x D array.
 
@@ -96,6 +102,7 @@ def cholesky(K: Array, owner: str = "K") -> Array:
     return _checked(jnp.linalg.cholesky(_with_jitter(K)), owner)
 
 
+@_fused
 def _with_jitter(K: Array) -> Array:
     size = K.shape[-1]
     nugget = jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
@@ -113,6 +120,7 @@ def _checked(factor: Array, owner: str) -> Array:
     return factor
 
 
+@_fused
 def _inverse_lower(L: Array) -> Array:
     """Inverse of lower triangular matrices by halves: inv [A 0; B C] = [A' 0; -C' B A', C'] with A', C' inverses.
 
@@ -131,6 +139,7 @@ def _inverse_lower(L: Array) -> Array:
 
 
 @jax.custom_jvp
+@_fused
 def _inverse_factor(K: Array) -> Array:
     return _inverse_lower(jnp.linalg.cholesky(K))
 
@@ -188,6 +197,7 @@ def _blocks(rows: Array) -> Array:
 
 
 @jax.custom_vjp
+@_fused
 def quadratic_forms(S: Array, A: Array) -> Array:
     r"""All quadratic forms :math:`v_{np} = a_n^\top S_p\, a_n` at once, shape (N, P).
 

@@ -12,7 +12,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = {page.name: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES}
 
 
-@pytest.mark.parametrize("page", [name for name, blocks in CODE.items() if blocks])
+MARKS = {"README.md": (), "quickstart.md": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("page", [pytest.param(name, marks=MARKS[name]) for name, blocks in CODE.items() if blocks])
 def test_code_runs(page, x32, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")

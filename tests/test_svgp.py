@@ -77,8 +77,8 @@ def test_bounds_sandwich_the_evidence():
 def test_adam_reaches_the_collapsed_bound():
     collapsed, _, _ = titsias(y, NOISE, KZZ, KZX, KXX)
     guide = dgp.guides.InducingPoint(shallow)
-    svi = SVI(shallow, guide, optax.adam(optax.exponential_decay(0.05, 200, 0.5)), dgp.ELBO())
-    result = svi.run(jax.random.key(0), 3000, X, Y, progress_bar=False)
+    svi = SVI(shallow, guide, optax.adam(optax.exponential_decay(0.05, 500, 0.5)), dgp.ELBO())
+    result = svi.run(jax.random.key(0), 6000, X, Y, progress_bar=False)
     np.testing.assert_allclose(-result.losses[-1], collapsed, atol=1e-2)
 
 

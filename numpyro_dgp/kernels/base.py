@@ -70,7 +70,8 @@ class Kernel:
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
         """Gram matrix (..., N1, N2) between inputs (..., N1, D) and (..., N2, D)."""
         X1, X2 = self._inputs(X1, X2)
-        return self._cast(X1.dtype).evaluate(X1, X2)
+        # One compiled program even when called outside of one; inside one it leaves no trace.
+        return jax.jit(type(self).evaluate, inline=True)(self._cast(X1.dtype), X1, X2)
 
     def diag(self, X: ArrayLike) -> Array:
         """Variances k(x, x) of inputs (..., N, D): shape (..., N), without an N x N matrix."""
