@@ -54,7 +54,10 @@ def work(name: str) -> None:
 def ask(worker: subprocess.Popen[str], request: dict[str, Any]) -> Any:
     worker.stdin.write(json.dumps(request) + "\n")
     worker.stdin.flush()
-    return json.loads(worker.stdout.readline())
+    reply = worker.stdout.readline()
+    if not reply:
+        raise RuntimeError(f"{worker.args[-1]} stopped at {request}: run it alone with --only to see why")
+    return json.loads(reply)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ class Layer(DeepGPLayer):
     def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
         mean = torch.zeros(x.shape[:-1], dtype=x.dtype)
         if self.identity:  # output p has mean x_p
-            columns = x[0] if x.dim() == 3 and x.shape[0] == x.shape[-1] else x
+            columns = x if x.dim() == 2 else torch.diagonal(x, dim1=-3, dim2=-1)
             mean = columns.transpose(-1, -2)
         return gpytorch.distributions.MultivariateNormal(mean, self.kernel(x))
 
