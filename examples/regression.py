@@ -47,7 +47,7 @@ def load(data: str) -> tuple[np.ndarray, np.ndarray]:
         from statsmodels.datasets import co2
 
         table = co2.load_pandas().data.dropna()
-        years = table.index.year + table.index.dayofyear / 365.25
+        years = table.index.year + table.index.day_of_year / 365.25
         return np.asarray(years, float)[:, None], table["co2"].to_numpy()
     if data == "diabetes":
         from sklearn.datasets import load_diabetes
@@ -69,8 +69,13 @@ def split_data(X: np.ndarray, y: np.ndarray, split: int, protocol: str, max_test
     return Split(*(jnp.asarray(part, jnp.float32) for part in parts), units_X, units_y)
 
 
-def make_model(X: np.ndarray, depth: int, num_inducing: int, process_noise: bool = False) -> Callable[..., None]:
-    """A deep GP for inputs like ``X``: hyperparameters have priors, inner layers start as the identity."""
+def make_model(
+    X: jax.Array, depth: int, num_inducing: int, process_noise: bool = False, period: float | None = None
+) -> Callable[..., None]:
+    """A deep GP for inputs like ``X``: hyperparameters have priors, inner layers start as the identity.
+
+    With a ``period``, in units of X, the first layer may also be periodic.
+    """
     starts = dgp.initial.layers(X, [min(X.shape[1], 30)] * (depth - 1), min(num_inducing, len(np.unique(X, axis=0))))
 
     def model(X: Any, y: Any = None, batch_size: int | None = None) -> None:
@@ -80,6 +85,9 @@ def make_model(X: np.ndarray, depth: int, num_inducing: int, process_noise: bool
             kernel = dgp.kernels.RBF(
                 numpyro.sample(f"variance{i}", dist.LogNormal(0.0, 1.0)), numpyro.sample(f"lengthscale{i}", scales)
             )
+            if i == 0 and period is not None:
+                season = numpyro.sample("season", dist.LogNormal(jnp.array([-4.0, 0.0]), 1.0).to_event(1))
+                kernel = kernel + dgp.kernels.Periodic(season[0], season[1], period)
             outputs = None if i == depth - 1 else starts[i + 1].Z.shape[1]
             functions.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z, learn=True), outputs=outputs, mean=mean))
         jitters = [
@@ -121,12 +129,13 @@ def fit(
     learning_rate: float = 0.05,
     seed: int = 0,
     process_noise: bool = False,
+    period: float | None = None,
     draws: int = 100,
     checkpoint: Path | None = None,
     progress: bool = True,
 ) -> Fit:
     """Train by Adam with a cosine schedule, then score on the test rows."""
-    model = make_model(split.X, depth, num_inducing, process_noise)
+    model = make_model(split.X, depth, num_inducing, process_noise, period)
     guide = GUIDES[guide_name](model)
     svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(learning_rate, steps)), dgp.ELBO())
     rows = batch if batch < len(split.X) else None
@@ -218,6 +227,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--process-noise", choices=["auto", "yes", "no"], default="auto", help="auto: if mean-field")
+    parser.add_argument("--period", type=float, help="of a season, in units of a single input; a year for co2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("regression_output"))
     parser.add_argument("--resume", action="store_true", help="keep checkpoints in --out and continue from them")
@@ -227,6 +237,7 @@ def main() -> None:
     if arguments.smoke:
         X, y, arguments.steps, arguments.num_inducing = X[:100], y[:100], 20, 10
     arguments.out.mkdir(parents=True, exist_ok=True)
+    period = 1.0 if arguments.data == "co2" else arguments.period
     auto = "mean-field" in arguments.guide
     process_noise = {"yes": True, "no": False, "auto": auto}[arguments.process_noise]
 
@@ -247,6 +258,7 @@ def main() -> None:
                     learning_rate=arguments.learning_rate,
                     seed=arguments.seed,
                     process_noise=process_noise,
+                    period=period and period / float(split.units_X.scale[0]),
                     checkpoint=arguments.out / f"{stem}.checkpoint" if arguments.resume else None,
                 )
                 results.setdefault((depth, guide), []).append(found)
