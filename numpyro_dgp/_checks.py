@@ -9,11 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import ArrayLike
 
-__all__ = ["is_concrete", "require_finite", "require_inputs", "require_positive", "require_scalar"]
+__all__ = [
+    "is_concrete",
+    "require_finite",
+    "require_finite_leaves",
+    "require_inputs",
+    "require_positive",
+    "require_scalar",
+]
 
 
 def is_concrete(*values: Any) -> bool:
@@ -32,6 +40,13 @@ def require_finite(what: str, value: ArrayLike, hint: str) -> None:
         raise ValueError(
             f"expected finite {what}, got {int(bad.sum())} NaN or infinite value(s), the first at index {where}: {hint}"
         )
+
+
+def require_finite_leaves(what: str, leaves: list[Any]) -> None:
+    """Raise unless every floating array among ``leaves`` is finite."""
+    for leaf in leaves:
+        if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            require_finite(what, leaf, "drop, impute or mask the rows with missing values")
 
 
 def require_positive(owner: str, name: str, value: ArrayLike) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from numpyro import handlers
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import require_finite, require_finite_leaves
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
 from numpyro_dgp.functions import ExactFunction, SparseFunction
@@ -151,7 +151,8 @@ class Posterior:
         Raises:
             ValueError: from a kernel without random features.
         """
-        paths = partial(self._paths, num_features)
+        # One object for each number of features, so that a second call finds the compiled program of the first.
+        paths = self._path_programs.setdefault(num_features, partial(self._paths, num_features))
         return lambda *args, **kwargs: self._over_draws(paths, key, num_samples, args, kwargs)
 
     def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[SparseFunction, Array]]:
@@ -235,12 +236,14 @@ class Posterior:
         if not isinstance(num_samples, int) or num_samples < 1:
             raise ValueError(f"Posterior: expected num_samples to be a positive integer, got {num_samples!r}: try 100")
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        for leaf in leaves:
-            if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-                require_finite("inputs", leaf, "drop or impute the rows with missing values")
+        require_finite_leaves("inputs", leaves)
         arrays = [jnp.asarray(leaf) if np.ndim(leaf) else None for leaf in leaves]
         constants = tuple(None if np.ndim(leaf) else leaf for leaf in leaves)
         return self._compiled(function, num_samples, treedef, constants, key, self._thinned(num_samples), arrays)
+
+    @cached_property
+    def _path_programs(self) -> dict[int, Callable[..., Any]]:
+        return {}
 
     @cached_property
     def _compiled(self) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ import tqdm
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import require_finite_leaves
 from numpyro_dgp._typing import Array
 
 __all__ = ["fit", "load", "save"]
@@ -65,9 +65,7 @@ def fit(
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"fit: expected {what} to be a positive integer, got {count!r}: try 5000")
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    for leaf in leaves:
-        if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            require_finite("data", leaf, "drop, impute or mask the rows with missing values")
+    require_finite_leaves("data", leaves)
     leaves = [jnp.asarray(leaf) if np.ndim(leaf) else leaf for leaf in leaves]
     args, kwargs = jax.tree.unflatten(treedef, leaves)
     arrays = [leaf for leaf in leaves if np.ndim(leaf)]

@@ -125,6 +125,13 @@ def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     assert jnp.abs(z).max() < 4.5
 
 
+def test_function_draws_compile_once(key):
+    POSTERIOR.functions(key, num_samples=2)(NEW)
+    compiled = POSTERIOR._compiled._cache_size()
+    POSTERIOR.functions(jax.random.key(1), num_samples=2)(NEW)
+    assert POSTERIOR._compiled._cache_size() == compiled
+
+
 def test_function_draws_need_features(key):
     kernel = dgp.kernels.as_kernel(lambda A, B: jnp.exp(-jnp.abs(A - B.T)))
 
