@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", help="names of files, in this order; all by default")
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--results", type=Path, default=Path("results/uci.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "uci.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
     if not arguments.table:
