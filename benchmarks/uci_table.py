@@ -3,7 +3,8 @@
 ``python benchmarks/uci_table.py --data DIRECTORY`` reads ``DIRECTORY/*.npz`` (arrays X, y). Protocol B: nine tenths of
 the rows train, units from the training rows, five splits for sets below 2000 rows and two for the larger ones. Finished
 fits are appended to ``--results``, so that an interrupted run goes on, and ``--table`` prints what is there. The model,
-its starting values and its training are those of ``examples/regression.py``, the same for every set.
+its starting values and its training are those of ``examples/regression.py``, the same for every set. Several runs with
+different ``--sets`` may share one file of results.
 """
 
 from __future__ import annotations
@@ -21,23 +22,32 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import regression
 
 SMALL = 2000
-Key = tuple[str, int, int]
+Key = tuple[str, int, int]  # set, layers, split
 
 
-def read(path: Path) -> dict[Key, dict[str, Any]]:
+def read(path: Path, likelihood: str) -> dict[Key, dict[str, Any]]:
     """Finished fits by set, depth and split."""
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(r["data"], r["layers"], r["split"]): r for r in rows}
+    return {(r["data"], r["layers"], r["split"]): r for r in rows if r["likelihood"] == likelihood}
 
 
-def run(path: Path, results: Path, layers: int, split: int, steps: int) -> None:
+def run(path: Path, results: Path, likelihood: str, layers: int, split: int, steps: int) -> None:
     """One fit, appended to the results."""
     X, y = regression.load(str(path))
-    data = regression.split_data(X, y, split, "B")
-    found = regression.fit(data, layers, "inducing-point", num_inducing=128, steps=steps, seed=split, progress=False)
+    found = regression.fit(
+        regression.split_data(X, y, split, "B"),
+        layers,
+        "inducing-point",
+        num_inducing=128,
+        steps=steps,
+        seed=split,
+        likelihood=likelihood,
+        progress=False,
+    )
     record = {
         "data": path.stem,
         "rows": len(X),
+        "likelihood": likelihood,
         "layers": layers,
         "split": split,
         "steps": steps,
@@ -81,7 +91,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="directory of .npz files")
     parser.add_argument("--sets", nargs="+", help="names of files, in this order; all by default")
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--likelihood", choices=regression.LIKELIHOODS, default="student-t")
+    parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "uci.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -93,9 +104,9 @@ def main() -> None:
                 path = arguments.data / f"{name}.npz"
                 splits = 5 if len(np.load(path)["y"]) < SMALL else 2
                 for split in range(splits):
-                    if (name, layers, split) not in read(arguments.results):
-                        run(path, arguments.results, layers, split, arguments.steps)
-    print(table(read(arguments.results)))
+                    if (name, layers, split) not in read(arguments.results, arguments.likelihood):
+                        run(path, arguments.results, arguments.likelihood, layers, split, arguments.steps)
+    print(table(read(arguments.results, arguments.likelihood)))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ import numpyro_dgp as dgp
 
 GUIDES = {"inducing-point": dgp.guides.InducingPoint, "mean-field": dgp.guides.MeanField}
 NAMES = {1: "GP", 2: "GP-GP", 3: "GP-GP-GP"}
+LIKELIHOODS = ("student-t", "normal")
 
 
 class Split(NamedTuple):
@@ -70,11 +71,17 @@ def split_data(X: np.ndarray, y: np.ndarray, split: int, protocol: str, max_test
 
 
 def make_model(
-    X: jax.Array, depth: int, num_inducing: int, process_noise: bool = False, period: float | None = None
+    X: jax.Array,
+    depth: int,
+    num_inducing: int,
+    process_noise: bool = False,
+    period: float | None = None,
+    likelihood: str = "student-t",
 ) -> Callable[..., None]:
     """A deep GP for inputs like ``X``: hyperparameters have priors, inner layers start as the identity.
 
-    With a ``period``, in units of X, the first layer may also be periodic.
+    With a ``period``, in units of X, the first layer may also be periodic. The degrees of freedom of a Student-t
+    likelihood are learned, above 2 so that the variance is finite; the larger, the closer to normal.
     """
     starts = dgp.initial.layers(X, [min(X.shape[1], 30)] * (depth - 1), min(num_inducing, len(np.unique(X, axis=0))))
 
@@ -95,12 +102,16 @@ def make_model(
             for i in range(depth - 1)
         ]
         noise = numpyro.sample("noise", dist.LogNormal(math.log(0.1), 1.0))
+        tails = numpyro.sample("tails", dist.Gamma(2.0, 0.1)) if likelihood == "student-t" else None
         with numpyro.plate("data", len(X), subsample_size=batch_size) as rows:
             h = X[rows]
             for i, f in enumerate(functions[:-1]):
                 h = numpyro.sample(f"h{i}", f(h, noise=jitters[i]))
-            likelihood = dgp.Likelihood(functions[-1](h), lambda v: dist.Normal(v, noise))
-            numpyro.sample("y", likelihood, obs=None if y is None else y[rows])
+            observed = dgp.Likelihood(
+                functions[-1](h),
+                lambda v: dist.Normal(v, noise) if tails is None else dist.StudentT(2 + tails, v, noise),
+            )
+            numpyro.sample("y", observed, obs=None if y is None else y[rows])
 
     return model
 
@@ -130,12 +141,13 @@ def fit(
     seed: int = 0,
     process_noise: bool = False,
     period: float | None = None,
+    likelihood: str = "student-t",
     draws: int = 100,
     checkpoint: Path | None = None,
     progress: bool = True,
 ) -> Fit:
     """Train by Adam with a cosine schedule, then score on the test rows."""
-    model = make_model(split.X, depth, num_inducing, process_noise, period)
+    model = make_model(split.X, depth, num_inducing, process_noise, period, likelihood)
     guide = GUIDES[guide_name](model)
     svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(learning_rate, steps)), dgp.ELBO())
     rows = batch if batch < len(split.X) else None
@@ -220,6 +232,7 @@ def main() -> None:
     parser.add_argument("--data", default="co2", help="co2, diabetes, or an .npz file with X and y")
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--guide", nargs="+", choices=sorted(GUIDES), default=["inducing-point", "mean-field"])
+    parser.add_argument("--likelihood", choices=LIKELIHOODS, default="student-t")
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--split", type=int, nargs="+", default=[0], help="seeds of the splits")
     parser.add_argument("--protocol", choices="AB", default="B", help="units from all rows (A) or training rows (B)")
@@ -259,6 +272,7 @@ def main() -> None:
                     seed=arguments.seed,
                     process_noise=process_noise,
                     period=period and period / float(split.units_X.scale[0]),
+                    likelihood=arguments.likelihood,
                     checkpoint=arguments.out / f"{stem}.checkpoint" if arguments.resume else None,
                 )
                 results.setdefault((depth, guide), []).append(found)
