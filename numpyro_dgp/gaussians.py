@@ -15,6 +15,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.linalg import matmul, solve_lower
 
 __all__ = [
+    "kl_between",
     "kl_diagonal",
     "kl_full",
     "log_density",
@@ -32,6 +33,12 @@ def kl_full(loc: Array, scale_tril: Array) -> Array:
     r"""KL of N(m, LL') to N(0, I): :math:`\tfrac12(\lVert L\rVert_F^2 + \lVert m\rVert^2 - n) - \log|\det L|`."""
     trace = jnp.square(scale_tril).sum((-2, -1))
     return 0.5 * (trace + jnp.square(loc).sum(-1) - loc.shape[-1]) - log_determinant(scale_tril)
+
+
+def kl_between(q: tuple[Array, Array], p: tuple[Array, Array]) -> Array:
+    r""":math:`\mathrm{KL}[N(m_q, L_q L_q^\top) \,\|\, N(m_p, L_p L_p^\top)]`: :func:`kl_full` in p's own units."""
+    shift = solve_lower(p[1], (q[0] - p[0])[..., None])[..., 0]
+    return kl_full(shift, solve_lower(p[1], q[1]))
 
 
 def kl_diagonal(loc: Array, scale: Array) -> Array:

@@ -19,6 +19,8 @@ from numpyro_dgp._typing import Array
 __all__ = [
     "cholesky",
     "inverse_cholesky",
+    "inverse_factor",
+    "inverse_lower",
     "jitter",
     "matmul",
     "quadratic_forms",
@@ -121,7 +123,7 @@ def _checked(factor: Array, owner: str) -> Array:
 
 
 @_fused
-def _inverse_lower(L: Array) -> Array:
+def inverse_lower(L: Array) -> Array:
     """Inverse of lower triangular matrices by halves: inv [A 0; B C] = [A' 0; -C' B A', C'] with A', C' inverses.
 
     Only small blocks meet LAPACK's triangular solve. Larger ones wake the threads of OpenBLAS, which then spin
@@ -132,7 +134,7 @@ def _inverse_lower(L: Array) -> Array:
         eye = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
         return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
     half = size // 2
-    A, C = _inverse_lower(L[..., :half, :half]), _inverse_lower(L[..., half:, half:])
+    A, C = inverse_lower(L[..., :half, :half]), inverse_lower(L[..., half:, half:])
     B = -matmul(C, matmul(L[..., half:, :half], A))
     top = jnp.concatenate([A, jnp.zeros((*L.shape[:-2], half, size - half), L.dtype)], -1)
     return jnp.concatenate([top, jnp.concatenate([B, C], -1)], -2)
@@ -140,15 +142,16 @@ def _inverse_lower(L: Array) -> Array:
 
 @jax.custom_jvp
 @_fused
-def _inverse_factor(K: Array) -> Array:
-    return _inverse_lower(jnp.linalg.cholesky(K))
+def inverse_factor(K: Array) -> Array:
+    r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; NaN where K is not positive definite."""
+    return inverse_lower(jnp.linalg.cholesky(K))
 
 
-@_inverse_factor.defjvp
-def _inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+@inverse_factor.defjvp
+def inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     # With W = L^{-1}: dL = L Phi(W dK W'), hence dW = -Phi(W dK W') W, where Phi halves the diagonal of the
     # lower triangle. Products only, where differentiating through the factorisation costs triangular solves.
-    W = _inverse_factor(primals[0])
+    W = inverse_factor(primals[0])
     inner = jnp.tril(matmul(matmul(W, tangents[0]), W.mT))
     inner = inner - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
     return W, -matmul(inner, W)
@@ -167,7 +170,7 @@ def inverse_cholesky(K: Array, owner: str = "K") -> Array:
     Raises:
         ValueError: as :func:`cholesky`.
     """
-    return _checked(_inverse_factor(_with_jitter(K)), owner)
+    return _checked(inverse_factor(_with_jitter(K)), owner)
 
 
 def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:

@@ -10,7 +10,7 @@ import numpyro_dgp
 ROOT = Path(numpyro_dgp.__file__).parent
 LAYERS = {
     0: ["_typing", "_checks"],
-    1: ["linalg", "kernels", "means", "gaussians", "quadrature", "structure"],
+    1: ["linalg", "kernels", "means", "gaussians", "coordinates", "quadrature", "structure"],
     2: [
         "beliefs",
         "values",
@@ -22,7 +22,7 @@ LAYERS = {
         "primitives",
         "initial",
     ],
-    3: ["guides", "objectives", "sampling", "training"],
+    3: ["guides", "objectives", "optim", "sampling", "training"],
     4: ["draws", "predict", "plots", "testing"],
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}

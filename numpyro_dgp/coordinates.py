@@ -1,0 +1,207 @@
+r"""S1: seven ways to write a Gaussian as a pair of arrays, and the natural gradient in each.
+
+A Gaussian :math:`N(m, S)` over n numbers, in batches of any shape, as a pair of arrays (..., n) and (..., n, n):
+
+====================  ==============================================  ============================
+``"mean/sqrt"``       :math:`m,\; L` lower triangular                 :math:`L L^\top = S`
+``"mean/cov"``        :math:`m,\; S`
+``"mean/log"``        :math:`m,\; \log S`                             the matrix logarithm
+``"natural"``         :math:`S^{-1} m,\; -\tfrac12 S^{-1}`
+``"natural/sqrt"``    :math:`S^{-1} m,\; R` lower triangular          :math:`R R^\top = \tfrac12 S^{-1}`
+``"natural/log"``     :math:`S^{-1} m,\; \log(\tfrac12 S^{-1})`       the matrix logarithm
+``"expectation"``     :math:`m,\; S + m m^\top`
+====================  ==============================================  ============================
+
+With ``diagonal=True`` both arrays have one shape, every number is a Gaussian of its own, and the same formulas hold
+number by number.
+
+Source: seed 002, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.linalg import inverse_factor, inverse_lower, matmul
+
+__all__ = ["Coordinates", "Pair", "convert", "natural_gradient"]
+
+Coordinates = Literal["mean/sqrt", "mean/cov", "mean/log", "natural", "natural/sqrt", "natural/log", "expectation"]
+Pair = tuple[Array, Array]
+
+
+def _divided_difference(a: Array, b: Array) -> Array:
+    r""":math:`(e^a - e^b) / (a - b)`, also where a = b."""
+    half = 0.5 * (a - b)
+    small = jnp.abs(half) < 1e-4
+    ratio = jnp.where(small, 1 + jnp.square(half) / 6, jnp.sinh(half) / jnp.where(small, 1, half))
+    return jnp.exp(0.5 * (a + b)) * ratio
+
+
+def _spectral(function: Callable[[Array], Array], slopes: Callable[[Array, Array], Array]) -> Callable[[Array], Array]:
+    """A function of symmetric matrices through their eigenvalues, with its derivative by divided differences
+    (Daleckii and Krein), which stays finite where eigenvalues coincide, as at the prior."""
+
+    @jax.custom_jvp
+    def apply(A: Array) -> Array:
+        values, vectors = jnp.linalg.eigh(A)
+        return matmul(vectors * function(values)[..., None, :], vectors.mT)
+
+    @apply.defjvp
+    def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+        values, vectors = jnp.linalg.eigh(primals[0])
+        inner = matmul(matmul(vectors.mT, tangents[0]), vectors)
+        inner = inner * slopes(values[..., :, None], values[..., None, :])
+        value = matmul(vectors * function(values)[..., None, :], vectors.mT)
+        return value, matmul(matmul(vectors, inner), vectors.mT)
+
+    return apply
+
+
+class _Dense:
+    """What the conversions need of matrices (..., n, n) and vectors (..., n)."""
+
+    exp = staticmethod(_spectral(jnp.exp, _divided_difference))
+    log = staticmethod(_spectral(jnp.log, lambda a, b: 1 / _divided_difference(jnp.log(a), jnp.log(b))))
+    root = staticmethod(jnp.linalg.cholesky)
+
+    @staticmethod
+    def gram(L: Array) -> Array:
+        return matmul(L, L.mT)
+
+    @staticmethod
+    def transpose(L: Array) -> Array:
+        return L.mT
+
+    @staticmethod
+    def outer(m: Array) -> Array:
+        return m[..., :, None] * m[..., None, :]
+
+    @staticmethod
+    def apply(A: Array, m: Array) -> Array:
+        return (A @ m[..., None])[..., 0]
+
+    @staticmethod
+    def inverse(L: Array) -> Array:
+        """Of a triangular factor."""
+        return inverse_lower(L)
+
+    @staticmethod
+    def inverse_root(P: Array) -> Array:
+        """Lower triangular L, L L' = P^-1: with P turned round, its inverse factor is L turned round and transposed."""
+        return jnp.flip(inverse_factor(jnp.flip(0.5 * (P + P.mT), (-2, -1))), (-2, -1)).mT
+
+    @staticmethod
+    def positive(L: Array) -> Array:
+        """The factor of L L' with a positive diagonal."""
+        L = jnp.tril(L)
+        return L * jnp.sign(jnp.diagonal(L, axis1=-2, axis2=-1))[..., None, :]
+
+
+class _Diagonal:
+    """The same, number by number."""
+
+    exp = staticmethod(jnp.exp)
+    log = staticmethod(jnp.log)
+    root = staticmethod(jnp.sqrt)
+    gram = staticmethod(jnp.square)
+    outer = staticmethod(jnp.square)
+    apply = staticmethod(jnp.multiply)
+    inverse = staticmethod(jnp.reciprocal)
+    positive = staticmethod(jnp.abs)
+
+    @staticmethod
+    def transpose(s: Array) -> Array:
+        return s
+
+    @staticmethod
+    def inverse_root(P: Array) -> Array:
+        return jax.lax.rsqrt(P)
+
+
+def _to(target: Coordinates, m: Array, L: Array, ops: Any) -> Pair:
+    """From mean and root to other coordinates."""
+    if target == "mean/sqrt":
+        return m, L
+    if target == "expectation":
+        return m, ops.gram(L) + ops.outer(m)
+    if target.startswith("mean"):
+        S = ops.gram(L)
+        return m, ops.log(S) if target == "mean/log" else S
+    back = ops.transpose(ops.inverse(L))
+    first = ops.apply(back, ops.apply(ops.transpose(back), m))
+    half = 0.5 * ops.gram(back)
+    if target == "natural":
+        return first, -half
+    return first, ops.root(half) if target == "natural/sqrt" else ops.log(half)
+
+
+def _from(source: Coordinates, first: Array, second: Array, ops: Any) -> Pair:
+    """From other coordinates to mean and root, with a positive diagonal."""
+    if source == "mean/sqrt":
+        return first, ops.positive(second)
+    if source == "expectation":
+        return first, ops.root(second - ops.outer(first))
+    if source.startswith("mean"):
+        return first, ops.root(ops.exp(second) if source == "mean/log" else second)
+    half = {"natural": lambda A: -A, "natural/sqrt": ops.gram, "natural/log": ops.exp}[source](second)
+    L = ops.inverse_root(2 * half)
+    return ops.apply(L, ops.apply(ops.transpose(L), first)), L
+
+
+def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: bool = False) -> Pair:
+    """The same Gaussians in other coordinates.
+
+    Not a number where ``pair`` is not a Gaussian, for example where ``"mean/cov"`` holds a matrix that is not
+    positive definite. Factors come back with a positive diagonal.
+
+    Args:
+        pair: two arrays (..., n) and (..., n, n); of one shape when diagonal.
+        source: the coordinates of ``pair``.
+        target: the coordinates wanted.
+        diagonal: whether every number is a Gaussian of its own.
+
+    Raises:
+        ValueError: unknown coordinates.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> first, second = convert((jnp.ones(1), jnp.full((1, 1), 0.5)), "mean/sqrt", "natural")
+        >>> print(first, second)
+        [4.] [[-2.]]
+
+    Source: seed 002, section 3.3.
+    """
+    for name in (source, target):
+        if name not in get_args(Coordinates):
+            raise ValueError(
+                f"convert: expected coordinates among {', '.join(get_args(Coordinates))}; got {name!r}: "
+                'try "natural", or "mean/sqrt"'
+            )
+    ops = _Diagonal if diagonal else _Dense
+    return pair if source == target else _to(target, *_from(source, *pair, ops), ops)
+
+
+def natural_gradient(pair: Pair, slope: Pair, coordinates: Coordinates, *, diagonal: bool = False) -> tuple[Pair, Pair]:
+    r"""A Gaussian and the natural gradient of a loss at it, both in the coordinates :math:`\xi`.
+
+    .. math:: \tilde\nabla_\xi \mathcal L = \frac{\partial \xi}{\partial \theta}\,
+              \frac{\partial \mathcal L}{\partial \eta^\top}
+
+    One product with the Jacobian of the conversion from natural coordinates :math:`\theta`, in forward mode.
+
+    Args:
+        pair: mean and root, ``"mean/sqrt"``.
+        slope: derivative of the loss by the expectation coordinates :math:`\eta` of the same Gaussian.
+        coordinates: :math:`\xi`.
+        diagonal: whether every number is a Gaussian of its own.
+
+    Source: seed 002, equation 3.10.
+    """
+    natural = convert(pair, "mean/sqrt", "natural", diagonal=diagonal)
+    return jax.jvp(lambda t: convert(t, "natural", coordinates, diagonal=diagonal), (natural,), (slope,))
