@@ -1,6 +1,6 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
-from numpyro_dgp import guides, initial, kernels, means
+from numpyro_dgp import guides, initial, kernels, means, optim
 from numpyro_dgp.inducing import Points
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import ELBO
@@ -26,6 +26,7 @@ __all__ = [
     "MonteCarlo",
     "guides",
     "ELBO",
+    "optim",
     "for_mcmc",
     "NonCentered",
     "Posterior",

@@ -43,18 +43,31 @@ def _divided_difference(a: Array, b: Array) -> Array:
     return jnp.exp(0.5 * (a + b)) * ratio
 
 
-def _spectral(function: Callable[[Array], Array], slopes: Callable[[Array, Array], Array]) -> Callable[[Array], Array]:
+def _at_least_rounding(values: Array) -> Array:
+    """Eigenvalues of a positive-definite matrix: those below what rounding makes of the largest are set to that."""
+    return jnp.maximum(values, jnp.finfo(values.dtype).eps * values[..., -1:])
+
+
+def _spectral(
+    function: Callable[[Array], Array],
+    slopes: Callable[[Array, Array], Array],
+    clip: Callable[[Array], Array] = lambda values: values,
+) -> Callable[[Array], Array]:
     """A function of symmetric matrices through their eigenvalues, with its derivative by divided differences
     (Daleckii and Krein), which stays finite where eigenvalues coincide, as at the prior."""
 
+    def decompose(A: Array) -> tuple[Array, Array]:
+        values, vectors = jnp.linalg.eigh(A)
+        return clip(values), vectors
+
     @jax.custom_jvp
     def apply(A: Array) -> Array:
-        values, vectors = jnp.linalg.eigh(A)
+        values, vectors = decompose(A)
         return matmul(vectors * function(values)[..., None, :], vectors.mT)
 
     @apply.defjvp
     def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        values, vectors = jnp.linalg.eigh(primals[0])
+        values, vectors = decompose(primals[0])
         inner = matmul(matmul(vectors.mT, tangents[0]), vectors)
         inner = inner * slopes(values[..., :, None], values[..., None, :])
         value = matmul(vectors * function(values)[..., None, :], vectors.mT)
@@ -67,7 +80,9 @@ class _Dense:
     """What the conversions need of matrices (..., n, n) and vectors (..., n)."""
 
     exp = staticmethod(_spectral(jnp.exp, _divided_difference))
-    log = staticmethod(_spectral(jnp.log, lambda a, b: 1 / _divided_difference(jnp.log(a), jnp.log(b))))
+    log = staticmethod(
+        _spectral(jnp.log, lambda a, b: 1 / _divided_difference(jnp.log(a), jnp.log(b)), _at_least_rounding)
+    )
     root = staticmethod(jnp.linalg.cholesky)
 
     @staticmethod

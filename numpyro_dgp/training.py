@@ -23,7 +23,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_dgp._checks import require_finite_leaves
 from numpyro_dgp._typing import Array
 
-__all__ = ["fit", "load", "save"]
+__all__ = ["fit", "load", "save", "split_arguments"]
 
 _CHUNK = 100
 
@@ -64,18 +64,14 @@ def fit(
     for what, count in (("num_steps", num_steps), ("checkpoint_every", checkpoint_every)):
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"fit: expected {what} to be a positive integer, got {count!r}: try 5000")
-    leaves, treedef = jax.tree.flatten((args, kwargs))
-    require_finite_leaves("data", leaves)
-    leaves = [jnp.asarray(leaf) if np.ndim(leaf) else leaf for leaf in leaves]
-    args, kwargs = jax.tree.unflatten(treedef, leaves)
-    arrays = [leaf for leaf in leaves if np.ndim(leaf)]
+    arrays, rebuild = split_arguments(args, kwargs)
+    args, kwargs = rebuild(arrays)
     update = svi.stable_update if stable_update else svi.update
 
     @jax.jit
     def advance(state: SVIState, arrays: list[Array], steps: Array) -> tuple[SVIState, Array]:
         """``steps`` updates, at most a chunk, by a loop of dynamic length: compiled once."""
-        rest = iter(arrays)
-        args, kwargs = jax.tree.unflatten(treedef, [next(rest) if np.ndim(leaf) else leaf for leaf in leaves])
+        args, kwargs = rebuild(arrays)
 
         def body(i: Array, carry: tuple[SVIState, Array]) -> tuple[SVIState, Array]:
             state, loss = update(carry[0], *args, **kwargs)
@@ -106,6 +102,27 @@ def fit(
             if path is not None and (done == until):
                 _write_checkpoint(path, state, np.concatenate(losses))
     return SVIRunResult(svi.get_params(state), state, jnp.asarray(np.concatenate(losses)[:num_steps]))
+
+
+def split_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Array], Callable[[list[Array]], tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """The arrays among a model's arguments, to pass to a compiled program, and the way back to all arguments.
+
+    Numbers, flags and the like stay what they are: a program may use them as shapes.
+
+    Raises:
+        ValueError: NaN or infinite data.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    require_finite_leaves("data", leaves)
+    arrays = [jnp.asarray(leaf) for leaf in leaves if np.ndim(leaf)]
+
+    def rebuild(arrays: list[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rest = iter(arrays)
+        return jax.tree.unflatten(treedef, [next(rest) if np.ndim(leaf) else leaf for leaf in leaves])
+
+    return arrays, rebuild
 
 
 def _explain(

@@ -86,7 +86,7 @@ class Replace(Messenger):
         q = rule(site)
         if isinstance(msg["fn"], dist.MaskedDistribution):
             q = q.mask(msg["fn"]._mask)
-        msg["own"] = not isinstance(rule, FOLLOWS_MODEL)
+        msg["own"], msg["kind"] = not isinstance(rule, FOLLOWS_MODEL), kind
         msg["fn"] = q if q.batch_shape == msg["fn"].batch_shape else q.expand(msg["fn"].batch_shape)
 
     def _lacks_data(self, msg: Message) -> bool:

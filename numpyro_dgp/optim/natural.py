@@ -1,0 +1,229 @@
+"""S3: natural gradients for Gaussian posteriors, beside any optax optimiser for the rest.
+
+Source: seed 002, chapter 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from numpyro.distributions import biject_to
+from numpyro.optim import _NumPyroOptim
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.coordinates import Coordinates, Pair, convert, natural_gradient
+from numpyro_dgp.guides import Guide
+from numpyro_dgp.guides.guide import GaussianSite
+
+__all__ = ["NaturalGradient", "log_linear"]
+
+Params = dict[str, Array]
+Schedule = Callable[[Any], Any]
+
+# A step is halved at most this often; then the site stays where it is.
+_HALVINGS = 30
+
+
+def _require_positive(owner: str, what: str, value: float) -> None:
+    if not value > 0:
+        raise ValueError(f"{owner}: expected a positive {what}, got {value!r}: try {5 if what == 'steps' else 0.1}")
+
+
+def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
+    r"""The ramp of step sizes :math:`\gamma_t = \gamma_0\,(\gamma_K / \gamma_0)^{\min(t / K,\, 1)}`.
+
+    Args:
+        initial: first step size.
+        final: step size from step K on.
+        steps: K.
+
+    Raises:
+        ValueError: a step size that is not positive, or fewer than one step.
+
+    Example:
+        >>> ramp = log_linear(1e-4, 1e-1, 3)
+        >>> print([f"{float(ramp(t)):.4f}" for t in range(5)])
+        ['0.0001', '0.0010', '0.0100', '0.1000', '0.1000']
+
+    Source: seed 002, section 3.4.2.
+    """
+    for what, value in (("initial", initial), ("final", final), ("steps", steps)):
+        _require_positive("log_linear", what, value)
+    change = math.log(final / initial)
+    return lambda t: initial * jnp.exp(change * jnp.minimum(t / steps, 1.0))
+
+
+class State(NamedTuple):
+    """Parameters, the state of the other optimiser, and how many steps of each site were shortened."""
+
+    params: Params
+    inner: Any
+    shortened: dict[str, Array]
+
+
+class NaturalGradient(_NumPyroOptim):
+    r"""Natural-gradient steps for Gaussian posteriors, any optax optimiser for everything else, in one backward pass.
+
+    .. math:: \xi \leftarrow \xi - \gamma\, \frac{\partial \xi}{\partial \theta}\,
+              \frac{\partial \mathcal L}{\partial \eta^\top}
+
+    with :math:`\theta` natural, :math:`\eta` expectation and :math:`\xi` the chosen coordinates. Under a Gaussian
+    likelihood a step of size 1 in natural coordinates goes to the optimum. A step that would leave the cone of
+    positive-definite matrices is halved, for the Gaussian concerned only, until it stays inside;
+    :meth:`shortened` counts.
+
+    It takes the place of the optimiser: ``SVI(model, guide, NaturalGradient(guide, 0.1, optax.adam(0.01)), ELBO())``.
+    Steps for sites inside a plate are relative to the single datum: rows outside the minibatch stay where they are.
+
+    Args:
+        guide: the guide, which knows its Gaussian sites.
+        step_size: :math:`\gamma`, a number or an optax schedule such as :func:`log_linear`.
+        optimizer: an optax optimiser for all other parameters.
+        sites: ``"last"`` for the inducing values (or exact values) of layers that a likelihood sees, ``"all"``
+            for all inducing, exact and hidden values and latents with Gaussian posteriors, or names of sites.
+        coordinates: in which the step is straight, see :mod:`numpyro_dgp.coordinates`.
+
+    Raises:
+        ValueError: a guide of another package, a step size that is not positive, unknown coordinates; when the
+            fit starts, names of sites that have no Gaussian posterior in the guide.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 12)[:, None]
+        >>> guide = dgp.guides.InducingPoint(model)
+        >>> svi = SVI(model, guide, NaturalGradient(guide, 1.0, optax.adam(0.01)), dgp.ELBO())
+        >>> result = svi.run(jax.random.key(0), 2, X, jnp.sin(X[:, 0]), progress_bar=False)
+        >>> bool(result.losses[1] < result.losses[0]), NaturalGradient.shortened(result.state)["f"].item()
+        (True, 0)
+
+    Source: seed 002, equation 3.10 and section 3.4.
+    """
+
+    def __init__(
+        self,
+        guide: Guide,
+        step_size: float | Schedule,
+        optimizer: optax.GradientTransformation,
+        *,
+        sites: Literal["last", "all"] | Sequence[str] = "last",
+        coordinates: Coordinates = "natural",
+    ) -> None:
+        if not isinstance(guide, Guide):
+            raise ValueError(
+                f"NaturalGradient: expected one of dgp.guides, which know their Gaussian sites, got "
+                f"{type(guide).__name__}: for example dgp.guides.InducingPoint(model)"
+            )
+        if coordinates not in get_args(Coordinates):
+            raise ValueError(
+                f"NaturalGradient: expected coordinates among {', '.join(get_args(Coordinates))}; got "
+                f'{coordinates!r}: try "natural"'
+            )
+        if not callable(step_size):
+            _require_positive("NaturalGradient", "step_size", step_size)
+        self.guide, self.sites, self.coordinates = guide, sites, coordinates
+        self.schedule: Schedule = step_size if callable(step_size) else lambda _: step_size
+        self.optimizer = optimizer
+        self.chosen: dict[str, GaussianSite] = {}
+        super().__init__(lambda: (self._init, self._update, lambda state: state.params))
+
+    @staticmethod
+    def shortened(state: Any) -> dict[str, Array]:
+        """How many steps of each site were shortened so far: from ``svi_result.state``."""
+        return state.optim_state[1].shortened
+
+    def _choose(self) -> dict[str, GaussianSite]:
+        found = self.guide.gaussian_sites()
+        if self.sites == "last":
+            chosen = [n for n, s in found.items() if s.kind in ("inducing", "exact") and not s.is_inner]
+        elif self.sites == "all":
+            chosen = [n for n, s in found.items() if s.kind != "other"]
+        else:
+            chosen = [self.sites] if isinstance(self.sites, str) else list(self.sites)
+        if not chosen or not set(chosen) <= set(found):
+            raise ValueError(
+                f"NaturalGradient: expected names of sites with Gaussian posteriors, got sites={self.sites!r}: "
+                f"the guide has {sorted(found)}"
+            )
+        return {name: found[name] for name in chosen}
+
+    def _init(self, params: Params) -> State:
+        self.chosen = self._choose()
+        count = {name: jnp.zeros((), jnp.int32) for name in self.chosen}
+        return State(params, self.optimizer.init(self._others(params)), count)
+
+    def _others(self, params: Params) -> Params:
+        own = {name for site in self.chosen.values() for name in (site.loc, site.scale)}
+        return {name: value for name, value in params.items() if name not in own}
+
+    def _update(self, step: Array, gradient: Params, state: State) -> State:
+        others = self._others(state.params)
+        updates, inner = self.optimizer.update(self._others(gradient), state.inner, others)
+        params = dict(optax.apply_updates(others, updates))
+        shortened = dict(state.shortened)
+        for name, site in self.chosen.items():
+            params[site.loc], params[site.scale], count = _step(
+                site,
+                (state.params[site.loc], state.params[site.scale]),
+                (gradient[site.loc] / site.plate_scale, gradient[site.scale] / site.plate_scale),
+                self.schedule(step),
+                self.coordinates,
+            )
+            shortened[name] += count
+        return State(params, inner, shortened)
+
+
+def _step(
+    site: GaussianSite, free: Pair, gradient: Pair, step_size: Any, coordinates: Coordinates
+) -> tuple[Array, Array, Array]:
+    """One natural step of one site: new unconstrained parameters, and whether it was shortened."""
+    transform = biject_to(site.constraint)
+    diagonal = not site.scale.endswith("scale_tril")
+    pair = free[0], transform(free[1])
+
+    def unconstrained(q: Pair, source: Coordinates) -> Pair:
+        m, root = convert(q, source, "mean/sqrt", diagonal=diagonal)
+        return m, transform.inv(root)
+
+    expectation = convert(pair, "mean/sqrt", "expectation", diagonal=diagonal)
+    _, pull = jax.vjp(lambda eta: unconstrained(eta, "expectation"), expectation)
+    (slope,) = pull(gradient)
+    point, direction = natural_gradient(pair, slope, coordinates, diagonal=diagonal)
+    ends: tuple[tuple[int, ...], ...] = ((), ()) if diagonal else ((-1,), (-2, -1))  # axes of one Gaussian
+
+    def finite(arrays: Pair) -> Array:
+        """Of every Gaussian, whether its numbers are finite."""
+        first, second = (jnp.isfinite(a).all(axes) for a, axes in zip(arrays, ends, strict=True))
+        return first & second
+
+    def move(sizes: Array) -> tuple[Pair, Array]:
+        steps = [jnp.expand_dims(sizes, axes) for axes in ends]
+        moved = point[0] - steps[0] * direction[0], point[1] - steps[1] * direction[1]
+        new = unconstrained(moved, coordinates)
+        return new, finite(new)
+
+    sizes = jnp.full(free[0].shape if diagonal else free[0].shape[:-1], step_size, free[0].dtype)
+    broken = ~finite(direction)  # of a loss that is not finite: shorter steps do not help
+
+    def shorten(carry: tuple[int, Array, Pair, Array]) -> tuple[int, Array, Pair, Array]:
+        halvings, sizes, _, inside = carry
+        sizes = jnp.where(inside, sizes, jnp.where(halvings < _HALVINGS, 0.5 * sizes, 0.0))
+        return halvings + 1, sizes, *move(sizes)
+
+    first, inside = move(sizes)
+    halvings, _, new, _ = jax.lax.while_loop(
+        lambda c: (c[0] <= _HALVINGS) & ~jnp.all(c[3] | broken), shorten, (0, sizes, first, inside)
+    )
+    return *new, jnp.minimum(halvings, 1)

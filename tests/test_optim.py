@@ -1,0 +1,263 @@
+"""Natural gradients and full-batch optimisers against closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI
+from programs import NOISE, X, Y, Z, bayesian, bound, deep, random_params, shallow
+
+import numpyro_dgp as dgp
+from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
+
+ALL = ["mean/sqrt", "mean/cov", "mean/log", "natural", "natural/sqrt", "natural/log", "expectation"]
+
+
+def optimum(kernel, x, z, y, noise):
+    """The best q(v) of one layer under Gaussian noise: precision I + A'A / noise^2."""
+    L = np.linalg.cholesky(np.asarray(kernel(z, z)) + 1e-10 * kernel.diag(z).mean() * np.eye(len(z)))
+    A = np.linalg.solve(L, np.asarray(kernel(z, x))).T
+    precision = np.eye(len(z)) + A.T @ A / noise**2
+    return np.linalg.solve(precision, A.T @ np.asarray(y)) / noise**2, np.linalg.inv(precision)
+
+
+def natural(model, step_size=1.0, other=None, guide=dgp.guides.InducingPoint, **kwargs):
+    q = guide(model)
+    return SVI(model, q, NaturalGradient(q, step_size, other or optax.sgd(0.0), **kwargs), dgp.ELBO())
+
+
+@pytest.mark.parametrize("start", ["initial", "random"])
+def test_one_step_of_size_one_is_the_collapsed_optimum(start):
+    svi = natural(shallow)
+    moved = None if start == "initial" else random_params(shallow, dgp.guides.InducingPoint(shallow), X, Y)
+    state = svi.init(jax.random.key(0), X, Y, init_params=moved)
+    state, _ = jax.jit(svi.update)(state, X, Y)
+    params = svi.get_params(state)
+    m, S = optimum(dgp.kernels.RBF(1.2, 0.7), X, Z, Y, NOISE)
+    np.testing.assert_allclose(params["g_auto_loc"], m, atol=1e-6)
+    L = params["g_auto_scale_tril"]
+    np.testing.assert_allclose(L @ L.T, S, atol=1e-8)
+    assert svi.optim.shortened(state)["g"] == 0
+
+
+@pytest.mark.parametrize("coordinates", ALL)
+def test_all_coordinates_reach_the_same_optimum(coordinates):
+    svi = natural(shallow, log_linear(1e-3, 0.5, 60), coordinates=coordinates)
+    result = svi.run(jax.random.key(0), 150, X, Y, progress_bar=False)
+    m, S = optimum(dgp.kernels.RBF(1.2, 0.7), X, Z, Y, NOISE)
+    np.testing.assert_allclose(result.params["g_auto_loc"], m, atol=1e-4)
+    L = result.params["g_auto_scale_tril"]
+    np.testing.assert_allclose(L @ L.T, S, atol=1e-4)
+
+
+@pytest.mark.parametrize("coordinates", ALL)
+def test_small_steps_go_the_same_way_in_all_coordinates(coordinates):
+    """Per unit of step size, the mean and the covariance change as in natural coordinates."""
+    start = random_params(shallow, dgp.guides.InducingPoint(shallow), X, Y)
+
+    def change(coordinates):
+        svi = natural(shallow, 1e-7, coordinates=coordinates)
+        state = svi.init(jax.random.key(0), X, Y, init_params=start)
+        params = svi.get_params(svi.update(state, X, Y)[0])
+        before, after = start["g_auto_scale_tril"], params["g_auto_scale_tril"]
+        moved = params["g_auto_loc"] - start["g_auto_loc"], after @ after.T - before @ before.T
+        return [1e7 * a for a in moved]
+
+    for found, expected in zip(change(coordinates), change("natural"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * float(jnp.abs(expected).max()))
+
+
+def test_no_step_at_the_optimum():
+    svi = natural(shallow, 0.3)
+    m, S = optimum(dgp.kernels.RBF(1.2, 0.7), X, Z, Y, NOISE)
+    start = {"g_auto_loc": jnp.asarray(m), "g_auto_scale_tril": jnp.linalg.cholesky(jnp.asarray(S))}
+    state = svi.init(jax.random.key(0), X, Y, init_params=start)
+    params = svi.get_params(svi.update(state, X, Y)[0])
+    for name, value in start.items():
+        np.testing.assert_allclose(params[name], value, atol=1e-6)
+
+
+def test_one_step_on_the_last_of_two_layers_is_its_collapsed_optimum():
+    """With the same inner draws: after the step the bound of these draws has no slope in q(u) of the last layer."""
+    svi = natural(deep)
+    state = svi.init(jax.random.key(0), X, Y)
+    after, _ = svi.update(state, X, Y)
+    before, params = svi.get_params(state), svi.get_params(after)
+    for name in ("f_auto_loc", "f_auto_scale_tril"):
+        np.testing.assert_array_equal(params[name], before[name])
+    key = jax.random.split(state.rng_key)[1]  # as SVI.update splits
+
+    def loss(last):
+        return dgp.ELBO().loss(key, {**params, **last}, svi.model, svi.guide, X, Y)
+
+    last = {name: value for name, value in params.items() if name.startswith("g_")}
+    slopes = jax.grad(loss)(last)
+    start = jax.grad(loss)({name: before[name] for name in last})
+    for name in last:
+        scale = float(jnp.abs(start[name]).max())
+        np.testing.assert_allclose(jnp.tril(slopes[name]) if "tril" in name else slopes[name], 0, atol=1e-7 * scale)
+
+
+def test_diagonal_posteriors_reach_the_diagonal_optimum():
+    """Of a Gaussian target: its mean, and the reciprocals of the diagonal of its precision."""
+    svi = natural(shallow, 0.1, guide=lambda m: dgp.guides.InducingPoint(m, inducing=dgp.guides.Diagonal()))
+    result = svi.run(jax.random.key(0), 2000, X, Y, progress_bar=False)
+    m, S = optimum(dgp.kernels.RBF(1.2, 0.7), X, Z, Y, NOISE)
+    np.testing.assert_allclose(result.params["g_auto_loc"], m, atol=2e-3)  # coordinate-wise steps converge slowly
+    np.testing.assert_allclose(result.params["g_auto_scale"], np.diag(np.linalg.inv(S)) ** -0.5, rtol=1e-6)
+
+
+def latent_mean(y, batch=None):
+    """A latent per datum whose posterior is known: N(y / 1.25, 0.2)."""
+    with numpyro.plate("data", len(y), subsample_size=batch) as i:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(w, 0.5), obs=y[i])
+
+
+def test_steps_of_latents_are_relative_to_one_datum():
+    """A full step on half of the data: those rows are near their optimum whatever the scale, the others untouched."""
+    guide = dgp.guides.InducingPoint(latent_mean, latent=dgp.guides.Normal(1.0, loc=0.0))
+    optimizer = NaturalGradient(guide, 1.0, optax.sgd(0.0), sites=["w"])
+    svi = SVI(latent_mean, guide, optimizer, dgp.ELBO(num_particles=4000))
+    state = svi.init(jax.random.key(0), Y, batch=10)
+    params = svi.get_params(svi.update(state, Y, batch=10)[0])
+    moved = np.flatnonzero(params["w_auto_scale"] != 1.0)
+    assert len(moved) == 10
+    np.testing.assert_array_equal(np.delete(params["w_auto_loc"], moved), 0.0)
+    # The slopes are Monte-Carlo averages here: the spread of 4000 draws with variance 4 + 4.
+    np.testing.assert_allclose(params["w_auto_loc"][moved], Y[moved] / 1.25, atol=0.2)
+    np.testing.assert_allclose(params["w_auto_scale"][moved], 0.2**0.5, atol=0.05)
+
+
+@pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
+@pytest.mark.parametrize("batch", [None, 10])
+def test_all_sites_of_every_guide(guide, batch):
+    """Deep, with a latent, hyperparameters and minibatches: everything stays finite and the bound rises."""
+    svi = natural(bayesian, log_linear(1e-3, 0.05, 30), optax.adam(0.01), guide=guide, sites="all")
+    result = svi.run(jax.random.key(0), 60, X, Y, batch=batch, progress_bar=False)
+    assert jax.tree.all(jax.tree.map(lambda a: bool(jnp.isfinite(a).all()), result.params))
+    assert jnp.median(result.losses[-10:]) < 0.6 * jnp.median(result.losses[:3])
+    expected = {"f", "g", "w"} | ({"h"} if guide is dgp.guides.MeanField else set())
+    assert set(NaturalGradient.shortened(result.state)) == expected
+
+
+def test_a_step_out_of_the_cone_is_shortened_and_counted():
+    """A likelihood that is not log-concave and a start far away: the full step would have negative precision."""
+
+    def robust(X, y=None):
+        g = dgp.gp("g", dgp.kernels.RBF(4.0, 0.7), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.StudentT(1.0, v, 0.05)), obs=y)
+
+    svi = natural(robust)
+    start = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": 0.05 * jnp.eye(8)}
+    state = svi.init(jax.random.key(0), X, 8 * Y, init_params=start)
+    state, _ = jax.jit(svi.update)(state, X, 8 * Y)
+    assert svi.optim.shortened(state)["g"] == 1
+    params = svi.get_params(state)
+    assert jnp.isfinite(params["g_auto_scale_tril"]).all()
+    assert (jnp.diag(params["g_auto_scale_tril"]) > 0).all()
+
+
+def test_one_bad_gaussian_does_not_shorten_the_others():
+    """Two outputs, one with a likelihood that pushes out of the cone."""
+
+    def model(X, y=None):
+        g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z), outputs=2)
+        with numpyro.plate("data", len(X)):
+            likelihood = dgp.Likelihood(
+                g(X), lambda v: dist.StudentT(jnp.array([1e6, 1.0]), v, jnp.array([NOISE, 0.05])).to_event(1)
+            )
+            numpyro.sample("y", likelihood, obs=y)
+
+    svi = natural(model)
+    y = jnp.stack([Y, 8 * Y], -1)
+    start = {"g_auto_loc": jnp.zeros((2, 8)), "g_auto_scale_tril": jnp.stack([jnp.eye(8), 0.05 * jnp.eye(8)])}
+    state, _ = svi.update(svi.init(jax.random.key(0), X, y, init_params=start), X, y)
+    m, _ = optimum(dgp.kernels.RBF(), X, Z, Y, NOISE)
+    assert svi.optim.shortened(state)["g"] == 1
+    np.testing.assert_allclose(svi.get_params(state)["g_auto_loc"][0], m, atol=0.02)  # Student-t is nearly normal
+
+
+def test_single_precision():
+    svi = natural(bayesian, 0.05, optax.adam(0.01), sites="all")
+    x, y = X.astype(jnp.float32), Y.astype(jnp.float32)
+    result = svi.run(jax.random.key(0), 20, x, y, progress_bar=False)
+    gaussians = {n: v for n, v in result.params.items() if n.split("_")[0] in ("f", "g", "w")}
+    assert jnp.isfinite(result.losses).all()
+    assert all(jnp.isfinite(v).all() for v in gaussians.values())
+
+
+def test_checkpoints_and_stable_updates(tmp_path):
+    """A resumed fit goes on bit by bit, its count of shortened steps included."""
+
+    def run(steps, file):
+        svi = natural(deep, 0.5, optax.adam(0.01), sites="all")
+        return dgp.fit(
+            svi,
+            jax.random.key(0),
+            steps,
+            X,
+            Y,
+            checkpoint=file,
+            checkpoint_every=5,
+            stable_update=True,
+            progress_bar=False,
+        )
+
+    run(5, tmp_path / "a")
+    resumed, whole = run(10, tmp_path / "a"), run(10, tmp_path / "b")
+    for name in whole.params:
+        np.testing.assert_array_equal(resumed.params[name], whole.params[name])
+    assert NaturalGradient.shortened(resumed.state) == NaturalGradient.shortened(whole.state)
+
+
+@pytest.mark.parametrize("method", ["L-BFGS", "CG"])
+def test_full_batch_methods_reach_the_collapsed_optimum(method):
+    svi = SVI(shallow, dgp.guides.InducingPoint(shallow), optax.sgd(0.0), dgp.ELBO())
+    found = minimize(svi, jax.random.key(0), X, Y, method=method, max_steps=3000, progress_bar=False)
+    one_step = natural(shallow)
+    state, _ = one_step.update(one_step.init(jax.random.key(0), X, Y), X, Y)
+    expected = bound(dgp.ELBO(), one_step.get_params(state), shallow, one_step.guide, X, Y)
+    np.testing.assert_allclose(-found.losses[-1], expected, atol=1e-2)
+    np.testing.assert_allclose(bound(dgp.ELBO(), found.params, shallow, svi.guide, X, Y), -found.losses[-1], rtol=1e-8)
+    assert found.converged
+    assert method in found.report
+
+
+def test_full_batch_reports_that_it_ran_out_of_steps():
+    svi = SVI(shallow, dgp.guides.InducingPoint(shallow), optax.sgd(0.0), dgp.ELBO())
+    found = minimize(svi, jax.random.key(0), X, Y, max_steps=2, progress_bar=False)
+    assert not found.converged
+    assert len(found.losses) == 3
+    assert "2 iterations" in found.report
+
+
+def test_ramp():
+    ramp = log_linear(1e-4, 1e-1, 5)
+    np.testing.assert_allclose([ramp(0), ramp(5), ramp(50)], [1e-4, 1e-1, 1e-1], rtol=1e-6)
+    np.testing.assert_allclose(jnp.diff(jnp.log(jnp.stack([ramp(t) for t in range(6)]))), np.log(1e3) / 5, rtol=1e-6)
+
+
+def test_bad_input():
+    guide = dgp.guides.InducingPoint(shallow)
+    with pytest.raises(ValueError, match=r"expected one of dgp.guides.*got function"):
+        NaturalGradient(shallow, 0.1, optax.adam(0.01))
+    with pytest.raises(ValueError, match=r"expected coordinates among .*got 'precision'"):
+        NaturalGradient(guide, 0.1, optax.adam(0.01), coordinates="precision")
+    with pytest.raises(ValueError, match=r"NaturalGradient: expected a positive step_size, got -0.1"):
+        NaturalGradient(guide, -0.1, optax.adam(0.01))
+    with pytest.raises(ValueError, match=r"log_linear: expected a positive final, got 0.0"):
+        log_linear(1e-4, 0.0, 5)
+    with pytest.raises(ValueError, match=r"sites with Gaussian posteriors, got sites=\['q'\]: the guide has \['g'\]"):
+        natural(shallow, sites=["q"]).init(jax.random.key(0), X, Y)
+    svi = SVI(shallow, guide, optax.sgd(0.0), dgp.ELBO())
+    with pytest.raises(ValueError, match=r'expected method "L-BFGS" or "CG", got \'newton\''):
+        minimize(svi, jax.random.key(0), X, Y, method="newton")
+    with pytest.raises(ValueError, match=r"minimize: expected a program over all data.*takes 10 of 30 rows"):
+        minimize(svi, jax.random.key(0), X, Y, batch=10)
+    with pytest.raises(ValueError, match=r"NaN or infinite|finite"):
+        minimize(svi, jax.random.key(0), X.at[0].set(jnp.nan), Y)
