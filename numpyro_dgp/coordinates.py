@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from numpyro_dgp._typing import Array
 from numpyro_dgp.linalg import inverse_factor, inverse_lower, matmul
 
-__all__ = ["Coordinates", "Pair", "convert", "natural_gradient"]
+__all__ = ["Coordinates", "Pair", "convert", "natural_gradient", "natural_step"]
 
 Coordinates = Literal["mean/sqrt", "mean/cov", "mean/log", "natural", "natural/sqrt", "natural/log", "expectation"]
 Pair = tuple[Array, Array]
@@ -84,6 +84,7 @@ class _Dense:
         _spectral(jnp.log, lambda a, b: 1 / _divided_difference(jnp.log(a), jnp.log(b)), _at_least_rounding)
     )
     root = staticmethod(jnp.linalg.cholesky)
+    product = staticmethod(matmul)
 
     @staticmethod
     def gram(L: Array) -> Array:
@@ -112,6 +113,16 @@ class _Dense:
         return jnp.flip(inverse_factor(jnp.flip(0.5 * (P + P.mT), (-2, -1))), (-2, -1)).mT
 
     @staticmethod
+    def slope_of_gram(L: Array, slope: Array) -> Array:
+        """From the derivative by L to that by V at V = I, where S = L V L'."""
+        inner = jnp.tril(matmul(L.mT, slope))
+        return 0.5 * (inner + jnp.tril(inner, -1).mT)
+
+    @staticmethod
+    def like_identity(value: float, L: Array) -> Array:
+        return jnp.broadcast_to(value * jnp.eye(L.shape[-1], dtype=L.dtype), L.shape)
+
+    @staticmethod
     def positive(L: Array) -> Array:
         """The factor of L L' with a positive diagonal."""
         L = jnp.tril(L)
@@ -129,6 +140,15 @@ class _Diagonal:
     apply = staticmethod(jnp.multiply)
     inverse = staticmethod(jnp.reciprocal)
     positive = staticmethod(jnp.abs)
+    product = staticmethod(jnp.multiply)
+
+    @staticmethod
+    def slope_of_gram(s: Array, slope: Array) -> Array:
+        return 0.5 * s * slope
+
+    @staticmethod
+    def like_identity(value: float, s: Array) -> Array:
+        return jnp.full_like(s, value)
 
     @staticmethod
     def transpose(s: Array) -> Array:
@@ -202,7 +222,9 @@ def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: b
     return pair if source == target else _to(target, *_from(source, *pair, ops), ops)
 
 
-def natural_gradient(pair: Pair, slope: Pair, coordinates: Coordinates, *, diagonal: bool = False) -> tuple[Pair, Pair]:
+def natural_gradient(
+    natural: Pair, slope: Pair, coordinates: Coordinates, *, diagonal: bool = False
+) -> tuple[Pair, Pair]:
     r"""A Gaussian and the natural gradient of a loss at it, both in the coordinates :math:`\xi`.
 
     .. math:: \tilde\nabla_\xi \mathcal L = \frac{\partial \xi}{\partial \theta}\,
@@ -211,12 +233,45 @@ def natural_gradient(pair: Pair, slope: Pair, coordinates: Coordinates, *, diago
     One product with the Jacobian of the conversion from natural coordinates :math:`\theta`, in forward mode.
 
     Args:
-        pair: mean and root, ``"mean/sqrt"``.
-        slope: derivative of the loss by the expectation coordinates :math:`\eta` of the same Gaussian.
+        natural: the Gaussian in natural coordinates.
+        slope: derivative of the loss by its expectation coordinates :math:`\eta`.
         coordinates: :math:`\xi`.
         diagonal: whether every number is a Gaussian of its own.
 
     Source: seed 002, equation 3.10.
     """
-    natural = convert(pair, "mean/sqrt", "natural", diagonal=diagonal)
     return jax.jvp(lambda t: convert(t, "natural", coordinates, diagonal=diagonal), (natural,), (slope,))
+
+
+def natural_step(
+    pair: Pair, gradient: Pair, step_size: Array, coordinates: Coordinates, *, diagonal: bool = False
+) -> Pair:
+    r"""One step along the natural gradient from N(m, L L'), in units of that Gaussian itself.
+
+    With :math:`u = m + L v` the Gaussian over v is standard normal, whatever m and L: nothing is ill-conditioned and
+    no digits are lost where S is small beside m. Natural gradients do not change under such a map, and a straight
+    line in the coordinates of v is one in those of u for ``"mean/sqrt"``, ``"mean/cov"``, ``"natural"`` and
+    ``"expectation"``. In the three others a step differs from one in the coordinates of u by terms of second order.
+
+    Args:
+        pair: mean and root with a positive diagonal, ``"mean/sqrt"``.
+        gradient: derivatives of the loss by both.
+        step_size: :math:`\gamma`, one per Gaussian, (...,); of the shape of the means when diagonal.
+        coordinates: in which the step is straight.
+        diagonal: whether every number is a Gaussian of its own.
+
+    Returns:
+        Mean and root after the step; not a number where the step leaves the cone of positive-definite matrices.
+
+    Source: seed 002, equation 3.10; the derivative of a Cholesky factor is that of Murray (2016).
+    """
+    ops = _Diagonal if diagonal else _Dense
+    (m, L), (slope_m, slope_L) = pair, gradient
+    slope = ops.apply(ops.transpose(L), slope_m), ops.slope_of_gram(L, slope_L)
+    start = jnp.zeros_like(m), ops.like_identity(-0.5, L)
+    point, direction = natural_gradient(start, slope, coordinates, diagonal=diagonal)
+    ends: tuple[tuple[int, ...], ...] = ((), ()) if diagonal else ((-1,), (-2, -1))  # axes of one Gaussian
+    sizes = [jnp.expand_dims(step_size, axes) for axes in ends]
+    moved = point[0] - sizes[0] * direction[0], point[1] - sizes[1] * direction[1]
+    shift, factor = convert(moved, coordinates, "mean/sqrt", diagonal=diagonal)
+    return m + ops.apply(L, shift), ops.product(L, factor)

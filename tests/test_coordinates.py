@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dense import kl
 
-from numpyro_dgp.coordinates import Coordinates, convert, natural_gradient
+from numpyro_dgp.coordinates import Coordinates, convert, natural_gradient, natural_step
 from numpyro_dgp.gaussians import kl_between, kl_full
 
 ALL = get_args(Coordinates)
@@ -100,10 +100,44 @@ def test_natural_gradient_is_the_gradient_scaled_by_the_inverse_fisher_informati
     expected = jnp.linalg.solve(fisher, jax.grad(lambda x: loss(unpack(x)))(free))
     eta = convert((m, L), "mean/sqrt", "expectation")
     slope = jax.grad(lambda e: loss(convert(e, "expectation", name)))(eta)
-    again, found = natural_gradient((m, L), slope, name)
+    again, found = natural_gradient(convert((m, L), "mean/sqrt", "natural"), slope, name)
     np.testing.assert_allclose(again[1], point[1], atol=1e-10)
     got = jnp.concatenate([found[0], found[1][low]])
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * float(jnp.abs(expected).max()))
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("name", ["mean/sqrt", "mean/cov", "natural", "expectation"])
+def test_a_step_in_units_of_the_gaussian_itself_is_the_step_in_the_coordinates(key, name, diagonal):
+    pair, target = gaussian(key, diagonal), gaussian(jax.random.key(5), diagonal)
+
+    def loss(q):
+        roots = (q, target) if not diagonal else [(m, jax.vmap(jnp.diag)(s)) for m, s in (q, target)]
+        return kl_between(*roots).sum() + jnp.sin(q[0]).sum()
+
+    sizes = jnp.array([0.01, 0.02, 0.03])
+    found = natural_step(pair, jax.grad(loss)(pair), sizes[:, None] * jnp.ones(4) if diagonal else sizes, name,
+                         diagonal=diagonal)  # fmt: skip
+    eta = convert(pair, "mean/sqrt", "expectation", diagonal=diagonal)
+    slope = jax.grad(lambda e: loss(convert(e, "expectation", "mean/sqrt", diagonal=diagonal)))(eta)
+    natural = convert(pair, "mean/sqrt", "natural", diagonal=diagonal)
+    point, direction = natural_gradient(natural, slope, name, diagonal=diagonal)
+    moved = [a - sizes.reshape(3, *(1,) * (a.ndim - 1)) * d for a, d in zip(point, direction, strict=True)]
+    for a, b in zip(found, convert(tuple(moved), name, "mean/sqrt", diagonal=diagonal), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_steps_in_single_precision_keep_digits_where_the_covariance_is_small(key, name):
+    """A mean of 100 and a standard deviation of 1e-3: m m' + S would lose S altogether."""
+    m, root = gaussian(key, False, ())
+    pair = 100 + m, 1e-3 * root
+    gradient = jax.random.normal(key, (4,)), jnp.tril(100 * jax.random.normal(key, (4, 4)))
+    exact = natural_step(pair, gradient, jnp.array(0.1), name)
+    single = jax.tree.map(lambda a: a.astype(jnp.float32), (pair, gradient))
+    found = natural_step(*single, jnp.float32(0.1), name)
+    np.testing.assert_allclose(found[1], exact[1], rtol=1e-4, atol=1e-8)
+    np.testing.assert_allclose(found[0], exact[0], rtol=1e-6)
 
 
 def hessian(f, x, step=1e-4):

@@ -16,7 +16,7 @@ from numpyro.distributions import biject_to
 from numpyro.optim import _NumPyroOptim
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.coordinates import Coordinates, Pair, convert, natural_gradient
+from numpyro_dgp.coordinates import Coordinates, Pair, natural_step
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.guides.guide import GaussianSite
 
@@ -189,41 +189,31 @@ def _step(
     site: GaussianSite, free: Pair, gradient: Pair, step_size: Any, coordinates: Coordinates
 ) -> tuple[Array, Array, Array]:
     """One natural step of one site: new unconstrained parameters, and whether it was shortened."""
-    transform = biject_to(site.constraint)
     diagonal = not site.scale.endswith("scale_tril")
+    transform = biject_to(site.constraint)
     pair = free[0], transform(free[1])
-
-    def unconstrained(q: Pair, source: Coordinates) -> Pair:
-        m, root = convert(q, source, "mean/sqrt", diagonal=diagonal)
-        return m, transform.inv(root)
-
-    expectation = convert(pair, "mean/sqrt", "expectation", diagonal=diagonal)
-    _, pull = jax.vjp(lambda eta: unconstrained(eta, "expectation"), expectation)
-    (slope,) = pull(gradient)
-    point, direction = natural_gradient(pair, slope, coordinates, diagonal=diagonal)
-    ends: tuple[tuple[int, ...], ...] = ((), ()) if diagonal else ((-1,), (-2, -1))  # axes of one Gaussian
+    _, pull = jax.vjp(transform.inv, pair[1])
+    slope = gradient[0], pull(gradient[1])[0]
 
     def finite(arrays: Pair) -> Array:
         """Of every Gaussian, whether its numbers are finite."""
-        first, second = (jnp.isfinite(a).all(axes) for a, axes in zip(arrays, ends, strict=True))
-        return first & second
+        first, second = (jnp.isfinite(a) for a in arrays)
+        return first & second if diagonal else first.all(-1) & second.all((-2, -1))
 
     def move(sizes: Array) -> tuple[Pair, Array]:
-        steps = [jnp.expand_dims(sizes, axes) for axes in ends]
-        moved = point[0] - steps[0] * direction[0], point[1] - steps[1] * direction[1]
-        new = unconstrained(moved, coordinates)
+        m, root = natural_step(pair, slope, sizes, coordinates, diagonal=diagonal)
+        new = m, transform.inv(root)
         return new, finite(new)
 
-    sizes = jnp.full(free[0].shape if diagonal else free[0].shape[:-1], step_size, free[0].dtype)
-    broken = ~finite(direction)  # of a loss that is not finite: shorter steps do not help
+    hopeless = ~finite(slope)  # of a loss that is not finite: shorter steps do not help
 
     def shorten(carry: tuple[int, Array, Pair, Array]) -> tuple[int, Array, Pair, Array]:
         halvings, sizes, _, inside = carry
         sizes = jnp.where(inside, sizes, jnp.where(halvings < _HALVINGS, 0.5 * sizes, 0.0))
         return halvings + 1, sizes, *move(sizes)
 
-    first, inside = move(sizes)
+    sizes = jnp.full(free[0].shape if diagonal else free[0].shape[:-1], step_size, free[0].dtype)
     halvings, _, new, _ = jax.lax.while_loop(
-        lambda c: (c[0] <= _HALVINGS) & ~jnp.all(c[3] | broken), shorten, (0, sizes, first, inside)
+        lambda c: (c[0] <= _HALVINGS) & ~jnp.all(c[3] | hopeless), shorten, (0, sizes, *move(sizes))
     )
     return *new, jnp.minimum(halvings, 1)
