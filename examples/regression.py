@@ -199,8 +199,8 @@ def row(fits: list[Fit]) -> str:
     return f"{fits[0].name:26s}" + " ".join(f"{cell:>17s}" for cell in cells[:3]) + cells[3]
 
 
-def draw_plots(split: Split, fits: list[Fit], out: Path) -> None:
-    """Figures of the fits of one split, in ``out``."""
+def draw_plots(split: Split, fits: list[Fit], out: Path, labels: dict[str, str]) -> None:
+    """Figures of the fits of one split, in ``out``; ``labels`` name the axes of functions of one input."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -220,8 +220,8 @@ def draw_plots(split: Split, fits: list[Fit], out: Path) -> None:
             data = split.units_X.inverse(split.X)[:, 0], units.inverse(split.y)
             figure = plots.fit(split.units_X.inverse(x[:, None])[:, 0], dgp.Mixture(*moments), data=data)
         else:
-            figure = plots.observed(split.y_test, f.posterior.predict(key, split.X_test))
-        figure.axes[0].set_title(f.name)
+            figure, labels = plots.observed(split.y_test, f.posterior.predict(key, split.X_test)), {}
+        figure.axes[0].set(title=f.name, **labels)
         figure.savefig(out / f"fit_{stem}.png", dpi=120)
         plots.layers(f.posterior, key, split.X).savefig(out / f"layers_{stem}.png", dpi=120)
         plt.close("all")
@@ -250,7 +250,9 @@ def main() -> None:
     if arguments.smoke:
         X, y, arguments.steps, arguments.num_inducing = X[:100], y[:100], 20, 10
     arguments.out.mkdir(parents=True, exist_ok=True)
-    period = 1.0 if arguments.data == "co2" else arguments.period
+    co2 = arguments.data == "co2"
+    period = 1.0 if co2 else arguments.period
+    labels = {"xlabel": "year" if co2 else "X", "ylabel": "CO2 (parts per million)" if co2 else "y"}
     auto = "mean-field" in arguments.guide
     process_noise = {"yes": True, "no": False, "auto": auto}[arguments.process_noise]
 
@@ -283,7 +285,7 @@ def main() -> None:
     lines += [row(fits) for fits in results.values()]
     print("\n".join(lines))
     (arguments.out / "table.txt").write_text("\n".join(lines) + "\n")
-    draw_plots(split, [fits[-1] for fits in results.values()], arguments.out)
+    draw_plots(split, [fits[-1] for fits in results.values()], arguments.out, labels)
     print(f"plots and parameters are in {arguments.out}")
 
 

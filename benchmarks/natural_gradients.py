@@ -1,0 +1,269 @@
+"""Natural gradients against Adam, gradient descent and L-BFGS: the experiments of seed 002, section 3.4.
+
+``python benchmarks/natural_gradients.py --data DIRECTORY`` runs all cases on energy, concrete and bike from DIRECTORY
+(arrays X, y) and scikit-learn's breast cancer set; ``--case`` picks some. It prints one table per case, writes the
+curves to ``--out`` and the numbers behind them beside it. Every method takes the same minibatches; compilation and the
+evaluation of the bound are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer import SVI
+
+import numpyro_dgp as dgp
+from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import regression
+
+NUM_INDUCING = 100
+RATES = (0.003, 0.01, 0.03, 0.1)
+
+
+class Curve(NamedTuple):
+    """The bound per datum over a fit."""
+
+    steps: list[int]
+    seconds: list[float]
+    bounds: list[float]
+
+    def reaches(self, level: float) -> tuple[float, float]:
+        """Seconds and steps until the bound is at least ``level``; infinity where it never is."""
+        hits = [(s, n) for n, s, b in zip(self.steps, self.seconds, self.bounds, strict=True) if b >= level]
+        return hits[0] if hits else (math.inf, math.inf)
+
+
+def targets(name: str, data: Path) -> tuple[jax.Array, jax.Array]:
+    """Standardised training inputs and targets of one set."""
+    if name == "cancer":
+        from sklearn.datasets import load_breast_cancer
+
+        X, y = load_breast_cancer(return_X_y=True)
+        return jnp.asarray(dgp.initial.Standardizer.fit(X)(X)), jnp.asarray(y, jnp.int32)
+    split = regression.split_data(*regression.load(str(data / f"{name}.npz")), 0, "B")
+    return jnp.asarray(split.X, float), jnp.asarray(split.y, float)
+
+
+def program(
+    X: jax.Array, likelihood: str, depth: int = 1, learn: bool = True, noise: float = 0.1
+) -> Callable[..., None]:
+    """One or two layers; hyperparameters and inducing inputs learned, or fixed at their starting values."""
+    starts = dgp.initial.layers(X, [min(X.shape[1], 30)] * (depth - 1), min(NUM_INDUCING, len(np.unique(X, axis=0))))
+
+    def hyperparameter(name: str, start: Any) -> Any:
+        start = jnp.asarray(start, X.dtype)
+        return numpyro.sample(name, dist.LogNormal(jnp.log(start), 1.0).to_event(start.ndim)) if learn else start
+
+    def model(X: jax.Array, y: jax.Array, batch: int | None = None) -> None:
+        functions = []
+        for i, (Z, mean, lengthscale) in enumerate(starts):
+            kernel = dgp.kernels.Matern52(
+                hyperparameter(f"variance{i}", 1.0), hyperparameter(f"scale{i}", jnp.full(Z.shape[1], lengthscale))
+            )
+            outputs = None if i == depth - 1 else starts[i + 1].Z.shape[1]
+            functions.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z, learn=learn), outputs=outputs, mean=mean))
+        sigma = None if likelihood == "bernoulli" else hyperparameter("noise", noise)
+        conditional: Callable[[jax.Array], dist.Distribution] = {
+            "normal": lambda v: dist.Normal(v, sigma),
+            "student-t": lambda v: dist.StudentT(4.0, v, sigma),
+            "bernoulli": lambda v: dist.Bernoulli(logits=v),
+        }[likelihood]
+        with numpyro.plate("data", len(X), subsample_size=batch) as rows:
+            h = X[rows]
+            for i, f in enumerate(functions[:-1]):
+                h = numpyro.sample(f"h{i}", f(h))
+            numpyro.sample("y", dgp.Likelihood(functions[-1](h), conditional), obs=y[rows])
+
+    return model
+
+
+def train(svi: SVI, X: jax.Array, y: jax.Array, steps: int, batch: int | None, every: int) -> Curve:
+    """Seconds count the steps only; the bound is over all data, with 20 draws of hidden layers where there are any."""
+    full = dgp.ELBO(num_particles=20)
+
+    @jax.jit
+    def advance(state: Any, X: jax.Array, y: jax.Array) -> Any:
+        return jax.lax.fori_loop(0, every, lambda _, s: svi.update(s, X, y, batch)[0], state)
+
+    @jax.jit
+    def bound(state: Any, X: jax.Array, y: jax.Array) -> jax.Array:
+        return -full.loss(jax.random.key(1), svi.get_params(state), svi.model, svi.guide, X, y) / len(X)
+
+    state = svi.init(jax.random.key(0), X, y, batch)
+    jax.block_until_ready(advance(state, X, y))
+    curve = Curve([0], [0.0], [float(bound(state, X, y))])
+    while curve.steps[-1] < steps:
+        start = time.perf_counter()
+        state = jax.block_until_ready(advance(state, X, y))
+        curve.seconds.append(curve.seconds[-1] + time.perf_counter() - start)
+        curve.steps.append(curve.steps[-1] + every)
+        curve.bounds.append(float(bound(state, X, y)))
+    return curve
+
+
+def fit(model: Callable[..., None], optimizer: Any, *data: Any, **options: Any) -> Curve:
+    """``optimizer`` is an optax one, or makes a NaturalGradient from the guide."""
+    guide = dgp.guides.InducingPoint(model)
+    chosen = optimizer if isinstance(optimizer, optax.GradientTransformation) else optimizer(guide)
+    return train(SVI(model, guide, chosen, dgp.ELBO()), *data, **options)
+
+
+def best(curves: dict[Any, Curve]) -> tuple[Any, Curve]:
+    """The one with the highest mean of its last five bounds."""
+    return max(curves.items(), key=lambda item: np.nan_to_num(np.mean(item[1].bounds[-5:]), nan=-1e30))
+
+
+def natural(rate: float, steps: int = 5, **options: Any) -> Callable[[Any], NaturalGradient]:
+    """The ramp of section 3.4.2 beside Adam."""
+    return lambda guide: NaturalGradient(guide, log_linear(1e-4, 0.1, steps), optax.adam(rate), **options)
+
+
+def stochastic(data: Path, steps: int, learn: bool) -> dict[str, dict[str, Curve]]:
+    """Minibatches of 256; the learning rate of Adam and of gradient descent is the best of several, for each."""
+    found: dict[str, dict[str, Curve]] = {}
+    options = {"steps": steps, "batch": 256, "every": max(steps // 100, 1)}
+    for name, likelihood in (("energy", "normal"), ("cancer", "bernoulli"), ("concrete", "student-t")):
+        X, y = targets(name, data)
+        model = program(X, likelihood, learn=learn)
+        rate, adam = best({r: fit(model, optax.adam(r), X, y, **options) for r in RATES})
+        slow, descent = best({r: fit(model, optax.sgd(r), X, y, **options) for r in (1e-5, 1e-4, 1e-3)})
+        step = fit(model, natural(rate), X, y, **options)
+        title = f"{name}, {likelihood}" + (", hyperparameters learned" if learn else "")
+        found[title] = {"natural gradient + Adam": step, f"Adam {rate}": adam, f"gradient descent {slow:g}": descent}
+    return found
+
+
+def deterministic(data: Path, steps: int) -> dict[str, dict[str, Curve]]:
+    """All data in every step, hyperparameters fixed."""
+    found: dict[str, dict[str, Curve]] = {}
+    for name, likelihood in (("energy", "normal"), ("cancer", "bernoulli"), ("concrete", "student-t")):
+        X, y = targets(name, data)
+        model = program(X, likelihood, learn=False)
+        options = {"steps": steps, "batch": None, "every": 1}
+        rate, adam = best({r: fit(model, optax.adam(r), X, y, **options) for r in RATES})
+        slow, descent = best({r: fit(model, optax.sgd(r), X, y, **options) for r in (1e-5, 1e-4, 1e-3)})
+        steps_of = {
+            s: fit(model, lambda guide, s=s: NaturalGradient(guide, s, optax.sgd(0.0)), X, y, **options)
+            for s in (0.1, 0.3, 1.0)
+        }
+        size, step = best(steps_of)
+        curves = {f"natural gradient {size}": step, f"Adam {rate}": adam, f"gradient descent {slow:g}": descent}
+        svi = SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.0), dgp.ELBO())
+        minimize(svi, jax.random.key(0), X, y, max_steps=1, progress_bar=False)  # compilation
+        start = time.perf_counter()
+        losses = minimize(svi, jax.random.key(0), X, y, max_steps=steps, progress_bar=False).losses
+        seconds = np.linspace(0, time.perf_counter() - start, len(losses))
+        curves["L-BFGS"] = Curve(list(range(len(losses))), list(seconds), list(-losses / len(X)))
+        found[f"{name}, {likelihood}, all data"] = curves
+    return found
+
+
+def ill_conditioned(data: Path, steps: int) -> dict[str, dict[str, Curve]]:
+    """Bike: targets that are nearly a function of correlated inputs, as in section 3.4.4."""
+    X, y = targets("bike", data)
+    options = {"steps": steps, "batch": 256, "every": max(steps // 100, 1)}
+    model = program(X, "normal")
+    curves = {f"Adam {r}": fit(model, optax.adam(r), X, y, **options) for r in (0.003, 0.01, 0.03)}
+    curves["natural gradient + Adam 0.01"] = fit(model, natural(0.01, 40), X, y, **options)
+    return {"bike, normal, hyperparameters learned": curves}
+
+
+def two_layers(data: Path, steps: int) -> dict[str, dict[str, Curve]]:
+    """Which layers take natural steps, hyperparameters fixed, as in section 3.4.6."""
+    X, y = targets("energy", data)
+    options = {"steps": steps, "batch": 256, "every": max(steps // 100, 1)}
+    model = program(X, "normal", depth=2, learn=False)
+    rate, adam = best({r: fit(model, optax.adam(r), X, y, **options) for r in RATES})
+    return {
+        "energy, two layers": {
+            f"Adam {rate}": adam,
+            "natural gradient, last layer": fit(model, natural(rate, 40), X, y, **options),
+            "natural gradient, all layers": fit(
+                model,
+                lambda guide: NaturalGradient(guide, log_linear(1e-4, 0.01, 40), optax.sgd(0.0), sites="all"),
+                X,
+                y,
+                **options,
+            ),
+        }
+    }
+
+
+def table(found: dict[str, dict[str, Curve]]) -> str:
+    """Final bounds, and when each method reaches Adam's last one."""
+    lines = ["| case | method | bound per datum | ms per step | steps to Adam's last bound | seconds, of Adam's |"]
+    lines.append("|---|---|---|---|---|---|")
+    for case, curves in found.items():
+        adam = next(c for name, c in curves.items() if name.startswith("Adam"))
+        level = float(np.mean(adam.bounds[-5:]))
+        for name, curve in curves.items():
+            seconds, steps = curve.reaches(level)
+            share = seconds / adam.seconds[-1]
+            reached = f"{steps} | {share:.3f}" if math.isfinite(share) else "never |"
+            cells = f"{np.mean(curve.bounds[-5:]):.4f} | {1e3 * curve.seconds[-1] / curve.steps[-1]:.2f}"
+            lines.append(f"| {case} | {name} | {cells} | {reached} |")
+    return "\n".join(lines)
+
+
+def draw(found: dict[str, dict[str, Curve]], path: Path) -> None:
+    """Bound against steps (above) and seconds (below), one column per case."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(found), figsize=(4.5 * len(found), 6.5), squeeze=False, layout="constrained")
+    for column, (case, curves) in zip(axes.T, found.items(), strict=True):
+        for what, axis in zip(("steps", "seconds"), column, strict=True):
+            for name, curve in curves.items():
+                axis.plot(getattr(curve, what)[1:], curve.bounds[1:], label=name)
+            top = max(max(c.bounds) for c in curves.values())
+            middle = np.median(np.concatenate([c.bounds[1:] for c in curves.values()]))
+            axis.set(xscale="log", xlabel=what, ylabel="bound per datum (nats)", title=case)
+            axis.set_ylim(min(middle, top - 0.5) - 1.0, top + 0.1)
+        column[0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cases = {
+        "stochastic": lambda a: stochastic(a.data, a.steps, False),
+        "hyperparameters": lambda a: stochastic(a.data, a.steps, True),
+        "deterministic": lambda a: deterministic(a.data, min(a.steps, 500)),
+        "ill-conditioned": lambda a: ill_conditioned(a.data, a.steps),
+        "two-layers": lambda a: two_layers(a.data, a.steps),
+    }
+    parser.add_argument("--data", type=Path, required=True, help="directory of .npz files")
+    parser.add_argument("--case", nargs="+", choices=list(cases), default=list(cases))
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--out", type=Path, default=Path("natural_gradients_output"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_enable_x64", True)
+    for case in arguments.case:
+        found = cases[case](arguments)
+        text = table(found)
+        print(text, flush=True)
+        (arguments.out / f"{case}.md").write_text(text + "\n")
+        (arguments.out / f"{case}.json").write_text(json.dumps(found))
+        draw(found, arguments.out / f"natural_{case}.png")
+
+
+if __name__ == "__main__":
+    main()
