@@ -1,10 +1,10 @@
 """One to three layers on ten regression sets: RMSE and mixture log density on test rows, in standard units.
 
 ``python benchmarks/uci_table.py --data DIRECTORY`` reads ``DIRECTORY/*.npz`` (arrays X, y). Protocol B: nine tenths of
-the rows train, units from the training rows, five splits for sets below 2000 rows and two for the larger ones. Finished
-fits are appended to ``--results``, so that an interrupted run goes on, and ``--table`` prints what is there. The model,
-its starting values and its training are those of ``examples/regression.py``, the same for every set. Several runs with
-different ``--sets`` may share one file of results.
+the rows train, units from the training rows, five splits for sets below 10 000 rows and two for the larger ones.
+Finished fits are appended to ``--results``, so that an interrupted run goes on, and ``--table`` prints what is there.
+The model, its starting values and its training are those of ``examples/regression.py``, the same for every set. Several
+runs with different ``--sets`` may share one file of results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import regression
 
-SMALL = 2000
+SMALL = 10_000
 Key = tuple[str, int, int]  # set, layers, split
 
 
