@@ -144,9 +144,13 @@ def stochastic(data: Path, steps: int, learn: bool) -> dict[str, dict[str, Curve
         model = program(X, likelihood, learn=learn)
         rate, adam = best({r: fit(model, optax.adam(r), X, y, **options) for r in RATES})
         slow, descent = best({r: fit(model, optax.sgd(r), X, y, **options) for r in (1e-5, 1e-4, 1e-3)})
-        step = fit(model, natural(rate), X, y, **options)
+        steps_of = {r: fit(model, natural(r), X, y, **options) for r in (RATES if learn else RATES[:1])}
+        beside, step = best(steps_of)
         title = f"{name}, {likelihood}" + (", hyperparameters learned" if learn else "")
-        found[title] = {"natural gradient + Adam": step, f"Adam {rate}": adam, f"gradient descent {slow:g}": descent}
+        label = f"natural gradient, Adam {beside}" if learn else "natural gradient"
+        found[title] = {label: step, f"Adam {rate}": adam, f"gradient descent {slow:g}": descent}
+        if learn:
+            found[title] |= {f"natural gradient, Adam {r}": curve for r, curve in steps_of.items()}
     return found
 
 

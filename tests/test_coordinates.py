@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dense import kl
 
-from numpyro_dgp.coordinates import Coordinates, convert, natural_gradient, natural_step
+from numpyro_dgp.coordinates import Coordinates, convert, natural_gradient, natural_step, sample
 from numpyro_dgp.gaussians import kl_between, kl_full
 
 ALL = get_args(Coordinates)
@@ -144,6 +144,18 @@ def hessian(f, x, step=1e-4):
     """By central differences of the gradient: second derivatives of eigenvectors are not finite at the prior."""
     eye = jnp.eye(len(x))
     return jnp.stack([(jax.grad(f)(x + step * e) - jax.grad(f)(x - step * e)) / (2 * step) for e in eye])
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_draws_have_the_moments(key, diagonal):
+    pair = gaussian(key, diagonal, ())
+    draws = np.asarray(sample(key, convert(pair, "mean/sqrt", "natural", diagonal=diagonal), "natural", (4000,),
+                              diagonal=diagonal))  # fmt: skip
+    covariance = np.diag(pair[1] ** 2) if diagonal else np.asarray(pair[1] @ pair[1].T)
+    spread = np.sqrt(np.diag(covariance))
+    np.testing.assert_array_less(np.abs(draws.mean(0) - pair[0]), 4 * spread / 4000**0.5)
+    error = np.sqrt((covariance**2 + np.outer(spread, spread) ** 2) / 4000)  # of a covariance of Gaussian draws
+    np.testing.assert_array_less(np.abs(np.cov(draws.T) - covariance), 4 * error)
 
 
 def test_divergence_between_two_gaussians(key):

@@ -7,7 +7,8 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import SVI
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from programs import NOISE, X, Y, Z, bayesian, bound, deep, random_params, shallow
 
 import numpyro_dgp as dgp
@@ -108,6 +109,23 @@ def test_diagonal_posteriors_reach_the_diagonal_optimum():
     m, S = optimum(dgp.kernels.RBF(1.2, 0.7), X, Z, Y, NOISE)
     np.testing.assert_allclose(result.params["g_auto_loc"], m, atol=2e-3)  # coordinate-wise steps converge slowly
     np.testing.assert_allclose(result.params["g_auto_scale"], np.diag(np.linalg.inv(S)) ** -0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("auto", [AutoNormal, AutoMultivariateNormal])
+def test_stock_guides(auto):
+    """Their inducing values are Gaussian too; slopes are Monte-Carlo averages there."""
+    guide = auto(shallow)
+    sites = "last" if auto is AutoNormal else ["_auto_latent"]
+    optimizer = NaturalGradient(guide, log_linear(1e-2, 0.05, 20), optax.sgd(0.0), sites=sites)
+    svi = SVI(shallow, guide, optimizer, Trace_ELBO(num_particles=200))
+    result = svi.run(jax.random.key(0), 1000, X, Y, progress_bar=False)
+    m, S = optimum(dgp.kernels.RBF(1.2, 0.7), X, Z, Y, NOISE)
+    mean = result.params["g_auto_loc" if auto is AutoNormal else "auto_loc"]
+    error = np.asarray(mean) - m
+    assert 0.5 * error @ np.linalg.solve(S, error) < 0.3  # nats below the optimum: flat directions converge slowly
+    scale = result.params["g_auto_scale" if auto is AutoNormal else "auto_scale_tril"]
+    expected = np.diag(np.linalg.inv(S)) ** -0.5 if auto is AutoNormal else np.linalg.cholesky(S)
+    np.testing.assert_allclose(scale, expected, atol=0.1)
 
 
 def latent_mean(y, batch=None):
@@ -244,7 +262,7 @@ def test_ramp():
 
 def test_bad_input():
     guide = dgp.guides.InducingPoint(shallow)
-    with pytest.raises(ValueError, match=r"expected one of dgp.guides.*got function"):
+    with pytest.raises(ValueError, match=r"expected one of dgp.guides, AutoNormal.*got function"):
         NaturalGradient(shallow, 0.1, optax.adam(0.01))
     with pytest.raises(ValueError, match=r"expected coordinates among .*got 'precision'"):
         NaturalGradient(guide, 0.1, optax.adam(0.01), coordinates="precision")
@@ -254,6 +272,8 @@ def test_bad_input():
         log_linear(1e-4, 0.0, 5)
     with pytest.raises(ValueError, match=r"sites with Gaussian posteriors, got sites=\['q'\]: the guide has \['g'\]"):
         natural(shallow, sites=["q"]).init(jax.random.key(0), X, Y)
+    with pytest.raises(ValueError, match=r"got sites=\['noise'\]: the guide has \['f', 'g', 'w'\]"):
+        natural(bayesian, sites=["noise"]).init(jax.random.key(0), X, Y)  # a point, not a Gaussian
     svi = SVI(shallow, guide, optax.sgd(0.0), dgp.ELBO())
     with pytest.raises(ValueError, match=r'expected method "L-BFGS" or "CG", got \'newton\''):
         minimize(svi, jax.random.key(0), X, Y, method="newton")

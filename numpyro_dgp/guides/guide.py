@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,32 +25,11 @@ from numpyro_dgp.guides.rules import Rule
 from numpyro_dgp.guides.sites import (
     Message,
     full_plates,
-    inspect_program,
     site_kind,
     unwrap,
 )
 
-__all__ = ["GaussianSite", "Guide"]
-
-
-class GaussianSite(NamedTuple):
-    """Where the numbers of a Gaussian posterior are.
-
-    Args:
-        kind: of the site: ``inducing``, ``exact``, ``hidden``, ``latent`` or ``other``.
-        is_inner: whether it holds the inducing values of an inner layer.
-        loc: name of the parameter that holds means.
-        scale: name of the parameter that holds triangular factors, or standard deviations.
-        constraint: of that parameter.
-        plate_scale: how much a minibatch multiplies the terms of this site.
-    """
-
-    kind: str
-    is_inner: bool
-    loc: str
-    scale: str
-    constraint: Any
-    plate_scale: float
+__all__ = ["Guide"]
 
 
 class Guide:
@@ -163,34 +142,12 @@ class Guide:
         others = {} if self.companion is None else self.companion.quantiles(params, quantiles)
         return others | self._quantiles(params, quantiles)
 
-    def gaussian_sites(self) -> dict[str, GaussianSite]:
-        """The sites whose variational distribution is Gaussian, by name, with the names of their parameters.
+    def first_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the first call.
 
         Raises:
             ValueError: the guide has not been called yet.
         """
-        args, kwargs = self._remembered()
-        found: dict[str, GaussianSite] = {}
-
-        def run(key: Array) -> Array:
-            with handlers.block():
-                sites = handlers.trace(handlers.seed(self, key)).get_trace(*args, **kwargs)
-            inner = inspect_program(self.model, args, kwargs).inner
-            for name, site in sites.items():
-                stem = f"{name}_{self.prefix}"
-                scales = [f"{stem}_{end}" for end in ("scale_tril", "scale") if f"{stem}_{end}" in sites]
-                if site.get("own") and scales and f"{stem}_loc" in sites:
-                    constraint = sites[scales[0]]["kwargs"]["constraint"]
-                    plate_scale = 1.0 if site["scale"] is None else float(site["scale"])
-                    found[name] = GaussianSite(
-                        site["kind"], name in inner, f"{stem}_loc", scales[0], constraint, plate_scale
-                    )
-            return jnp.zeros(())
-
-        jax.eval_shape(run, jax.random.key(0))
-        return found
-
-    def _remembered(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self._arguments is None:
             raise ValueError(
                 f"{type(self).__name__}: expected a guide that has run, got one never called: "
@@ -199,7 +156,7 @@ class Guide:
         return self._arguments
 
     def _quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
-        args, kwargs = self._remembered()
+        args, kwargs = self.first_arguments()
         program = full_plates(handlers.substitute(handlers.seed(self, 0), data=params))
         with handlers.block():
             sites = handlers.trace(program).get_trace(*args, **kwargs)

@@ -31,6 +31,7 @@ __all__ = [
     "inspect_program",
     "refuse_subsampling",
     "site_kind",
+    "structure",
     "unwrap",
 ]
 
@@ -121,14 +122,15 @@ def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         minibatch = handlers.substitute(substitute_fn=first_rows)
         with handlers.block(), handlers.trace() as sites, minibatch, handlers.seed(rng_seed=key):
             model(*args, **kwargs)
-        found.append(_structure(sites))
+        found.append(structure(sites))
         return jnp.zeros(())
 
     jax.eval_shape(run, jax.random.key(0))
     return found[0]
 
 
-def _structure(sites: dict[str, Message]) -> Program:
+def structure(sites: dict[str, Message]) -> Program:
+    """The structure of a program from a trace of it."""
     samples = [site for site in sites.values() if site["type"] == "sample"]
     values = {"hidden": [], "observed": []}  # type: dict[str, list[Any]]
     data, observed = [], []

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from numpyro.distributions import biject_to
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.coordinates import Coordinates, Pair, natural_step
 from numpyro_dgp.guides import Guide
-from numpyro_dgp.guides.guide import GaussianSite
+from numpyro_dgp.guides.gaussian_sites import GaussianSite, gaussian_sites
 
 __all__ = ["NaturalGradient", "log_linear"]
 
@@ -81,7 +82,7 @@ class NaturalGradient(_NumPyroOptim):
     Steps for sites inside a plate are relative to the single datum: rows outside the minibatch stay where they are.
 
     Args:
-        guide: the guide, which knows its Gaussian sites.
+        guide: the guide that the ``SVI`` gets: one of ours, ``AutoNormal`` or ``AutoMultivariateNormal``.
         step_size: :math:`\gamma`, a number or an optax schedule such as :func:`log_linear`.
         optimizer: an optax optimiser for all other parameters.
         sites: ``"last"`` for the inducing values (or exact values) of layers that a likelihood sees, ``"all"``
@@ -89,8 +90,8 @@ class NaturalGradient(_NumPyroOptim):
         coordinates: in which the step is straight, see :mod:`numpyro_dgp.coordinates`.
 
     Raises:
-        ValueError: a guide of another package, a step size that is not positive, unknown coordinates; when the
-            fit starts, names of sites that have no Gaussian posterior in the guide.
+        ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates;
+            when the fit starts, names of sites that have no Gaussian posterior in the guide.
 
     Example:
         >>> import jax, numpyro, optax
@@ -114,16 +115,16 @@ class NaturalGradient(_NumPyroOptim):
 
     def __init__(
         self,
-        guide: Guide,
+        guide: Guide | AutoNormal | AutoMultivariateNormal,
         step_size: float | Schedule,
         optimizer: optax.GradientTransformation,
         *,
         sites: Literal["last", "all"] | Sequence[str] = "last",
         coordinates: Coordinates = "natural",
     ) -> None:
-        if not isinstance(guide, Guide):
+        if not isinstance(guide, Guide | AutoNormal | AutoMultivariateNormal):
             raise ValueError(
-                f"NaturalGradient: expected one of dgp.guides, which know their Gaussian sites, got "
+                "NaturalGradient: expected one of dgp.guides, AutoNormal or AutoMultivariateNormal, got "
                 f"{type(guide).__name__}: for example dgp.guides.InducingPoint(model)"
             )
         if coordinates not in get_args(Coordinates):
@@ -145,7 +146,7 @@ class NaturalGradient(_NumPyroOptim):
         return state.optim_state[1].shortened
 
     def _choose(self) -> dict[str, GaussianSite]:
-        found = self.guide.gaussian_sites()
+        found = gaussian_sites(self.guide)
         if self.sites == "last":
             chosen = [n for n, s in found.items() if s.kind in ("inducing", "exact") and not s.is_inner]
         elif self.sites == "all":
@@ -189,7 +190,7 @@ def _step(
     site: GaussianSite, free: Pair, gradient: Pair, step_size: Any, coordinates: Coordinates
 ) -> tuple[Array, Array, Array]:
     """One natural step of one site: new unconstrained parameters, and whether it was shortened."""
-    diagonal = not site.scale.endswith("scale_tril")
+    diagonal = site.diagonal
     transform = biject_to(site.constraint)
     pair = free[0], transform(free[1])
     _, pull = jax.vjp(transform.inv, pair[1])
@@ -201,8 +202,7 @@ def _step(
         return first & second if diagonal else first.all(-1) & second.all((-2, -1))
 
     def move(sizes: Array) -> tuple[Pair, Array]:
-        m, root = natural_step(pair, slope, sizes, coordinates, diagonal=diagonal)
-        new = m, transform.inv(root)
+        new = natural_step(pair, slope, sizes, coordinates, diagonal=diagonal)
         return new, finite(new)
 
     hopeless = ~finite(slope)  # of a loss that is not finite: shorter steps do not help
@@ -216,4 +216,4 @@ def _step(
     halvings, _, new, _ = jax.lax.while_loop(
         lambda c: (c[0] <= _HALVINGS) & ~jnp.all(c[3] | hopeless), shorten, (0, sizes, *move(sizes))
     )
-    return *new, jnp.minimum(halvings, 1)
+    return new[0], transform.inv(new[1]), jnp.minimum(halvings, 1)
