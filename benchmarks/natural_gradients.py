@@ -276,16 +276,13 @@ def gplvm(steps: int) -> dict[str, dict[str, Curve]]:
         return train(SVI(model, guide, chosen, dgp.ELBO()), Y, Y, steps=steps, batch=None, every=max(steps // 100, 1))
 
     began = time.perf_counter()
-    exact = collapsed_gplvm(Y, start, Z, 10 * steps)
+    exact = collapsed_gplvm(Y, start, Z, 2 * steps)
     seconds = np.linspace(0, time.perf_counter() - began, len(exact))
-    rate, adam = best({r: run(optax.adam(r)) for r in (0.001, 0.003, 0.01, 0.03)})
-    return {
-        "digits 1, latent inputs": {
-            f"Adam {rate}": adam,
-            "natural gradient + Adam": run(natural(rate, 40)),
-            "collapsed bound, L-BFGS": Curve(list(range(len(exact))), list(seconds), list(exact)),
-        }
-    }
+    curves = {f"Adam {r}, cosine": run(optax.adam(optax.cosine_decay_schedule(r, steps))) for r in (0.001, 0.01, 0.03)}
+    size, step = best({g: run(falling(0.01, g, steps)) for g in (0.1, 0.3)})
+    curves[f"natural gradient {size}, Adam 0.01, cosine"] = step
+    curves["collapsed bound, L-BFGS"] = Curve(list(range(len(exact))), list(seconds), list(exact))
+    return {"digits 1, latent inputs": curves}
 
 
 def collapsed_gplvm(Y: jax.Array, start: np.ndarray, Z: np.ndarray, steps: int) -> np.ndarray:
@@ -332,11 +329,12 @@ def collapsed_gplvm(Y: jax.Array, start: np.ndarray, Z: np.ndarray, steps: int) 
 
 
 def table(found: dict[str, dict[str, Curve]]) -> str:
-    """Final bounds, and when each method reaches Adam's last one."""
+    """Final bounds, and when each method reaches the last one of Adam at its best rate, constant where there is one."""
     lines = ["| case | method | bound per datum | ms per step | steps to Adam's last bound | seconds, of Adam's |"]
     lines.append("|---|---|---|---|---|---|")
     for case, curves in found.items():
-        adam = next(c for name, c in curves.items() if name.startswith("Adam"))
+        adams = {name: curve for name, curve in curves.items() if name.startswith("Adam")}
+        _, adam = best({name: curve for name, curve in adams.items() if "cosine" not in name} or adams)
         level = adam.last()
         for name, curve in curves.items():
             seconds, steps = curve.reaches(level)
@@ -375,7 +373,7 @@ def main() -> None:
         "deterministic": lambda a: deterministic(a.data, min(a.steps, 500)),
         "ill-conditioned": lambda a: ill_conditioned(a.data, a.steps),
         "two-layers": lambda a: two_layers(a.data, a.steps),
-        "gplvm": lambda a: gplvm(a.steps),
+        "gplvm": lambda a: gplvm(6 * a.steps),
     }
     parser.add_argument("--data", type=Path, required=True, help="directory of .npz files")
     parser.add_argument("--case", nargs="+", choices=list(cases), default=list(cases))
