@@ -149,6 +149,16 @@ def test_steps_of_latents_are_relative_to_one_datum():
     np.testing.assert_allclose(params["w_auto_scale"][moved], 0.2**0.5, atol=0.05)
 
 
+def test_the_scale_of_a_plate_is_that_of_this_fit():
+    """Even where the guide has run on all data before."""
+    guide = dgp.guides.InducingPoint(latent_mean, latent=dgp.guides.Normal(1.0, loc=0.0))
+    optimizer = NaturalGradient(guide, 1.0, optax.sgd(0.0), sites="all")
+    svi = SVI(latent_mean, guide, optimizer, dgp.ELBO())
+    for batch, scale in ((None, 1.0), (10, 3.0)):
+        svi.init(jax.random.key(0), Y, batch=batch)
+        assert optimizer.chosen["w"].plate_scale == scale
+
+
 @pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
 @pytest.mark.parametrize("batch", [None, 10])
 def test_all_sites_of_every_guide(guide, batch):

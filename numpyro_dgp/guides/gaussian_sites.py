@@ -56,7 +56,7 @@ def gaussian_sites(guide: Any) -> dict[str, GaussianSite]:
 
 
 def _of_rules(guide: Guide) -> dict[str, GaussianSite]:
-    args, kwargs = guide.first_arguments()
+    args, kwargs = guide.arguments()
     found: dict[str, GaussianSite] = {}
 
     def run(key: Array) -> Array:

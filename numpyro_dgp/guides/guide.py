@@ -88,11 +88,12 @@ class Guide:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
-        if self._arguments is None and is_concrete(args, kwargs):
-            self._arguments = (args, kwargs)
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
-        with Replace(self, args, kwargs, drawn) as values:
+        handler = Replace(self, args, kwargs, drawn)
+        with handler as values:
             self.model(*args, **kwargs)
+        if is_concrete(args, kwargs) and (handler.observes or self._arguments is None):
+            self._arguments = (args, kwargs)
         return values
 
     def sample_posterior(
@@ -142,8 +143,8 @@ class Guide:
         others = {} if self.companion is None else self.companion.quantiles(params, quantiles)
         return others | self._quantiles(params, quantiles)
 
-    def first_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of the first call.
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the latest call on data, outside compiled programs.
 
         Raises:
             ValueError: the guide has not been called yet.
@@ -156,7 +157,7 @@ class Guide:
         return self._arguments
 
     def _quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
-        args, kwargs = self.first_arguments()
+        args, kwargs = self.arguments()
         program = full_plates(handlers.substitute(handlers.seed(self, 0), data=params))
         with handlers.block():
             sites = handlers.trace(program).get_trace(*args, **kwargs)

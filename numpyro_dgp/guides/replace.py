@@ -28,6 +28,7 @@ class Replace(Messenger):
         self.guide, self.args, self.kwargs, self.drawn = guide, args, kwargs, drawn
         self.values: dict[str, Any] = {}
         self.met: set[str] = set()
+        self.observes = False
         super().__init__()
 
     def __enter__(self) -> dict[str, Any]:
@@ -59,6 +60,7 @@ class Replace(Messenger):
         name = msg["name"]
         if msg["is_observed"]:
             self.guide._observed.add(name)
+            self.observes = True
         if self.guide._rule_name(msg) == "observed":
             return hide(msg)
         self.met.add(name)
