@@ -346,23 +346,22 @@ def table(found: dict[str, dict[str, Curve]]) -> str:
 
 
 def draw(found: dict[str, dict[str, Curve]], path: Path) -> None:
-    """Bound against steps (above) and seconds (below), one column per case."""
+    """How far below the best bound, against steps (above) and seconds (below); one column per case."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(found), figsize=(4.5 * len(found), 6.5), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(2, len(found), figsize=(4.8 * len(found), 7), squeeze=False, layout="constrained")
     for column, (case, curves) in zip(axes.T, found.items(), strict=True):
+        best_bound = max(np.nanmax(c.bounds) for c in curves.values())
+        least = 1e-3  # so that the best itself can be drawn
         for what, axis in zip(("steps", "seconds"), column, strict=True):
             for name, curve in curves.items():
-                axis.plot(getattr(curve, what)[1:], curve.bounds[1:], label=name)
-            top = max(max(c.bounds) for c in curves.values())
-            middle = np.median(np.concatenate([c.bounds[1:] for c in curves.values()]))
-            axis.set(xscale="log", xlabel=what, ylabel="bound per datum (nats)", title=case)
-            axis.set_ylim(min(middle, top - 0.5) - 1.0, top + 0.1)
-        column[0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+                axis.plot(getattr(curve, what)[1:], best_bound + least - np.asarray(curve.bounds[1:]), label=name)
+            axis.set(xscale="log", yscale="log", xlabel=what, ylabel="nats per datum below the best", title=case)
+        column[0].legend(fontsize=7, loc="lower left")
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
