@@ -214,8 +214,9 @@ def ill_conditioned(data: Path, steps: int) -> dict[str, dict[str, Curve]]:
     model = program(X, "normal", learn=False, noise=0.003)
     options = {"steps": steps, "batch": None, "every": max(steps // 500, 1)}
     energy = {f"Adam {r}": fit(model, optax.adam(r), X, y, **options) for r in RATES}
-    options |= {"steps": 5, "every": 1}
-    energy["natural gradient 1.0"] = fit(model, natural(0.01, size=1.0, ramp=1), X, y, **options)
+    options |= {"steps": 10, "every": 1}
+    step = fit(model, lambda guide: NaturalGradient(guide, 1.0, optax.sgd(0.0)), X, y, **options)
+    energy["natural gradient 1.0"] = step
     X, y = targets("bike", data)
     model = program(X, "normal")
     options = {"steps": steps, "batch": 256, "every": max(steps // 100, 1)}
@@ -359,7 +360,7 @@ def draw(found: dict[str, dict[str, Curve]], path: Path) -> None:
             for name, curve in curves.items():
                 axis.plot(getattr(curve, what)[1:], best_bound + least - np.asarray(curve.bounds[1:]), label=name)
             axis.set(xscale="log", yscale="log", xlabel=what, ylabel="nats per datum below the best", title=case)
-        column[0].legend(fontsize=7, loc="lower left")
+        column[0].legend(fontsize=7, loc="best")
     figure.savefig(path, dpi=100)
 
 

@@ -75,8 +75,8 @@ class NaturalGradient(_NumPyroOptim):
 
     with :math:`\theta` natural, :math:`\eta` expectation and :math:`\xi` the chosen coordinates. Under a Gaussian
     likelihood a step of size 1 in natural coordinates goes to the optimum. A step that would leave the cone of
-    positive-definite matrices is halved, for the Gaussian concerned only, until it stays inside;
-    :meth:`shortened` counts.
+    positive-definite matrices is halved, for the Gaussian concerned only, until it stays inside, and once more, so
+    that at least half of the precision is left; :meth:`shortened` counts.
 
     It takes the place of the optimiser: ``SVI(model, guide, NaturalGradient(guide, 0.1, optax.adam(0.01)), ELBO())``.
     Steps for sites inside a plate are relative to the single datum: rows outside the minibatch stay where they are.
@@ -207,13 +207,17 @@ def _step(
 
     hopeless = ~finite(slope)  # of a loss that is not finite: shorter steps do not help
 
-    def shorten(carry: tuple[int, Array, Pair, Array]) -> tuple[int, Array, Pair, Array]:
-        halvings, sizes, _, inside = carry
+    def shorten(carry: tuple[int, Array, Array]) -> tuple[int, Array, Array]:
+        halvings, sizes, inside = carry
         sizes = jnp.where(inside, sizes, jnp.where(halvings < _HALVINGS, 0.5 * sizes, 0.0))
-        return halvings + 1, sizes, *move(sizes)
+        return halvings + 1, sizes, move(sizes)[1]
 
-    sizes = jnp.full(free[0].shape if diagonal else free[0].shape[:-1], step_size, free[0].dtype)
-    halvings, _, new, _ = jax.lax.while_loop(
-        lambda c: (c[0] <= _HALVINGS) & ~jnp.all(c[3] | hopeless), shorten, (0, sizes, *move(sizes))
+    full = jnp.full(free[0].shape if diagonal else free[0].shape[:-1], step_size, free[0].dtype)
+    new, inside = move(full)
+    halvings, sizes, _ = jax.lax.while_loop(
+        lambda c: (c[0] <= _HALVINGS) & ~jnp.all(c[2] | hopeless), shorten, (0, full, inside)
     )
-    return new[0], transform.inv(new[1]), jnp.minimum(halvings, 1)
+    # The longest step inside may end at the very edge, where the variance is enormous. Half of it keeps at least
+    # half of the precision.
+    m, root = jax.lax.cond(halvings > 0, lambda: move(jnp.where(inside, sizes, 0.5 * sizes))[0], lambda: new)
+    return m, transform.inv(root), jnp.minimum(halvings, 1)
