@@ -183,8 +183,10 @@ def test_a_step_out_of_the_cone_is_shortened_and_counted():
     start = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": 0.05 * jnp.eye(8)}
     state, params = after_one_step(svi, X, 8 * Y, start=start)
     assert svi.optim.shortened(state)["g"] == 1
-    assert jnp.isfinite(params["g_auto_scale_tril"]).all()
-    assert (jnp.diag(params["g_auto_scale_tril"]) > 0).all()
+    L = params["g_auto_scale_tril"]
+    growth = np.linalg.eigvalsh(L @ L.T / 0.05**2)  # of the variance: at least half of the precision is left
+    assert growth.min() > 0
+    assert growth.max() <= 2 * (1 + 1e-6)
 
 
 def test_one_bad_gaussian_does_not_shorten_the_others():
