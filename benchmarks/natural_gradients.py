@@ -2,8 +2,8 @@
 
 ``python benchmarks/natural_gradients.py --data DIRECTORY`` runs all cases on energy, concrete and bike from DIRECTORY
 (arrays X, y) and scikit-learn's breast cancer set; ``--case`` picks some. It prints one table per case, writes the
-curves to ``--out`` and the numbers behind them beside it. Every method takes the same minibatches; compilation and the
-evaluation of the bound are not counted.
+curves to ``--out`` and the numbers behind them beside it. Every method takes the same minibatches; compilation (but for
+L-BFGS) and the evaluation of the bound are not counted.
 """
 
 from __future__ import annotations
@@ -197,7 +197,6 @@ def deterministic(data: Path, steps: int) -> dict[str, dict[str, Curve]]:
         size, step = min(steps_of.items(), key=lambda item: item[1].reaches(level))
         curves = {f"natural gradient {size}": step, f"Adam {rate}": adam, f"gradient descent {slow:g}": descent}
         svi = SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.0), dgp.ELBO())
-        minimize(svi, jax.random.key(0), X, y, max_steps=1, progress_bar=False)  # compilation
         start = time.perf_counter()
         losses = minimize(svi, jax.random.key(0), X, y, max_steps=steps, progress_bar=False).losses
         seconds = np.linspace(0, time.perf_counter() - start, len(losses))

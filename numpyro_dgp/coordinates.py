@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from numpyro_dgp._typing import Array
 from numpyro_dgp.covariances import Dense, Diagonal
 
-__all__ = ["Coordinates", "Pair", "convert", "natural_gradient", "natural_step", "sample"]
+__all__ = ["Coordinates", "Pair", "convert", "natural_gradient", "natural_step", "require_coordinates", "sample"]
 
 Coordinates = Literal["mean/sqrt", "mean/cov", "mean/log", "natural", "natural/sqrt", "natural/log", "expectation"]
 Pair = tuple[Array, Array]
@@ -64,6 +64,15 @@ def _from(source: Coordinates, first: Array, second: Array, ops: Any) -> Pair:
     return ops.apply(L, ops.apply(ops.transpose(L), first)), L
 
 
+def require_coordinates(owner: str, name: str) -> None:
+    """Raise unless ``name`` is one of the coordinates."""
+    if name not in get_args(Coordinates):
+        raise ValueError(
+            f"{owner}: expected coordinates among {', '.join(get_args(Coordinates))}; got {name!r}: "
+            'try "natural", or "mean/sqrt"'
+        )
+
+
 def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: bool = False) -> Pair:
     """The same Gaussians in other coordinates.
 
@@ -88,11 +97,7 @@ def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: b
     Source: seed 002, section 3.3.
     """
     for name in (source, target):
-        if name not in get_args(Coordinates):
-            raise ValueError(
-                f"convert: expected coordinates among {', '.join(get_args(Coordinates))}; got {name!r}: "
-                'try "natural", or "mean/sqrt"'
-            )
+        require_coordinates("convert", name)
     ops = Diagonal if diagonal else Dense
     return pair if source == target else _to(target, *_from(source, *pair, ops), ops)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.coordinates import Coordinates, Pair, natural_step
+from numpyro_dgp.coordinates import Coordinates, Pair, natural_step, require_coordinates
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.guides.gaussian_sites import GaussianSite, gaussian_sites
 
@@ -127,11 +127,7 @@ class NaturalGradient(_NumPyroOptim):
                 "NaturalGradient: expected one of dgp.guides, AutoNormal or AutoMultivariateNormal, got "
                 f"{type(guide).__name__}: for example dgp.guides.InducingPoint(model)"
             )
-        if coordinates not in get_args(Coordinates):
-            raise ValueError(
-                f"NaturalGradient: expected coordinates among {', '.join(get_args(Coordinates))}; got "
-                f'{coordinates!r}: try "natural"'
-            )
+        require_coordinates("NaturalGradient", coordinates)
         if not callable(step_size):
             _require_positive("NaturalGradient", "step_size", step_size)
         self.guide, self.sites, self.coordinates = guide, sites, coordinates
