@@ -28,6 +28,8 @@ class StandardNormal(dist.Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_aux_fields = ("dtype",)
+    # What the numbers stand beside, where they are latent columns; not part of the pytree.
+    inputs: Any = None
 
     def __init__(self, event_shape: tuple[int, ...], dtype: Any, batch_shape: tuple[int, ...] = ()) -> None:
         self.dtype = jnp.dtype(dtype)
@@ -45,7 +47,9 @@ class StandardNormal(dist.Distribution):
         return log_density(flat, jnp.zeros((), self.dtype))
 
     def expand(self, batch_shape: Any) -> StandardNormal:
-        return type(self)(self.event_shape, self.dtype, tuple(batch_shape))
+        expanded = type(self)(self.event_shape, self.dtype, tuple(batch_shape))
+        expanded.inputs = self.inputs
+        return expanded
 
     @property
     def mean(self) -> Array:

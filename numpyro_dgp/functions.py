@@ -20,17 +20,18 @@ import jax.numpy as jnp
 from numpyro_dgp._checks import require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project
-from numpyro_dgp.inducing import Kernels, covariances, cross_covariance, features, gram, variances
-from numpyro_dgp.linalg import inverse_cholesky, jitter, matmul
+from numpyro_dgp.inducing import Kernels, covariances, cross_covariance, features, variances
+from numpyro_dgp.linalg import jitter, matmul, solve_lower
 from numpyro_dgp.means import Mean
 from numpyro_dgp.values import FunctionValues, JointValues
 
-__all__ = ["ExactFunction", "SparseFunction"]
+__all__ = ["SparseFunction", "checked_inputs", "mean_values", "noise_covariance", "whiten_columns"]
 
 _DATA_HINT = "drop, impute or mask the rows with missing values before building the model"
 
 
-def _inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> Array:
+def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> Array:
+    """Inputs (..., D) as floating numbers, after the checks of a call ``f(x, noise=)``."""
     require_inputs("f(x)", x, dims)
     require_finite("inputs of f(x)", x, _DATA_HINT)
     if noise is not None:
@@ -42,11 +43,12 @@ def _noise_variance(noise: ArrayLike | None, dtype: jnp.dtype) -> Array:
     return jnp.square(jnp.asarray(0.0 if noise is None else noise, dtype))
 
 
-def _noise_covariance(noise: ArrayLike | None, size: int, dtype: jnp.dtype) -> Array:
+def noise_covariance(noise: ArrayLike | None, size: int, dtype: jnp.dtype) -> Array:
+    """Process noise as a covariance (..., N, N)."""
     return _noise_variance(noise, dtype)[..., None, None] * jnp.eye(size, dtype=dtype)
 
 
-def _whiten_columns(whiten: Array, values: Array) -> Array:
+def whiten_columns(whiten: Array, values: Array) -> Array:
     """Whitened values (P, M) of values (M, P) at the inducing inputs."""
     return (whiten @ values.T[..., None])[..., 0]
 
@@ -95,7 +97,7 @@ class SparseFunction:
         Raises:
             ValueError: inputs of another width, NaN or infinite inputs, noise that is not positive.
         """
-        x = _inputs(x, self.Z.shape[-1], noise)
+        x = checked_inputs(x, self.Z.shape[-1], noise)
         loc, conditional, spread = self._moments(x.reshape(-1, x.shape[-1]))
         values = FunctionValues(
             self._unflatten(loc, x) + self._mean(x),
@@ -103,7 +105,7 @@ class SparseFunction:
             None if spread is None else self._unflatten(spread, x),
             event_dim=0 if self.outputs is None else 1,
         )
-        values.function, values.inputs = self, x
+        values.function, values.inputs, values.noise = self, x, noise
         return values
 
     def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
@@ -112,11 +114,10 @@ class SparseFunction:
         Returns:
             A distribution with batch shape ``x.shape[:-2]`` and event shape (N, P), or (N,).
         """
-        x = _inputs(x, self.Z.shape[-1], noise)
+        x = checked_inputs(x, self.Z.shape[-1], noise)
         rows = x.reshape(-1, x.shape[-1])
-        flat = self._whitened(rows)
-        A = jnp.moveaxis(flat.reshape(-1, *x.shape[:-1], flat.shape[-1]), 0, -3)
-        loc, _ = self._known(flat, rows)
+        A = self._whitened_jointly(x)
+        loc, _ = self._known(self._whitened(rows), rows)
         conditional = covariances(self.kernels, x) - A @ A.mT
         if isinstance(self.u, FunctionDraw):
             conditional = jnp.zeros_like(conditional)
@@ -126,12 +127,47 @@ class SparseFunction:
             spread = spread.reshape(*x.shape[:-2], *spread.shape[1:])
         values = JointValues(
             self._unflatten(loc, x) + self._mean(x),
-            conditional + _noise_covariance(noise, x.shape[-2], loc.dtype),
+            conditional + noise_covariance(noise, x.shape[-2], loc.dtype),
             spread,
             event_dim=1 if self.outputs is None else 2,
         )
         values.function, values.inputs = self, x
         return values
+
+    def deviations(self, key: Array, x: Array) -> Array:
+        r"""Draws of f(x) minus its mean, joint over the last batch dimension of ``x`` (..., K, D) only: (..., K, P).
+
+        The inducing values are drawn once for every K inputs, :math:`A (v - m) + c` with :math:`c = L \epsilon`,
+        :math:`L L^\top = C = k(x, x) - A A^\top`: no K x K matrix depends on the belief, and none is per output where
+        outputs share a kernel. The derivative by one input leaves the values at the others where they are: it is that
+        of the interpolant :math:`C(x_k, x)\, C^{-1} c`. In expectation this is the derivative, because the law of the
+        other values does not depend on :math:`x_k`.
+        """
+        belief_key, white_key = jax.random.split(key)
+        here = jax.lax.stop_gradient(x)
+        C, A = self._conditional(here, here), self._whitened_jointly(x)
+        # Rounding of the difference is relative to the kernel's variance, and so is the jitter against it.
+        nugget = jitter(A.dtype, self.Z.shape[-2]) * covariances(self.kernels, here)
+        L = jnp.linalg.cholesky(C + nugget * jnp.eye(x.shape[-2], dtype=A.dtype))
+        white = jax.random.normal(white_key, (*x.shape[:-2], self.outputs or 1, x.shape[-2], 1), A.dtype)
+        stopped = jax.lax.stop_gradient((self.kernels, self.Z, self.whiten, C, L))
+        fixed = dataclasses.replace(self, kernels=stopped[0], Z=stopped[1], whiten=stopped[2])
+        weights = solve_lower(stopped[4], white, transpose=True)
+        drawn = L @ white + (fixed._conditional(x, here) - stopped[3]) @ weights
+        if isinstance(self.u, Belief):
+            v = self.u.sample(belief_key, x.shape[:-2]) - self.u.loc
+            drawn = drawn + A @ v.reshape(*drawn.shape[:-2], A.shape[-1], 1)
+        return drawn[..., 0].mT
+
+    def _whitened_jointly(self, x: Array) -> Array:
+        """A of x (..., N, D): (..., P, N, M), P = 1 where outputs share it."""
+        flat = self._whitened(x.reshape(-1, x.shape[-1]))
+        return jnp.moveaxis(flat.reshape(-1, *x.shape[:-1], flat.shape[-1]), 0, -3)
+
+    def _conditional(self, x: Array, y: Array) -> Array:
+        """Covariances given u between x (..., N, D) and y (..., M, D): (..., P, N, M)."""
+        cross = matmul(self._whitened_jointly(x), self._whitened_jointly(y).mT)
+        return covariances(self.kernels, x, y) - cross
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
         """Mean without the mean function, conditional variance and spread at rows (N, D), each (N, P)."""
@@ -168,7 +204,7 @@ class SparseFunction:
         def prior_draw(x: Array) -> Array:
             return project(weights, features(self.kernels, feature_key, x, draw.num_features))
 
-        at_inducing = _whiten_columns(self.whiten, prior_draw(self.Z))
+        at_inducing = whiten_columns(self.whiten, prior_draw(self.Z))
         return prior_draw(rows) + project(u - at_inducing, A)
 
     def _rows(self, u: Array) -> Array:
@@ -180,58 +216,3 @@ class SparseFunction:
     def _unflatten(self, values: Array, x: Array) -> Array:
         """(N, P) of the flattened inputs to (..., P), or (...,) for a scalar function."""
         return values.reshape(x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ExactFunction:
-    """An exact Gaussian process, ``dgp.gp(..., inducing=None)``: it opens no site of its own.
-
-    Its values are drawn at all inputs at once, outside the data plate:
-    ``v = numpyro.sample("v", f(X))``. Exact regression is ``numpyro.sample("y", f(X, noise=s), obs=y)``.
-    """
-
-    kernels: Kernels
-    outputs: int | None
-    mean: Mean
-
-    def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
-        """Values at the inputs ``x`` (..., N, D) jointly: event shape (N, P), or (N,).
-
-        Args:
-            x: inputs (..., N, D).
-            noise: standard deviation of Gaussian process noise, a number or one per output.
-
-        Raises:
-            ValueError: NaN or infinite inputs, or noise that is not positive.
-        """
-        x = _inputs(x, None, noise)
-        loc = mean_values(self.mean, x, self.outputs)
-        loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
-        covariance = covariances(self.kernels, x) + _noise_covariance(noise, x.shape[-2], x.dtype)
-        values = JointValues(loc, covariance, event_dim=1 if self.outputs is None else 2)
-        values.function, values.inputs = self, x
-        return values
-
-    joint = __call__
-
-    def condition(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
-        """The process given its values at ``x``: a function to call on new inputs.
-
-        Args:
-            x: inputs (N, D) where the values are known.
-            values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> import numpyro_dgp as dgp
-            >>> f = dgp.gp("f", dgp.kernels.RBF(), None)
-            >>> x = jnp.array([[0.0], [1.0]])
-            >>> given = f.condition(x, jnp.array([1.0, -1.0]))
-            >>> print(given(x).mean.round(3))
-            [ 1. -1.]
-        """
-        x = _inputs(x, None, None)
-        residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
-        whiten = inverse_cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
-        u = _whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
-        return SparseFunction(self.kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)

@@ -53,10 +53,10 @@ def variances(kernels: Kernels, x: Array) -> Array:
     return jnp.stack([k.diag(x) for k in kernels])
 
 
-def covariances(kernels: Kernels, x: Array) -> Array:
-    """k(x, x) between the rows of x (..., N, D): shape (..., P, N, N), P = 1 where outputs share it."""
+def covariances(kernels: Kernels, x: Array, y: Array | None = None) -> Array:
+    """k(x, x), or k(x, y), between rows (..., N, D): shape (..., P, N, N), P = 1 where outputs share it."""
     shared = (kernels,) if isinstance(kernels, Kernel) else kernels
-    return jnp.stack([k.gram(x) for k in shared], axis=-3)
+    return jnp.stack([k.gram(x) if y is None else k(x, y) for k in shared], axis=-3)
 
 
 def features(kernels: Kernels, key: Array, x: Array, num: int) -> Array:

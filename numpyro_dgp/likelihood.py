@@ -194,7 +194,9 @@ class Likelihood(dist.Distribution):
 
     def _observations(self, value: ArrayLike) -> Array:
         expected, shape = self.batch_shape + self.event_shape, np.shape(value)
-        if shape[len(shape) - len(expected) :] != expected:
+        # Either may have batch dimensions of its own to the left: draws of y, or several values of v for one y.
+        shared = min(len(expected), max(len(shape), self.event_dim + 1))
+        if shape[-shared:] != expected[-shared:]:
             raise ValueError(
                 f"Likelihood: expected observations y of shape {expected}, got {shape}: a scalar function "
                 "(outputs=None) wants y of shape (N,); outputs=P wants (N, P) and conditional(...).to_event(1)"

@@ -8,32 +8,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.distributions import kl_divergence
 from numpyro.distributions.util import scale_and_mask
-from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer import elbo
-from numpyro.primitives import Messenger
 from numpyro.util import check_model_guide_match
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief
+from numpyro_dgp.guides.copies import Trace, log_prob
+from numpyro_dgp.guides.run import mutable, run
 from numpyro_dgp.guides.sites import Message, unwrap
 from numpyro_dgp.values import Propagated
 
-__all__ = ["ELBO", "marginal"]
-
-Trace = dict[str, Message]
-
-
-class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    """Handler of *marginal mode*: where a guide offers a Gaussian belief about inducing values, the layer gets
-    the belief itself instead of a draw from it, and integrates it out."""
-
-    def process_message(self, msg: Message) -> None:
-        if msg["type"] == "sample" and msg["value"] is None and isinstance(unwrap(msg["fn"]), Belief):
-            msg["value"] = unwrap(msg["fn"])
+__all__ = ["ELBO"]
 
 
 class ELBO(elbo.ELBO):
@@ -101,20 +89,13 @@ def _bound(
     kwargs: dict[str, Any],
 ) -> tuple[Array, dict[str, Any]]:
     """One draw of the bound and the values of the program's mutable sites."""
-    model_key, guide_key = jax.random.split(key)
-
-    def seeded(program: Callable[..., Any], key: Array) -> Callable[..., Any]:
-        return seed(seed(program, plate_key, hide_types=["sample", "prng_key", "control_flow"]), key)
-
-    guide_trace = trace(marginal(substitute(seeded(guide, guide_key), data=params))).get_trace(*args, **kwargs)
-    state = _mutable(guide_trace)
-    replayed = substitute(replay(seeded(model, model_key), guide_trace), data={**params, **state})
-    model_trace = trace(replayed).get_trace(*args, **kwargs)
+    guide_trace, model_trace, groups = run(key, plate_key, params, model, guide, args, kwargs)
     check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
-    bound = jnp.zeros(())
+    accounted = frozenset().union(*(group.sites for group in groups))
+    bound = sum((group.bound() for group in groups), jnp.zeros(()))
     for name, site in model_trace.items():
-        if site["type"] != "sample":
+        if site["type"] != "sample" or name in accounted:
             continue
         if site["is_observed"]:
             bound = bound + _log_prob(site)
@@ -123,7 +104,7 @@ def _bound(
     for name, site in guide_trace.items():  # auxiliary sites of autoguides
         if site["type"] == "sample" and name not in model_trace:
             bound = bound - _log_prob(site)
-    return bound, {**state, **_mutable(model_trace)}
+    return bound, {**mutable(guide_trace), **mutable(model_trace)}
 
 
 def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Array:
@@ -142,14 +123,8 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Arr
 
 
 def _log_prob(site: Message) -> Array:
-    fn: dist.Distribution = site["fn"]
-    arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
-    return jnp.sum(scale_and_mask(fn.log_prob(*arguments), site["scale"]))
+    return jnp.sum(scale_and_mask(log_prob(site), site["scale"]))
 
 
 def _latent_names(sites: Trace, others: Trace) -> list[str]:
     return [n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"] and n in others]
-
-
-def _mutable(sites: Trace) -> dict[str, Any]:
-    return {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}

@@ -26,10 +26,11 @@ from numpyro import handlers
 from numpyro_dgp._checks import require_finite, require_finite_leaves
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
-from numpyro_dgp.functions import ExactFunction, SparseFunction
+from numpyro_dgp.exact import ExactFunction
+from numpyro_dgp.functions import SparseFunction
+from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.guides.sites import Message, inspect_program, site_kind, unwrap
 from numpyro_dgp.likelihood import Likelihood
-from numpyro_dgp.objectives import marginal
 
 __all__ = ["Mixture", "Posterior"]
 

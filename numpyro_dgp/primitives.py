@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 
 from numpyro_dgp._checks import require_inputs
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import StandardNormal
-from numpyro_dgp.functions import ExactFunction, SparseFunction
+from numpyro_dgp.exact import ExactFunction
+from numpyro_dgp.functions import SparseFunction
 from numpyro_dgp.inducing import Kernels, Points
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Zero
@@ -108,7 +108,7 @@ def gp(
     return inducing.open(name, kernels, outputs, mean_function)
 
 
-def latent(name: str, x: ArrayLike, dim: int) -> Array:
+def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
     r"""Latent inputs: :math:`w_n \sim N(0, I_{dim})` per datum, returned as :math:`[x_n, w_n]`.
 
     Call it inside the data plate. A layer above then sees D + ``dim`` columns, and the distribution of
@@ -116,7 +116,8 @@ def latent(name: str, x: ArrayLike, dim: int) -> Array:
 
     Args:
         name: name of the site; its value has shape (..., dim).
-        x: inputs (..., N, D); leading dimensions broadcast.
+        x: inputs (..., N, D), of the data or of the layer below; leading dimensions broadcast. ``None`` for a model
+            of latent inputs only (GPLVM); the plate says how many.
         dim: number of latent columns.
 
     Returns:
@@ -125,12 +126,16 @@ def latent(name: str, x: ArrayLike, dim: int) -> Array:
     Raises:
         ValueError: ``dim`` is not a positive integer, or inputs that are not rows of columns.
 
-    Source: seed 002, section 5.1.2.
+    Source: seed 002, equation 4.4 and section 5.1.2.
     """
-    require_inputs(f"latent {name!r}", x)
     if not isinstance(dim, int) or dim < 1:
         raise ValueError(f"latent {name!r}: expected a positive integer dim, got {dim!r}: 1 is usual")
+    if x is None:
+        return numpyro.sample(name, StandardNormal((dim,), jnp.result_type(float)))
+    require_inputs(f"latent {name!r}", x)
     x = jnp.asarray(x, jnp.result_type(x, float))
-    w = numpyro.sample(name, StandardNormal((dim,), x.dtype, np.shape(x)[:-1]))
+    prior = StandardNormal((dim,), x.dtype, x.shape[:-1])
+    prior.inputs = x
+    w = numpyro.sample(name, prior)
     batch = jnp.broadcast_shapes(x.shape[:-1], w.shape[:-1])
     return jnp.concatenate([jnp.broadcast_to(a, batch + a.shape[-1:]) for a in (x, w)], -1)

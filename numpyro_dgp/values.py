@@ -8,7 +8,7 @@ the *spread*: the covariance that the belief adds. Samples come from the sum. ``
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,16 @@ class _Values(dist.Distribution):
     """What the two have in common: Gaussian draws made from standard normal ones."""
 
     arg_constraints: dict[str, Any] = {}
-    # The random function these are values of, and where; not part of the pytree.
+    # The random function these are values of, where, and with which process noise; not part of the pytree.
     function: Any = None
     inputs: Any = None
+    noise: Any = None
     loc: Array
+
+    def _from(self, other: _Values) -> Self:
+        """Itself, as values of the same function at the same inputs as ``other``."""
+        self.function, self.inputs, self.noise = other.function, other.inputs, other.noise
+        return self
 
     @property
     def support(self) -> constraints.Constraint:
@@ -96,13 +102,11 @@ class FunctionValues(_Values):
         shape = (*batch_shape, *self.event_shape)
         spread = None if self.spread is None else jnp.broadcast_to(self.spread, shape)
         arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
-        expanded = type(self)(*arrays, spread, self.event_dim)
-        expanded.function, expanded.inputs = self.function, self.inputs
-        return expanded
+        return type(self)(*arrays, spread, self.event_dim)._from(self)
 
     def propagated(self) -> Propagated:
         """The same distribution, as a posterior that equals the model's own conditional."""
-        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim)
+        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim)._from(self)
 
 
 class Propagated(FunctionValues):
@@ -169,16 +173,13 @@ class JointValues(_Values):
             None if S is None else jnp.broadcast_to(S, batch + S.shape[-3:]),
             self.event_dim,
         )
-        expanded.function, expanded.inputs = self.function, self.inputs
-        return expanded
+        return expanded._from(self)
 
     def marginals(self) -> FunctionValues:
         """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""
         diagonal = self._diagonal(self.conditional_covariance)
         spread = None if self.spread is None else self._diagonal(self.spread)
-        values = FunctionValues(self.loc, diagonal, spread, self.event_dim - 1)
-        values.function, values.inputs = self.function, self.inputs
-        return values
+        return FunctionValues(self.loc, diagonal, spread, self.event_dim - 1)._from(self)
 
 
 class WhitenedValues(JointValues):

@@ -13,6 +13,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from programs import NOISE, X, Y, Z, agree, bayesian, bound, deep, draws_of_bound, explicit, random_params, shallow
 
 import numpyro_dgp as dgp
+from numpyro_dgp.guides.run import marginal
 
 x, y, z = (np.asarray(a) for a in (X, Y, Z))
 JITTER = 1e-10
@@ -74,7 +75,7 @@ def test_bound_against_quadrature_over_the_hidden_layer():
 def test_bound_against_hand_written_loops():
     """Check 14: the same hidden draw through dense algebra, one datum at a time."""
     with numpyro.handlers.seed(rng_seed=5), numpyro.handlers.substitute(data=PARAMS), numpyro.handlers.trace() as sites:
-        dgp.objectives.marginal(GUIDE)(X, Y)
+        marginal(GUIDE)(X, Y)
     h = np.asarray(sites["h"]["value"])
     total = 0.0
     for n in range(len(x)):
@@ -101,7 +102,7 @@ def test_minibatches_average_to_the_full_batch(model):
     """Check 12: over a partition, with common noise, local latents included."""
     guide = dgp.guides.InducingPoint(model)
     params = random_params(model, guide, X, Y)
-    run = dgp.objectives.marginal(numpyro.handlers.substitute(guide, data=params))
+    run = marginal(numpyro.handlers.substitute(guide, data=params))
     with numpyro.handlers.seed(rng_seed=5), numpyro.handlers.trace() as sites:
         run(X, Y)
     local = {name: sites[name]["value"] for name in ("h", "w") if name in sites}

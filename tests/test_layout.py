@@ -14,8 +14,10 @@ LAYERS = {
     2: [
         "beliefs",
         "values",
+        "copies",
         "inducing",
         "functions",
+        "exact",
         "closed_forms",
         "likelihood",
         "robustmax",

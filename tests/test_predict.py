@@ -13,6 +13,7 @@ from programs import NOISE, X, Y, Z, bayesian, deep, explicit, random_params, sh
 
 import numpyro_dgp as dgp
 from numpyro_dgp.beliefs import FunctionDraw
+from numpyro_dgp.guides.run import marginal
 
 GUIDE = dgp.guides.InducingPoint(deep)
 PARAMS = random_params(deep, GUIDE, X, Y)
@@ -151,7 +152,7 @@ def test_hidden_layer_draws(key):
     values = POSTERIOR.hidden(key, NEW, num_samples=4000)["h"]
     assert values.shape == (4000, 9, 1)
     with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.substitute(data=PARAMS), numpyro.handlers.trace() as sites:
-        dgp.objectives.marginal(GUIDE)(NEW)
+        marginal(GUIDE)(NEW)
     q = sites["h"]["fn"]
     assert (jnp.abs(values.mean(0) - q.mean) < 5 * jnp.sqrt(q.variance / 4000)).all()
 

@@ -1,7 +1,8 @@
 """Guides: variational posteriors over the sites of a program, built from rules."""
 
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.guides.presets import InducingPoint, MeanField
+from numpyro_dgp.guides.latents import Amortised, Quadrature
+from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
 from numpyro_dgp.guides.rules import (
     Delta,
     Diagonal,
@@ -15,16 +16,19 @@ from numpyro_dgp.guides.rules import (
 )
 
 __all__ = [
+    "Amortised",
     "Delta",
     "Diagonal",
     "Full",
     "Guide",
+    "ImportanceWeighted",
     "InducingPoint",
     "MeanField",
     "Normal",
     "OpperArchambeau",
     "Prior",
     "Propagate",
+    "Quadrature",
     "Rule",
     "Site",
 ]

@@ -20,8 +20,10 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.latents import Quadrature
 from numpyro_dgp.guides.replace import Replace
 from numpyro_dgp.guides.rules import Rule
+from numpyro_dgp.guides.run import resample, run
 from numpyro_dgp.guides.sites import (
     Message,
     full_plates,
@@ -50,6 +52,8 @@ class Guide:
         sites: rules for single sites by name.
         prefix: goes into parameter names, ``"<site>_<prefix>_<parameter>"``.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
+        num_samples: K, importance samples of the latents of every datum in ``dgp.ELBO``; ``None`` for the plain bound.
+        doubly_reparameterised: whether their proposals learn by doubly reparameterised gradients.
 
     Raises:
         ValueError: on the first call, when ``sites`` names a site that the model does not have.
@@ -67,7 +71,14 @@ class Guide:
         sites: Mapping[str, Rule] | None = None,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = partial(init_to_median, num_samples=1000),
+        num_samples: int | None = None,
+        doubly_reparameterised: bool = False,
     ) -> None:
+        if num_samples is not None and (not isinstance(num_samples, int) or num_samples < 1):
+            raise ValueError(
+                f"{type(self).__name__}: expected num_samples to be a positive integer, got {num_samples!r}: try 5"
+            )
+        self.num_samples, self.doubly_reparameterised = num_samples, doubly_reparameterised
         self.model, self.prefix, self.init_loc_fn = model, prefix, init_loc_fn
         self.sites: dict[str, Rule] = dict(sites or {})
         self.rules: dict[str, Rule] = {"inducing": inducing, "hidden": hidden, "exact": exact, "latent": latent}
@@ -101,6 +112,9 @@ class Guide:
     ) -> dict[str, Array]:
         """Draws of the latent sites, each with leading shape ``sample_shape``.
 
+        Latents that have importance weights or quadrature nodes, and the layers above them, are drawn from the
+        posterior that those imply, datum by datum.
+
         Args:
             rng_key: PRNG key.
             params: parameters, from ``svi_result.params``.
@@ -109,8 +123,14 @@ class Guide:
             **kwargs: keyword arguments of the model.
         """
 
+        weighs = any(isinstance(rule, Quadrature) for rule in [*self.rules.values(), *self.sites.values()])
+
         def draw(key: Array) -> dict[str, Array]:
-            return handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
+            values = handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
+            if self.num_samples is None and not weighs:
+                return values
+            found = run(key, key, params, self.model, self, args, kwargs)
+            return values | resample(jax.random.fold_in(key, 1), found)
 
         for _ in sample_shape:
             draw = jax.vmap(draw)

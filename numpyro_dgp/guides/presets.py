@@ -8,7 +8,7 @@ from typing import Any
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.rules import Delta, Diagonal, Full, Normal, Propagate, Rule
 
-__all__ = ["InducingPoint", "MeanField"]
+__all__ = ["ImportanceWeighted", "InducingPoint", "MeanField"]
 
 Other = Rule | Callable[[Callable[..., Any]], Any]
 
@@ -24,7 +24,7 @@ class InducingPoint(Guide):
         latent: rule for latents per datum; ``Normal()`` by default.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         exact: rule for exact layers; ``Full()`` by default.
-        **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+        **options: ``sites``, ``prefix``, ``init_loc_fn``, ``num_samples`` of :class:`Guide`.
 
     Example:
         >>> import jax, numpyro, optax
@@ -58,6 +58,54 @@ class InducingPoint(Guide):
         super().__init__(
             model, inducing=inducing, hidden=Propagate(), exact=exact, latent=latent, other=other, **options
         )
+
+
+class ImportanceWeighted(InducingPoint):
+    r"""Importance-weighted inference of latents, Gaussian beliefs about inducing values: the bound
+
+    .. math:: \sum_n E_{g,\, w_n^{(1)} \dots w_n^{(K)}} \log \frac1K \sum_k
+              \frac{e^{L_n(g, w_n^{(k)})}\, p(w_n^{(k)})}{q(w_n^{(k)})}
+              - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)], \qquad
+              L_n(g, w) = E_{q(f)} \log p(y_n \mid f(g(x_n, w)))
+
+    evaluated by ``dgp.ELBO()``. It is never below the plain bound, K = 1, in expectation. The K values of a datum go
+    through one draw of the inner functions g; the last function f is integrated. NumPyro's own objectives see K = 1.
+
+    ``sample_posterior`` gives draws of the latents from the posterior that the bound implies: of K draws from q one is
+    chosen with probability proportional to its weight (section 5.2.4). Predictions take latents from their prior.
+
+    Args:
+        model: the program, with ``dgp.latent`` inside its data plate.
+        num_samples: K.
+        **options: those of :class:`InducingPoint`; ``latent`` is the rule for the proposal q(w), ``Normal()``,
+            ``Amortised()`` or ``Prior()``.
+
+    Raises:
+        ValueError: K is not a positive integer; in the first call, a model without latents per datum.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 10).reshape(5, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         x = dgp.latent("w", X, 1)
+        ...         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> guide = ImportanceWeighted(model, num_samples=5, latent=dgp.guides.Amortised())
+        >>> svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, X[:, 0] ** 2, progress_bar=False)
+        >>> guide.sample_posterior(jax.random.key(1), result.params, X, X[:, 0] ** 2)["w"].shape
+        (20, 1)
+
+    Source: seed 002, equation 5.11.
+    """
+
+    def __init__(self, model: Callable[..., Any], *, num_samples: int, **options: Any) -> None:
+        super().__init__(model, num_samples=num_samples, **options)
 
 
 class MeanField(Guide):

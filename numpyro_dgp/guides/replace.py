@@ -5,13 +5,25 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.latents import Quadrature
 from numpyro_dgp.guides.rules import Prior, Propagate, Rule, Site
-from numpyro_dgp.guides.sites import Message, Program, hide, initial_values, inspect_program, site_kind, unwrap
+from numpyro_dgp.guides.sites import (
+    Message,
+    Program,
+    hide,
+    initial_values,
+    inspect_program,
+    observations,
+    site_kind,
+    unwrap,
+)
 
 if TYPE_CHECKING:
     from numpyro_dgp.guides.guide import Guide
@@ -28,7 +40,8 @@ class Replace(Messenger):
         self.guide, self.args, self.kwargs, self.drawn = guide, args, kwargs, drawn
         self.values: dict[str, Any] = {}
         self.met: set[str] = set()
-        self.observes = False
+        self.indices: dict[str, Array] = {}
+        self.observes = self.weighted = False
         super().__init__()
 
     def __enter__(self) -> dict[str, Any]:
@@ -37,6 +50,11 @@ class Replace(Messenger):
 
     def __exit__(self, exc_type: Any, *exc: Any) -> None:
         super().__exit__(exc_type, *exc)
+        if exc_type is None and self.guide.num_samples is not None and self.observes and not self.weighted:
+            raise ValueError(
+                f"{type(self.guide).__name__}: expected a model with latent variables per datum, got one with "
+                f"{sorted(self.met)}: draw them by dgp.latent inside the data plate, or use guides.InducingPoint"
+            )
         unknown = sorted(set(self.guide.sites) - self.met)
         if exc_type is None and unknown:
             raise ValueError(
@@ -84,16 +102,33 @@ class Replace(Messenger):
             in_plate=bool(msg["cond_indep_stack"]),
             is_inner=lambda: msg["name"] in self.program.inner,
             initial=lambda: self.initial[msg["name"]],
+            data=lambda: self._data(msg),
         )
         q = rule(site)
         if isinstance(msg["fn"], dist.MaskedDistribution):
             q = q.mask(msg["fn"]._mask)
         msg["own"], msg["kind"] = not isinstance(rule, FOLLOWS_MODEL), kind
+        if kind == "latent" and self.program.is_per_datum(msg):
+            msg["copies"] = rule if isinstance(rule, Quadrature) else self.guide.num_samples
+            self.weighted = self.weighted or msg["copies"] is not None
         msg["fn"] = q if q.batch_shape == msg["fn"].batch_shape else q.expand(msg["fn"].batch_shape)
 
     def _lacks_data(self, msg: Message) -> bool:
         """Whether a site has one value per datum in a call that observes none of those data."""
         return self.program.is_per_datum(msg) and not self.program.is_conditioned(msg)
+
+    def _data(self, msg: Message) -> Array:
+        """Columns of what stands beside a latent: its inputs, and the observations of its plates in this minibatch."""
+        sites = observations(self.guide.model, self.args, self.kwargs, self.indices)
+        mine = [site for site in sites if site["cond_indep_stack"] == msg["cond_indep_stack"]]
+        beside = getattr(unwrap(msg["fn"]), "inputs", None)
+        columns = [] if beside is None else [beside]
+        for site in mine:
+            batch = np.shape(site["value"])[: np.ndim(site["value"]) - site["fn"].event_dim]
+            columns.append(jnp.reshape(site["value"], (*batch, -1)))
+        rows = jnp.broadcast_shapes(*(column.shape[:-1] for column in columns))
+        dtype = jnp.result_type(*columns, float)
+        return jnp.concatenate([jnp.broadcast_to(c, (*rows, c.shape[-1])).astype(dtype) for c in columns], -1)
 
     def _local_name(self, name: str) -> str:
         """``name`` without the prefixes of scopes inside the model, which parameters will get again."""
@@ -104,5 +139,7 @@ class Replace(Messenger):
         return name
 
     def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "plate":
+            self.indices[msg["name"]] = msg["value"]
         if msg["type"] == "sample" and msg["name"] in self.met and not msg.get("stop"):
             self.values[msg["name"]] = msg["value"]

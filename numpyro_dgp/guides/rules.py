@@ -42,6 +42,7 @@ class Site:
         in_plate: whether the site lies in a plate.
         is_inner: whether it holds the inducing values of an inner layer.
         initial: gives the initial value of the site, over all data.
+        data: gives inputs and observations beside the site, in columns: rows of the minibatch (..., C).
     """
 
     name: str
@@ -50,6 +51,7 @@ class Site:
     in_plate: bool
     is_inner: Callable[[], bool]
     initial: Callable[[], Array]
+    data: Callable[[], Array]
 
     def param(
         self, name: str, init: Callable[[], Array], *, event_dim: int | None = None, constraint: Any = constraints.real

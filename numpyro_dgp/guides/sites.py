@@ -19,7 +19,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import InducingPrior
-from numpyro_dgp.functions import ExactFunction
+from numpyro_dgp.exact import ExactFunction
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.values import FunctionValues, JointValues
 
@@ -29,6 +29,7 @@ __all__ = [
     "hide",
     "initial_values",
     "inspect_program",
+    "observations",
     "refuse_subsampling",
     "site_kind",
     "structure",
@@ -94,11 +95,13 @@ class Program:
         inner: inducing sites of functions whose values feed another layer.
         data_plates: the plate sets of function values, likelihoods and observations.
         observed_plates: the plate sets of sites observed in this call.
+        nesting: how many batch dimensions the plates take.
     """
 
     inner: frozenset[str]
     data_plates: tuple[frozenset[str], ...]
     observed_plates: tuple[frozenset[str], ...]
+    nesting: int
 
     def is_per_datum(self, msg: Message) -> bool:
         """Whether a site has one value per datum: it lies in all plates of some function value or observation."""
@@ -147,7 +150,23 @@ def structure(sites: dict[str, Message]) -> Program:
     last = {id(f.u) for f in outputs if hasattr(f, "u")}
     inducing = [site for site in samples if site_kind(site) == "inducing"]
     inner = frozenset(site["name"] for site in inducing if id(site["value"]) not in last)
-    return Program(inner, tuple(data), tuple(observed))
+    nesting = max([-frame.dim for site in samples for frame in site["cond_indep_stack"]], default=0)
+    return Program(inner, tuple(data), tuple(observed), nesting)
+
+
+def observations(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], indices: dict[str, Array]
+) -> list[Message]:
+    """The observed sites of a run of ``model`` whose plates take the rows ``indices``."""
+
+    def rows(msg: Message) -> Array | None:
+        return indices.get(msg["name"]) if msg["type"] == "plate" else None
+
+    key = numpyro.prng_key()
+    minibatch = handlers.substitute(substitute_fn=rows)
+    with handlers.block(), handlers.trace() as sites, minibatch, handlers.seed(rng_seed=key):
+        model(*args, **kwargs)
+    return [site for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
 
 
 class full_plates(Messenger):  # noqa: N801 - a handler, named like NumPyro's

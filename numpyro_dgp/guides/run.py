@@ -1,0 +1,111 @@
+"""S3: one run of a guide and of the model that takes its values, in marginal mode: what a bound is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from numpyro.handlers import replay, seed, substitute, trace
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.beliefs import Belief
+from numpyro_dgp.guides.copies import Copies, Trace, Weighted, weighted
+from numpyro_dgp.guides.sites import Message, inspect_program, unwrap
+
+__all__ = ["Run", "marginal", "mutable", "resample", "run"]
+
+
+class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler of *marginal mode*: where a guide offers a Gaussian belief about inducing values, the layer gets
+    the belief itself instead of a draw from it, and integrates it out."""
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["value"] is None and isinstance(unwrap(msg["fn"]), Belief):
+            msg["value"] = unwrap(msg["fn"])
+
+
+class Run(NamedTuple):
+    """Traces of a guide and its model, and the weights of the latents that have several values."""
+
+    guide: Trace
+    model: Trace
+    groups: list[Weighted]
+
+
+def mutable(sites: Trace) -> dict[str, Any]:
+    """Values of mutable sites."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}
+
+
+def run(
+    key: Array,
+    plate_key: Array,
+    params: dict[str, Array],
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Run:
+    """Run ``guide`` and then ``model`` at its values; plates subsample by ``plate_key``.
+
+    Where the guide asks for doubly reparameterised gradients, the weights of a run without gradients come first.
+    """
+    once = partial(_once, key, plate_key, model=model, guide=guide, args=args, kwargs=kwargs)
+    if not getattr(guide, "doubly_reparameterised", False):
+        return once(params)
+    before = once(jax.lax.stop_gradient(params))
+    known = {name: jax.lax.stop_gradient(group.normalised()) for group in before.groups for name in group.latents}
+    return once(params, known)
+
+
+def _once(
+    key: Array,
+    plate_key: Array,
+    params: dict[str, Array],
+    weights: dict[str, Array] | None = None,
+    *,
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Run:
+    model_key, guide_key = jax.random.split(key)
+
+    def seeded(program: Callable[..., Any], key: Array) -> Callable[..., Any]:
+        return seed(seed(program, plate_key, hide_types=["sample", "prng_key", "control_flow"]), key)
+
+    @cache
+    def nesting() -> int:
+        return inspect_program(model, args, kwargs).nesting
+
+    copied = Copies(substitute(seeded(guide, guide_key), data=params), nesting, weights=weights)
+    guide_trace = trace(marginal(copied)).get_trace(*args, **kwargs)
+    replayed = substitute(replay(seeded(model, model_key), guide_trace), data={**params, **mutable(guide_trace)})
+    model_trace = trace(Copies(replayed, nesting, guide_trace)).get_trace(*args, **kwargs)
+    return Run(guide_trace, model_trace, weighted(guide_trace, model_trace, nesting))
+
+
+def resample(key: Array, found: Run) -> dict[str, Array]:
+    """One of the copies of every latent, and of the layers above it, chosen by the weights: ``{site: value}``.
+
+    Source: seed 002, section 5.2.4.
+    """
+    values = {}
+    for i, group in enumerate(found.groups):
+        copies = group.log_weights.ndim
+        index = jax.random.categorical(jax.random.fold_in(key, i), group.log_weights, axis=0)[None]
+        frames = set(found.guide[group.latents[0]]["cond_indep_stack"])
+        for name, site in found.guide.items():
+            if site["type"] != "sample" or not frames <= set(site["cond_indep_stack"]):
+                continue
+            batch = jnp.ndim(site["value"]) - site["fn"].event_dim
+            if batch == copies:
+                which = index.reshape(index.shape + (1,) * site["fn"].event_dim)
+                chosen = jnp.take_along_axis(site["value"], which, axis=0)[0]
+                plates = max(-frame.dim for frame in site["cond_indep_stack"])
+                values[name] = chosen.reshape(chosen.shape[batch - 1 - plates :])
+    return values
