@@ -6,6 +6,7 @@ from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import ELBO
 from numpyro_dgp.predict import Mixture, Posterior
 from numpyro_dgp.primitives import gp, latent
+from numpyro_dgp.projections import projection
 from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.robustmax import RobustMax
 from numpyro_dgp.sampling import NonCentered, for_mcmc
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "gp",
     "latent",
+    "projection",
     "Likelihood",
     "RobustMax",
     "Points",

@@ -165,9 +165,9 @@ class Posterior:
         for name, site in self._trace(key, sample, args, kwargs).items():
             fn = unwrap(site["fn"]) if site["type"] == "sample" else None
             values: Any = getattr(fn, "f_x", fn)
-            if getattr(values, "function", None) is None:
+            function = getattr(values, "function", None)
+            if not isinstance(function, SparseFunction | ExactFunction):
                 continue
-            function = values.function
             if isinstance(function, ExactFunction):
                 function = function.condition(values.inputs, site["value"])
             found[name] = function, values.inputs.reshape(-1, values.inputs.shape[-1])

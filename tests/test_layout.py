@@ -21,6 +21,7 @@ LAYERS = {
         "robustmax",
         "primitives",
         "initial",
+        "projections",
     ],
     3: ["guides", "objectives", "optim", "sampling", "training"],
     4: ["draws", "predict", "plots", "testing"],
