@@ -22,6 +22,7 @@ LAYERS = {
         "primitives",
         "initial",
         "projections",
+        "mixing",
     ],
     3: ["guides", "objectives", "optim", "sampling", "training"],
     4: ["draws", "predict", "plots", "testing"],
