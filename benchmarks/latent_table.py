@@ -121,7 +121,10 @@ def fit(split: regression.Split, name: str, steps: int, seed: int) -> dict[str, 
 
 def table(records: list[dict[str, Any]]) -> str:
     """Means with standard errors over splits."""
-    lines = ["| set | protocol | model | splits | mixture density | KDE density | RMSE | bound per row |", "|---|" + "---|" * 7]
+    lines = [
+        "| set | protocol | model | splits | mixture density | KDE density | RMSE | bound per row |",
+        "|---|" + "---|" * 7,
+    ]
     keys = list(dict.fromkeys((r["set"], r["protocol"], r["model"]) for r in records))
     for key in sorted(keys, key=lambda k: (k[0], k[1], list(CONFIGURATIONS).index(k[2]))):
         found = [r for r in records if (r["set"], r["protocol"], r["model"]) == key]
@@ -152,7 +155,13 @@ def main() -> None:
     def records() -> list[dict[str, Any]]:
         return [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
 
-    jobs = [(s, p, n, m) for s in arguments.sets for p in arguments.protocol for n in arguments.split for m in arguments.models]
+    jobs = [
+        (s, p, n, m)
+        for s in arguments.sets
+        for p in arguments.protocol
+        for n in arguments.split
+        for m in arguments.models
+    ]
     for name, protocol, split, model in [] if arguments.print else jobs:
         key = {"set": name, "protocol": protocol, "model": model, "split": split, "steps": arguments.steps}
         if any(key.items() <= r.items() for r in records()):

@@ -1,11 +1,13 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
-from numpyro_dgp import guides, initial, kernels, means, optim
+from numpyro_dgp import densities, guides, initial, kernels, means, optim
+from numpyro_dgp.densities import Mixture
 from numpyro_dgp.inducing import Points
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import ELBO
-from numpyro_dgp.predict import Mixture, Posterior
+from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
+from numpyro_dgp.projections import projection
 from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.robustmax import RobustMax
 from numpyro_dgp.sampling import NonCentered, for_mcmc
@@ -17,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "gp",
     "latent",
+    "projection",
     "Likelihood",
     "RobustMax",
     "Points",
@@ -31,6 +34,7 @@ __all__ = [
     "NonCentered",
     "Posterior",
     "Mixture",
+    "densities",
     "initial",
     "fit",
     "save",

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
@@ -20,7 +21,16 @@ from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.gaussians import kl_diagonal, kl_full, log_density, log_determinant
 from numpyro_dgp.linalg import quadratic_forms, solve_lower
 
-__all__ = ["Belief", "DiagonalBelief", "FullBelief", "FunctionDraw", "InducingPrior", "StandardNormal", "project"]
+__all__ = [
+    "Belief",
+    "DiagonalBelief",
+    "FullBelief",
+    "FunctionDraw",
+    "InducingPrior",
+    "StandardNormal",
+    "project",
+    "whitened_values",
+]
 
 
 class StandardNormal(dist.Distribution):
@@ -207,3 +217,19 @@ class FunctionDraw:
     u: Array
     key: Array
     num_features: int = static(default=1024)
+
+
+def whitened_values(owner: str, name: str, shape: tuple[int, ...], dtype: Any) -> Array | Belief | FunctionDraw:
+    """Open the site ``name`` of whitened values: what is known about them.
+
+    Raises:
+        ValueError: inside a plate, where a function would get one copy per datum.
+    """
+    u = numpyro.sample(name, InducingPrior(shape, dtype))
+    if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != shape:
+        raise ValueError(
+            f"{owner}: expected inducing values of shape {shape}, got "
+            f"{jnp.shape(getattr(u, 'loc', u))}: open the layer outside every plate, and use outputs= "
+            "for several independent functions"
+        )
+    return u

@@ -14,7 +14,7 @@ import numpyro
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.beliefs import InducingPrior
+from numpyro_dgp.beliefs import whitened_values
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.linalg import inverse_cholesky
 
@@ -114,11 +114,5 @@ class Points:
             Z = numpyro.param(f"{name}_Z", Z)
         whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
         shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
-        u = numpyro.sample(name, InducingPrior(shape, Z.dtype))
-        if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != shape:
-            raise ValueError(
-                f"gp {name!r}: expected inducing values of shape {shape}, got "
-                f"{jnp.shape(getattr(u, 'loc', u))}: open the layer outside every plate, and use outputs= "
-                "for several independent functions"
-            )
+        u = whitened_values(f"gp {name!r}", name, shape, Z.dtype)
         return SparseFunction(kernels, Z, whiten, u, outputs, mean)

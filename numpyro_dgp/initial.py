@@ -1,10 +1,10 @@
-"""S2: where to start: standardised data, inducing inputs by k-means, layers that begin as the identity."""
+"""S2: where to start: standardised data, inducing inputs by k-means, layers that begin as the identity, weights."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,9 +13,10 @@ from scipy.cluster.vq import kmeans2
 
 from numpyro_dgp._checks import require_finite, require_inputs
 from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Mean, Zero, pca
 
-__all__ = ["LayerStart", "Standardizer", "kmeans", "layers"]
+__all__ = ["LayerStart", "Standardizer", "kmeans", "layers", "mixing"]
 
 _KMEANS_ROWS = 20_000
 
@@ -139,3 +140,42 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
         starts.append(LayerStart(Z, mean, math.sqrt(inputs.shape[1])))
         inputs = np.asarray(mean(jnp.asarray(inputs)))
     return starts
+
+
+def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Array], functions: int) -> np.ndarray:
+    r"""Weights for ``f(x).mix`` when the outputs have places, such as pixels: neighbours start out correlated.
+
+    With :math:`k(C, C) = V \Lambda V^\top` between the coordinates of the outputs, the first Q columns of
+    :math:`V \Lambda^{1/2}`, largest first, so that :math:`P P^\top \approx k(C, C)`: the best approximation of rank Q.
+
+    Args:
+        coordinates: C, one row per output (P, D).
+        kernel: k, between coordinates.
+        functions: Q, at most P.
+
+    Returns:
+        Weights (P, Q).
+
+    Raises:
+        ValueError: coordinates that are not a finite matrix, or a number of functions that is not between 1 and P.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_dgp as dgp
+        >>> pixels = np.stack(np.meshgrid(np.arange(4.0), np.arange(4.0)), -1).reshape(-1, 2)
+        >>> mixing(pixels, dgp.kernels.Matern52(), 5).shape
+        (16, 5)
+
+    Source: seed 002, section 4.4.
+    """
+    require_inputs("initial.mixing", coordinates)
+    require_finite("coordinates of the outputs", coordinates, "give every output a place")
+    C = jnp.asarray(coordinates, jnp.result_type(coordinates, float))
+    if not isinstance(functions, int) or not 1 <= functions <= len(C):
+        raise ValueError(
+            f"initial.mixing: expected between 1 and {len(C)} functions, the number of outputs, got {functions!r}: "
+            "fewer functions than outputs is the point of mixing them"
+        )
+    values, vectors = np.linalg.eigh(np.asarray(as_kernel(kernel)(C, C), float))
+    weights = vectors * np.sqrt(np.maximum(values, 0.0))
+    return weights[:, ::-1][:, :functions].astype(C.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro_dgp._checks import require_finite, require_inputs
 from numpyro_dgp._typing import Array, ArrayLike, pytree
 
-__all__ = ["Constant", "Identity", "Linear", "Mean", "Zero", "pca"]
+__all__ = ["Constant", "Identity", "Linear", "Mean", "Zero", "pca", "principal_directions"]
 
 
 class Mean:
@@ -109,6 +109,39 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
         return Identity()
     if outputs > X.shape[-1]:
         return Linear(np.eye(X.shape[-1], outputs, dtype=X.dtype))
-    _, _, directions = np.linalg.svd(X - X.mean(0), full_matrices=False)
-    W = directions[:outputs].T
-    return Linear(W * np.where(W.sum(0) < 0, -1, 1).astype(X.dtype))
+    return Linear(principal_directions(X, outputs))
+
+
+def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
+    r"""The first principal directions of the columns of ``X``, as the columns of a matrix (D, number).
+
+    Eigenvectors of the covariance, largest first, signs so that each sums to a non-negative number. As the fixed
+    weights of a layer of Q shared functions, they move its inputs along the Q directions in which the data vary most:
+    ``h = x + g @ principal_directions(X, Q).T``. (The code published with seed 002 takes columns of the factor whose
+    rows are the directions.)
+
+    Args:
+        X: inputs (N, D).
+        number: of directions, at most the smaller of N and D.
+
+    Raises:
+        ValueError: ``X`` is not a finite matrix, or has fewer directions.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.random.default_rng(0).normal(size=(50, 3)) * [1.0, 10.0, 1.0]
+        >>> print(abs(principal_directions(X, 1).T).round(1))
+        [[0. 1. 0.]]
+
+    Source: seed 002, section 5.1.5.
+    """
+    require_inputs("means.principal_directions", X)
+    require_finite("inputs of means.principal_directions", X, "drop or impute the rows with missing values")
+    X = np.asarray(X)
+    if not isinstance(number, int) or not 1 <= number <= min(X.shape):
+        raise ValueError(
+            f"means.principal_directions: expected between 1 and {min(X.shape)} directions, got {number!r}: inputs of "
+            f"shape {X.shape} have no more"
+        )
+    directions = np.linalg.svd(X - X.mean(0), full_matrices=False)[2][:number].T
+    return directions * np.where(directions.sum(0) < 0, -1, 1).astype(X.dtype)

@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.densities import Mixture
 from numpyro_dgp.functions import SparseFunction
-from numpyro_dgp.predict import Mixture, Posterior
+from numpyro_dgp.predict import Posterior
 
-__all__ = ["bounds", "fit", "layers", "observed"]
+__all__ = ["bounds", "density", "fit", "layers", "marginals", "observed"]
 
 _MAX_OUTPUTS = 4
 
@@ -109,6 +110,78 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
     ax.set(xlabel="step", ylabel="ELBO per datum", ylim=(late.min() - 0.1 * (top - late.min()) - 1e-3, None))
     ax.legend(frameon=False)
     return _figure(ax)
+
+
+def density(
+    x: ArrayLike,
+    y: ArrayLike,
+    log_density: ArrayLike,
+    *,
+    data: tuple[ArrayLike, ArrayLike] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """A conditional density p(y | x) over one input as a heat map; every column is a density of its own.
+
+    With ``grid = jnp.broadcast_to(y[:, None], (len(y), len(x)))`` the densities are
+    ``posterior.log_density(key, grid, x[:, None])``.
+
+    Args:
+        x: input values (N,), increasing.
+        y: levels (G,), increasing.
+        log_density: log p(y | x) (G, N).
+        data: x and y of the training rows.
+        ax: axes to draw into.
+
+    Raises:
+        ValueError: shapes that do not fit together.
+
+    Source: seed 002, figure 5.4.
+    """
+    x, y, values = np.asarray(x), np.asarray(y), np.asarray(log_density)
+    if values.shape != (len(y), len(x)):
+        raise ValueError(
+            f"plots.density: expected log_density of shape ({len(y)}, {len(x)}), one row per level and one column per "
+            f"input, got {values.shape}: broadcast the levels to that shape and ask posterior.log_density"
+        )
+    ax = _axes(ax)
+    ax.pcolormesh(x, y, np.exp(values), shading="nearest", cmap="magma", rasterized=True)
+    if data is not None:
+        ax.plot(np.asarray(data[0]), np.asarray(data[1]), ".", color="w", ms=1, alpha=0.3)
+    ax.set(xlabel="x", ylabel="y", xlim=(x.min(), x.max()), ylim=(y.min(), y.max()))
+    return _figure(ax)
+
+
+def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observed: ArrayLike | None = None) -> Figure:
+    """Predictive distributions at a few test points: histograms of draws of y under the density of the mixture.
+
+    Args:
+        draws: of y (S, N), from ``posterior.sample``; one panel per column.
+        y: levels (G,), increasing.
+        log_density: log p(y | x) (G, N), as in :func:`density`.
+        observed: what was observed there (N,).
+
+    Raises:
+        ValueError: shapes that do not fit together.
+
+    Source: seed 002, figures 5.6 and 5.7.
+    """
+    draws, y, values = np.asarray(draws), np.asarray(y), np.asarray(log_density)
+    if draws.ndim != 2 or values.shape != (len(y), draws.shape[1]):
+        raise ValueError(
+            f"plots.marginals: expected draws (S, N) and log_density ({len(y)}, N), got {draws.shape} and "
+            f"{values.shape}: choose a few test points for both"
+        )
+    number = draws.shape[1]
+    figure, axes = plt.subplots(
+        1, number, figsize=(2.6 * number, 2.4), squeeze=False, sharey=False, layout="constrained"
+    )
+    for n, ax in enumerate(axes[0]):
+        ax.hist(draws[:, n], bins=60, range=(y.min(), y.max()), density=True, color="0.8")
+        ax.plot(y, np.exp(values[:, n]), color="C0", lw=1.5)
+        if observed is not None:
+            ax.axvline(np.asarray(observed)[n], color="0.2", lw=1, ls="--")
+        ax.set(xlabel="y", yticks=[])
+    return figure
 
 
 def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_points: int = 200) -> Figure:

@@ -1,4 +1,4 @@
-r"""S4: predictions from a fitted program: mixtures, densities, draws of whole functions.
+r"""S4: predictions from a fitted program: mixtures, densities, draws of y and of whole functions.
 
 One draw s of everything below the last function gives a density :math:`p_s(y)`. The prediction is the mixture over
 draws, whose mean, variance and log density are
@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,31 +25,16 @@ from numpyro import handlers
 
 from numpyro_dgp._checks import require_finite, require_finite_leaves
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.densities import Mixture
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
 from numpyro_dgp.exact import ExactFunction
 from numpyro_dgp.functions import SparseFunction
 from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.guides.sites import Message, inspect_program, site_kind, unwrap
 from numpyro_dgp.likelihood import Likelihood
+from numpyro_dgp.mixing import log_marginal
 
-__all__ = ["Mixture", "Posterior"]
-
-
-class Mixture(NamedTuple):
-    """A predictive mixture over S draws: moments of y given each draw, shapes (S, N, ...)."""
-
-    means: Array
-    variances: Array
-
-    @property
-    def mean(self) -> Array:
-        """Mean of the mixture (N, ...)."""
-        return self.means.mean(0)
-
-    @property
-    def variance(self) -> Array:
-        """Variance of the mixture (N, ...): mean of the variances plus variance of the means."""
-        return self.variances.mean(0) + self.means.var(0)
+__all__ = ["Posterior"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,6 +115,22 @@ class Posterior:
         log_p = self._over_draws(self._density, key, num_samples, (jnp.asarray(y), *args), kwargs)
         return logsumexp(log_p, axis=0) - jnp.log(log_p.shape[0])
 
+    def sample(self, key: Array, *args: Any, num_samples: int = 100, **kwargs: Any) -> Array:
+        """Draws of y at new inputs, one for every draw of everything below: shape (S, N, ...).
+
+        Every input has draws of its own: a test of the distribution at each, not of curves through several.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_samples: S.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: as :meth:`predict`.
+        """
+        return self._over_draws(self._draw, key, num_samples, args, kwargs)
+
     def hidden(self, key: Array, *args: Any, num_samples: int = 100, **kwargs: Any) -> dict[str, Array]:
         """Draws of the values of every hidden layer, independent across inputs: ``{site: (S, N, P)}``."""
         return self._over_draws(self._hidden, key, num_samples, args, kwargs)
@@ -166,9 +167,9 @@ class Posterior:
         for name, site in self._trace(key, sample, args, kwargs).items():
             fn = unwrap(site["fn"]) if site["type"] == "sample" else None
             values: Any = getattr(fn, "f_x", fn)
-            if getattr(values, "function", None) is None:
+            function = getattr(values, "function", None)
+            if not isinstance(function, SparseFunction | ExactFunction):
                 continue
-            function = values.function
             if isinstance(function, ExactFunction):
                 function = function.condition(values.inputs, site["value"])
             found[name] = function, values.inputs.reshape(-1, values.inputs.shape[-1])
@@ -178,10 +179,13 @@ class Posterior:
         fn = self._observed(self._trace(key, sample, args, kwargs))["fn"]
         return Mixture(fn.mean, fn.variance)
 
+    def _draw(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
+        return self._observed(self._trace(key, sample, args, kwargs))["value"]
+
     def _density(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
         y, *args = args
         fn = unwrap(self._observed(self._trace(key, sample, args, kwargs))["fn"])
-        return fn.log_marginal(y) if isinstance(fn, Likelihood) else fn.log_prob(y)
+        return log_marginal(fn, y) if isinstance(fn, Likelihood) else fn.log_prob(y)
 
     def _hidden(self, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
         return hidden_values(self._trace(key, sample, args, kwargs))

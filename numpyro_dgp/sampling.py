@@ -14,6 +14,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import StandardNormal
 from numpyro_dgp.guides.sites import Message, refuse_subsampling, site_kind, unwrap
+from numpyro_dgp.projections import Determined, DeterminedJoint
 from numpyro_dgp.values import FunctionValues, JointValues
 
 __all__ = ["NonCentered", "for_mcmc"]
@@ -24,7 +25,8 @@ class NonCentered(Reparam):
 
     Given the layer below, hidden values have a tiny variance; sampled as they are written they and their parents
     move together only in tiny steps. In this form the sampler sees the site ``"<name>_white"``, a priori standard
-    normal, and ``name`` becomes a deterministic site.
+    normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance and need no
+    ``"<name>_white"``.
 
     Example:
         ``handlers.reparam(model, config={"h": dgp.NonCentered()})``, or ``dgp.for_mcmc(model)`` for all layers.
@@ -42,6 +44,8 @@ class NonCentered(Reparam):
                 "numpyro.infer.reparam.LocScaleReparam on other sites"
             )
         values = values.expand(fn.batch_shape)
+        if isinstance(values, Determined | DeterminedJoint):
+            return None, values.loc
         white = numpyro.sample(f"{name}_white", StandardNormal(fn.event_shape, values.loc.dtype, fn.batch_shape))
         return None, values.from_white(white)
 

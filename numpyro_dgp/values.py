@@ -8,17 +8,20 @@ the *spread*: the covariance that the belief adds. Samples come from the sum. ``
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import StandardNormal
 from numpyro_dgp.gaussians import kl_full, log_density, log_determinant
 from numpyro_dgp.linalg import cholesky, safe_sqrt, solve_lower
+
+if TYPE_CHECKING:
+    from numpyro_dgp.mixing import MixedValues
 
 __all__ = ["FunctionValues", "JointValues", "Propagated", "WhitenedValues"]
 
@@ -72,7 +75,7 @@ class FunctionValues(_Values):
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
     """
 
-    pytree_data_fields = ("loc", "conditional_variance", "spread")
+    pytree_data_fields: tuple[str, ...] = ("loc", "conditional_variance", "spread")
 
     def __init__(
         self, loc: Array, conditional_variance: Array, spread: Array | None = None, event_dim: int = 1
@@ -107,6 +110,29 @@ class FunctionValues(_Values):
     def propagated(self) -> Propagated:
         """The same distribution, as a posterior that equals the model's own conditional."""
         return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim)._from(self)
+
+    def mix(self, P: ArrayLike) -> MixedValues:
+        r"""Values of P linear mixtures of the Q functions, :math:`v = P g(x)`, inside a ``Likelihood``.
+
+        .. math:: E[v] = P m, \qquad \operatorname{Cov}[v] = P \,\mathrm{diag}(c + s)\, P^\top
+
+        Args:
+            P: weights (P, Q): fixed, a ``numpyro.param`` or the value of a site.
+
+        Raises:
+            ValueError: weights that are not a finite matrix with one column per function, or mixed values used as
+                the site of a hidden layer, which draws the functions and mixes the draw.
+
+        Example:
+            >>> g = FunctionValues(jnp.zeros((1, 2)), jnp.ones((1, 2)))
+            >>> print(g.mix(jnp.array([[1.0, 1.0], [0.0, 2.0], [3.0, 0.0]])).variance)
+            [[2. 4. 9.]]
+
+        Source: seed 002, sections 4.2.3 and 5.1.5.
+        """
+        from numpyro_dgp.mixing import MixedValues
+
+        return MixedValues(self, P)
 
 
 class Propagated(FunctionValues):
@@ -174,6 +200,10 @@ class JointValues(_Values):
             self.event_dim,
         )
         return expanded._from(self)
+
+    def mix(self, P: ArrayLike) -> MixedValues:
+        """Mixtures of the functions, each datum on its own, as a ``Likelihood`` sees them: ``FunctionValues.mix``."""
+        return self.marginals().mix(P)
 
     def marginals(self) -> FunctionValues:
         """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""

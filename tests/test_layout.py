@@ -23,9 +23,11 @@ LAYERS = {
         "robustmax",
         "primitives",
         "initial",
+        "projections",
+        "mixing",
     ],
     3: ["guides", "objectives", "optim", "sampling", "training"],
-    4: ["draws", "predict", "plots", "testing"],
+    4: ["densities", "draws", "predict", "plots", "testing"],
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 # What each layer may import from outside.

@@ -101,3 +101,27 @@ def test_layers_needs_a_layer(key):
 
     with pytest.raises(ValueError, match=r"expected a program with dgp\.gp layers, got none"):
         plots.layers(dgp.Posterior(model, samples={"slope": jnp.zeros(1)}), key, X)
+
+
+def test_density_is_a_heat_map_of_the_density():
+    x, y = np.linspace(0, 1, 5), np.linspace(-1, 1, 7)
+    values = np.random.default_rng(0).normal(size=(7, 5))
+    ax = plots.density(x, y, values, data=([0.5], [0.2])).axes[0]
+    (mesh,) = ax.collections
+    np.testing.assert_allclose(np.asarray(mesh.get_array()).reshape(7, 5), np.exp(values))
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[0.5, 0.2]])
+    assert ax.get_xlim() == (0, 1)
+    with pytest.raises(ValueError, match=r"expected log_density of shape \(7, 5\)"):
+        plots.density(x, y, values.T)
+
+
+def test_marginals_are_histograms_under_the_mixture():
+    draws, y = np.random.default_rng(0).normal(size=(500, 3)), np.linspace(-4, 4, 50)
+    values = np.tile(dist.Normal().log_prob(y)[:, None], 3)
+    figure = plots.marginals(draws, y, values, observed=[0.0, 1.0, 2.0])
+    assert len(figure.axes) == 3
+    np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), np.exp(values[:, 1]))
+    assert sum(patch.get_height() * patch.get_width() for patch in figure.axes[1].patches) == pytest.approx(1)
+    assert figure.axes[2].lines[1].get_xdata()[0] == 2.0
+    with pytest.raises(ValueError, match=r"plots.marginals: expected draws \(S, N\) and log_density \(50, N\)"):
+        plots.marginals(draws, y, values.T)
