@@ -157,7 +157,7 @@ class Projection:
         return values
 
     def deviations(self, key: Array, x: Array) -> Array:
-        """Draws of A x minus its mean, with one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, Q)."""
+        """Draws of A x minus its mean, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, Q)."""
         if not isinstance(self.u, Belief):
             return jnp.zeros((*x.shape[:-1], self.outputs or 1), x.dtype)
         v = self.u.sample(key, x.shape[:-2]) - self.u.loc

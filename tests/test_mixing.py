@@ -13,6 +13,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from programs import agree, bound, draws_of_bound, random_params
 
 import numpyro_dgp as dgp
+from numpyro_dgp.guides.run import marginal
 from numpyro_dgp import guides as G
 from numpyro_dgp import mixing, testing
 from numpyro_dgp.optim import NaturalGradient
@@ -145,7 +146,7 @@ def test_posterior_density_sees_the_correlations(key):
     params = random_params(coregionalised, guide, X, Y)
     posterior = dgp.Posterior(coregionalised, guide, params)
     with handlers.seed(rng_seed=0), handlers.substitute(data=params), handlers.trace() as sites:
-        dgp.objectives.marginal(guide)(X)
+        marginal(guide)(X)
     with handlers.substitute(data={"g": sites["g"]["value"]}), handlers.seed(rng_seed=0):
         g_x = dgp.gp("g", KERNEL, dgp.Points(X[:6]), outputs=2)(X)
     density = posterior.log_density(key, Y, X, num_samples=2)
