@@ -13,9 +13,9 @@ from numpyro.infer import SVI, Trace_ELBO
 from programs import agree, bound, draws_of_bound, random_params
 
 import numpyro_dgp as dgp
-from numpyro_dgp.guides.run import marginal
 from numpyro_dgp import guides as G
 from numpyro_dgp import mixing, testing
+from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.optim import NaturalGradient
 from numpyro_dgp.values import FunctionValues, JointValues
 

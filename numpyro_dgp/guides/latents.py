@@ -100,7 +100,7 @@ class Quadrature(Prior):
     Raises:
         ValueError: more than two columns, a prior that is not standard normal, a size that is not a positive integer.
 
-    Source: seed 002, equation 4.8.
+    Source: seed 002, equation 4.8, with the sum over data outside the logarithm.
     """
 
     size: int = 100
