@@ -14,7 +14,7 @@ from programs import agree, bound, draws_of_bound, random_params
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp import mixing, testing
+from numpyro_dgp import mixing
 from numpyro_dgp.optim import NaturalGradient
 from numpyro_dgp.values import FunctionValues, JointValues
 
@@ -110,7 +110,6 @@ def test_bound_agrees_with_mixing_in_the_conditional():
     for objective, model in ((dgp.ELBO(), inside), (Trace_ELBO(), coregionalised)):
         draws = draws_of_bound(objective, params, model, guide, X, Y)
         assert abs(draws.mean() - exact) < 3 * draws.std() / np.sqrt(len(draws))
-    testing.check_guide(coregionalised, guide, X, Y, num=100)
 
 
 def test_log_marginal_of_several_outputs_is_joint():
