@@ -295,3 +295,21 @@ def in_plate():
 def test_bad_input(build, message):
     with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=message):
         build()
+
+
+def test_the_dtype_is_that_of_the_scale():
+    """float32 data stay float32 whatever the global flag says."""
+    x, y, z = (a.astype(jnp.float32) for a in (X, Y, Z))
+
+    def model(X, y=None):
+        A = dgp.projection("A", D, 2, np.float32(0.5))
+        g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(z[:, :2]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(numpyro.sample("z", A(X))), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    guide = G.InducingPoint(model)
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), x, y))
+    gradient = jax.jit(jax.grad(lambda p: dgp.ELBO().loss(jax.random.key(0), p, model, guide, x, y)))(params)
+    assert {a.dtype for a in [*params.values(), *gradient.values()]} == {np.dtype("float32")}
+    assert all(np.isfinite(a).all() for a in gradient.values())
