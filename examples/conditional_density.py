@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few steps on a few rows, to see that it runs")
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.num, arguments.steps, arguments.num_inducing, arguments.draws, arguments.splits = 200, 20, 10, 50, 2
+        arguments.num, arguments.steps, arguments.num_inducing, arguments.draws, arguments.splits = 200, 20, 10, 50, 1
         arguments.models = ["GP", "LV-GP-GP"]
     arguments.out.mkdir(parents=True, exist_ok=True)
     compare("letters", [split(*letters(arguments.num, arguments.seed), arguments.seed)], arguments.models, arguments)

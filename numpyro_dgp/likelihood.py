@@ -18,6 +18,7 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.closed_forms import closed_form
+from numpyro_dgp.mixing import MixedValues, log_marginal
 from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.structure import Dependence, dependence
 from numpyro_dgp.values import FunctionValues, JointValues
@@ -88,6 +89,11 @@ class Likelihood(dist.Distribution):
             )
         if collapse not in ("bound", "marginal"):
             raise ValueError(f'Likelihood: expected collapse="bound" or "marginal", got {collapse!r}')
+        if isinstance(f_x, MixedValues) and collapse == "marginal":
+            raise ValueError(
+                'Likelihood: expected collapse="bound" for mixed values, got "marginal": their outputs are correlated; '
+                "scores of them, Posterior.log_density, see that"
+            )
         self.f_x = f_x.marginals() if isinstance(f_x, JointValues) else f_x
         self.conditional, self.collapse = conditional, collapse
         v = self.f_x.loc
@@ -98,6 +104,10 @@ class Likelihood(dist.Distribution):
                 f"{type(example).__name__}: for example lambda v: dist.Normal(v, 0.1)"
             )
         self.factorised = self._factorises(example)
+        if isinstance(self.f_x, MixedValues) and not self.factorised:  # marginals of the mixtures do not suffice
+            mixed = self.f_x
+            self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
+            v = self.f_x.loc
         self.closed = closed_form(self._numbers, v) if self.factorised else (None, None)
         self.rule = self._choose_rule(integrate)
         super().__init__(example.batch_shape, example.event_shape)
@@ -148,7 +158,10 @@ class Likelihood(dist.Distribution):
 
     def log_marginal(self, value: ArrayLike) -> Array:
         r"""The normalised log density :math:`\log E[p(y \mid v)]` of each observation."""
-        return self._log_marginal(self._observations(value), self.f_x.loc, self.f_x.variance)
+        y = self._observations(value)
+        if isinstance(self.f_x, MixedValues):
+            return log_marginal(self, y)
+        return self._log_marginal(y, self.f_x.loc, self.f_x.variance)
 
     @property
     def mean(self) -> Array:

@@ -101,12 +101,10 @@ def log_marginal(likelihood: Likelihood, y: ArrayLike) -> Array:
     diagonal. Other conditionals are integrated by Monte Carlo over the functions.
 
     Args:
-        likelihood: of mixed values, or any other.
+        likelihood: of mixed values.
         y: observations.
     """
-    f_x = likelihood.f_x
-    if not isinstance(f_x, MixedValues):
-        return likelihood.log_marginal(y)
+    f_x: Any = likelihood.f_x
     if likelihood.closed[1] is None:
         return unmixed(likelihood).log_marginal(y)
     mean, slope = jax.jvp(lambda v: likelihood._numbers(v).loc, (f_x.loc,), (jnp.ones_like(f_x.loc),))

@@ -32,7 +32,6 @@ from numpyro_dgp.functions import SparseFunction
 from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.guides.sites import Message, inspect_program, site_kind, unwrap
 from numpyro_dgp.likelihood import Likelihood
-from numpyro_dgp.mixing import log_marginal
 
 __all__ = ["Posterior"]
 
@@ -185,7 +184,7 @@ class Posterior:
     def _density(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
         y, *args = args
         fn = unwrap(self._observed(self._trace(key, sample, args, kwargs))["fn"])
-        return log_marginal(fn, y) if isinstance(fn, Likelihood) else fn.log_prob(y)
+        return fn.log_marginal(y) if isinstance(fn, Likelihood) else fn.log_prob(y)
 
     def _hidden(self, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
         return hidden_values(self._trace(key, sample, args, kwargs))

@@ -14,7 +14,6 @@ from programs import agree, bound, draws_of_bound, random_params
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp import mixing, testing
 from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.optim import NaturalGradient
 from numpyro_dgp.values import FunctionValues, JointValues
@@ -111,7 +110,6 @@ def test_bound_agrees_with_mixing_in_the_conditional():
     for objective, model in ((dgp.ELBO(), inside), (Trace_ELBO(), coregionalised)):
         draws = draws_of_bound(objective, params, model, guide, X, Y)
         assert abs(draws.mean() - exact) < 3 * draws.std() / np.sqrt(len(draws))
-    testing.check_guide(coregionalised, guide, X, Y, num=100)
 
 
 def test_log_marginal_of_several_outputs_is_joint():
@@ -122,9 +120,7 @@ def test_log_marginal_of_several_outputs_is_joint():
     for n in range(3):
         covariance = 4 * P @ jnp.diag(G_X.variance[n]) @ P.T + jnp.diag(jnp.array([0.1, 0.2, 0.3, 0.4]) ** 2)
         dense.append(log_normal(np.asarray(Y[n]), np.asarray(2 * G_X.loc[n] @ P.T + 1), np.asarray(covariance)))
-    np.testing.assert_allclose(mixing.log_marginal(likelihood, Y[:3]), dense, rtol=1e-9)
-    plain = dgp.Likelihood(G_X, normal)
-    np.testing.assert_array_equal(mixing.log_marginal(plain, Y[:3, :2]), plain.log_marginal(Y[:3, :2]))
+    np.testing.assert_allclose(likelihood.log_marginal(Y[:3]), dense, rtol=1e-9)
 
 
 def test_log_marginal_of_other_conditionals(key):
@@ -138,7 +134,20 @@ def test_log_marginal_of_other_conditionals(key):
     log_p = jax.vmap(lambda v: conditional(v).log_prob(counts))(mixed.sample(key, (50_000,)))
     exact = jax.scipy.special.logsumexp(log_p, 0) - np.log(50_000)
     likelihood = dgp.Likelihood(mixed, conditional, integrate=dgp.MonteCarlo(50_000, jax.random.key(1)))
-    np.testing.assert_allclose(mixing.log_marginal(likelihood, counts), exact, atol=0.03)
+    np.testing.assert_allclose(likelihood.log_marginal(counts), exact, atol=0.03)
+
+
+def test_a_conditional_that_mixes_outputs_sees_the_correlations(key):
+    labels = jnp.array([0, 3, 2])
+    rule = dgp.MonteCarlo(50_000, jax.random.key(1))
+    likelihood = dgp.Likelihood(G_X.mix(P), lambda v: dist.Categorical(logits=v), integrate=rule)
+    log_p = jax.vmap(lambda v: dist.Categorical(logits=v).log_prob(labels))(G_X.mix(P).sample(key, (50_000,)))
+    np.testing.assert_allclose(likelihood.log_prob(labels), log_p.mean(0), atol=0.05)
+    np.testing.assert_allclose(
+        likelihood.log_marginal(labels), jax.scipy.special.logsumexp(log_p, 0) - np.log(50_000), atol=0.03
+    )
+    with pytest.raises(ValueError, match='expected collapse="bound" for mixed values, got "marginal"'):
+        dgp.Likelihood(G_X.mix(P), normal, collapse="marginal")
 
 
 def test_posterior_density_sees_the_correlations(key):
@@ -195,7 +204,7 @@ def test_float32(x32):
     g_x = jax.tree.map(lambda a: a.astype(jnp.float32), G_X)
     mixed = g_x.mix(np.asarray(P))
     likelihood = dgp.Likelihood(mixed, normal)
-    value = mixing.log_marginal(likelihood, Y[:3].astype(jnp.float32))
+    value = likelihood.log_marginal(Y[:3].astype(jnp.float32))
     assert mixed.variance.dtype == value.dtype == jnp.float32
 
 

@@ -142,9 +142,8 @@ def test_one_natural_step_reaches_the_evidence():
     np.testing.assert_allclose(mixture.variance, np.diag(F @ S @ F.T) + NOISE**2, rtol=1e-8)
 
 
-@pytest.mark.parametrize("rule", [G.Full(), G.Diagonal()])
-def test_bound_agrees_with_stock_elbo(rule):
-    guide = G.InducingPoint(layered, sites={"A": rule})
+def test_bound_agrees_with_stock_elbo():
+    guide = G.InducingPoint(layered, sites={"A": G.Diagonal()})
     params = random_params(layered, guide, X, Y)
     params["A_auto_loc"] = params["A_auto_loc"] + 0.3 * jax.random.normal(jax.random.key(5), (2, D))
     ours = draws_of_bound(dgp.ELBO(), params, layered, guide, X, Y)
@@ -155,7 +154,7 @@ def test_bound_agrees_with_stock_elbo(rule):
 
 
 def test_guide_keeps_its_promises():
-    testing.check_guide(layered, G.InducingPoint(layered), X, Y)
+    testing.check_guide(layered, G.InducingPoint(layered), X, Y, num=200)
 
 
 def test_minibatches_estimate_the_full_bound():
@@ -213,7 +212,6 @@ def test_nuts_through_a_hidden_projection():
     assert set(draws) == {"A", "g", "w", "z"}
     np.testing.assert_allclose(draws["z"], 0.5 * X[:15] @ draws["A"].mT, rtol=1e-10, atol=1e-12)
     posterior = dgp.Posterior(layered, samples=draws)
-    assert posterior.predict(jax.random.key(0), X[:4], num_samples=20).mean.shape == (4,)
     values = posterior.functions(jax.random.key(0), num_samples=3)(X[:4])
     np.testing.assert_allclose(values["z"][0], 0.5 * X[:4] @ draws["A"][0].T, rtol=1e-10)
     with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
@@ -297,3 +295,21 @@ def in_plate():
 def test_bad_input(build, message):
     with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=message):
         build()
+
+
+def test_the_dtype_is_that_of_the_scale():
+    """float32 data stay float32 whatever the global flag says."""
+    x, y, z = (a.astype(jnp.float32) for a in (X, Y, Z))
+
+    def model(X, y=None):
+        A = dgp.projection("A", D, 2, np.float32(0.5))
+        g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(z[:, :2]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(numpyro.sample("z", A(X))), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    guide = G.InducingPoint(model)
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), x, y))
+    gradient = jax.jit(jax.grad(lambda p: dgp.ELBO().loss(jax.random.key(0), p, model, guide, x, y)))(params)
+    assert {a.dtype for a in [*params.values(), *gradient.values()]} == {np.dtype("float32")}
+    assert all(np.isfinite(a).all() for a in gradient.values())
