@@ -21,7 +21,7 @@ from numpyro_dgp._checks import require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.inducing import Kernels, covariances, cross_covariance, features, variances
-from numpyro_dgp.linalg import jitter, matmul, solve_lower
+from numpyro_dgp.linalg import conditional_cholesky, jitter, matmul, solve_lower
 from numpyro_dgp.means import Mean
 from numpyro_dgp.values import FunctionValues, JointValues
 
@@ -146,9 +146,7 @@ class SparseFunction:
         belief_key, white_key = jax.random.split(key)
         here = jax.lax.stop_gradient(x)
         C, A = self._conditional(here, here), self._whitened_jointly(x)
-        # Rounding of the difference is relative to the kernel's variance, and so is the jitter against it.
-        nugget = jitter(A.dtype, self.Z.shape[-2]) * covariances(self.kernels, here)
-        L = jnp.linalg.cholesky(C + nugget * jnp.eye(x.shape[-2], dtype=A.dtype))
+        L = conditional_cholesky(C, jnp.diagonal(covariances(self.kernels, here), axis1=-2, axis2=-1))
         white = jax.random.normal(white_key, (*x.shape[:-2], self.outputs or 1, x.shape[-2], 1), A.dtype)
         stopped = jax.lax.stop_gradient((self.kernels, self.Z, self.whiten, C, L))
         fixed = dataclasses.replace(self, kernels=stopped[0], Z=stopped[1], whiten=stopped[2])

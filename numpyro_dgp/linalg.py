@@ -18,6 +18,7 @@ from numpyro_dgp._typing import Array
 
 __all__ = [
     "cholesky",
+    "conditional_cholesky",
     "inverse_cholesky",
     "inverse_factor",
     "inverse_lower",
@@ -84,7 +85,7 @@ def squared_distances(X1: Array, X2: Array) -> Array:
     if X1.shape[-1] <= _FEW_COLUMNS:
         columns = range(X1.shape[-1])
         return sum(jnp.square(X1[..., :, None, d] - X2[..., None, :, d]) for d in columns)  # type: ignore[return-value]
-    centre = jax.lax.stop_gradient(X2.reshape(-1, X2.shape[-1]).mean(0))
+    centre = jax.lax.stop_gradient(X2.mean(-2, keepdims=True))
     X1, X2 = X1 - centre, X2 - centre
     norms = jnp.square(X1).sum(-1)[..., :, None] + jnp.square(X2).sum(-1)[..., None, :]
     return jnp.maximum(norms - 2 * matmul(X1, X2.mT), 0)
@@ -120,6 +121,34 @@ def _checked(factor: Array, owner: str) -> Array:
             "out, bound the lengthscale by a prior, or run in float64"
         )
     return factor
+
+
+def conditional_cholesky(C: Array, scale: Array) -> Array:
+    r"""Lower factors of :math:`C + \epsilon\, \mathrm{diag}(s)`, C a prior covariance less what is explained.
+
+    Rounding of the difference is relative to the prior variances s, not to C. The :math:`\epsilon` of every matrix is
+    the first of :func:`jitter`, ten times that, and so on, with which the factorisation succeeds; in double precision,
+    and nearly always in single, that is the first.
+
+    Args:
+        C: symmetric matrices (..., M, M), positive semi-definite but for rounding.
+        scale: prior variances s (..., M).
+    """
+    size = C.shape[-1]
+    nugget = scale[..., None] * jnp.eye(size, dtype=C.dtype)
+    least = jitter(C.dtype, max(size, 100))
+
+    def fails(epsilon: Array) -> Array:
+        factors = jnp.linalg.cholesky(jax.lax.stop_gradient(C + epsilon[..., None, None] * nugget))
+        return jnp.isnan(factors).any((-2, -1)) & (epsilon < 0.1)
+
+    start = jnp.full(C.shape[:-2], least, C.dtype)
+    epsilon, _ = jax.lax.while_loop(
+        lambda state: state[1].any(),
+        lambda state: (e := jnp.where(state[1], 10 * state[0], state[0]), fails(e)),
+        (start, fails(start)),
+    )
+    return jnp.linalg.cholesky(C + epsilon[..., None, None] * nugget)
 
 
 @_fused
