@@ -42,8 +42,7 @@ class CopiedValues(Propagated):
     def _draw(self, key: Array) -> Array:
         function_key, noise_key = jax.random.split(key)
         x = jnp.broadcast_to(self.inputs, (*self.batch_shape, self.inputs.shape[-1]))
-        deviations = jnp.moveaxis(self.function.deviations(function_key, jnp.moveaxis(x, 0, -2)), -2, 0)
-        drawn = self.loc + deviations.reshape(self.loc.shape)
+        drawn = jnp.moveaxis(self.function.draw(function_key, jnp.moveaxis(x, 0, -2)), -2, 0).reshape(self.loc.shape)
         if self.noise is None:
             return drawn
         return drawn + self.noise * jax.random.normal(noise_key, drawn.shape, drawn.dtype)

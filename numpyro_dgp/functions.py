@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -134,38 +135,39 @@ class SparseFunction:
         values.function, values.inputs = self, x
         return values
 
-    def deviations(self, key: Array, x: Array) -> Array:
-        r"""Draws of f(x) minus its mean, joint over the last batch dimension of ``x`` (..., K, D) only: (..., K, P).
+    def draw(self, key: Array, x: Array) -> Array:
+        r"""Draws of f(x), joint over the last batch dimension of ``x`` (..., K, D) only: shape (..., K, P).
 
-        The inducing values are drawn once for every K inputs, :math:`A (v - m) + c` with :math:`c = L \epsilon`,
+        The inducing values are drawn once for every K inputs, :math:`m(x) + A v + c` with :math:`c = L \epsilon`,
         :math:`L L^\top = C = k(x, x) - A A^\top`: no K x K matrix depends on the belief, and none is per output where
         outputs share a kernel. The derivative by one input leaves the values at the others where they are: it is that
         of the interpolant :math:`C(x_k, x)\, C^{-1} c`. In expectation this is the derivative, because the law of the
         other values does not depend on :math:`x_k`.
         """
         belief_key, white_key = jax.random.split(key)
-        here = jax.lax.stop_gradient(x)
-        C, A = self._conditional(here, here), self._whitened_jointly(x)
-        L = conditional_cholesky(C, jnp.diagonal(covariances(self.kernels, here), axis1=-2, axis2=-1))
-        white = jax.random.normal(white_key, (*x.shape[:-2], self.outputs or 1, x.shape[-2], 1), A.dtype)
-        stopped = jax.lax.stop_gradient((self.kernels, self.Z, self.whiten, C, L))
-        fixed = dataclasses.replace(self, kernels=stopped[0], Z=stopped[1], whiten=stopped[2])
-        weights = solve_lower(stopped[4], white, transpose=True)
-        drawn = L @ white + (fixed._conditional(x, here) - stopped[3]) @ weights
-        if isinstance(self.u, Belief):
-            v = self.u.sample(belief_key, x.shape[:-2]) - self.u.loc
-            drawn = drawn + A @ v.reshape(*drawn.shape[:-2], A.shape[-1], 1)
-        return drawn[..., 0].mT
+        stop = jax.lax.stop_gradient
+        here, size = stop(x), self.outputs or 1
+        fixed = dataclasses.replace(self, kernels=stop(self.kernels), Z=stop(self.Z), whiten=stop(self.whiten))
+        # The same numbers twice: derivatives of the first go to the parameters, of the second to the inputs.
+        A, B = self._whitened_jointly(here), fixed._whitened_jointly(x)
+        prior = covariances(self.kernels, here)
+        C = prior - matmul(A, A.mT)
+        L = conditional_cholesky(C, jnp.diagonal(prior, axis1=-2, axis2=-1))
+        white = jax.random.normal(white_key, (*x.shape[:-2], size, x.shape[-2], 1), A.dtype)
+        weights = solve_lower(stop(L), white, transpose=True)
+        cross = covariances(fixed.kernels, x, here) - matmul(B, stop(A).mT)
+        u: Any = self.u
+        if isinstance(u, Belief):
+            v = u.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
+        else:
+            v = self._rows(u)[..., None]
+        known = (A + B - stop(B)) @ v
+        return (known + L @ white + (cross - stop(C)) @ weights)[..., 0].mT + self.mean(x)
 
     def _whitened_jointly(self, x: Array) -> Array:
         """A of x (..., N, D): (..., P, N, M), P = 1 where outputs share it."""
         flat = self._whitened(x.reshape(-1, x.shape[-1]))
         return jnp.moveaxis(flat.reshape(-1, *x.shape[:-1], flat.shape[-1]), 0, -3)
-
-    def _conditional(self, x: Array, y: Array) -> Array:
-        """Covariances given u between x (..., N, D) and y (..., M, D): (..., P, N, M)."""
-        cross = matmul(self._whitened_jointly(x), self._whitened_jointly(y).mT)
-        return covariances(self.kernels, x, y) - cross
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
         """Mean without the mean function, conditional variance and spread at rows (N, D), each (N, P)."""

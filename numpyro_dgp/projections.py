@@ -156,12 +156,12 @@ class Projection:
         values.function, values.inputs = self, x
         return values
 
-    def deviations(self, key: Array, x: Array) -> Array:
-        """Draws of A x minus its mean, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, Q)."""
-        if not isinstance(self.u, Belief):
-            return jnp.zeros((*x.shape[:-1], self.outputs or 1), x.dtype)
-        v = self.u.sample(key, x.shape[:-2]) - self.u.loc
-        return (x * self.scale) @ v.reshape(*x.shape[:-2], self.outputs or 1, x.shape[-1]).mT
+    def draw(self, key: Array, x: Array) -> Array:
+        """Draws of m(x) + A x, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, Q)."""
+        v = self._entries()
+        if isinstance(self.u, Belief):
+            v = self.u.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], *v.shape)
+        return (x * self.scale) @ v.mT + self.mean(x)
 
     def _values(self, x: Array, loc: Array, spread: Array | None) -> Determined:
         shape = x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs)

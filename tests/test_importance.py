@@ -113,7 +113,7 @@ def test_the_gradient_by_inputs_is_that_of_the_law():
         return cost(L @ jax.random.normal(key, (3,)))
 
     keys = jax.random.split(jax.random.key(2), 40_000)
-    ours = jax.vmap(jax.grad(lambda x, k: cost(f.deviations(k, x)[:, 0])), (None, 0))(xs, keys)
+    ours = jax.vmap(jax.grad(lambda x, k: cost(f.draw(k, x)[:, 0])), (None, 0))(xs, keys)
     theirs = jax.vmap(jax.grad(by_factor), (None, 0))(xs, keys)
     for a, b in zip(ours.reshape(len(keys), -1).T, theirs.reshape(len(keys), -1).T, strict=True):
         assert agree(a, b, width=4.0)
