@@ -1,12 +1,13 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
-from numpyro_dgp import guides, initial, kernels, means, optim
+from numpyro_dgp import guides, initial, kernels, means, optim, rings
 from numpyro_dgp.inducing import Points
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import ELBO
 from numpyro_dgp.predict import Mixture, Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.ring_functions import Grid
 from numpyro_dgp.robustmax import RobustMax
 from numpyro_dgp.sampling import NonCentered, for_mcmc
 from numpyro_dgp.training import fit, load, save
@@ -20,6 +21,8 @@ __all__ = [
     "Likelihood",
     "RobustMax",
     "Points",
+    "Grid",
+    "rings",
     "kernels",
     "means",
     "GaussHermite",

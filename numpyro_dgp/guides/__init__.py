@@ -2,6 +2,14 @@
 
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import InducingPoint, MeanField
+from numpyro_dgp.guides.ring_rules import (
+    Circulant,
+    ScaledCirculant,
+    ScaledPrior,
+    ScaledProduct,
+    SiteDiagonal,
+    WhitenedSites,
+)
 from numpyro_dgp.guides.rules import (
     Delta,
     Diagonal,
@@ -15,6 +23,7 @@ from numpyro_dgp.guides.rules import (
 )
 
 __all__ = [
+    "Circulant",
     "Delta",
     "Diagonal",
     "Full",
@@ -26,5 +35,10 @@ __all__ = [
     "Prior",
     "Propagate",
     "Rule",
+    "ScaledCirculant",
+    "ScaledPrior",
+    "ScaledProduct",
     "Site",
+    "SiteDiagonal",
+    "WhitenedSites",
 ]
