@@ -1,8 +1,8 @@
 r"""S1: circulant matrices: the covariances of stationary processes on rings, by their eigenvalues.
 
-A symmetric circulant matrix is diagonal in the discrete Fourier transform, and, because its eigenvalues are even in the
-frequency, in the real one of Hartley, :math:`H_{jk} = \mathrm{cas}(2\pi jk / M) / \sqrt M` with cas = cos + sin:
-:math:`C = H\, \mathrm{diag}(\lambda)\, H`, where :math:`H = H^\top = H^{-1}`. In D dimensions jk / M is a sum over them.
+A symmetric circulant matrix is diagonal in the discrete Fourier transform, and, because its eigenvalues are even in
+the frequency, in the real one of Hartley, :math:`H_{jk} = \mathrm{cas}(2\pi jk / M) / \sqrt M`, cas = cos + sin:
+:math:`C = H\, \mathrm{diag}(\lambda)\, H` with :math:`H = H^\top = H^{-1}`. In D dimensions jk / M is a sum over them.
 
 Vectors are flat, the last dimension of the grid running fastest. Several grids one after the other, as an additive
 kernel has, make a block diagonal matrix; everything here holds block by block.
@@ -19,7 +19,15 @@ from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.gaussians import log_determinant
 from numpyro_dgp.linalg import matmul
 
-__all__ = ["Blocks", "Circulant", "even_part", "hartley", "kl_between_circulants", "kl_dense_to_circulant", "sandwich_trace"]
+__all__ = [
+    "Blocks",
+    "Circulant",
+    "even_part",
+    "hartley",
+    "kl_between_circulants",
+    "kl_dense_to_circulant",
+    "sandwich_trace",
+]
 
 Blocks = tuple[tuple[int, ...], ...]
 
@@ -155,7 +163,7 @@ class Circulant:
 
 
 def sandwich_trace(a: Array, v: Array, b: Array, w: Array, block: tuple[int, ...]) -> Array:
-    r""":math:`\mathrm{tr}(\mathrm{circ}(a)\, \mathrm{diag}(v)\, \mathrm{circ}(b)\, \mathrm{diag}(w))` for any circulants.
+    r""":math:`\mathrm{tr}(\mathrm{circ}(a)\, \mathrm{diag}(v)\, \mathrm{circ}(b)\, \mathrm{diag}(w))`, any circulants.
 
     With :math:`\mathrm{circ}(a)_{mn} = a_{(n - m) \bmod M}` it is :math:`w^\top \mathrm{circ}(c)\, v` where
     :math:`c_m = a_m b_{(-m) \bmod M}`.

@@ -68,8 +68,8 @@ def gp(
     Args:
         name: name of the site.
         kernel: k, a kernel or any callable ``k(X1, X2)``; or a sequence of P of them, one per output.
-        inducing: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``, or ``None`` for an exact process, which opens no site and whose values
-            are drawn at all inputs at once.
+        inducing: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``, or ``None`` for an exact process, which opens no
+            site and whose values are drawn at all inputs at once.
         outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
         mean: m, a mean function or any callable from (..., D) to (..., P); zero by default.
 
@@ -112,8 +112,8 @@ def gp(
         return ExactFunction(kernels, outputs, mean_function)
     if not hasattr(inducing, "open"):
         raise ValueError(
-            f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size) or None, got {type(inducing).__name__}: "
-            "wrap an array of inducing inputs as dgp.Points(Z)"
+            f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size) or None, got "
+            f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
         )
     return inducing.open(name, kernels, outputs, mean_function)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro.distributions import constraints, kl_divergence
+from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief, InducingPrior

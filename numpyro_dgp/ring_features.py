@@ -1,15 +1,15 @@
 r"""S1: what a process on a ring says about values on its grid: whitened cross-covariances by a trigonometric sum.
 
 Let :math:`s_n = S(\omega_n) / |L|` be the variance of the process at the frequency n of the ring. Only its part
-below :math:`(A + \tfrac12)\, m`, seventeen times what the grid can resolve in one dimension, is observed
-on the grid (A is ``spectra.NEAR``); with the usual nugget it has the eigenvalues :math:`\lambda_k = M \sum_a s_{k + am} + j`,
-and a function value at grid position :math:`x = i + \theta` (in steps) has with the whitened Hartley coordinate k the covariance
+below :math:`(A + \tfrac12)\, m`, seventeen times what the grid can resolve in one dimension, is observed on the grid
+(A is ``spectra.NEAR``). With a nugget j it has the eigenvalues :math:`\lambda_k = M \sum_a s_{k + am} + j`, and a
+value at grid position :math:`x = i + \theta` (in steps) has with the whitened Hartley coordinate k the covariance
 
 .. math:: A_k(x) = (\mathrm{Re} + \mathrm{Im})\; e^{2\pi i k x / m} \sum_{|a| \le A} R_{ak}\, e^{2\pi i a \theta},
           \qquad R_{ak} = \sqrt{M / \lambda_k}\; s_{k + am} .
 
-It is a ratio of sums of positive numbers, so that nothing cancels in any precision: no Gram matrix, no factorisation and
-no image sums. The same rewriting gives the conditional variance as a sum of squares:
+Nothing cancels in it, in any precision: there is no Gram matrix, no factorisation and no sum over images.
+The same rewriting gives the conditional variance as a sum of squares:
 
 .. math:: k(x, x) - A A^\top = \mathrm{rest} + 4 \sum_{a < a'} (R R^\top)_{aa'} \sin^2(\pi (a - a') \theta) .
 
@@ -70,8 +70,14 @@ class RingFeatures:
     between: Array
 
     @classmethod
-    def of(cls, kernel: Kernel, ring: Ring) -> RingFeatures:
+    def of(cls, kernel: Kernel, ring: Ring, nugget: float | None = None) -> RingFeatures:
         """From a stationary kernel with a spectral density.
+
+        Args:
+            kernel: k, before it is made periodic.
+            ring: the grid.
+            nugget: variance of the noise on the grid's values, relative to the kernel's; by default the jitter of a
+                Gram matrix of 100 inputs.
 
         Raises:
             ValueError: a kernel without one.
@@ -84,7 +90,7 @@ class RingFeatures:
         observed = mass.sum()
         variance = jnp.maximum(periodised(kernel, ring, origin, origin)[0, 0], observed)
         eigenvalues = len(k) * mass.sum(0)
-        spectrum = eigenvalues + jitter(ring.dtype, _NUGGET_OF) * variance
+        spectrum = eigenvalues + (jitter(ring.dtype, _NUGGET_OF) if nugget is None else nugget) * variance
         roots = mass * jnp.sqrt(len(k) / spectrum)
         noise = (eigenvalues * (spectrum - eigenvalues) / spectrum).mean()
         distinct, which = _differences(a)
@@ -181,10 +187,11 @@ def random_waves(kernel: Kernel, key: Array, ring: Ring, num: int) -> list[Waves
             f"expected a stationary kernel, or sums and positive multiples of them, to draw functions on a ring, got "
             f"{type(kernel).__name__}: draw at fixed inputs with f.joint(x)"
         )
-    kernel = kernel._cast(ring.dtype)
+    stationary: Stationary = kernel._cast(ring.dtype)
     frequency_key, phase_key = jax.random.split(key)
-    omega = kernel.frequencies(frequency_key, (len(ring.sizes), num), ring.dtype).T / kernel.lengthscale
+    omega = stationary.frequencies(frequency_key, (len(ring.sizes), num), ring.dtype).T / stationary.lengthscale
     multiples = jnp.round(omega * ring.length / (2 * math.pi))
-    ratio = kernel.spectral_density(2 * math.pi * multiples / ring.length) / kernel.spectral_density(omega)
+    density = stationary.spectral_density
+    ratio = density(2 * math.pi * multiples / ring.length) / density(omega)
     phase = jax.random.uniform(phase_key, (num,), ring.dtype, maxval=2 * math.pi)
-    return [Waves(ring, multiples, jnp.sqrt(2 * kernel.variance * ratio), phase)]
+    return [Waves(ring, multiples, jnp.sqrt(2 * stationary.variance * ratio), phase)]

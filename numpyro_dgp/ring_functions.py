@@ -1,8 +1,8 @@
 r"""S2: functions represented by values on a regular grid that closes to a ring: ``Grid`` beside ``Points``.
 
-The kernel is made periodic everywhere, so that the layer is a Gaussian process on a ring and its bound is a bound: with the
-plain :math:`k(x, z)` and a circulant :math:`k(Z, Z)` the conditional variance becomes negative without limit. Seen from the
-data it is the process on the line as long as the ring is six lengthscales longer than they reach.
+The kernel is made periodic everywhere, so that the layer is a Gaussian process on a ring and its bound is a bound:
+with the plain :math:`k(x, z)` and a circulant :math:`k(Z, Z)` the conditional variance becomes negative without limit.
+Seen from the data it is the process on the line as long as the ring is six lengthscales longer than they reach.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Grid(Ring):
     three) the highest frequency that the grid resolves; for smooth kernels there is no difference. The kernel itself is
     not approximated.
 
-    A kernel on all D columns has ``size[0] * ... * size[D-1]`` values. An additive one, ``k0.on(0) + k1.on(1)``, has one
-    ring per term, ``size[0] + size[1]`` values. Kernels must be stationary with a spectral density.
+    A kernel on all D columns has ``size[0] * ... * size[D-1]`` values. An additive one, ``k0.on(0) + k1.on(1)``, has
+    one ring per term, ``size[0] + size[1]`` values. Kernels must be stationary with a spectral density.
 
     Inputs outside of [low, high] raise an error where their values are known. In compiled programs, where they are
     not, they go round: x and x + (high - low) are the same point.
@@ -71,7 +71,7 @@ class Grid(Ring):
 
     @classmethod
     def around(cls, X: ArrayLike, lengthscale: ArrayLike, *, per_lengthscale: float = 2.0, margin: float = 3.0) -> Grid:
-        """A ring around data: ``margin`` lengthscales longer on either side, ``per_lengthscale`` points per lengthscale.
+        """A ring around data: longer by ``margin`` lengthscales on either side, ``per_lengthscale`` points in each.
 
         Args:
             X: inputs (N, D).
@@ -107,8 +107,8 @@ class Grid(Ring):
         u = numpyro.sample(name, RingPrior(shape, spectrum[0] if len(spectrum) == 1 else spectrum, blocks))
         if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != shape:
             raise ValueError(
-                f"gp {name!r}: expected whitened values of shape {shape}, got {jnp.shape(getattr(u, 'loc', u))}: open the "
-                "layer outside every plate, and use outputs= for several independent functions"
+                f"gp {name!r}: expected whitened values of shape {shape}, got {jnp.shape(getattr(u, 'loc', u))}: open "
+                "the layer outside every plate, and use outputs= for several independent functions"
             )
         return RingFunction(kernels, self, parts, u, outputs, mean)
 
@@ -182,7 +182,9 @@ class RingFunction(InducedFunction):
         return x
 
     def _whitened(self, rows: Array) -> Array:
-        return jnp.concatenate([self._stack(f.whitened(rows[:, list(dims)]) for f in fs) for dims, fs in self.parts], -1)
+        return jnp.concatenate(
+            [self._stack(f.whitened(rows[:, list(dims)]) for f in fs) for dims, fs in self.parts], -1
+        )
 
     def _stack(self, values: Any) -> Array:
         """(P, ...) where outputs differ, without the first axis where they share a kernel."""

@@ -4,8 +4,8 @@ In whitened coordinates, with A the (N, M) covariances of the function at the da
 
 .. math:: (I + A^\top A / \sigma^2)\, m = A^\top (y - m(x)) / \sigma^2 ,
 
-whose matrix has no eigenvalue below one: conjugate gradients need few steps, each O(N M). Its condition number is that of
-the data, not of the kernel, unlike in the source, where the unknowns are not whitened.
+whose matrix has no eigenvalue below one: conjugate gradients need few steps, each O(N M). In the source the unknowns
+are not whitened, and the condition number of the kernel comes in.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
 
 
 def optimal_gain(function: RingFunction, x: ArrayLike, noise: ArrayLike) -> Array:
-    r"""The optimal circulant covariance under a Gaussian likelihood: :math:`g_k^2 = 1 / (1 + \sum_n |\tilde A_{nk}|^2 / \sigma^2)`.
+    r"""The optimal circulant covariance under a Gaussian likelihood.
+
+    .. math:: g_k^2 = 1 / \bigl(1 + \textstyle\sum_n |\tilde A_{nk}|^2 / \sigma^2\bigr)
 
     Args:
         function: as in :func:`optimal_mean`.

@@ -21,7 +21,9 @@ __all__ = ["NonCentered", "for_mcmc"]
 
 
 class NonCentered(Reparam):
-    r"""Non-centred form of the values of a layer, or of a latent ``RingNormal``: :math:`h = m + L\epsilon`, :math:`\epsilon \sim N(0, I)`.
+    r"""Non-centred form of the values of a layer, or of a latent ``RingNormal``.
+
+    .. math:: h = m + L\epsilon, \qquad \epsilon \sim N(0, I)
 
     Given the layer below, hidden values have a tiny variance; sampled as they are written they and their parents
     move together only in tiny steps. In this form the sampler sees the site ``"<name>_white"``, a priori standard

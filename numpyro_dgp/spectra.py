@@ -96,7 +96,7 @@ class Ring:
 
     @property
     def origin(self) -> Array:
-        """``low`` as an array (D,)."""
+        """The point where the ring begins (D,)."""
         return jnp.broadcast_to(jnp.asarray(self.low, self.dtype), (len(self.sizes),))
 
     @property
@@ -196,9 +196,8 @@ def spectrum(kernel: Kernel, ring: Ring) -> Array:
 
     .. math:: \lambda_k = \frac{M}{|L|} \sum_{a \in Z^D} S\bigl(2\pi (k + a m) / L\bigr)
 
-    The sum over aliases runs over the nearest ones and a quadrature with positive weights for all the others. Against
-    the transform of a sum over images, relative error at most: 1e-13 in one dimension; in two 1e-7 and in three 1e-5
-    for ``RBF``, ``Matern52`` and ``Matern32``. ``Matern12``, whose sums hardly converge there, has 1e-3 and 1e-2.
+    The nearest aliases are summed one by one, the others by a quadrature with positive weights. Relative error: 1e-12
+    in one dimension; below 1e-7 in two and 1e-4 in three; ``Matern12``, whose sums hardly converge, 1e-3 and 2e-2.
 
     Args:
         kernel: a stationary kernel with a ``spectral_density``.
@@ -242,9 +241,8 @@ def periodised(kernel: Kernel, ring: Ring, X1: Array, X2: Array) -> Array:
     r"""The periodised kernel :math:`\sum_n k(x - x' + n L)` between inputs (N1, D) and (N2, D), or (..., N, D).
 
     Differences are wrapped to at most half the ring; then 9 images in one dimension, 25 in two and 27 in three are
-    summed. What is left out is below :math:`2 k(4.5 L)`: 1e-11 of the variance for ``Matern12`` on a ring of six
-    lengthscales, nothing for smoother kernels. (A sum over the spectrum would need as many terms per pair as the grid
-    has points.)
+    summed. What is left out begins at :math:`k(4.5 L)`, :math:`k(2.5 L)` and :math:`k(1.5 L)`. A sum over the spectrum
+    would need several terms per pair for every grid point.
     """
     D = len(ring.sizes)
     difference = ring.wrap(X1[..., :, None, :] - X2[..., None, :, :])

@@ -13,8 +13,8 @@ from numpyro_dgp.spectra import NEAR, Ring, components, periodised, spectrum
 
 rng = np.random.default_rng(0)
 BLOCKS = [((8,),), ((7,),), ((4, 5),), ((6, 4),), ((2, 3, 4),), ((5,), (4,)), ((3, 3), (6,))]
-RINGS = [Ring(0.0, 12.0, 24), Ring(-1.0, 9.0, 15), Ring([-4.0, 0.0], [6.0, 9.0], (12, 15))]
-CUBE = Ring([-5.0, 0.0, 0.0], [5.0, 9.0, 8.0], (8, 7, 6))
+RINGS = [Ring(0.0, 12.0, 24), Ring(-1.0, 9.0, 15), Ring([-4.0, 0.0], [6.0, 9.0], (8, 9))]
+CUBE = Ring([-5.0, 0.0, 0.0], [5.0, 9.0, 8.0], (6, 5, 4))
 
 
 def size(blocks):

@@ -32,6 +32,7 @@ LAYERS = {
         "ring_beliefs",
         "ring_functions",
         "ring_optimum",
+        "ring_series",
         "rings",
         "closed_forms",
         "likelihood",

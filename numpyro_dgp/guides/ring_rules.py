@@ -44,8 +44,8 @@ class _RingRule(Rule):
 
     def _parameters(
         self, site: Site, *names: str, unit: Callable[[RingPrior], Any] = lambda prior: 1.0
-    ) -> tuple[RingPrior, Array, dict[str, Array]]:
-        """The prior, the means, and the diagonals by name: the first starts at the scale in units, the others at one."""
+    ) -> tuple[RingPrior, Array, dict[str, Any]]:
+        """The prior, the means, and the diagonals by name: the first starts at the scale, the others at one."""
         require_site(RingPrior, self, site, "the values of a layer on a dgp.Grid")
         prior: Any = site.fn
         shape, dtype = prior.event_shape, prior.dtype
