@@ -151,8 +151,17 @@ class Circulant:
         return Circulant(self.spectrum[..., None, :], self.blocks).apply(jnp.eye(size, dtype=self.spectrum.dtype))
 
     def hadamard(self, other: Circulant) -> Circulant:
-        """The elementwise product: a circulant matrix with the product of the rows."""
-        return Circulant.from_row(self.row() * other.row(), self.blocks)
+        """The elementwise product: a circulant matrix with the product of the rows.
+
+        Its eigenvalue at frequency zero, which counts most where diagonals are smooth, is a sum of positive numbers and
+        computed as one: transforms round it to the scale of the largest, which can be that of an inverse.
+        """
+        product = Circulant.from_row(self.row() * other.row(), self.blocks)
+
+        def exact(block: tuple[int, ...], axes: tuple[int, ...]) -> Callable[[Array, Array], Array]:
+            return lambda grid, pairs: grid.at[(..., *(0,) * len(block))].set(pairs.mean(axes))
+
+        return Circulant(_over(self.blocks, exact, product.spectrum, self.spectrum * other.spectrum), self.blocks)
 
     def sandwich(self, v: Array, other: Circulant, w: Array) -> Array:
         r""":math:`\mathrm{tr}(C\, \mathrm{diag}(v)\, C'\, \mathrm{diag}(w)) = w^\top (C \circ C') v`, in O(M log M).

@@ -1,7 +1,8 @@
 r"""S2: exact regression on regular grids, O(N log N): ``RingNormal``, and how long a ring must be.
 
 On the whole of a ring the covariance of noisy values is circulant, and everything is a sum over frequencies. On a part
-of it, because the process lives on a line and the rest is padding or because observations are missing, they follow from the Schur complement in the unobserved points u: with :math:`Q = (C + \sigma^2 I)^{-1}` on the whole ring,
+of it, because the process lives on a line and the rest is padding or because observations are missing, the same things
+follow from the Schur complement in the unobserved points u: with :math:`Q = (C + \sigma^2 I)^{-1}` on the whole ring,
 
 .. math:: \log\det(C + \sigma^2 I)_{oo} = -\log\det Q + \log\det Q_{uu}, \qquad
           (C + \sigma^2 I)_{oo}^{-1} = Q_{oo} - Q_{ou} Q_{uu}^{-1} Q_{uo} .
