@@ -7,7 +7,8 @@ import dataclasses
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import ArrayLike
-from numpyro_dgp.functions import SparseFunction, checked_inputs, mean_values, noise_covariance, whiten_columns
+from numpyro_dgp.functions import SparseFunction, whiten_columns
+from numpyro_dgp.induced import checked_inputs, mean_values, noise_covariance
 from numpyro_dgp.inducing import Kernels, covariances, gram
 from numpyro_dgp.linalg import inverse_cholesky
 from numpyro_dgp.means import Mean

@@ -1,52 +1,20 @@
-r"""S2: random functions. Called on inputs, they return the distribution of their values there.
-
-With :math:`L L^\top = k(Z, Z)`, :math:`A = k(x, Z) L^{-\top}` and whitened inducing values v,
-
-.. math::
-    p(f(x) \mid v) = N\bigl(m(x) + A v,\; k(x, x) - A A^\top\bigr), \qquad
-    q(f(x)) = N\bigl(m(x) + A m,\; k(x, x) - A A^\top + A S A^\top\bigr)
-
-where q(v) = N(m, S). Source: seed 002, equations 1.28 and 1.29, whitened.
-"""
+"""S2: random functions represented by values at inducing inputs: ``SparseFunction``."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_finite, require_inputs, require_positive
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project
+from numpyro_dgp.induced import InducedFunction
 from numpyro_dgp.inducing import Kernels, covariances, cross_covariance, features, variances
-from numpyro_dgp.linalg import conditional_cholesky, jitter, matmul, solve_lower
+from numpyro_dgp.linalg import jitter, matmul
 from numpyro_dgp.means import Mean
-from numpyro_dgp.values import FunctionValues, JointValues
 
-__all__ = ["SparseFunction", "checked_inputs", "mean_values", "noise_covariance", "whiten_columns"]
-
-_DATA_HINT = "drop, impute or mask the rows with missing values before building the model"
-
-
-def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> Array:
-    """Inputs (..., D) as floating numbers, after the checks of a call ``f(x, noise=)``."""
-    require_inputs("f(x)", x, dims)
-    require_finite("inputs of f(x)", x, _DATA_HINT)
-    if noise is not None:
-        require_positive("f(x)", "noise", noise)
-    return jnp.asarray(x, jnp.result_type(x, float))
-
-
-def _noise_variance(noise: ArrayLike | None, dtype: jnp.dtype) -> Array:
-    return jnp.square(jnp.asarray(0.0 if noise is None else noise, dtype))
-
-
-def noise_covariance(noise: ArrayLike | None, size: int, dtype: jnp.dtype) -> Array:
-    """Process noise as a covariance (..., N, N)."""
-    return _noise_variance(noise, dtype)[..., None, None] * jnp.eye(size, dtype=dtype)
+__all__ = ["SparseFunction", "whiten_columns"]
 
 
 def whiten_columns(whiten: Array, values: Array) -> Array:
@@ -54,19 +22,8 @@ def whiten_columns(whiten: Array, values: Array) -> Array:
     return (whiten @ values.T[..., None])[..., 0]
 
 
-def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
-    """m(x) of shape (..., P), or (...,) for a scalar function."""
-    values = mean(x)
-    if values.shape[-1] not in (1, outputs or 1):
-        raise ValueError(
-            f"expected a mean function with {outputs or 1} output(s), got one with {values.shape[-1]}: "
-            "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs"
-        )
-    return values[..., 0] if outputs is None else values
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class SparseFunction:
+class SparseFunction(InducedFunction):
     """A function represented by whitened values at inducing inputs; ``dgp.gp`` makes it.
 
     Args:
@@ -85,134 +42,34 @@ class SparseFunction:
     outputs: int | None
     mean: Mean
 
-    def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> FunctionValues:
-        """Values at each input on its own.
+    @property
+    def size(self) -> int:
+        return self.Z.shape[-2]
 
-        Args:
-            x: inputs (..., D); every leading dimension is a batch dimension.
-            noise: standard deviation of Gaussian process noise, a number or one per output.
-
-        Returns:
-            A distribution with batch shape ``x.shape[:-1]`` and event shape (P,), or () for a scalar function.
-
-        Raises:
-            ValueError: inputs of another width, NaN or infinite inputs, noise that is not positive.
-        """
-        x = checked_inputs(x, self.Z.shape[-1], noise)
-        loc, conditional, spread = self._moments(x.reshape(-1, x.shape[-1]))
-        values = FunctionValues(
-            self._unflatten(loc, x) + self._mean(x),
-            self._unflatten(conditional, x) + _noise_variance(noise, loc.dtype),
-            None if spread is None else self._unflatten(spread, x),
-            event_dim=0 if self.outputs is None else 1,
-        )
-        values.function, values.inputs, values.noise = self, x, noise
-        return values
-
-    def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
-        """Values with their correlations over the last batch dimension of ``x`` (..., N, D).
-
-        Returns:
-            A distribution with batch shape ``x.shape[:-2]`` and event shape (N, P), or (N,).
-        """
-        x = checked_inputs(x, self.Z.shape[-1], noise)
-        rows = x.reshape(-1, x.shape[-1])
-        A = self._whitened_jointly(x)
-        loc, _ = self._known(self._whitened(rows), rows)
-        conditional = covariances(self.kernels, x) - A @ A.mT
-        if isinstance(self.u, FunctionDraw):
-            conditional = jnp.zeros_like(conditional)
-        spread = None
-        if isinstance(self.u, Belief):
-            spread = jax.vmap(self.u.spread_covariance)(A.reshape(-1, *A.shape[-3:]))
-            spread = spread.reshape(*x.shape[:-2], *spread.shape[1:])
-        values = JointValues(
-            self._unflatten(loc, x) + self._mean(x),
-            conditional + noise_covariance(noise, x.shape[-2], loc.dtype),
-            spread,
-            event_dim=1 if self.outputs is None else 2,
-        )
-        values.function, values.inputs = self, x
-        return values
-
-    def draw(self, key: Array, x: Array) -> Array:
-        r"""Draws of f(x), joint over the last batch dimension of ``x`` (..., K, D) only: shape (..., K, P).
-
-        The inducing values are drawn once for every K inputs, :math:`m(x) + A v + c` with :math:`c = L \epsilon`,
-        :math:`L L^\top = C = k(x, x) - A A^\top`: no K x K matrix depends on the belief, and none is per output where
-        outputs share a kernel. The derivative by one input leaves the values at the others where they are: it is that
-        of the interpolant :math:`C(x_k, x)\, C^{-1} c`. In expectation this is the derivative, because the law of the
-        other values does not depend on :math:`x_k`.
-        """
-        belief_key, white_key = jax.random.split(key)
-        stop = jax.lax.stop_gradient
-        here, size = stop(x), self.outputs or 1
-        fixed = dataclasses.replace(self, kernels=stop(self.kernels), Z=stop(self.Z), whiten=stop(self.whiten))
-        # The same numbers twice: derivatives of the first go to the parameters, of the second to the inputs.
-        A, B = self._whitened_jointly(here), fixed._whitened_jointly(x)
-        prior = covariances(self.kernels, here)
-        C = prior - matmul(A, A.mT)
-        L = conditional_cholesky(C, jnp.diagonal(prior, axis1=-2, axis2=-1))
-        white = jax.random.normal(white_key, (*x.shape[:-2], size, x.shape[-2], 1), A.dtype)
-        weights = solve_lower(stop(L), white, transpose=True)
-        cross = covariances(fixed.kernels, x, here) - matmul(B, stop(A).mT)
-        u: Any = self.u
-        if isinstance(u, Belief):
-            v = u.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
-        else:
-            v = self._rows(u)[..., None]
-        known = (A + B - stop(B)) @ v
-        return (known + L @ white + (cross - stop(C)) @ weights)[..., 0].mT + self.mean(x)
-
-    def _whitened_jointly(self, x: Array) -> Array:
-        """A of x (..., N, D): (..., P, N, M), P = 1 where outputs share it."""
-        flat = self._whitened(x.reshape(-1, x.shape[-1]))
-        return jnp.moveaxis(flat.reshape(-1, *x.shape[:-1], flat.shape[-1]), 0, -3)
-
-    def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
-        """Mean without the mean function, conditional variance and spread at rows (N, D), each (N, P)."""
-        A = self._whitened(rows)
-        loc, spread = self._known(A, rows)
-        if isinstance(self.u, FunctionDraw):
-            return loc, jnp.zeros_like(loc), spread
-        k = variances(self.kernels, rows)
-        # Rounding can push the difference below zero; what is left there is the jitter.
-        conditional = jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.Z.shape[-2]) * k)
-        return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), spread
+    @property
+    def dims(self) -> int:
+        return self.Z.shape[-1]
 
     def _whitened(self, rows: Array) -> Array:
-        """A = k(x, Z) L^{-T}, shape (N, M), or (P, N, M) where outputs differ."""
+        """A = k(x, Z) L^{-T}."""
         dtype = jnp.result_type(rows, self.whiten)
         cross = cross_covariance(self.kernels, rows, self.Z).astype(dtype)
         return matmul(cross, self.whiten.astype(dtype).mT)
 
-    def _known(self, A: Array, rows: Array) -> tuple[Array, Array | None]:
-        """Mean (N, P) without the mean function, and the spread (N, P) of a belief."""
-        if isinstance(self.u, Belief):
-            return project(self._rows(self.u.loc), A), self.u.spread(A)
-        if isinstance(self.u, FunctionDraw):
-            return self._draw(self.u, A, rows), None
-        return project(self._rows(self.u), A), None
+    def _covariances(self, x: Array, y: Array | None = None) -> Array:
+        return covariances(self.kernels, x, y)
 
-    def _draw(self, draw: FunctionDraw, A: Array, rows: Array) -> Array:
-        """A prior draw from random functions, corrected so that it passes through u (Matheron's rule)."""
-        u = self._rows(draw.u)
-        feature_key, weight_key = jax.random.split(draw.key)
-        weights = jax.random.normal(weight_key, (u.shape[0], draw.num_features), u.dtype)
-        weights = weights / math.sqrt(draw.num_features)
+    def _fixed(self) -> SparseFunction:
+        stopped = jax.lax.stop_gradient((self.kernels, self.Z, self.whiten))
+        return dataclasses.replace(self, kernels=stopped[0], Z=stopped[1], whiten=stopped[2])
 
-        def prior_draw(x: Array) -> Array:
-            return project(weights, features(self.kernels, feature_key, x, draw.num_features))
+    def _conditional_variance(self, rows: Array, A: Array) -> Array:
+        k = variances(self.kernels, rows)
+        # Rounding can push the difference below zero; what is left there is the jitter.
+        return jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.size) * k)
 
-        at_inducing = whiten_columns(self.whiten, prior_draw(self.Z))
-        return prior_draw(rows) + project(u - at_inducing, A)
+    def _prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        def values(x: Array) -> Array:
+            return project(weights, features(self.kernels, key, x, weights.shape[-1]))
 
-    def _rows(self, u: Array) -> Array:
-        return u.reshape(-1, self.Z.shape[-2])
-
-    def _mean(self, x: Array) -> Array:
-        return mean_values(self.mean, x, self.outputs)
-
-    def _unflatten(self, values: Array, x: Array) -> Array:
-        """(N, P) of the flattened inputs to (..., P), or (...,) for a scalar function."""
-        return values.reshape(x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs))
+        return values(rows), whiten_columns(self.whiten, values(self.Z))

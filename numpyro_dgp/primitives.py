@@ -16,6 +16,7 @@ from numpyro_dgp.functions import SparseFunction
 from numpyro_dgp.inducing import Kernels, Points
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Zero
+from numpyro_dgp.ring_functions import Grid, RingFunction
 
 __all__ = ["gp", "latent"]
 
@@ -35,6 +36,15 @@ def gp(
 def gp(
     name: str,
     kernel: KernelLike | Sequence[KernelLike],
+    inducing: Grid,
+    *,
+    outputs: int | None = ...,
+    mean: Callable[[Array], Array] | None = ...,
+) -> RingFunction: ...
+@overload
+def gp(
+    name: str,
+    kernel: KernelLike | Sequence[KernelLike],
     inducing: None,
     *,
     outputs: int | None = ...,
@@ -43,11 +53,11 @@ def gp(
 def gp(
     name: str,
     kernel: KernelLike | Sequence[KernelLike],
-    inducing: Points | None,
+    inducing: Points | Grid | None,
     *,
     outputs: int | None = None,
     mean: Callable[[Array], Array] | None = None,
-) -> SparseFunction | ExactFunction:
+) -> SparseFunction | RingFunction | ExactFunction:
     r"""A Gaussian-process layer: a random function :math:`f \sim GP(m, k)`, independent over P outputs.
 
     It opens one sample site, ``name``: the whitened inducing values, event shape (P, M), or (M,) for a
@@ -58,8 +68,8 @@ def gp(
     Args:
         name: name of the site.
         kernel: k, a kernel or any callable ``k(X1, X2)``; or a sequence of P of them, one per output.
-        inducing: ``dgp.Points(Z)``, or ``None`` for an exact process, which opens no site and whose values
-            are drawn at all inputs at once.
+        inducing: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``, or ``None`` for an exact process, which opens no
+            site and whose values are drawn at all inputs at once.
         outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
         mean: m, a mean function or any callable from (..., D) to (..., P); zero by default.
 
@@ -102,8 +112,8 @@ def gp(
         return ExactFunction(kernels, outputs, mean_function)
     if not hasattr(inducing, "open"):
         raise ValueError(
-            f"gp {name!r}: expected inducing=dgp.Points(Z) or None, got {type(inducing).__name__}: "
-            "wrap an array of inducing inputs as dgp.Points(Z)"
+            f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size) or None, got "
+            f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
         )
     return inducing.open(name, kernels, outputs, mean_function)
 

@@ -23,7 +23,7 @@ from numpyro.distributions import kl_divergence
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project, whitened_values
-from numpyro_dgp.functions import mean_values
+from numpyro_dgp.induced import mean_values
 from numpyro_dgp.means import Mean, Zero
 from numpyro_dgp.values import FunctionValues, JointValues, Propagated
 

@@ -15,13 +15,16 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import StandardNormal
 from numpyro_dgp.guides.sites import Message, refuse_subsampling, site_kind, unwrap
 from numpyro_dgp.projections import Determined, DeterminedJoint
+from numpyro_dgp.rings import RingNormal
 from numpyro_dgp.values import FunctionValues, JointValues
 
 __all__ = ["NonCentered", "for_mcmc"]
 
 
 class NonCentered(Reparam):
-    r"""Non-centred form of the values of a layer: :math:`h = m + L\epsilon`, :math:`\epsilon \sim N(0, I)`.
+    r"""Non-centred form of the values of a layer, or of a latent ``RingNormal``.
+
+    .. math:: h = m + L\epsilon, \qquad \epsilon \sim N(0, I)
 
     Given the layer below, hidden values have a tiny variance; sampled as they are written they and their parents
     move together only in tiny steps. In this form the sampler sees the site ``"<name>_white"``, a priori standard
@@ -37,16 +40,18 @@ class NonCentered(Reparam):
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
         values = unwrap(fn)
-        if not isinstance(values, FunctionValues | JointValues) or obs is not None:
+        if not isinstance(values, FunctionValues | JointValues | RingNormal) or obs is not None:
             raise ValueError(
                 f"NonCentered: expected {name!r} to hold unobserved function values, got "
                 f"{'an observed ' if obs is not None else 'a '}{type(values).__name__}: use it on hidden layers, and "
                 "numpyro.infer.reparam.LocScaleReparam on other sites"
             )
-        values = values.expand(fn.batch_shape)
         if isinstance(values, Determined | DeterminedJoint):
-            return None, values.loc
-        white = numpyro.sample(f"{name}_white", StandardNormal(fn.event_shape, values.loc.dtype, fn.batch_shape))
+            return None, values.expand(fn.batch_shape).loc
+        on_ring = isinstance(values, RingNormal)
+        values = values if on_ring else values.expand(fn.batch_shape)
+        shape = values.white_shape if on_ring else fn.event_shape
+        white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
         return None, values.from_white(white)
 
 
@@ -100,7 +105,8 @@ def for_mcmc(
     """
 
     def noncenter(msg: Message) -> Reparam | None:
-        return NonCentered() if site_kind(msg) in ("hidden", "exact") else None
+        latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), RingNormal)
+        return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None
 
     def program(*args: Any, **kwargs: Any) -> Any:
         with _Guard(), handlers.substitute(data=dict(params or {})):

@@ -85,7 +85,7 @@ def test_quadratic_forms(key, rows):
         return jnp.einsum("nm,pmk,nk->np", A, root @ root.mT, A)
 
     def fast(root, A):
-        return linalg.quadratic_forms(root @ root.mT, A)
+        return quadratic_forms(root @ root.mT, A)
 
     np.testing.assert_allclose(fast(root, A), dense(root, A), rtol=1e-11, atol=1e-13)
     for argnum in (0, 1):
@@ -100,7 +100,7 @@ def test_quadratic_forms_have_second_derivatives(key):
         return jax.hessian(lambda r: jnp.sin(f(r @ r.mT, A)).sum())(root)
 
     dense = hessian(lambda S, A: jnp.einsum("nm,pmk,nk->np", A, S, A))
-    np.testing.assert_allclose(hessian(linalg.quadratic_forms), dense, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(hessian(quadratic_forms), dense, rtol=1e-9, atol=1e-10)
 
 
 def test_safe_sqrt_has_finite_derivative_at_zero():

@@ -3,6 +3,14 @@
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.latents import Amortised, Quadrature
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
+from numpyro_dgp.guides.ring_rules import (
+    Circulant,
+    ScaledCirculant,
+    ScaledPrior,
+    ScaledProduct,
+    SiteDiagonal,
+    WhitenedSites,
+)
 from numpyro_dgp.guides.rules import (
     Delta,
     Diagonal,
@@ -17,6 +25,7 @@ from numpyro_dgp.guides.rules import (
 
 __all__ = [
     "Amortised",
+    "Circulant",
     "Delta",
     "Diagonal",
     "Full",
@@ -30,5 +39,10 @@ __all__ = [
     "Propagate",
     "Quadrature",
     "Rule",
+    "ScaledCirculant",
+    "ScaledPrior",
+    "ScaledProduct",
     "Site",
+    "SiteDiagonal",
+    "WhitenedSites",
 ]

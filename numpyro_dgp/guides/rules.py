@@ -68,13 +68,13 @@ class Rule:
         raise NotImplementedError
 
 
-def _scale(scale: float | None, site: Site) -> float:
+def initial_scale(scale: float | None, site: Site) -> float:
     if scale is not None:
         return scale
     return INNER_SCALE if site.is_inner() else 1.0
 
 
-def _require(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:
+def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:
     if not isinstance(site.fn, kind):
         raise ValueError(
             f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got a "
@@ -100,7 +100,7 @@ class Full(Rule):
         require_positive("rule Full", "scale", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
-        _require((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
+        require_site((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
         if isinstance(site.fn, JointValues):
             rows = site.fn.loc.mT if site.fn.event_dim == 2 else site.fn.loc[None]
             return WhitenedValues(site.fn, *self._parameters(site, rows.shape, rows.dtype))
@@ -111,7 +111,7 @@ class Full(Rule):
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
         tril = site.param(
             "scale_tril",
-            lambda: jnp.broadcast_to(_scale(self.scale, site) * eye, (*shape, shape[-1])),
+            lambda: jnp.broadcast_to(initial_scale(self.scale, site) * eye, (*shape, shape[-1])),
             constraint=row_scaled_tril,
         )
         return loc, jnp.tril(tril)
@@ -131,11 +131,11 @@ class Diagonal(Rule):
         require_positive("rule Diagonal", "scale", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
-        _require(InducingPrior, self, site, "inducing values")
+        require_site(InducingPrior, self, site, "inducing values")
         shape, dtype = site.fn.event_shape, site.fn.dtype
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
         scale = site.param(
-            "scale", lambda: jnp.full(shape, _scale(self.scale, site), dtype), constraint=constraints.positive
+            "scale", lambda: jnp.full(shape, initial_scale(self.scale, site), dtype), constraint=constraints.positive
         )
         return DiagonalBelief(loc, scale)
 
@@ -155,7 +155,7 @@ class OpperArchambeau(Rule):
     """
 
     def __call__(self, site: Site) -> dist.Distribution:
-        _require(JointValues, self, site, "the values of an exact process")
+        require_site(JointValues, self, site, "the values of an exact process")
         fn: Any = site.fn
         if fn.event_dim != 1 or fn.batch_shape:
             raise ValueError(
