@@ -10,7 +10,19 @@ import numpyro_dgp
 ROOT = Path(numpyro_dgp.__file__).parent
 LAYERS = {
     0: ["_typing", "_checks"],
-    1: ["linalg", "kernels", "means", "gaussians", "covariances", "coordinates", "quadrature", "structure"],
+    1: [
+        "linalg",
+        "kernels",
+        "means",
+        "gaussians",
+        "covariances",
+        "coordinates",
+        "quadrature",
+        "structure",
+        "tilted",
+        "blocks",
+        "expectations",
+    ],
     2: [
         "beliefs",
         "values",
