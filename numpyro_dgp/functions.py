@@ -103,7 +103,7 @@ class SparseFunction:
             None if spread is None else self._unflatten(spread, x),
             event_dim=0 if self.outputs is None else 1,
         )
-        values.function, values.inputs = self, x
+        values.function, values.inputs, values.noise = self, x, noise
         return values
 
     def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
@@ -130,7 +130,7 @@ class SparseFunction:
             spread,
             event_dim=1 if self.outputs is None else 2,
         )
-        values.function, values.inputs = self, x
+        values.function, values.inputs, values.noise = self, x, noise
         return values
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:

@@ -113,8 +113,12 @@ def _bound(
     check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     bound = jnp.zeros(())
+    integrated: set[str] = set()
+    for site in guide_trace.values():  # what the guide has integrated itself
+        if site["type"] == "integrated":
+            bound, integrated = bound + site["value"], integrated | set(site["infer"]["sites"])
     for name, site in model_trace.items():
-        if site["type"] != "sample":
+        if site["type"] != "sample" or name in integrated:
             continue
         if site["is_observed"]:
             bound = bound + _log_prob(site)

@@ -27,9 +27,10 @@ class _Values(dist.Distribution):
     """What the two have in common: Gaussian draws made from standard normal ones."""
 
     arg_constraints: dict[str, Any] = {}
-    # The random function these are values of, and where; not part of the pytree.
+    # The random function these are values of, where, and with how much process noise; not part of the pytree.
     function: Any = None
     inputs: Any = None
+    noise: Any = None
     loc: Array
 
     @property
@@ -97,7 +98,7 @@ class FunctionValues(_Values):
         spread = None if self.spread is None else jnp.broadcast_to(self.spread, shape)
         arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
         expanded = type(self)(*arrays, spread, self.event_dim)
-        expanded.function, expanded.inputs = self.function, self.inputs
+        expanded.function, expanded.inputs, expanded.noise = self.function, self.inputs, self.noise
         return expanded
 
     def propagated(self) -> Propagated:
@@ -177,7 +178,7 @@ class JointValues(_Values):
         diagonal = self._diagonal(self.conditional_covariance)
         spread = None if self.spread is None else self._diagonal(self.spread)
         values = FunctionValues(self.loc, diagonal, spread, self.event_dim - 1)
-        values.function, values.inputs = self.function, self.inputs
+        values.function, values.inputs, values.noise = self.function, self.inputs, self.noise
         return values
 
 

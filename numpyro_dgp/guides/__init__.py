@@ -1,5 +1,6 @@
 """Guides: variational posteriors over the sites of a program, built from rules."""
 
+from numpyro_dgp.guides.collapsed import Collapsed
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import InducingPoint, MeanField
 from numpyro_dgp.guides.rules import (
@@ -15,6 +16,7 @@ from numpyro_dgp.guides.rules import (
 )
 
 __all__ = [
+    "Collapsed",
     "Delta",
     "Diagonal",
     "Full",
