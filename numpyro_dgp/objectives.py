@@ -19,6 +19,7 @@ from numpyro.util import check_model_guide_match
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief
+from numpyro_dgp.conditionals import ConditionalValues, CorrelatedValues
 from numpyro_dgp.guides.sites import Message, unwrap
 from numpyro_dgp.values import Propagated
 
@@ -137,7 +138,10 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Arr
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
         return jnp.sum(scale_and_mask(kl_divergence(model_site["value"], unwrap(p)), model_site["scale"]))
-    if in_order:  # then no parent of the site in the model comes after it in the guide
+    given_v = isinstance(
+        unwrap(q), ConditionalValues | CorrelatedValues
+    )  # follows the belief about v: no draw would do
+    if in_order or given_v:  # in order, no parent of the site in the model comes after it in the guide
         try:
             return jnp.sum(scale_and_mask(kl_divergence(q, p), guide_site["scale"]))
         except NotImplementedError:

@@ -67,7 +67,7 @@ class FunctionValues(_Values):
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
     """
 
-    pytree_data_fields = ("loc", "conditional_variance", "spread")
+    pytree_data_fields: tuple[str, ...] = ("loc", "conditional_variance", "spread")
 
     def __init__(
         self, loc: Array, conditional_variance: Array, spread: Array | None = None, event_dim: int = 1

@@ -22,10 +22,12 @@ LAYERS = {
         "tilted",
         "blocks",
         "expectations",
+        "collapsed",
     ],
     2: [
         "beliefs",
         "values",
+        "conditionals",
         "inducing",
         "functions",
         "closed_forms",

@@ -14,14 +14,18 @@ from numpyro_dgp.guides.rules import (
     Rule,
     Site,
 )
+from numpyro_dgp.guides.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
     "Collapsed",
     "Delta",
     "Diagonal",
     "Full",
+    "GivenBelow",
+    "GivenInducing",
     "Guide",
     "InducingPoint",
+    "JointOutputs",
     "MeanField",
     "Normal",
     "OpperArchambeau",

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dgp import means
 from numpyro_dgp._typing import Array
 from numpyro_dgp.closed_forms import normal_form
 from numpyro_dgp.collapsed import Quadratic, from_features, from_moments
@@ -20,6 +19,7 @@ from numpyro_dgp.guides.columns import Column
 from numpyro_dgp.guides.sites import Message, site_kind, unwrap
 from numpyro_dgp.inducing import variances
 from numpyro_dgp.likelihood import Likelihood
+from numpyro_dgp.means import Constant, Identity, Linear, Zero
 from numpyro_dgp.values import FunctionValues
 
 __all__ = ["Gaussian", "Use", "uses_of"]
@@ -75,7 +75,7 @@ class Use:
                 return from_features(*features, y, noise, **options)
             kernel = f.kernels if not isinstance(f.kernels, tuple) else f.kernels[p]
             Z, whiten = (a if p is None or a.ndim == 2 else a[p] for a in (f.Z, f.whiten))
-            tilt = None if isinstance(f.mean, means.Zero | means.Constant) else -slope[..., None] * w + 0 * loc
+            tilt = None if isinstance(f.mean, Zero | Constant) else -slope[..., None] * w + 0 * loc
             return from_moments(kernel, Z, whiten, loc, variance, y, noise, tilt=tilt, integrate=integrate, **options)
 
         N = self.target.shape[0]
@@ -189,7 +189,7 @@ def affine_mean(mean: Callable[[Array], Array], dims: int, outputs: int, dtype: 
     Raises:
         ValueError: a mean function that is not affine.
     """
-    if not isinstance(mean, means.Zero | means.Constant | means.Identity | means.Linear):
+    if not isinstance(mean, Zero | Constant | Identity | Linear):
         raise ValueError(
             f"Collapsed: expected a mean function among dgp.means.Zero, Constant, Identity and Linear where inputs are "
             f"Gaussian, got {type(mean).__name__}: write it as one of these"
