@@ -23,6 +23,7 @@ LAYERS = {
         "blocks",
         "expectations",
         "collapsed",
+        "nested",
     ],
     2: [
         "beliefs",

@@ -114,8 +114,8 @@ class JointOutputs(Rule):
         _require_weights("JointOutputs", self.weights)
         if self.weights == "model":
             raise ValueError(
-                'rule JointOutputs: expected weights "free", a rank or a function, got "model": the model does not join '
-                "outputs; use GivenInducing()"
+                'rule JointOutputs: expected weights "free", a rank or a function, got "model": the model does not '
+                "join outputs; use GivenInducing()"
             )
 
     def __call__(self, site: Site) -> dist.Distribution:
