@@ -1,15 +1,15 @@
 r"""S1: nested variational compression, a deep bound without posteriors of hidden values.
 
 Layers :math:`h^\ell = f^\ell(h^{\ell-1}) + \epsilon^\ell`, :math:`h^0 = X`, :math:`h^L = y`. Let
-:math:`g(h) = W^\top h + b + \alpha(h)^\top v` be the mean of a layer given its inducing values. The hidden values of layer
-:math:`\ell` are Gaussian given v alone, :math:`N(\langle g \rangle, \sigma^2)`, with expectations over the layer below,
+:math:`g(h) = W^\top h + b + \alpha(h)^\top v` be the mean of a layer given its inducing values. The hidden values of
+layer :math:`\ell` are Gaussian given v alone, :math:`N(\langle g \rangle, \sigma^2)`, with expectations over the layer below,
 and the price of every such step is a trace. Each output of each hidden layer adds
 
 .. math:: -\frac{1}{2\sigma^2} \sum_n \Bigl( \langle k(h, h) \rangle - \mathrm{tr} \langle \alpha \alpha^\top \rangle
           + E_{q(v)} \mathrm{var}_{h}[g(h)] \Bigr) ,
 
-the last layer adds :math:`E_{q(v)} \langle \log N(y; f(h), \sigma^2) \rangle`, and the divergences of all q(v) are taken
-away.
+the last layer adds :math:`E_{q(v)} \langle \log N(y; f(h), \sigma^2) \rangle`, and the divergences of all q(v) are
+taken away.
 
 Source: seed 003, whose last formula lacks the variance :math:`\alpha^\top S \alpha` of y; its steps drop factors 1/2.
 """
@@ -64,8 +64,8 @@ class NestedLayer:
         found = {name: np.shape(getattr(self, name)) for name in expected}
         if found != expected:
             raise ValueError(
-                f"NestedLayer: expected shapes {expected} for Z of shape {(M, D)}, got {found}: every output has its own "
-                "row of loc"
+                f"NestedLayer: expected shapes {expected} for Z of shape {(M, D)}, got {found}: every output has "
+                "its own row of loc"
             )
 
 
