@@ -2,8 +2,8 @@ r"""S1: nested variational compression, a deep bound without posteriors of hidde
 
 Layers :math:`h^\ell = f^\ell(h^{\ell-1}) + \epsilon^\ell`, :math:`h^0 = X`, :math:`h^L = y`. Let
 :math:`g(h) = W^\top h + b + \alpha(h)^\top v` be the mean of a layer given its inducing values. The hidden values of
-layer :math:`\ell` are Gaussian given v alone, :math:`N(\langle g \rangle, \sigma^2)`, with expectations over the layer below,
-and the price of every such step is a trace. Each output of each hidden layer adds
+layer :math:`\ell` are Gaussian given v alone, :math:`N(\langle g \rangle, \sigma^2)`, with expectations over the layer
+below, and the price of every such step is a trace. Each output of each hidden layer adds
 
 .. math:: -\frac{1}{2\sigma^2} \sum_n \Bigl( \langle k(h, h) \rangle - \mathrm{tr} \langle \alpha \alpha^\top \rangle
           + E_{q(v)} \mathrm{var}_{h}[g(h)] \Bigr) ,
