@@ -86,7 +86,7 @@ CONFIGURATIONS = {
 }
 
 
-def fit(split: regression.Split, name: str, steps: int, seed: int) -> dict[str, Any]:
+def fit(split: regression.Split, name: str, steps: int, rate: float, gamma: float, seed: int) -> dict[str, Any]:
     """Train by natural gradients (last layer) and Adam, then score the test rows."""
     layers, latent, samples = CONFIGURATIONS[name]
     model = make_model(split.X, layers, latent)
@@ -94,8 +94,8 @@ def fit(split: regression.Split, name: str, steps: int, seed: int) -> dict[str, 
         guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised())
     else:
         guide = dgp.guides.ImportanceWeighted(model, num_samples=samples, latent=dgp.guides.Amortised())
-    schedule = optax.cosine_decay_schedule(0.01, steps)
-    optimizer = NaturalGradient(guide, log_linear(1e-4, 0.1, 40), optax.adam(schedule))
+    schedule = optax.cosine_decay_schedule(rate, steps)
+    optimizer = NaturalGradient(guide, log_linear(1e-4, gamma, 40), optax.adam(schedule))
     svi = SVI(model, guide, optimizer, dgp.ELBO())
     rows = 512 if len(split.X) > 512 else None
     keys = jax.random.split(jax.random.key(seed), 4)
@@ -147,7 +147,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(CONFIGURATIONS), default=list(CONFIGURATIONS))
     parser.add_argument("--protocol", nargs="+", choices="AB", default=["A", "B"])
     parser.add_argument("--split", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--learning-rate", type=float, default=0.01, help="first one of Adam; it falls by a cosine")
+    parser.add_argument("--gamma", type=float, default=0.1, help="step size of natural gradients")
     parser.add_argument("--print", action="store_true", help="only print the table of what is there")
     arguments = parser.parse_args()
 
@@ -166,7 +168,7 @@ def main() -> None:
         if any(key.items() <= r.items() for r in records()):
             continue
         data = regression.split_data(*regression.load(str(arguments.data / f"{name}.npz")), split, protocol)
-        found = key | fit(data, model, arguments.steps, split)
+        found = key | fit(data, model, arguments.steps, arguments.learning_rate, arguments.gamma, split)
         with arguments.out.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(found, flush=True)

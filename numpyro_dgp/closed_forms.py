@@ -22,7 +22,7 @@ from jax.scipy.special import gammaln
 from numpyro_dgp._typing import Array
 from numpyro_dgp.structure import Dependence, dependence
 
-__all__ = ["ClosedForm", "closed_form"]
+__all__ = ["ClosedForm", "closed_form", "normal_form"]
 
 # Maps (y, mean, variance) to an expectation, elementwise.
 ClosedForm = Callable[[Array, Array, Array], Array]
@@ -48,7 +48,7 @@ def closed_form(conditional: Conditional, v: Array) -> tuple[ClosedForm | None, 
         v: an example argument.
     """
     example = conditional(v)
-    if isinstance(example, dist.Normal) and _matches(conditional, v, loc=_AFFINE, scale=(Dependence.CONSTANT,)):
+    if _is_normal(conditional, v):
         return _normal(conditional)
     constant = (Dependence.CONSTANT,)
     if isinstance(example, dist.Poisson) and _matches(conditional, v, rate=_LOG_AFFINE):
@@ -58,6 +58,25 @@ def closed_form(conditional: Conditional, v: Array) -> tuple[ClosedForm | None, 
     if isinstance(example, dist.Gamma) and _matches(conditional, v, concentration=constant, rate=_LOG_AFFINE):
         return _rate(conditional, _gamma), None
     return None, None
+
+
+def _is_normal(conditional: Conditional, v: Array) -> bool:
+    normal = isinstance(conditional(v), dist.Normal)
+    return normal and _matches(conditional, v, loc=_AFFINE, scale=(Dependence.CONSTANT,))
+
+
+def normal_form(conditional: Conditional, v: Array) -> tuple[Array, Array, Array] | None:
+    """Slope a, offset b and scale c where the conditional is ``Normal(a v + b, c)``; else ``None``.
+
+    They broadcast against v; the slope of ``Normal(v, c)`` is a single one.
+    """
+    if not _is_normal(conditional, v):
+        return None
+    example = conditional(v)
+    if example.loc is v:
+        return jnp.ones((), v.dtype), jnp.zeros((), v.dtype), example.scale
+    offset, slope = _with_slope(lambda u: conditional(u).loc, jnp.zeros_like(v))
+    return slope, offset, example.scale
 
 
 def _gamma(d: dist.Distribution, y: Array, r: Array, log_r: Array) -> Array:

@@ -152,7 +152,7 @@ class InducedFunction:
             spread,
             event_dim=1 if self.outputs is None else 2,
         )
-        values.function, values.inputs = self, x
+        values.function, values.inputs, values.noise = self, x, noise
         return values
 
     def draw(self, key: Array, x: Array) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
@@ -24,6 +25,16 @@ from numpyro_dgp.structure import Dependence, dependence
 from numpyro_dgp.values import FunctionValues, JointValues
 
 __all__ = ["Likelihood"]
+
+
+class _NoSites(Messenger):
+    """Refuses sites inside a conditional, which runs again outside the program's handlers."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        raise ValueError(
+            f"Likelihood: expected a conditional without sites of its own, got {msg['type']} {msg['name']!r}: draw or "
+            "create it in the program before, and use its value"
+        )
 
 
 def _elementwise(d: dist.Distribution) -> dist.Distribution:
@@ -58,7 +69,8 @@ class Likelihood(dist.Distribution):
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, ``conditional`` does not return a distribution,
-            Gauss-Hermite for a conditional that mixes outputs, or observations of the wrong shape.
+            Gauss-Hermite for a conditional that mixes outputs, sites inside the conditional, or observations of the
+            wrong shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,7 +109,8 @@ class Likelihood(dist.Distribution):
         self.f_x = f_x.marginals() if isinstance(f_x, JointValues) else f_x
         self.conditional, self.collapse = conditional, collapse
         v = self.f_x.loc
-        example = conditional(v)
+        with _NoSites():
+            example = conditional(v)
         if not isinstance(example, dist.Distribution):
             raise ValueError(
                 f"Likelihood: expected conditional(v) to return a NumPyro distribution, got "

@@ -16,6 +16,7 @@ from numpyro.util import check_model_guide_match
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief
+from numpyro_dgp.conditionals import ConditionalValues, CorrelatedValues
 from numpyro_dgp.guides.copies import Trace, log_prob
 from numpyro_dgp.guides.run import mutable, run
 from numpyro_dgp.guides.sites import Message, unwrap
@@ -92,8 +93,11 @@ def _bound(
     guide_trace, model_trace, groups = run(key, plate_key, params, model, guide, args, kwargs)
     check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
-    accounted = frozenset().union(*(group.sites for group in groups))
     bound = sum((group.bound() for group in groups), jnp.zeros(()))
+    accounted = set[str]().union(*(group.sites for group in groups))
+    for site in guide_trace.values():  # what the guide has integrated itself
+        if site["type"] == "integrated":
+            bound, accounted = bound + site["value"], accounted | set(site["infer"]["sites"])
     for name, site in model_trace.items():
         if site["type"] != "sample" or name in accounted:
             continue
@@ -114,7 +118,9 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Arr
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
         return jnp.sum(scale_and_mask(kl_divergence(model_site["value"], unwrap(p)), model_site["scale"]))
-    if in_order:  # then no parent of the site in the model comes after it in the guide
+    # What follows the belief about v has no draw of v to compare densities at.
+    given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedValues)
+    if in_order or given_v:  # in order, no parent of the site in the model comes after it in the guide
         try:
             return jnp.sum(scale_and_mask(kl_divergence(q, p), guide_site["scale"]))
         except NotImplementedError:

@@ -23,6 +23,7 @@ from numpyro.distributions import kl_divergence
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project, whitened_values
+from numpyro_dgp.conditionals import ConditionalValues
 from numpyro_dgp.induced import mean_values
 from numpyro_dgp.means import Mean, Zero
 from numpyro_dgp.values import FunctionValues, JointValues, Propagated
@@ -69,6 +70,7 @@ class DeterminedJoint(JointValues):
 
 
 @kl_divergence.register(FunctionValues, Determined)
+@kl_divergence.register(ConditionalValues, Determined)
 def _kl_determined(q: FunctionValues, p: Determined) -> Array:
     raise ValueError(
         "projection: expected a guide under which projected values follow the model, got independent Gaussians for "

@@ -19,7 +19,7 @@ from scipy.special import roots_hermite
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.linalg import safe_sqrt
 
-__all__ = ["GaussHermite", "MonteCarlo", "Nodes", "Rule"]
+__all__ = ["GaussHermite", "MonteCarlo", "Nodes", "Rule", "white_nodes"]
 
 
 class Nodes(NamedTuple):
@@ -109,6 +109,35 @@ class MonteCarlo:
         noise = jax.random.normal(key, (self.size, *loc.shape), loc.dtype)
         log_weights = jnp.full((self.size,), -math.log(self.size), loc.dtype)
         return Nodes(loc + safe_sqrt(variance) * noise, log_weights)
+
+
+# Beyond this a grid of nodes is a mistake.
+_MOST_NODES = 20_000
+
+
+def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) -> Nodes:
+    """Nodes of a standard Gaussian over several numbers: points (Q, D) and log weights (Q,).
+
+    Args:
+        rule: Gauss-Hermite gives a grid of ``size ** dims`` nodes, Monte Carlo ``size`` draws.
+        dims: D.
+        dtype: of both.
+
+    Raises:
+        ValueError: too large a grid, or draws without a key.
+    """
+    if isinstance(rule, MonteCarlo):
+        if rule.key is None:
+            raise ValueError("expected MonteCarlo(n, key) with a key, got none: pass integrate=MonteCarlo(n, key)")
+        return rule.nodes(jnp.zeros(dims, dtype), jnp.ones(dims, dtype))
+    if rule.size**dims > _MOST_NODES:
+        raise ValueError(
+            f"expected at most {_MOST_NODES} nodes, got {rule.size}^{dims} for {dims} input columns: use fewer nodes, "
+            "or integrate=dgp.MonteCarlo(1000, key)"
+        )
+    nodes = rule.nodes(jnp.zeros((), dtype), jnp.ones((), dtype))
+    points, log_weights = (jnp.stack([g.ravel() for g in jnp.meshgrid(*[a] * dims)], -1) for a in nodes)
+    return Nodes(points, log_weights.sum(-1))
 
 
 def _require_count(owner: str, name: str, value: int) -> None:

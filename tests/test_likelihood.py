@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
@@ -230,6 +231,10 @@ def test_survives_jit_and_a_pytree_round_trip(key):
             r"expected the distribution f\(x\), got ArrayImpl: pass g",
         ),
         (lambda: dgp.Likelihood(F, lambda v: v), r"expected conditional\(v\) to return a NumPyro distribution"),
+        (
+            lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, numpyro.param("noise", 1.0))),
+            "expected a conditional without sites of its own, got param 'noise'",
+        ),
         (
             lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, 1), collapse="yes"),
             'expected collapse="bound" or "marginal"',

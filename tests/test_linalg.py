@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numpyro_dgp import linalg
+from numpyro_dgp.quadratic import quadratic_forms
 
 
 def test_squared_distances_both_ways(key):

@@ -1,5 +1,6 @@
 """Guides: variational posteriors over the sites of a program, built from rules."""
 
+from numpyro_dgp.guides.collapsed import Collapsed
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.latents import Amortised, Quadrature
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
@@ -22,16 +23,21 @@ from numpyro_dgp.guides.rules import (
     Rule,
     Site,
 )
+from numpyro_dgp.guides.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
     "Amortised",
     "Circulant",
+    "Collapsed",
     "Delta",
     "Diagonal",
     "Full",
+    "GivenBelow",
+    "GivenInducing",
     "Guide",
     "ImportanceWeighted",
     "InducingPoint",
+    "JointOutputs",
     "MeanField",
     "Normal",
     "OpperArchambeau",

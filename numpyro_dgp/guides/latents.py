@@ -10,14 +10,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import StandardNormal
 from numpyro_dgp.guides.rules import Prior, Rule, Site
-from numpyro_dgp.quadrature import GaussHermite, Nodes
+from numpyro_dgp.quadrature import GaussHermite, Nodes, white_nodes
 from numpyro_dgp.values import FunctionValues
 
 __all__ = ["Amortised", "Quadrature"]
@@ -119,7 +118,4 @@ class Quadrature(Prior):
 
     def nodes(self, dim: int, dtype: jnp.dtype) -> Nodes:
         """Points (Q, dim) and log weights (Q,) of the product rule."""
-        one = GaussHermite(self.size).nodes(jnp.zeros((), dtype), jnp.ones((), dtype))
-        grid = np.meshgrid(*[np.arange(len(one.points))] * dim, indexing="ij")
-        index = np.stack([g.ravel() for g in grid], -1)
-        return Nodes(one.points[index], one.log_weights[index].sum(-1))
+        return white_nodes(GaussHermite(self.size), dim, dtype)

@@ -1,0 +1,59 @@
+"""S1: functions of one datum over many data, in blocks, so that what one datum needs is never held for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._typing import Array
+
+__all__ = ["each_row", "sum_symmetric"]
+
+# Numbers held at once.
+_CELLS = 2**20
+
+
+def each_row(loc: Array, variance: Array, cells: int, row: Callable[[Array, Array], Array]) -> Array:
+    """``row`` of every mean (N, D) and variance (N, D) or (N, D, D); it holds ``cells`` numbers for each."""
+    block = max(1, _CELLS // cells)
+    if len(loc) <= block:
+        return jax.vmap(row)(loc, variance)
+    return jax.lax.map(lambda x: row(*x), (loc, variance), batch_size=block)
+
+
+def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Array], *data: Array) -> Array:
+    """Weighted sum over data of symmetric matrices: shape (M, M).
+
+    Backwards, the matrices of a block are computed again.
+
+    Args:
+        size: M.
+        weights: one per datum (N,).
+        cells: numbers that one entry of one matrix needs.
+        row: from the indices of the entries on and above the diagonal, two arrays, and one row of each array of
+            ``data`` to these entries.
+        *data: arrays (N, ...).
+    """
+    pairs = np.triu_indices(size)
+    N = len(weights)
+    block = min(N, max(1, _CELLS // (len(pairs[0]) * cells)))
+    count = -(-N // block)
+
+    def split(a: Array, mode: str) -> Array:
+        padded = jnp.pad(a, [(0, count * block - N)] + [(0, 0)] * (a.ndim - 1), mode=mode)
+        return padded.reshape(count, block, *a.shape[1:])
+
+    @jax.checkpoint
+    def add(total: Array, part: tuple[Array, Any]) -> tuple[Array, None]:
+        return total + part[0] @ jax.vmap(partial(row, pairs))(*part[1]), None
+
+    # The last block is filled up with copies of the last datum, which have no weight.
+    parts = split(weights, "constant"), [split(a, "edge") for a in data]
+    upper, _ = jax.lax.scan(add, jnp.zeros(len(pairs[0]), weights.dtype), parts)
+    full = jnp.zeros((size, size), weights.dtype).at[pairs].set(upper)
+    return full + jnp.triu(full, 1).T

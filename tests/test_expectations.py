@@ -1,0 +1,169 @@
+"""Expectations of kernels under Gaussian inputs against tensor quadrature, exact inputs, and each other."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import numpyro_dgp as dgp
+from numpyro_dgp import blocks
+from numpyro_dgp import expectations as E
+from numpyro_dgp import kernels as k
+
+rng = np.random.default_rng(0)
+N, M, D = 5, 4, 2
+LOC, Z = rng.normal(size=(N, D)), rng.normal(size=(M, D))
+VARIANCE = rng.uniform(0.05, 0.8, size=(N, D))
+ROOTS = rng.normal(size=(N, D, D)) * 0.5
+FULL = ROOTS @ ROOTS.transpose(0, 2, 1) + 0.05 * np.eye(D)
+KERNELS = {
+    "ARD": k.RBF(0.7, np.array([0.8, 1.7])),
+    "Linear": k.Linear(np.array([0.5, 1.2])),
+    "Polynomial": k.Polynomial(0.4, 0.8, degree=2),
+    "sum": k.RBF(1.3, 0.9) + k.Linear(0.5) + 0.3,
+    "product": k.RBF(1.3, 0.9) * k.Linear(np.array([0.5, 1.2])),
+    "two RBFs": k.RBF(1.3, 0.9) * k.RBF(0.5, 2.0) + k.RBF(0.2, 0.7),
+    "columns": k.RBF(1.3, 0.9).on(0) + k.RBF(0.8, 1.1).on(1) * k.Linear(0.7).on(0),
+}
+
+
+def quadrature(kernel, variance, size=90):
+    """Nodes (N, Q, D), weights (Q,), k(nodes, Z) (N, Q, M) and k(nodes, nodes) (N, Q)."""
+    x, w = np.polynomial.hermite_e.hermegauss(size)
+    white = np.stack([a.ravel() for a in np.meshgrid(x, x)], -1)
+    weights = np.outer(w, w).ravel() / (2 * np.pi)
+    roots = np.linalg.cholesky(variance if variance.ndim == 3 else np.stack([np.diag(v) for v in variance]))
+    points = LOC[:, None] + np.einsum("nij,qj->nqi", roots, white)
+    values = np.stack([np.asarray(kernel(p, Z)) for p in points])
+    return points, weights, values, np.stack([np.asarray(kernel.diag(p)) for p in points])
+
+
+@pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_statistics_against_quadrature(name, variance):
+    kernel, args = KERNELS[name], (LOC, variance, Z)
+    h, w, K, diagonal = quadrature(kernel, variance)
+    close = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-9)
+    close(E.psi0(kernel, LOC, variance), diagonal @ w)
+    close(E.psi1(kernel, *args), np.einsum("q,nqm->nm", w, K))
+    close(E.psi2(kernel, *args), np.einsum("q,nqm,nql->ml", w, K, K))
+    weights = np.array([0.0, 1.0, 2.0, -1.0, 0.5])
+    close(E.psi2(kernel, *args, weights=weights), np.einsum("n,q,nqm,nql->ml", weights, w, K, K))
+    close(E.psi1_times_h(kernel, *args), np.einsum("q,nqm,nqd->nmd", w, K, h))
+    close(E.psi1_times_hh(kernel, *args), np.einsum("q,nqm,nqd,nqe->nmde", w, K, h, h))
+    directions = np.random.default_rng(1).normal(size=(N, D))
+    close(E.psi2_times_h(kernel, *args, directions), np.einsum("q,nqm,nql,nqd,nd->ml", w, K, K, h, directions))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_inputs_without_variance_give_gram_matrices(name):
+    kernel = KERNELS[name]
+    K = np.asarray(kernel(LOC, Z))
+    for exact in (np.zeros((N, D)), np.zeros((N, D, D))):
+        np.testing.assert_allclose(E.psi0(kernel, LOC, exact), kernel.diag(LOC), rtol=1e-12)
+        np.testing.assert_allclose(E.psi1(kernel, LOC, exact, Z), K, rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(E.psi2(kernel, LOC, exact, Z), K.T @ K, rtol=1e-10)
+        np.testing.assert_allclose(E.psi1_times_h(kernel, LOC, exact, Z), K[..., None] * LOC[:, None], rtol=1e-9)
+
+
+def test_one_datum_at_a_time_is_the_sum():
+    kernel = KERNELS["sum"]
+    each = jax.vmap(lambda m, v: E.psi2(kernel, m[None], v[None], Z))(jnp.array(LOC), jnp.array(VARIANCE))
+    np.testing.assert_allclose(each.sum(0), E.psi2(kernel, LOC, VARIANCE, Z), rtol=1e-12)
+
+
+@pytest.mark.parametrize("cells", [1, 30, 50])
+@pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
+def test_blocks_of_data_change_nothing(monkeypatch, cells, variance):
+    def statistics(loc):
+        first = E.psi1(KERNELS["product"], loc, variance, Z)
+        return E.psi2(KERNELS["product"], loc, variance, Z, weights=first[:, 0]).sum()
+
+    value, slope = jax.value_and_grad(statistics)(jnp.array(LOC))
+    monkeypatch.setattr(blocks, "_CELLS", cells)
+    blocked = jax.value_and_grad(statistics)(jnp.array(LOC))
+    np.testing.assert_allclose(blocked[0], value, rtol=1e-12)
+    np.testing.assert_allclose(blocked[1], slope, rtol=1e-9)
+
+
+@pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
+def test_nodes_instead_of_the_closed_form(variance):
+    nodes = dgp.GaussHermite(40)
+    directions = np.ones((N, D))
+    for name in ("ARD", "sum"):
+        kernel, args = KERNELS[name], (LOC, variance, Z)
+        for statistic, extra in (
+            (E.psi1, ()), (E.psi2, ()), (E.psi1_times_h, ()), (E.psi1_times_hh, ()), (E.psi2_times_h, (directions,)),
+        ):  # fmt: skip
+            exact, approximate = statistic(kernel, *args, *extra), statistic(kernel, *args, *extra, integrate=nodes)
+            np.testing.assert_allclose(approximate, exact, rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(E.psi0(kernel, LOC, variance, integrate=nodes), E.psi0(kernel, LOC, variance))
+
+
+def test_kernels_without_closed_form_by_nodes_and_by_draws():
+    kernel = k.Matern52(1.2, 0.8)
+    _, w, K, _ = quadrature(kernel, VARIANCE)
+    nodes, draws = dgp.GaussHermite(90), dgp.MonteCarlo(20_000, jax.random.key(0))
+    np.testing.assert_allclose(E.psi1(kernel, LOC, VARIANCE, Z, integrate=nodes), np.einsum("q,nqm->nm", w, K))
+    exact = np.einsum("q,nqm,nql->ml", w, K, K)
+    np.testing.assert_allclose(E.psi2(kernel, LOC, VARIANCE, Z, integrate=nodes), exact)
+    products = np.einsum("nqm,nql->qml", K, K)
+    spread = np.sqrt(np.einsum("q,qml->ml", w, (products - exact) ** 2) / 20_000)
+    assert (abs(E.psi2(kernel, LOC, VARIANCE, Z, integrate=draws) - exact) < 5 * spread).all()
+
+
+def test_a_kernel_far_away_underflows_to_zero_with_finite_slopes():
+    far = jax.value_and_grad(lambda m: E.psi2(k.RBF(1.0, 0.01), m, jnp.full((1, 1), 1e-4), jnp.zeros((3, 1))).sum())
+    value, slope = far(jnp.full((1, 1), 50.0))
+    assert value == 0
+    assert slope[0, 0] == 0
+
+
+@pytest.mark.parametrize("name", ["ARD", "columns"])
+@pytest.mark.parametrize("variance", [0 * VARIANCE, 0 * FULL], ids=["diagonal", "full"])
+def test_slopes_are_finite_where_the_variance_is_zero(name, variance):
+    def total(kernel, loc, variance, Z):
+        return E.psi2(kernel, loc, variance, Z).sum() + E.psi1(kernel, loc, variance, Z).sum()
+
+    arrays = (jax.tree.map(jnp.asarray, KERNELS[name]), jnp.array(LOC), jnp.array(variance), jnp.array(Z))
+    for slope in jax.tree.leaves(jax.grad(total, argnums=(0, 1, 2, 3))(*arrays)):
+        assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("name", ["ARD", "sum", "product"])
+def test_single_precision(x32, name):
+    kernel = KERNELS[name]
+    for variance in (VARIANCE, FULL):
+        single = [jnp.asarray(a, jnp.float32) for a in (LOC, variance, Z)]
+        for statistic in (E.psi1, E.psi2, E.psi1_times_h):
+            value = statistic(kernel, *single)
+            assert value.dtype == jnp.float32
+            _, w, K, _ = quadrature(kernel, variance)
+            if statistic is E.psi2:
+                np.testing.assert_allclose(value, np.einsum("q,nqm,nql->ml", w, K, K), rtol=1e-4, atol=1e-5)
+        assert E.psi0(kernel, *single[:2]).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: E.psi1(k.Matern32(), LOC, VARIANCE, Z),
+            "closed form .* got Matern32: pass integrate=dgp.GaussHermite",
+        ),
+        (lambda: E.psi1(k.RBF() * k.Periodic(), LOC, VARIANCE, Z), "closed form .* got Periodic"),
+        (lambda: E.psi0(k.RBF(), LOC, VARIANCE[:, :1]), r"psi0: expected means of shape \(N, D\) with variances"),
+        (lambda: E.psi0(k.RBF(), LOC, -VARIANCE), "psi0: expected variances of at least zero, got -0"),
+        (lambda: E.psi1(k.RBF(), LOC[:, 0], VARIANCE, Z), r"psi1: expected inputs of shape \(..., N, D\)"),
+        (lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z[:, :1]), "psi1: expected inputs with D = 2 columns"),
+        (lambda: E.psi2(k.RBF(), LOC, VARIANCE, Z, weights=1.0), r"psi2: expected weights of shape \(5,\), got \(\)"),
+        (lambda: E.psi2_times_h(k.RBF(), LOC, VARIANCE, Z, Z), r"expected directions of shape \(5, 2\), got \(4, 2\)"),
+        (lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z, integrate=dgp.GaussHermite(200)), "at most 20000 nodes, got 200.2"),
+        (lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z, integrate=dgp.MonteCarlo(9)), "with a key, got none"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

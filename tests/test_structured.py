@@ -1,0 +1,246 @@
+"""Hidden layers that keep dependencies: bounds equal to NumPyro's own, families that contain each other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from programs import X, Y, Z, agree, bound, draws_of_bound, random_params
+
+import numpyro_dgp as dgp
+from numpyro_dgp import guides as G
+from numpyro_dgp import kernels as k
+
+
+def deep(X, y=None, batch=None):
+    """Three layers, two outputs each, process noise."""
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2, mean=dgp.means.Linear(jnp.array([[1.0, 0.5]])))
+    e = dgp.gp("e", [k.Matern52(0.5, 1.2)] * 2, dgp.Points(jnp.hstack([Z, Z**2 - 1])), outputs=2)
+    g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(jnp.hstack([Z, jnp.cos(3 * Z)])))
+    with numpyro.plate("data", len(X), subsample_size=batch) as i:
+        h = numpyro.sample("h", f(X[i], noise=0.3))
+        m = numpyro.sample("m", e(h, noise=0.3))
+        mean = dgp.Likelihood(g(m), lambda v: dist.StudentT(4.0, v, 0.3))
+        numpyro.sample("y", mean, obs=None if y is None else y[i])
+
+
+def scalar(X, y=None):
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), mean=dgp.means.Identity())
+    g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X, noise=0.3))
+        numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+
+def amortised(x):
+    slope = numpyro.param(f"network{x.shape[-1]}", 0.1 * jnp.ones((x.shape[-1], 2, 8)))
+    return jnp.tensordot(jnp.tanh(x), slope, 1)
+
+
+RULES = {
+    "model": G.GivenInducing(),
+    "free": G.GivenInducing("free"),
+    "low rank": G.GivenInducing(3),
+    "amortised": G.GivenInducing(amortised, scale=0.2),
+    "joint": G.JointOutputs(),
+    "joint low rank": G.JointOutputs(4),
+    "below": G.GivenBelow(),
+}
+
+
+def moved(model, guide, *args, **kwargs):
+    """Initial parameters, away from the special start, factors kept triangular."""
+    params = random_params(model, guide, *args, scale=0.2, **kwargs)
+    for name in params:
+        if name.endswith("_scale_tril"):
+            params[name] = jnp.tril(params[name]) * 0.5
+        if name.endswith(("_weights", "_slopes", "_shift")):
+            params[name] = params[name] + 0.1 * jax.random.normal(jax.random.key(len(name)), params[name].shape)
+    return params
+
+
+@pytest.mark.parametrize("belief", [G.Full(), G.Diagonal()])
+@pytest.mark.parametrize("name", RULES)
+def test_same_bound_as_with_drawn_inducing_values(name, belief):
+    """Integrating v out, with the gap between the two means, against NumPyro's objective, which draws v."""
+    guide = G.InducingPoint(deep, sites={"h": RULES[name], "m": RULES[name]}, inducing=belief)
+    params = moved(deep, guide, X, Y)
+    ours = draws_of_bound(dgp.ELBO(), params, deep, guide, X, Y, num=1500)
+    stock = draws_of_bound(Trace_ELBO(), params, deep, guide, X, Y, num=6000)
+    assert agree(ours, stock)
+    assert ours.std() < stock.std()
+
+
+@pytest.mark.parametrize("weights", ["model", "free", 3])
+def test_scalar_functions(weights):
+    guide = G.InducingPoint(scalar, sites={"h": G.GivenInducing(weights)})
+    params = moved(scalar, guide, X, Y)
+    ours = draws_of_bound(dgp.ELBO(), params, scalar, guide, X, Y)
+    assert agree(ours, draws_of_bound(Trace_ELBO(), params, scalar, guide, X, Y, num=6000))
+    below = G.InducingPoint(scalar, sites={"h": G.GivenBelow(slopes=jnp.ones(1))})
+    params = moved(scalar, below, X, Y)
+    ours = draws_of_bound(dgp.ELBO(), params, scalar, below, X, Y)
+    assert agree(ours, draws_of_bound(Trace_ELBO(), params, scalar, below, X, Y, num=6000))
+
+
+def evaluate(guide, params, key=0, model=deep):
+    return bound(dgp.ELBO(3), params, model, guide, X, Y, key=jax.random.key(key))
+
+
+def test_zero_weights_are_mean_field():
+    """Check 25: every family contains mean field, draw by draw."""
+    plain = G.InducingPoint(deep, sites={"h": G.Normal(), "m": G.Normal()})
+    params = random_params(deep, plain, X, Y, scale=0.2)
+    value = evaluate(plain, params)
+    for rule in (G.GivenInducing("free"), G.GivenInducing(3), G.GivenBelow(), G.JointOutputs()):
+        guide = G.InducingPoint(deep, sites={"h": rule, "m": rule})
+        same = random_params(deep, guide, X, Y, scale=0.0)
+        for site in "hm":
+            same[f"{site}_auto_shift"] = params[f"{site}_auto_loc"]
+            scale = params[f"{site}_auto_scale"]
+            if isinstance(rule, G.JointOutputs):
+                same[f"{site}_auto_scale_tril"] = scale[..., None] * jnp.eye(2)
+            else:
+                same[f"{site}_auto_scale"] = scale
+        same |= {n: params[n] for n in params if n[0] in "feg"}
+        np.testing.assert_allclose(evaluate(guide, same), value, rtol=1e-9)
+
+
+def test_the_start_of_model_weights_is_propagation():
+    guide, plain = G.InducingPoint(deep, sites={"h": G.GivenInducing(), "m": G.GivenInducing()}), G.InducingPoint(deep)
+    params = random_params(deep, plain, X, Y)
+    svi = SVI(deep, guide, optax.sgd(0.0), dgp.ELBO())
+    start = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    np.testing.assert_allclose(evaluate(guide, start | params), evaluate(plain, params), rtol=1e-10)
+
+
+def test_joint_outputs_with_block_diagonal_weights_are_factorised():
+    """Check 27."""
+    free, joint = (G.InducingPoint(deep, sites={s: rule for s in "hm"}) for rule in (RULES["free"], RULES["joint"]))
+    params = moved(deep, free, X, Y)
+    blocks = {n: v for n, v in params.items() if n[0] in "feg" or n.endswith("_shift")}
+    for site in "hm":
+        blocks[f"{site}_auto_weights"] = jnp.eye(2)[:, :, None] * params[f"{site}_auto_weights"][:, :, None]
+        blocks[f"{site}_auto_scale_tril"] = params[f"{site}_auto_scale"][..., None] * jnp.eye(2)
+    np.testing.assert_allclose(evaluate(joint, blocks), evaluate(free, params), rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["model", "free", "joint", "below"])
+def test_training_on_from_mean_field_gains(name):
+    """Never worse at the optimum: here from the optimum of mean field, on draws not used in training."""
+    plain = G.InducingPoint(deep, sites={"h": G.Normal(), "m": G.Normal()})
+    svi = SVI(deep, plain, optax.adam(0.02), dgp.ELBO())
+    base = svi.run(jax.random.key(0), 1200, X, Y, progress_bar=False).params
+    rule = RULES[name]
+    guide = G.InducingPoint(deep, sites={"h": rule, "m": rule})
+    start = {n: v for n, v in base.items() if n[0] in "feg"}
+    if name != "model":
+        for s in "hm":
+            start[f"{s}_auto_shift"] = base[f"{s}_auto_loc"]
+            scale = base[f"{s}_auto_scale"]
+            diagonal = scale[..., None] * jnp.eye(2)
+            start |= {f"{s}_auto_scale_tril": diagonal} if name == "joint" else {f"{s}_auto_scale": scale}
+    svi = SVI(deep, guide, optax.adam(0.02), dgp.ELBO())
+    found = svi.run(jax.random.key(1), 600, X, Y, init_params=start, progress_bar=False).params
+    before = draws_of_bound(dgp.ELBO(), base, deep, plain, X, Y, num=500)
+    after = draws_of_bound(dgp.ELBO(), found, deep, guide, X, Y, num=500)
+    error = np.sqrt((before.var() + after.var()) / 500)
+    # The first hidden layer has no other layer below it, so that slopes along the data add little.
+    assert after.mean() > before.mean() + (-3 * error if name == "below" else 1.0)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_minibatches_and_predictions(name):
+    guide = G.InducingPoint(deep, sites={"h": RULES[name], "m": RULES[name]})
+    svi = SVI(deep, guide, optax.adam(0.01), dgp.ELBO(2))
+    result = svi.run(jax.random.key(0), 20, X, Y, 10, progress_bar=False)
+    assert np.isfinite(result.losses).all()
+    per_datum = [n for n in result.params if n.split("_")[0] in ("h", "m") and not n.endswith("basis")]
+    assert all(result.params[n].shape[0] == 30 for n in per_datum)
+    predicted = dgp.Posterior(deep, guide, result.params).predict(jax.random.key(1), X[:4], num_samples=3)
+    assert predicted.mean.shape == (4,)
+    rows = jnp.array([3, 20, 7])
+    with (
+        handlers.seed(rng_seed=0),
+        handlers.substitute(data={**result.params, "data": rows}),
+        handlers.trace() as sites,
+    ):
+        guide(X, Y, 3)
+    assert sites["m"]["fn"].batch_shape == (3,)
+
+
+def test_partition_of_the_data_gives_the_bound_of_all_of_it():
+    """Check 12: averages over minibatches, with noise belonging to the data."""
+    for name in ("free", "joint", "model"):
+        guide = G.InducingPoint(deep, sites={"h": RULES[name], "m": RULES[name]})
+        params = moved(deep, guide, X, Y)
+        whole = draws_of_bound(dgp.ELBO(), params, deep, guide, X, Y, num=1500)
+        parts = draws_of_bound(dgp.ELBO(), params, deep, guide, X, Y, 10, num=4000)
+        assert agree(whole, parts)
+
+
+def test_beside_an_autoguide_for_hyperparameters():
+    def model(X, y=None):
+        ls = numpyro.sample("ls", dist.LogNormal(0.0, 0.3))
+        f = dgp.gp("f", k.RBF(0.5, ls), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+        g = dgp.gp("g", k.RBF(), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=0.3))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    guide = G.InducingPoint(model, sites={"h": G.GivenInducing("free")}, other=AutoNormal)
+    svi = SVI(model, guide, optax.adam(0.02), dgp.ELBO())
+    params = svi.run(jax.random.key(0), 50, X, Y, progress_bar=False).params
+    ours = draws_of_bound(dgp.ELBO(), params, model, guide, X, Y)
+    assert agree(ours, draws_of_bound(Trace_ELBO(), params, model, guide, X, Y, num=6000))
+
+
+def test_single_precision(x32):
+    points, x, y = (np.asarray(a, np.float32) for a in (Z, X, Y))
+
+    def model(X, y=None):
+        f = dgp.gp("f", k.RBF(), dgp.Points(points), outputs=2, mean=dgp.means.Linear(np.ones((1, 2), np.float32)))
+        g = dgp.gp("g", k.RBF(), dgp.Points(np.hstack([points, points])))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=0.3))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    for name in ("model", "free", "low rank", "joint", "below"):
+        guide = G.InducingPoint(model, sites={"h": RULES[name]})
+        result = SVI(model, guide, optax.adam(0.01), dgp.ELBO()).run(jax.random.key(0), 5, x, y, progress_bar=False)
+        assert result.losses.dtype == jnp.float32
+        assert np.isfinite(result.losses).all()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: G.GivenInducing("tied"), 'expected weights "free", "model", a positive rank or a function'),
+        (lambda: G.GivenInducing(0), "a positive rank or a function of the inputs, got 0"),
+        (lambda: G.GivenInducing(scale=-1.0), "expected the scale of rule GivenInducing to be positive"),
+        (lambda: G.JointOutputs("model"), "the model does not join outputs"),
+        (lambda: G.JointOutputs(scale=0.0), "expected the scale of rule JointOutputs to be positive"),
+        (lambda: G.GivenBelow(scale=0.0), "expected the scale of rule GivenBelow to be positive"),
+    ],
+)
+def test_bad_rules(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        ({"f": G.GivenInducing()}, "rule GivenInducing: expected site 'f' to be the values of a hidden layer"),
+        ({"f": G.GivenBelow()}, "rule GivenBelow: expected site 'f' to be the values of a hidden layer"),
+        ({"h": G.JointOutputs()}, "expected several outputs at 'h', got a scalar function"),
+    ],
+)
+def test_bad_sites(sites, message):
+    with pytest.raises(ValueError, match=message):
+        SVI(scalar, G.InducingPoint(scalar, sites=sites), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)
