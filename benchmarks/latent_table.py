@@ -148,8 +148,8 @@ def main() -> None:
     parser.add_argument("--protocol", nargs="+", choices="AB", default=["A", "B"])
     parser.add_argument("--split", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--learning-rate", type=float, default=0.01, help="first one of Adam; it falls by a cosine")
-    parser.add_argument("--gamma", type=float, default=0.1, help="step size of natural gradients")
+    parser.add_argument("--learning-rate", type=float, default=0.03, help="first one of Adam; it falls by a cosine")
+    parser.add_argument("--gamma", type=float, default=0.3, help="step size of natural gradients")
     parser.add_argument("--print", action="store_true", help="only print the table of what is there")
     arguments = parser.parse_args()
 
