@@ -105,8 +105,9 @@ def check_guide(
 ) -> None:
     """Check that a guide for ``model(X, y)`` keeps the promises of a NumPyro guide.
 
-    It must draw every latent site and nothing else, give ``dgp.ELBO`` and ``Trace_ELBO`` the same expectation, have
-    finite gradients, compile once, and predict at new inputs, also at a single one.
+    It must draw every latent site and nothing else, give ``dgp.ELBO`` and ``Trace_ELBO`` the same expectation (weighted
+    latents may give the former a higher one), have finite gradients, compile once, and predict at new inputs, also at a
+    single one.
 
     Args:
         model: the program, called as ``model(X, y, **kwargs)``.
@@ -148,10 +149,13 @@ def check_guide(
     keys = jax.random.split(jax.random.key(2), num)
     ours = jax.lax.map(lambda key: loss(ELBO(), params, key), keys, batch_size=50)
     stock = jax.lax.map(lambda key: loss(Trace_ELBO(), params, key), keys, batch_size=50)
-    error = jnp.sqrt((ours.var() + stock.var()) / num)
+    slack = 5 * jnp.sqrt((ours.var() + stock.var()) / num) + 1e-3 * jnp.abs(ours.mean())
+    gap = ours.mean() - stock.mean()
+    tighter = any(s.get("copies") is not None for s in guide_trace.values())
     _require(
-        jnp.abs(ours.mean() - stock.mean()) < 5 * error + 1e-3 * jnp.abs(ours.mean()),
-        f"Trace_ELBO and dgp.ELBO to agree in expectation, got {stock.mean():.4g} and {ours.mean():.4g}",
+        gap > -slack if tighter else jnp.abs(gap) < slack,
+        f"dgp.ELBO to {'be no lower than' if tighter else 'agree in expectation with'} Trace_ELBO, got "
+        f"{ours.mean():.4g} and {stock.mean():.4g}",
     )
     for rows in (X[:1], X[:3], X):
         values = given(guide, jax.random.key(3))(rows)

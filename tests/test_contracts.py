@@ -28,6 +28,9 @@ GUIDES = {
     "normal-hyperparameters": partial(G.InducingPoint, other=G.Normal()),
     "autoguide-hyperparameters": partial(G.InducingPoint, other=AutoMultivariateNormal),
     "mean-field": G.MeanField,
+    "amortised": partial(G.InducingPoint, latent=G.Amortised(hidden=(5,))),
+    "importance-weighted": partial(G.ImportanceWeighted, num_samples=3),
+    "quadrature": partial(G.InducingPoint, latent=G.Quadrature(10)),
     "mean-field-full": partial(G.MeanField, inducing=G.Full()),
     "stock-auto-normal": AutoNormal,
 }
