@@ -18,7 +18,8 @@ from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.gaussians import kl_diagonal, kl_full, log_density, log_determinant
-from numpyro_dgp.linalg import quadratic_forms, solve_lower
+from numpyro_dgp.linalg import solve_lower
+from numpyro_dgp.quadratic import quadratic_forms
 
 __all__ = ["Belief", "DiagonalBelief", "FullBelief", "FunctionDraw", "InducingPrior", "StandardNormal", "project"]
 

@@ -1,4 +1,4 @@
-"""S1: the linear algebra under every layer: jitter, Cholesky, triangular solves, quadratic forms.
+"""S1: the linear algebra under every layer: jitter, Cholesky, triangular solves.
 
 The jitter policy lives here and nowhere else. A Gram matrix ``K`` of ``M`` inputs gets
 ``jitter(dtype, M) * mean(diag K)`` on its diagonal: relative to the kernel variance, and just above
@@ -7,6 +7,7 @@ what rounding does to the smallest eigenvalue (``docs/numerics.md`` has the meas
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -23,7 +24,6 @@ __all__ = [
     "inverse_lower",
     "jitter",
     "matmul",
-    "quadratic_forms",
     "safe_sqrt",
     "set_diagonal",
     "solve_lower",
@@ -35,10 +35,11 @@ __all__ = [
 _FEW_COLUMNS = 3
 # Outside a compiled program these run as one program each, not as dozens; inside one they leave no trace.
 _fused = partial(jax.jit, inline=True)
-# Rows whose products with P matrices stay in cache.
-_BLOCK = 2000
 # Up to this size a triangular solve stays on the thread that calls it.
 _SMALL_SOLVE = 25
+# From this many matrices of at most that size on, LAPACK, which takes them one by one, is left aside: products over all
+# of them at once, down to blocks of the second size, are faster.
+_MANY, _LEAF = 8, 4
 
 
 def jitter(dtype: jnp.dtype, size: int) -> float:
@@ -122,6 +123,12 @@ def _checked(factor: Array, owner: str) -> Array:
     return factor
 
 
+def _halves(A: Array, B: Array, C: Array) -> Array:
+    """[A 0; B C]."""
+    zeros = jnp.zeros((*A.shape[:-1], C.shape[-1]), A.dtype)
+    return jnp.concatenate([jnp.concatenate([A, zeros], -1), jnp.concatenate([B, C], -1)], -2)
+
+
 @_fused
 def inverse_lower(L: Array) -> Array:
     """Inverse of lower triangular matrices by halves: inv [A 0; B C] = [A' 0; -C' B A', C'] with A', C' inverses.
@@ -135,15 +142,43 @@ def inverse_lower(L: Array) -> Array:
         return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
     half = size // 2
     A, C = inverse_lower(L[..., :half, :half]), inverse_lower(L[..., half:, half:])
-    B = -matmul(C, matmul(L[..., half:, :half], A))
-    top = jnp.concatenate([A, jnp.zeros((*L.shape[:-2], half, size - half), L.dtype)], -1)
-    return jnp.concatenate([top, jnp.concatenate([B, C], -1)], -2)
+    return _halves(A, -matmul(C, matmul(L[..., half:, :half], A)), C)
+
+
+def _inverse_factor_of_many(K: Array) -> Array:
+    """Factorisation and inverse by halves in one, with the names of :func:`inverse_lower`."""
+    size = K.shape[-1]
+    if size <= _LEAF:
+        return _inverse_factor_by_rows(K)
+    half = size // 2
+    A = _inverse_factor_of_many(K[..., :half, :half])
+    B = matmul(K[..., half:, :half], A.mT)
+    C = _inverse_factor_of_many(K[..., half:, half:] - matmul(B, B.mT))
+    return _halves(A, -matmul(C, matmul(B, A)), C)
+
+
+def _inverse_factor_by_rows(K: Array) -> Array:
+    """The same for a few rows: Cholesky's recursion number by number, for all matrices at once."""
+    L: dict[tuple[int, int], Array] = {}
+    rows: list[Array] = []
+    for i, row in enumerate(jnp.eye(K.shape[-1], dtype=K.dtype)):
+        pivot = K[..., i, i]
+        for j in range(i):
+            known = sum((L[i, k] * L[j, k] for k in range(j)), jnp.zeros_like(pivot))
+            L[i, j] = (K[..., i, j] - known) / L[j, j]
+            pivot = pivot - jnp.square(L[i, j])
+            row = row - L[i, j][..., None] * rows[j]
+        L[i, i] = jnp.sqrt(pivot)
+        rows.append(row / L[i, i][..., None])
+    return jnp.stack(rows, -2)
 
 
 @jax.custom_jvp
 @_fused
 def inverse_factor(K: Array) -> Array:
-    r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; NaN where K is not positive definite."""
+    r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; not finite where K is not positive definite."""
+    if K.shape[-1] <= _SMALL_SOLVE and math.prod(K.shape[:-2]) >= _MANY:
+        return _inverse_factor_of_many(K)
     return inverse_lower(jnp.linalg.cholesky(K))
 
 
@@ -179,75 +214,3 @@ def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:
     L = jnp.broadcast_to(L, batch + L.shape[-2:])
     B = jnp.broadcast_to(B, batch + B.shape[-2:])
     return jax.lax.linalg.triangular_solve(L, B, left_side=True, lower=True, transpose_a=transpose)
-
-
-def _side_by_side(S: Array) -> Array:
-    """Symmetric matrices (P, M, M) as one matrix (M, P M)."""
-    return jnp.moveaxis(S, 0, 1).reshape(S.shape[1], -1)
-
-
-def _products(C: Array, A: Array) -> Array:
-    """Products of rows A (N, M) with P matrices side by side, C (M, P M), by one matrix product: (N, P, M)."""
-    return (A @ C).reshape(len(A), -1, C.shape[0])
-
-
-def _blocks(rows: Array) -> Array:
-    """Rows (N, ...) as (blocks, rows per block, ...), with zero rows added at the end."""
-    count = -(-len(rows) // _BLOCK)
-    size = -(-len(rows) // count)
-    padded = jnp.pad(rows, [(0, count * size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
-    return padded.reshape(count, size, *rows.shape[1:])
-
-
-@jax.custom_vjp
-@_fused
-def quadratic_forms(S: Array, A: Array) -> Array:
-    r"""All quadratic forms :math:`v_{np} = a_n^\top S_p\, a_n` at once, shape (N, P).
-
-    The value is one matrix product of shape (N, M) x (M, P M), and its layout makes the sum run over contiguous
-    numbers. The derivative is written by hand. Autodiff does not know that :math:`S_p` is symmetric and spends a
-    third product on :math:`\partial v / \partial A = 2 S_p A`, which the value has already computed; and it keeps all
-    N P M numbers of the product, so that many rows are done in blocks that stay in cache and computed again backwards.
-
-    Args:
-        S: symmetric matrices (P, M, M).
-        A: rows (N, M).
-
-    Source: measured in ``docs/performance.md``.
-    """
-    C = _side_by_side(S)
-    if len(A) <= _BLOCK:
-        return (_products(C, A) * A[:, None, :]).sum(-1)
-    values = jax.lax.map(lambda rows: (_products(C, rows) * rows[:, None, :]).sum(-1), _blocks(A))
-    return values.reshape(-1, len(S))[: len(A)]
-
-
-def _quadratic_forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
-    if len(A) > _BLOCK:
-        return quadratic_forms(S, A), (S, A, None)
-    products = _products(_side_by_side(S), A)
-    return (products * A[:, None, :]).sum(-1), (S, A, products)
-
-
-def _quadratic_forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> tuple[Array, Array]:
-    S, A, products = kept
-    C = _side_by_side(S)
-
-    def block(rows: Array, w: Array, products: Array) -> tuple[Array, Array]:
-        weighted = (rows[:, None, :] * w[..., None]).reshape(len(rows), -1)
-        return rows.T @ weighted, 2 * jnp.einsum("np,npm->nm", w, products)
-
-    if products is not None:
-        dC, dA = block(A, weights, products)
-    else:
-
-        def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, Array]:
-            dC, dA = block(*part, _products(C, part[0]))
-            return total + dC, dA
-
-        dC, dA = jax.lax.scan(step, jnp.zeros_like(C), (_blocks(A), _blocks(weights)))
-        dA = dA.reshape(-1, A.shape[1])[: len(A)]
-    return jnp.moveaxis(dC.reshape(A.shape[1], *S.shape[:2]), 1, 0), dA
-
-
-quadratic_forms.defvjp(_quadratic_forms_forward, _quadratic_forms_backward)

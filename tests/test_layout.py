@@ -10,7 +10,17 @@ import numpyro_dgp
 ROOT = Path(numpyro_dgp.__file__).parent
 LAYERS = {
     0: ["_typing", "_checks"],
-    1: ["linalg", "kernels", "means", "gaussians", "covariances", "coordinates", "quadrature", "structure"],
+    1: [
+        "linalg",
+        "quadratic",
+        "kernels",
+        "means",
+        "gaussians",
+        "covariances",
+        "coordinates",
+        "quadrature",
+        "structure",
+    ],
     2: [
         "beliefs",
         "values",
