@@ -7,6 +7,7 @@ what rounding does to the smallest eigenvalue (``docs/numerics.md`` has the meas
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -37,6 +38,9 @@ _FEW_COLUMNS = 3
 _fused = partial(jax.jit, inline=True)
 # Up to this size a triangular solve stays on the thread that calls it.
 _SMALL_SOLVE = 25
+# From this many matrices of at most that size on, LAPACK, which takes them one by one, is left aside: products over all
+# of them at once, down to blocks of the second size, are faster.
+_MANY, _LEAF = 8, 4
 
 
 def jitter(dtype: jnp.dtype, size: int) -> float:
@@ -148,6 +152,12 @@ def conditional_cholesky(C: Array, scale: Array) -> Array:
     return jnp.linalg.cholesky(C + epsilon[..., None, None] * nugget)
 
 
+def _halves(A: Array, B: Array, C: Array) -> Array:
+    """[A 0; B C]."""
+    zeros = jnp.zeros((*A.shape[:-1], C.shape[-1]), A.dtype)
+    return jnp.concatenate([jnp.concatenate([A, zeros], -1), jnp.concatenate([B, C], -1)], -2)
+
+
 @_fused
 def inverse_lower(L: Array) -> Array:
     """Inverse of lower triangular matrices by halves: inv [A 0; B C] = [A' 0; -C' B A', C'] with A', C' inverses.
@@ -161,15 +171,43 @@ def inverse_lower(L: Array) -> Array:
         return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
     half = size // 2
     A, C = inverse_lower(L[..., :half, :half]), inverse_lower(L[..., half:, half:])
-    B = -matmul(C, matmul(L[..., half:, :half], A))
-    top = jnp.concatenate([A, jnp.zeros((*L.shape[:-2], half, size - half), L.dtype)], -1)
-    return jnp.concatenate([top, jnp.concatenate([B, C], -1)], -2)
+    return _halves(A, -matmul(C, matmul(L[..., half:, :half], A)), C)
+
+
+def _inverse_factor_of_many(K: Array) -> Array:
+    """Factorisation and inverse by halves in one, with the names of :func:`inverse_lower`."""
+    size = K.shape[-1]
+    if size <= _LEAF:
+        return _inverse_factor_by_rows(K)
+    half = size // 2
+    A = _inverse_factor_of_many(K[..., :half, :half])
+    B = matmul(K[..., half:, :half], A.mT)
+    C = _inverse_factor_of_many(K[..., half:, half:] - matmul(B, B.mT))
+    return _halves(A, -matmul(C, matmul(B, A)), C)
+
+
+def _inverse_factor_by_rows(K: Array) -> Array:
+    """The same for a few rows: Cholesky's recursion number by number, for all matrices at once."""
+    L: dict[tuple[int, int], Array] = {}
+    rows: list[Array] = []
+    for i, row in enumerate(jnp.eye(K.shape[-1], dtype=K.dtype)):
+        pivot = K[..., i, i]
+        for j in range(i):
+            known = sum((L[i, k] * L[j, k] for k in range(j)), jnp.zeros_like(pivot))
+            L[i, j] = (K[..., i, j] - known) / L[j, j]
+            pivot = pivot - jnp.square(L[i, j])
+            row = row - L[i, j][..., None] * rows[j]
+        L[i, i] = jnp.sqrt(pivot)
+        rows.append(row / L[i, i][..., None])
+    return jnp.stack(rows, -2)
 
 
 @jax.custom_jvp
 @_fused
 def inverse_factor(K: Array) -> Array:
-    r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; NaN where K is not positive definite."""
+    r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; not finite where K is not positive definite."""
+    if K.shape[-1] <= _SMALL_SOLVE and math.prod(K.shape[:-2]) >= _MANY:
+        return _inverse_factor_of_many(K)
     return inverse_lower(jnp.linalg.cholesky(K))
 
 

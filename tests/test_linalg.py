@@ -64,6 +64,28 @@ def test_inverse_cholesky_and_its_derivative(key, size):
         linalg.inverse_cholesky(jnp.array([[1.0, 2.0], [2.0, 1.0]]))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("size", [1, 4, 5, 25])
+def test_inverse_factors_of_many_small_matrices(key, dtype, size):
+    """They take a way of their own; one of them that is not positive definite leaves the others alone."""
+    root = jax.random.normal(key, (2, 6, size, size), dtype)
+    K = root @ root.mT + 0.1 * jnp.eye(size, dtype=dtype)
+    exact = np.linalg.inv(np.linalg.cholesky(np.asarray(K, float)))
+    found = linalg.inverse_factor(K)
+    assert found.dtype == dtype
+    error = np.linalg.norm(found - exact, axis=(-2, -1)) / np.linalg.norm(exact, axis=(-2, -1))
+    np.testing.assert_array_less(error, 10 * jnp.finfo(dtype).eps * np.linalg.cond(np.asarray(K, float)))
+    np.testing.assert_array_equal(jnp.triu(found, 1), 0)
+    one_by_one = jax.vmap(jax.vmap(jax.grad(lambda K: jnp.sin(linalg.inverse_factor(K)).sum())))(K)
+    together = jax.grad(lambda K: jnp.sin(linalg.inverse_factor(K)).sum())(K)
+    np.testing.assert_allclose(
+        together, one_by_one, rtol=1e-2 if dtype == jnp.float32 else 1e-8, atol=1e-3 * float(jnp.abs(one_by_one).max())
+    )
+    broken = linalg.inverse_factor(K.at[0, 0, -1, -1].set(-1.0))
+    assert not jnp.isfinite(broken[0, 0]).all()
+    np.testing.assert_array_equal(broken[1], found[1])
+
+
 @pytest.mark.parametrize("transpose", [False, True])
 def test_solve_lower_broadcasts(key, transpose):
     L = jnp.tril(jax.random.normal(key, (3, 4, 4))) + 3 * jnp.eye(4)

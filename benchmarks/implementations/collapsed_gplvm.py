@@ -19,7 +19,12 @@ def collapsed_gplvm(
 ) -> np.ndarray:
     """The bound per datum with the optimal q(u) in closed form (Titsias and Lawrence, 2010), by iteration of L-BFGS."""
     (N, P), M = Y.shape, len(Z)
-    free = {"variance": jnp.log(variance), "noise": jnp.log(noise), "scales": jnp.zeros(2), "Z": jnp.asarray(Z)}
+    free = {
+        "variance": jnp.log(variance),
+        "noise": jnp.log(noise),
+        "scales": jnp.zeros(start.shape[1]),
+        "Z": jnp.asarray(Z),
+    }
     free |= {"mean": jnp.asarray(start), "deviation": jnp.full(start.shape, math.log(0.1))}
     flat, unravel = ravel_pytree(free)
 

@@ -52,7 +52,7 @@ class RowScaledTransform(ParameterFreeTransform):
 
     def _inverse(self, y: Array) -> Array:
         scale = jnp.diagonal(y, axis1=-2, axis2=-1)
-        unit = jnp.tril(y / scale[..., None], -1)
+        unit = jnp.tril(y * (1 / scale)[..., None], -1)
         return unit + jnp.log(scale)[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:

@@ -197,23 +197,25 @@ def _step(
         first, second = (jnp.isfinite(a) for a in arrays)
         return first & second if diagonal else first.all(-1) & second.all((-2, -1))
 
-    def move(sizes: Array) -> tuple[Pair, Array]:
+    def attempt(carry: tuple[Array, Array, Array, Array, Pair]) -> tuple[Array, Array, Array, Array, Pair]:
+        # A step that ends inside after one that did not may end at the very edge, where the variance is enormous.
+        # Half of it keeps at least half of the precision.
+        attempts, sizes, _, outside_before, _ = carry
         new = natural_step(pair, slope, sizes, coordinates, diagonal=diagonal)
-        return new, finite(new)
+        outside = ~finite(new)
+        # Where the loss is not finite, shorter steps do not help.
+        outside = jax.lax.cond(jnp.any(outside), lambda: outside & finite(slope), lambda: outside)
+        shorten = outside | outside_before
+        sizes = jnp.where(shorten, jnp.where(attempts < _HALVINGS, 0.5 * sizes, 0.0), sizes)
+        return attempts + 1, sizes, shorten, outside, new
 
-    hopeless = ~finite(slope)  # of a loss that is not finite: shorter steps do not help
-
-    def shorten(carry: tuple[int, Array, Array]) -> tuple[int, Array, Array]:
-        halvings, sizes, inside = carry
-        sizes = jnp.where(inside, sizes, jnp.where(halvings < _HALVINGS, 0.5 * sizes, 0.0))
-        return halvings + 1, sizes, move(sizes)[1]
-
+    # The first step is made inside the loop as well: the program holds one step, and the step size is computed once,
+    # where XLA would compute a schedule again for every number that it multiplies.
     full = jnp.full(free[0].shape if diagonal else free[0].shape[:-1], step_size, free[0].dtype)
-    new, inside = move(full)
-    halvings, sizes, _ = jax.lax.while_loop(
-        lambda c: (c[0] <= _HALVINGS) & ~jnp.all(c[2] | hopeless), shorten, (0, full, inside)
+    yes, no = jnp.ones_like(full, bool), jnp.zeros_like(full, bool)
+    attempts, *_, (m, root) = jax.lax.while_loop(
+        lambda carry: jnp.any(carry[2]) & (carry[0] <= _HALVINGS + 1),
+        attempt,
+        (jnp.zeros((), jnp.int32), full, yes, no, pair),
     )
-    # The longest step inside may end at the very edge, where the variance is enormous. Half of it keeps at least
-    # half of the precision.
-    m, root = jax.lax.cond(halvings > 0, lambda: move(jnp.where(inside, sizes, 0.5 * sizes))[0], lambda: new)
-    return m, transform.inv(root), jnp.minimum(halvings, 1)
+    return m, transform.inv(root), jnp.minimum(attempts - 1, 1)
