@@ -115,7 +115,7 @@ def co2_series(smoke: bool) -> tuple[dgp.rings.Ring, np.ndarray, np.ndarray, np.
 
 
 def co2_model(ring: dgp.rings.Ring, observed: np.ndarray, y: Any = None) -> None:
-    """A quadratic trend, a season with two harmonics, variations over years and over weeks, noise."""
+    """A quadratic trend, a season with two harmonics, variations over half a decade, a year and weeks, noise."""
     t = (ring.points()[:, 0] - 1980.0) / DECADE
     level = numpyro.sample("level", dist.Normal(340.0, 20.0))
     slope = numpyro.sample("slope", dist.Normal(13.0, 5.0))
@@ -123,6 +123,8 @@ def co2_model(ring: dgp.rings.Ring, observed: np.ndarray, y: Any = None) -> None
     numpyro.deterministic("trend", level + slope * t + bend * t**2)
     stable = positive("season_lengthscale", 20.0, 0.5)
     kernel = Wave(positive("season1", 2.0) ** 2, stable, 1.0) + Wave(positive("season2", 0.7) ** 2, stable, 0.5)
+    # No longer than a third of what the ring has to spare beyond the data.
+    kernel = kernel + dgp.kernels.RBF(positive("decade", 1.0) ** 2, positive("decade_lengthscale", 4.5, 0.1))
     kernel = kernel + dgp.kernels.RBF(positive("years", 0.5) ** 2, positive("years_lengthscale", 1.0, 0.5))
     kernel = kernel + dgp.kernels.Matern32(positive("weeks", 0.3) ** 2, positive("weeks_lengthscale", 0.1, 0.5))
     loc = (level + slope * t + bend * t**2)[observed]
@@ -188,13 +190,14 @@ def fit_co2(out: Path, steps: int, draws: int, smoke: bool) -> list[str]:
 
 
 def sunspot_model(ring: dgp.rings.Ring, observed: np.ndarray, y: Any = None) -> None:
-    """The square root of the yearly number: a level, cycles of about eleven years, slower variations, noise."""
+    """The square root of the yearly number: a level, cycles of about eleven years, slow and fast variations, noise."""
     trend = numpyro.deterministic("trend", numpyro.sample("level", dist.Normal(6.5, 1.0)))
     cycles = Wave(
         positive("cycle", 2.5, 0.5) ** 2, positive("cycle_lengthscale", 15.0, 0.5), positive("period", 11.0, 0.1)
     )
-    slow = dgp.kernels.RBF(positive("slow", 1.5, 0.5) ** 2, positive("slow_lengthscale", 10.0, 0.4))
-    series = dgp.rings.RingNormal(cycles + slow, ring, positive("noise", 0.5), np.asarray(observed), trend)
+    slow = dgp.kernels.RBF(positive("slow", 1.0, 0.5) ** 2, positive("slow_lengthscale", 30.0, 0.2))
+    fast = dgp.kernels.RBF(positive("fast", 1.0, 0.5) ** 2, positive("fast_lengthscale", 1.5, 0.2))
+    series = dgp.rings.RingNormal(cycles + slow + fast, ring, positive("noise", 0.5), np.asarray(observed), trend)
     numpyro.sample("y", series, obs=y)
 
 
@@ -204,7 +207,7 @@ def fit_sunspots(out: Path, warmup: int, num: int, draws: int, smoke: bool) -> l
 
     table = sunspots.load_pandas().data.iloc[: 80 if smoke else None]
     years, y = table["YEAR"].to_numpy(float), np.sqrt(table["SUNACTIVITY"].to_numpy())
-    ring, present = dgp.rings.regular(years, margin=100.0)
+    ring, present = dgp.rings.regular(years, margin=120.0)
     held = 15 if smoke else 30
     train = present & (np.cumsum(present) <= len(y) - held)
     later = present & ~train
