@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def co2_series(smoke: bool) -> tuple[dgp.rings.Ring, np.ndarray, np.ndarray, np.
     return dgp.rings.Ring(begin, begin + years, size), y, (np.arange(size) < last) & ~inside, inside
 
 
-def co2_model(ring: dgp.rings.Ring, observed: np.ndarray, y: Any = None) -> None:
+def co2_model(ring: dgp.rings.Ring, observed: np.ndarray, y: Any = None, decade: bool = True) -> None:
     """A quadratic trend, a season with two harmonics, variations over half a decade, a year and weeks, noise."""
     t = (ring.points()[:, 0] - 1980.0) / DECADE
     level = numpyro.sample("level", dist.Normal(340.0, 20.0))
@@ -123,8 +124,8 @@ def co2_model(ring: dgp.rings.Ring, observed: np.ndarray, y: Any = None) -> None
     numpyro.deterministic("trend", level + slope * t + bend * t**2)
     stable = positive("season_lengthscale", 20.0, 0.5)
     kernel = Wave(positive("season1", 2.0) ** 2, stable, 1.0) + Wave(positive("season2", 0.7) ** 2, stable, 0.5)
-    # No longer than a third of what the ring has to spare beyond the data.
-    kernel = kernel + dgp.kernels.RBF(positive("decade", 1.0) ** 2, positive("decade_lengthscale", 4.5, 0.1))
+    if decade:  # no longer than about a third of what the ring has to spare beyond the data
+        kernel = kernel + dgp.kernels.RBF(positive("decade", 1.0) ** 2, positive("decade_lengthscale", 4.5, 0.1))
     kernel = kernel + dgp.kernels.RBF(positive("years", 0.5) ** 2, positive("years_lengthscale", 1.0, 0.5))
     kernel = kernel + dgp.kernels.Matern32(positive("weeks", 0.3) ** 2, positive("weeks_lengthscale", 0.1, 0.5))
     loc = (level + slope * t + bend * t**2)[observed]
@@ -145,21 +146,22 @@ def predict(model: Any, samples: dict[str, jax.Array], y: jax.Array, *args: Any)
     return jax.lax.map(one, samples)
 
 
-def fit_co2(out: Path, steps: int, draws: int, smoke: bool) -> list[str]:
+def fit_co2(out: Path, steps: int, draws: int, smoke: bool, decade: bool) -> list[str]:
     """Mode and curvature of the log evidence, then predictions averaged over draws of the hyperparameters."""
     ring, y, early, inside = co2_series(smoke)
     known = ~np.isnan(y)
     train, inside = early & known, inside & known
     later = known & ~early & ~inside
-    guide = AutoLaplaceApproximation(co2_model, init_loc_fn=init_to_median(num_samples=50))
-    svi = SVI(co2_model, guide, optax.adam(optax.cosine_decay_schedule(0.05, steps)), Trace_ELBO())
+    model = partial(co2_model, decade=decade)
+    guide = AutoLaplaceApproximation(model, init_loc_fn=init_to_median(num_samples=50))
+    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.05, steps)), Trace_ELBO())
     result = svi.run(jax.random.key(0), steps, ring, train, jnp.asarray(y[train]), progress_bar=False)
     samples = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(max(draws, 1000),))
     samples.pop("trend")
     title = "CO2 (ppm, years; the trend per decade), Laplace's approximation"
     summarise(title, {k: np.asarray(v)[None] for k, v in samples.items()}, kind="stats")
     picked = {k: v[:draws] for k, v in samples.items()}
-    means, variances = predict(co2_model, picked, jnp.asarray(y[train]), ring, train)
+    means, variances = predict(model, picked, jnp.asarray(y[train]), ring, train)
     first_year = later & (np.cumsum(later) <= 52)
     lines = [
         score("CO2, weeks in between (ppm)", y[inside], means, variances, inside),
@@ -286,6 +288,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=500, help="of NUTS (default: 500)")
     parser.add_argument("--samples", type=int, default=1000, help="of NUTS per chain, two chains (default: 1000)")
     parser.add_argument("--draws", type=int, default=20, help="of hyperparameters in predictions (default: 20)")
+    parser.add_argument("--no-decade", action="store_true", help="leave out the term of half a decade of CO2")
     parser.add_argument("--out", type=Path, default=Path("ring_output"))
     parser.add_argument("--smoke", action="store_true", help="a few steps on a few rows, to see that it runs")
     arguments = parser.parse_args()
@@ -296,7 +299,7 @@ def main() -> None:
     numpyro.enable_x64()
     lines = [f"{'held out':40s}{'rows':>6s}{'RMSE':>9s}{'log density':>13s}{'95 % holds':>13s}"]
     if "co2" in arguments.only:
-        lines += fit_co2(arguments.out, arguments.steps, arguments.draws, smoke)
+        lines += fit_co2(arguments.out, arguments.steps, arguments.draws, smoke, not arguments.no_decade)
     if "sunspots" in arguments.only:
         lines += fit_sunspots(arguments.out, arguments.warmup, arguments.samples, arguments.draws, smoke)
     if "coal" in arguments.only:
