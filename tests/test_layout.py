@@ -23,6 +23,7 @@ LAYERS = {
         "spectra",
         "circulant",
         "ring_features",
+        "subsampled",
         "tilted",
         "blocks",
         "expectations",
