@@ -111,9 +111,9 @@ def make_model(X: jax.Array, layers: int, latent: int, num_inducing: int = 50) -
     return model
 
 
-def make_guide(model: Callable[..., None], name: str, num_samples: int) -> Any:
-    """Variational inference with a Gaussian per latent, or importance weighting with ``num_samples`` samples."""
-    if name == "vi":
+def make_guide(model: Callable[..., None], name: str, num_samples: int, latent: int) -> Any:
+    """Variational inference with a Gaussian per latent, or importance weighting where there are latents."""
+    if name == "vi" or not latent:
         return dgp.guides.InducingPoint(model)
     return dgp.guides.ImportanceWeighted(model, num_samples=num_samples)
 
@@ -131,7 +131,7 @@ class Fit(NamedTuple):
 def fit(data: Data, name: str, arguments: argparse.Namespace) -> Fit:
     """Natural gradients for the last layer, Adam for the rest, both falling along a cosine; then the scores."""
     model = make_model(data.X, *MODELS[name], arguments.num_inducing)
-    guide = make_guide(model, arguments.guide, arguments.num_samples)
+    guide = make_guide(model, arguments.guide, arguments.num_samples, MODELS[name][1])
     steps, batch = arguments.steps, arguments.batch if arguments.batch < len(data.X) else None
     adam = optax.adam(optax.cosine_decay_schedule(arguments.learning_rate, steps))
     optimizer = dgp.optim.NaturalGradient(guide, optax.cosine_decay_schedule(arguments.gamma, steps), adam)
