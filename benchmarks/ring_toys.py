@@ -257,6 +257,8 @@ def draw_covariances(toy: Toy, found: dict[str, RingBelief], out: Path, steps: i
         ticks = every * np.arange(1, len(path) + 1)
         axes[0, 0].loglog(ticks, jax.lax.map(lambda p, b=build: toy.gap(b(p)), path), color=f"C{i}", label=name)
         axes[0, 0].axhline(toy.gap(found[name]), color=f"C{i}", ls="--", lw=1)
+        last, best = float(toy.gap(build(path[-1]))), float(toy.gap(found[name]))
+        print(f"AdaGrad, {name}: gap {last:.1f} after {steps} steps, optimum {best:.1f}")
         kls = jax.lax.map(lambda p, b=build: divergences(variance(b(p)), truth), path)
         for where, style in ((INSIDE, "-"), (~INSIDE, ":")):
             axes[0, 1].loglog(ticks, kls[:, where].mean(1), style, color=f"C{i}")

@@ -299,6 +299,30 @@ def test_single_precision_data_stay_single(x64):
         jax.config.update("jax_enable_x64", True)
 
 
+@pytest.mark.usefixtures("x32")
+def test_two_layers_on_rings_train_in_single_precision():
+    """Smooth kernels, many grid points per lengthscale; the fit explains a step that a stationary layer cannot."""
+    x = np.linspace(-2, 2, 80, dtype=np.float32)[:, None]
+    y = (np.tanh(8 * x[:, 0]) + 0.05 * np.random.default_rng(7).normal(size=80)).astype(np.float32)
+
+    def model(X, y=None):
+        noise = numpyro.param("noise", jnp.float32(0.3), constraint=dist.constraints.positive)
+        f = dgp.gp("f", RBF(0.5, 0.7), dgp.Grid(-7.0, 7.0, 45), outputs=1, mean=dgp.means.Identity())
+        g = dgp.gp("g", RBF(1.0, 1.0), dgp.Grid(-9.0, 9.0, 45))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
+
+    guide = G.InducingPoint(model)
+    result = SVI(model, guide, optax.adam(0.02), dgp.ELBO()).run(jax.random.key(0), 500, x, y, progress_bar=False)
+    assert all(value.dtype == jnp.float32 and np.isfinite(value).all() for value in result.params.values())
+    assert np.isfinite(result.losses).all()
+    assert result.params["noise"] < 0.12
+    prediction = dgp.Posterior(model, guide, result.params).predict(jax.random.key(1), x)
+    assert prediction.mean.dtype == jnp.float32
+    assert np.sqrt(np.square(prediction.mean - np.tanh(8 * x[:, 0])).mean()) < 0.1
+
+
 def toy(nugget=None, seed=0):
     """Seed 004, section 3.1.1: 750 inputs in three clusters, 75 inducing points; the whitened covariances A."""
     draw = np.random.default_rng(seed).uniform
