@@ -28,7 +28,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
 from numpyro_dgp.exact import ExactFunction
-from numpyro_dgp.functions import SparseFunction
+from numpyro_dgp.induced import InducedFunction
 from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.guides.sites import Message, inspect_program, site_kind, unwrap
 from numpyro_dgp.likelihood import Likelihood
@@ -156,7 +156,7 @@ class Posterior:
         paths = self._path_programs.setdefault(num_features, partial(self._paths, num_features))
         return lambda *args, **kwargs: self._over_draws(paths, key, num_samples, args, kwargs)
 
-    def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[SparseFunction, Array]]:
+    def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[InducedFunction, Array]]:
         """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
 
         Under a guide of Gaussian inducing values, ``f(x)`` is the posterior of the layer at any x of its own inputs.
@@ -167,7 +167,7 @@ class Posterior:
             fn = unwrap(site["fn"]) if site["type"] == "sample" else None
             values: Any = getattr(fn, "f_x", fn)
             function = getattr(values, "function", None)
-            if not isinstance(function, SparseFunction | ExactFunction):
+            if not isinstance(function, InducedFunction | ExactFunction):
                 continue
             if isinstance(function, ExactFunction):
                 function = function.condition(values.inputs, site["value"])

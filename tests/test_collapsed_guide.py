@@ -204,6 +204,7 @@ def test_gradient_is_that_at_the_optimum_held_fixed():
     assert max(abs(reference[n]).max() for n in ("g_auto_loc", "g_auto_scale_tril")) < 1e-6
 
 
+@pytest.mark.slow
 def test_mean_field_deep_bound_by_quasi_newton():
     guide = G.Collapsed(deep)
     svi = SVI(deep, guide, optax.sgd(0.0), dgp.ELBO())
@@ -217,6 +218,7 @@ def test_mean_field_deep_bound_by_quasi_newton():
     assert posterior.functions(jax.random.key(2), num_samples=3)(X[:4])["y"].shape == (3, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [G.Normal(), AutoNormal])
 def test_posteriors_of_hyperparameters_are_drawn(other):
     """The same bound in expectation as NumPyro's, given the same q(v) as a function of the hyperparameters."""

@@ -151,6 +151,7 @@ def test_one_sample_is_the_plain_bound():
     assert agree(plain, stock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, 0.3])
 def test_more_samples_never_lower_the_bound(noise):
     """Check 18."""
@@ -227,15 +228,15 @@ def test_draws_from_the_implied_posterior():
         InducingPoint(lv_gp, latent=Quadrature(60)),
         ImportanceWeighted(lv_gp, num_samples=200, latent=dgp.guides.Prior()),
     ):
-        w = guide.sample_posterior(jax.random.key(5), SHALLOW, X, Y, sample_shape=(4000,))["w"]
-        assert w.shape == (4000, 6, 1)
+        w = guide.sample_posterior(jax.random.key(5), SHALLOW, X, Y, sample_shape=(2000,))["w"]
+        assert w.shape == (2000, 6, 1)
         for n in range(3):
             density = np.asarray(jax.vmap(integrand, (0, None))(grid, n))
             density = density / density.sum()
             mean = density @ grid
             sd = np.sqrt(density @ (grid - mean) ** 2)
-            assert abs(w[:, n, 0].mean() - mean) < 5 * sd / np.sqrt(4000) + 0.01
-            assert abs(w[:, n, 0].std() / sd - 1) < 0.06
+            assert abs(w[:, n, 0].mean() - mean) < 5 * sd / np.sqrt(2000) + 0.01
+            assert abs(w[:, n, 0].std() / sd - 1) < 0.08
     deep = ImportanceWeighted(lv_gp_gp, num_samples=4)
     values = deep.sample_posterior(jax.random.key(5), PARAMS, X, Y)
     assert {name: values[name].shape for name in "whf"} == {"w": (6, 1), "h": (6, 2), "f": (2, 5)}
@@ -252,7 +253,11 @@ def gradients(guide, params, names, num, key=jax.random.key(3)):
     return np.asarray(jax.lax.map(one, jax.random.split(key, num), batch_size=200))
 
 
-@pytest.mark.parametrize(("model", "params"), [(lv_gp, SHALLOW), (lv_gp_gp, PARAMS)], ids=["one layer", "two layers"])
+@pytest.mark.parametrize(
+    ("model", "params"),
+    [(lv_gp, SHALLOW), pytest.param(lv_gp_gp, PARAMS, marks=pytest.mark.slow)],
+    ids=["one layer", "two layers"],
+)
 def test_doubly_reparameterised_gradients_have_the_same_mean(model, params):
     """Check 21."""
     names = ["w_auto_loc", "w_auto_scale", "g_auto_loc"]
@@ -263,6 +268,7 @@ def test_doubly_reparameterised_gradients_have_the_same_mean(model, params):
         assert agree(a, b, width=4.5)
 
 
+@pytest.mark.slow
 def test_signal_to_noise_of_the_proposal():
     """Check 21: falls like K^(-1/2) for plain gradients, grows like K^(1/2) for doubly reparameterised ones."""
     params = SHALLOW | {"w_auto_loc": jnp.zeros((6, 1)), "w_auto_scale": jnp.full((6, 1), 0.9)}

@@ -206,6 +206,7 @@ def test_nuts_lands_on_bayesian_linear_regression():
     np.testing.assert_allclose(draws.std(0), sd, rtol=0.07)
 
 
+@pytest.mark.slow
 def test_nuts_through_a_hidden_projection():
     """Under ``for_mcmc`` the projected inputs are deterministic; on the bare program NUTS stops."""
     draws = run(dgp.for_mcmc(layered), X[:15], Y[:15])

@@ -234,7 +234,14 @@ def test_the_bound_is_that_of_dense_algebra(rule):
     assert agree(draws, np.full(400, float(found)), width=4.0)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        G.ScaledCirculant(),
+        *[pytest.param(rule, marks=pytest.mark.slow) for rule in RULES if rule != G.ScaledCirculant()],
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
 def test_rules_keep_the_contract_of_guides(rule):
     testing.check_guide(bayesian, G.InducingPoint(bayesian, inducing=rule), jnp.array(X), jnp.array(Y))
 
@@ -257,6 +264,7 @@ def test_rules_need_a_ring():
         G.ScaledPrior(-1.0)
 
 
+@pytest.mark.slow
 def test_function_draws_have_the_moments_of_the_posterior(key):
     """Check 38 on a ring."""
     guide = G.InducingPoint(shallow)

@@ -120,6 +120,7 @@ def evidence_program(x, y=None):
     numpyro.sample("y", dgp.rings.RingNormal(dgp.kernels.RBF(1.0, ls), ring, noise, observed), obs=y)
 
 
+@pytest.mark.slow
 def test_hyperparameters_by_maximum_a_posteriori():
     """The same optimum as the dense process on the line."""
     x, y = series()

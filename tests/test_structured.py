@@ -130,6 +130,7 @@ def test_joint_outputs_with_block_diagonal_weights_are_factorised():
     np.testing.assert_allclose(evaluate(joint, blocks), evaluate(free, params), rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model", "free", "joint", "below"])
 def test_training_on_from_mean_field_gains(name):
     """Never worse at the optimum: here from the optimum of mean field, on draws not used in training."""
