@@ -28,9 +28,9 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
 from numpyro_dgp.exact import ExactFunction
-from numpyro_dgp.induced import InducedFunction
 from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.guides.sites import Message, inspect_program, site_kind, unwrap
+from numpyro_dgp.induced import InducedFunction
 from numpyro_dgp.likelihood import Likelihood
 
 __all__ = ["Posterior"]
