@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture
-from numpyro_dgp.functions import SparseFunction
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["bounds", "density", "fit", "layers", "marginals", "observed"]
@@ -217,7 +216,7 @@ def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_point
     return figure
 
 
-def _layer(axes: np.ndarray, name: str, function: SparseFunction, inputs: np.ndarray, num_points: int) -> None:
+def _layer(axes: np.ndarray, name: str, function: Any, inputs: np.ndarray, num_points: int) -> None:
     """One row of :func:`layers`."""
     centre = inputs.mean(0)
     direction = np.ones(1) if len(centre) == 1 else np.linalg.svd(inputs - centre, full_matrices=False)[2][0]
