@@ -131,6 +131,7 @@ def sampled_bound(model, guide, params, y):
     return jax.lax.map(draw, jax.random.split(jax.random.key(5), 4000), batch_size=200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bound_against_draws_of_hidden_layers(name):
     """Checks 17 and 24. A guide with the same q, explicit, has a larger bound, or the same where nothing is open."""

@@ -283,6 +283,7 @@ def test_function_draws_have_the_moments_of_the_posterior(key):
     assert (abs(products.mean(0) - joint.covariance[0]) < 5 * products.std(0) / np.sqrt(3000) + 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [True, False])
 def test_single_precision_data_stay_single(x64):
     jax.config.update("jax_enable_x64", x64)

@@ -155,6 +155,7 @@ def test_training_on_from_mean_field_gains(name):
     assert after.mean() > before.mean() + (-3 * error if name == "below" else 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_minibatches_and_predictions(name):
     guide = G.InducingPoint(deep, sites={"h": RULES[name], "m": RULES[name]})
@@ -175,6 +176,7 @@ def test_minibatches_and_predictions(name):
     assert sites["m"]["fn"].batch_shape == (3,)
 
 
+@pytest.mark.slow
 def test_partition_of_the_data_gives_the_bound_of_all_of_it():
     """Check 12: averages over minibatches, with noise belonging to the data."""
     for name in ("free", "joint", "model"):
@@ -201,6 +203,7 @@ def test_beside_an_autoguide_for_hyperparameters():
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, model, guide, X, Y, num=6000))
 
 
+@pytest.mark.slow
 def test_single_precision(x32):
     points, x, y = (np.asarray(a, np.float32) for a in (Z, X, Y))
 
