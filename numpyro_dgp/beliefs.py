@@ -84,6 +84,9 @@ class Belief(dist.Distribution):
 
     loc: Array
 
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample_with_intermediates(key, sample_shape)[0]
+
     def spread(self, A: Array) -> Array:
         """Diagonal of the added covariance, shape (N, P), for A of shape (N, M) or (P, N, M)."""
         raise NotImplementedError
@@ -124,9 +127,6 @@ class FullBelief(Belief):
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
         return self.loc + (self.scale_tril @ white[..., None])[..., 0], [white]
-
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.sample_with_intermediates(key, sample_shape)[0]
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         if intermediates:
@@ -175,9 +175,6 @@ class DiagonalBelief(Belief):
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
         return self.loc + self.scale * white, [white]
 
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.sample_with_intermediates(key, sample_shape)[0]
-
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         white = intermediates[0] if intermediates else (value - self.loc) / self.scale
         density = log_density(white, jnp.log(jnp.abs(self.scale)).sum(-1))
@@ -220,16 +217,18 @@ class FunctionDraw:
     num_features: int = static(default=1024)
 
 
-def whitened_values(owner: str, name: str, shape: tuple[int, ...], dtype: Any) -> Array | Belief | FunctionDraw:
+def whitened_values(
+    owner: str, name: str, prior: InducingPrior, what: str = "inducing values"
+) -> Array | Belief | FunctionDraw:
     """Open the site ``name`` of whitened values: what is known about them.
 
     Raises:
         ValueError: inside a plate, where a function would get one copy per datum.
     """
-    u = numpyro.sample(name, InducingPrior(shape, dtype))
-    if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != shape:
+    u = numpyro.sample(name, prior)
+    if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != prior.event_shape:
         raise ValueError(
-            f"{owner}: expected inducing values of shape {shape}, got "
+            f"{owner}: expected {what} of shape {prior.event_shape}, got "
             f"{jnp.shape(getattr(u, 'loc', u))}: open the layer outside every plate, and use outputs= "
             "for several independent functions"
         )

@@ -60,6 +60,11 @@ def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
     return values[..., 0] if outputs is None else values
 
 
+def _by_batch(flat: Array, x: Array) -> Array:
+    """A of the flattened rows of x (..., N, D), as (..., P, N, M); P = 1 where outputs share it."""
+    return jnp.moveaxis(flat.reshape(-1, *x.shape[:-1], flat.shape[-1]), 0, -3)
+
+
 class InducedFunction:
     """A function represented by whitened values v; how they know the function is what the subclasses say.
 
@@ -137,8 +142,9 @@ class InducedFunction:
         """
         x = self._inputs(x, noise)
         rows = x.reshape(-1, x.shape[-1])
-        A = self._whitened_jointly(x)
-        loc, _ = self._known(self._whitened(rows), rows)
+        flat = self._whitened(rows)
+        A = _by_batch(flat, x)
+        loc, _ = self._known(flat, rows)
         conditional = self._covariances(x) - A @ A.mT
         if isinstance(self.u, FunctionDraw):
             conditional = jnp.zeros_like(conditional)
@@ -168,7 +174,7 @@ class InducedFunction:
         stop = jax.lax.stop_gradient
         here, size, fixed = stop(x), self.outputs or 1, self._fixed()
         # The same numbers twice: derivatives of the first go to the parameters, of the second to the inputs.
-        A, B = self._whitened_jointly(here), fixed._whitened_jointly(x)
+        A, B = (_by_batch(f._whitened(a.reshape(-1, a.shape[-1])), a) for f, a in ((self, here), (fixed, x)))
         prior = self._covariances(here)
         C = prior - matmul(A, A.mT)
         L = conditional_cholesky(C, jnp.diagonal(prior, axis1=-2, axis2=-1))
@@ -182,11 +188,6 @@ class InducedFunction:
             v = self._rows(u)[..., None]
         known = (A + B - stop(B)) @ v
         return (known + L @ white + (cross - stop(C)) @ weights)[..., 0].mT + self.mean(x)
-
-    def _whitened_jointly(self, x: Array) -> Array:
-        """A of x (..., N, D): (..., P, N, M), P = 1 where outputs share it."""
-        flat = self._whitened(x.reshape(-1, x.shape[-1]))
-        return jnp.moveaxis(flat.reshape(-1, *x.shape[:-1], flat.shape[-1]), 0, -3)
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
         """Mean without the mean function, conditional variance and spread at rows (N, D), each (N, P)."""

@@ -14,7 +14,7 @@ import numpyro
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.beliefs import whitened_values
+from numpyro_dgp.beliefs import InducingPrior, whitened_values
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.linalg import inverse_cholesky
 
@@ -114,5 +114,5 @@ class Points:
             Z = numpyro.param(f"{name}_Z", Z)
         whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
         shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
-        u = whitened_values(f"gp {name!r}", name, shape, Z.dtype)
+        u = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
         return SparseFunction(kernels, Z, whiten, u, outputs, mean)

@@ -18,7 +18,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief
 from numpyro_dgp.conditionals import ConditionalValues, CorrelatedValues
 from numpyro_dgp.guides.copies import Trace, log_prob
-from numpyro_dgp.guides.run import mutable, run
+from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.guides.sites import Message, unwrap
 from numpyro_dgp.values import Propagated
 
@@ -69,7 +69,7 @@ class ELBO(elbo.ELBO):
         plate_key, particle_key = jax.random.split(rng_key)
 
         def particle(key: Array) -> tuple[Array, dict[str, Any]]:
-            return _bound(key, plate_key, param_map, model, guide, args, kwargs)
+            return _bound(run(key, plate_key, param_map, model, guide, args, kwargs))
 
         if self.num_particles == 1:
             value, state = particle(particle_key)
@@ -80,17 +80,9 @@ class ELBO(elbo.ELBO):
         return {"loss": -value, "mutable_state": state or None}
 
 
-def _bound(
-    key: Array,
-    plate_key: Array,
-    params: dict[str, Array],
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[Array, dict[str, Any]]:
+def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     """One draw of the bound and the values of the program's mutable sites."""
-    guide_trace, model_trace, groups = run(key, plate_key, params, model, guide, args, kwargs)
+    guide_trace, model_trace, groups = found
     check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     bound = sum((group.bound() for group in groups), jnp.zeros(()))

@@ -22,7 +22,7 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.beliefs import Belief, FunctionDraw, project, whitened_values
+from numpyro_dgp.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.conditionals import ConditionalValues
 from numpyro_dgp.induced import mean_values
 from numpyro_dgp.means import Mean, Zero
@@ -257,6 +257,6 @@ def projection(
             "standard deviation per input column"
         )
     shape = (inputs,) if outputs is None else (outputs, inputs)
-    u = whitened_values(f"projection {name!r}", name, shape, scales.dtype)
+    u = whitened_values(f"projection {name!r}", name, InducingPrior(shape, scales.dtype))
     mean_function: Any = Zero() if mean is None else mean
     return Projection(jnp.broadcast_to(scales, (inputs,)), u, outputs, mean_function)

@@ -126,9 +126,6 @@ class RingBelief(Belief):
         x = _at_sites(self.outer, x, self.blocks)
         return self.loc + x * self.spectrum**-p, [white]
 
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.sample_with_intermediates(key, sample_shape)[0]
-
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         if intermediates:
             (white,) = intermediates

@@ -13,12 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from scipy.fft import next_fast_len
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike, pytree
-from numpyro_dgp.beliefs import Belief, FunctionDraw, project
+from numpyro_dgp.beliefs import Belief, FunctionDraw, project, whitened_values
 from numpyro_dgp.circulant import Circulant, hartley
 from numpyro_dgp.induced import InducedFunction
 from numpyro_dgp.inducing import Kernels
@@ -101,16 +100,16 @@ class Grid(Ring):
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:
         """Open the site of layer ``name`` and return its random function."""
         parts = _components(name, kernels, self)
-        spectrum = jnp.concatenate([jnp.stack([f.spectrum for f in features]) for _, features in parts], -1)
-        shape = (spectrum.shape[-1],) if outputs is None else (outputs, spectrum.shape[-1])
-        blocks = tuple(features[0].ring.sizes for _, features in parts)
-        u = numpyro.sample(name, RingPrior(shape, spectrum[0] if len(spectrum) == 1 else spectrum, blocks))
-        if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != shape:
-            raise ValueError(
-                f"gp {name!r}: expected whitened values of shape {shape}, got {jnp.shape(getattr(u, 'loc', u))}: open "
-                "the layer outside every plate, and use outputs= for several independent functions"
-            )
+        K = _prior_covariance(parts)
+        M = K.spectrum.shape[-1]
+        prior = RingPrior((M,) if outputs is None else (outputs, M), K.spectrum, K.blocks)
+        u = whitened_values(f"gp {name!r}", name, prior, "whitened values")
         return RingFunction(kernels, self, parts, u, outputs, mean)
+
+
+def _prior_covariance(parts: tuple[Component, ...]) -> Circulant:
+    spectrum = jnp.concatenate([jnp.stack([f.spectrum for f in features]) for _, features in parts], -1)
+    return Circulant(spectrum[0] if len(spectrum) == 1 else spectrum, tuple(f[0].ring.sizes for _, f in parts))
 
 
 def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:
@@ -160,8 +159,7 @@ class RingFunction(InducedFunction):
 
     def prior_covariance(self) -> Circulant:
         """The covariance of the values on the grid, nugget included, (M,) or (P, M) eigenvalues."""
-        spectrum = jnp.concatenate([jnp.stack([f.spectrum for f in features]) for _, features in self.parts], -1)
-        return Circulant(spectrum[0] if len(spectrum) == 1 else spectrum, tuple(f[0].ring.sizes for _, f in self.parts))
+        return _prior_covariance(self.parts)
 
     def values_on_grid(self) -> Array:
         """The mean of the values u on the grid, (P, M) or (M,), one component after the other."""

@@ -17,7 +17,7 @@ from jax.extend import core
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["Dependence", "dependence"]
+__all__ = ["Dependence", "called_jaxpr", "dependence"]
 
 
 class Dependence(IntEnum):
@@ -64,6 +64,15 @@ _AXIS_PARAMETER = {
 _CALLS = frozenset("jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat checkpoint".split())
 
 
+def called_jaxpr(equation: Any) -> Any:
+    """The jaxpr that an equation calls with its own arguments, or ``None``."""
+    if equation.primitive.name not in _CALLS:
+        return None
+    inner = next((v for k, v in equation.params.items() if k in ("jaxpr", "call_jaxpr")), None)
+    inner = getattr(inner, "jaxpr", inner)
+    return inner if inner is not None and len(inner.invars) == len(equation.invars) else None
+
+
 def dependence(function: Callable[[Array], Any], v: Array) -> list[Dependence]:
     """How each leaf of ``function(v)`` depends on ``v``.
 
@@ -101,11 +110,9 @@ def _apply(equation: Any, kinds: list[Dependence], shape: tuple[int, ...]) -> li
     name, outputs = equation.primitive.name, equation.outvars
     if all(kind is C for kind in kinds):
         return [C] * len(outputs)
-    if name in _CALLS:
-        inner = next((v for k, v in equation.params.items() if k in ("jaxpr", "call_jaxpr")), None)
-        inner = getattr(inner, "jaxpr", inner)
-        if inner is not None and len(inner.invars) == len(kinds):
-            return _walk(inner, kinds, shape)
+    inner = called_jaxpr(equation)
+    if inner is not None:
+        return _walk(inner, kinds, shape)
     if M in kinds or not _keeps_elements(equation, kinds, shape):
         return [M] * len(outputs)
     if name in ("broadcast_in_dim", "reshape") and outputs[0].aval.shape == shape:

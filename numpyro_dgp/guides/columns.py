@@ -9,6 +9,7 @@ import jax
 from jax.extend import core
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.structure import called_jaxpr
 
 __all__ = ["Column", "input_columns"]
 
@@ -18,7 +19,6 @@ Column = tuple[str, int] | None
 _Origin = tuple[Column, ...] | str | None
 _COPIES = frozenset(["copy", "convert_element_type"])
 _SAME_SHAPE = frozenset(["broadcast_in_dim", "reshape"])
-_CALLS = frozenset("jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat checkpoint".split())
 
 
 def input_columns(
@@ -80,11 +80,9 @@ def _apply(equation: Any, origins: list[_Origin]) -> list[_Origin]:
     name, params = equation.primitive.name, equation.params
     shapes = [atom.aval.shape for atom in equation.invars]
     out = equation.outvars[0].aval.shape
-    if name in _CALLS:
-        inner = next((v for k, v in params.items() if k in ("jaxpr", "call_jaxpr")), None)
-        inner = getattr(inner, "jaxpr", inner)
-        if inner is not None and len(inner.invars) == len(origins):
-            return _walk(inner, origins)
+    inner = called_jaxpr(equation)
+    if inner is not None:
+        return _walk(inner, origins)
     computed: list[_Origin] = [name] * len(equation.outvars)
     for origin in origins:
         if isinstance(origin, str):
