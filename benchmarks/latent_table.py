@@ -121,12 +121,12 @@ def fit(split: regression.Split, name: str, steps: int, rate: float, gamma: floa
 def table(records: list[dict[str, Any]]) -> str:
     """Means with standard errors over splits."""
     lines = [
-        "| set | protocol | model | splits | mixture density | KDE density | RMSE | bound per row |",
-        "|---|" + "---|" * 7,
+        "| set | protocol | model | steps | splits | mixture density | KDE density | RMSE | bound per row |",
+        "|---|" + "---|" * 8,
     ]
-    keys = list(dict.fromkeys((r["set"], r["protocol"], r["model"]) for r in records))
-    for key in sorted(keys, key=lambda k: (k[0], k[1], list(CONFIGURATIONS).index(k[2]))):
-        found = [r for r in records if (r["set"], r["protocol"], r["model"]) == key]
+    keys = {tuple(r[k] for k in ("set", "protocol", "model", "steps")) for r in records}
+    for key in sorted(keys, key=lambda k: (k[0], k[1], list(CONFIGURATIONS).index(k[2]), k[3])):
+        found = [r for r in records if tuple(r[k] for k in ("set", "protocol", "model", "steps")) == key]
 
         def cell(what: str, found: Any = found) -> str:
             values = np.array([r[what] for r in found])
@@ -135,7 +135,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
         name = key[0] + (" (discrete)" if key[0] in DISCRETE else "")
         cells = " | ".join(map(cell, ("mixture", "kde", "rmse", "bound")))
-        lines.append(f"| {name} | {key[1]} | {key[2]} | {len(found)} | {cells} |")
+        lines.append(f"| {name} | {key[1]} | {key[2]} | {key[3]} | {len(found)} | {cells} |")
     return "\n".join(lines)
 
 
@@ -168,7 +168,8 @@ def main() -> None:
         if any(key.items() <= r.items() for r in records()):
             continue
         data = regression.split_data(*regression.load(str(arguments.data / f"{name}.npz")), split, protocol)
-        found = key | fit(data, model, arguments.steps, arguments.learning_rate, arguments.gamma, split)
+        found = key | {"rate": arguments.learning_rate, "gamma": arguments.gamma}
+        found |= fit(data, model, arguments.steps, arguments.learning_rate, arguments.gamma, split)
         with arguments.out.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(found, flush=True)

@@ -1,14 +1,28 @@
 import os
+import subprocess
+import sys
+import zlib
 
 import jax
+import numpy as np
 import pytest
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
 
 
+def _compile_quickly():
+    """XLA's older emitters compile these small programs in half the time; not every jaxlib still has them."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
+    probe = [sys.executable, "-c", "import jax; jax.devices()"]
+    if subprocess.run(probe, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True).returncode == 0:
+        os.environ["XLA_FLAGS"] = flags  # workers inherit it
+
+
 def pytest_configure(config):
     """Compiled programs are kept between modules and runs: most of the time here goes into compilation."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        _compile_quickly()
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")  # files are not written atomically
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax") / worker))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -20,6 +34,14 @@ def _forget_compiled_programs():
     """Programs of a finished module only fill memory."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def _own_random_numbers(request):
+    """A module's ``rng`` starts anew in every test: its numbers do not depend on which tests ran before."""
+    rng = getattr(request.module, "rng", None)
+    if rng is not None:
+        rng.bit_generator.state = np.random.default_rng(zlib.crc32(request.node.name.encode())).bit_generator.state
 
 
 @pytest.fixture
