@@ -36,7 +36,8 @@ GUIDES = {
 }
 MODELS = {"shallow": shallow, "deep": deep, "explicit": explicit, "bayesian": bayesian}
 # Every guide on the richest program, every program under the default guide.
-PAIRS = [("bayesian", name) for name in GUIDES]
+LONGER = ("diagonal", "normal-hyperparameters", "autoguide-hyperparameters", "amortised", "mean-field-full")
+PAIRS = [pytest.param("bayesian", name, marks=[pytest.mark.slow] * (name in LONGER)) for name in GUIDES]
 PAIRS += [(name, "inducing-point") for name in ("shallow", "deep", "explicit")]
 OBJECTIVES = {"one": dgp.ELBO(), "particles": dgp.ELBO(3), "sequential": dgp.ELBO(2, False)}
 

@@ -108,7 +108,10 @@ def test_hyperparameters_in_a_plate_of_their_own():
 
 
 @pytest.mark.parametrize("autoguide", [AutoNormal, AutoDelta, AutoMultivariateNormal])
-@pytest.mark.parametrize("loss", [dgp.ELBO(), Trace_ELBO(), TraceMeanField_ELBO()])
+@pytest.mark.parametrize(
+    "loss",
+    [dgp.ELBO(), *(pytest.param(loss, marks=pytest.mark.slow) for loss in (Trace_ELBO(), TraceMeanField_ELBO()))],
+)
 def test_stock_autoguides_run_on_the_same_program(autoguide, loss):
     for model in (deep, bayesian):
         svi = SVI(model, autoguide(model), optax.adam(0.01), loss)

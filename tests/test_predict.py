@@ -98,7 +98,7 @@ KERNELS = [
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("outputs", [None, 2])
+@pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     """Check 38: mean and covariance of q(f) over many draws, each with random functions of its own."""
     from numpyro_dgp.beliefs import FullBelief
