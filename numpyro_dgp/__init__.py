@@ -12,6 +12,8 @@ from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.ring_functions import Grid
 from numpyro_dgp.robustmax import RobustMax
 from numpyro_dgp.sampling import NonCentered, for_mcmc
+from numpyro_dgp.streaming import fit_stream, minibatch
+from numpyro_dgp.streams import Stream
 from numpyro_dgp.training import fit, load, save
 
 __version__ = "0.1.0"
@@ -40,6 +42,9 @@ __all__ = [
     "densities",
     "initial",
     "fit",
+    "Stream",
+    "minibatch",
+    "fit_stream",
     "save",
     "load",
 ]

@@ -26,11 +26,15 @@ def _products(C: Array, A: Array) -> Array:
 
 
 def _blocks(rows: Array) -> Array:
-    """Rows (N, ...) as (blocks, rows per block, ...), with zero rows added at the end."""
-    count = -(-len(rows) // _BLOCK)
+    """Rows (N, ...) as (rows per block, blocks, ...), with zero rows added at the end where no number of blocks fits.
+
+    A block has rows from everywhere, so that every device has its share where the rows are spread over devices.
+    """
+    least = -(-len(rows) // _BLOCK)
+    count = next((c for c in range(least, 2 * least) if len(rows) % c == 0), least)
     size = -(-len(rows) // count)
     padded = jnp.pad(rows, [(0, count * size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
-    return padded.reshape(count, size, *rows.shape[1:])
+    return padded.reshape(size, count, *rows.shape[1:])
 
 
 @jax.custom_vjp
@@ -52,8 +56,13 @@ def quadratic_forms(S: Array, A: Array) -> Array:
     C = _side_by_side(S)
     if len(A) <= _BLOCK:
         return (_products(C, A) * A[:, None, :]).sum(-1)
-    values = jax.lax.map(lambda rows: (_products(C, rows) * rows[:, None, :]).sum(-1), _blocks(A))
-    return values.reshape(-1, len(S))[: len(A)]
+    blocks = _blocks(A)
+
+    def values(i: Array) -> Array:
+        rows = blocks[:, i]
+        return (_products(C, rows) * rows[:, None, :]).sum(-1)
+
+    return jax.lax.map(values, jnp.arange(blocks.shape[1])).swapaxes(0, 1).reshape(-1, len(S))[: len(A)]
 
 
 def _quadratic_forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
@@ -74,13 +83,14 @@ def _quadratic_forms_backward(kept: tuple[Array, Array, Array | None], weights: 
     if products is not None:
         dC, dA = block(A, weights, products)
     else:
+        rows, w = _blocks(A), _blocks(weights)
 
-        def step(total: Array, part: tuple[Array, Array]) -> tuple[Array, Array]:
-            dC, dA = block(*part, _products(C, part[0]))
+        def step(total: Array, i: Array) -> tuple[Array, Array]:
+            dC, dA = block(rows[:, i], w[:, i], _products(C, rows[:, i]))
             return total + dC, dA
 
-        dC, dA = jax.lax.scan(step, jnp.zeros_like(C), (_blocks(A), _blocks(weights)))
-        dA = dA.reshape(-1, A.shape[1])[: len(A)]
+        dC, dA = jax.lax.scan(step, jnp.zeros_like(C), jnp.arange(rows.shape[1]))
+        dA = dA.swapaxes(0, 1).reshape(-1, A.shape[1])[: len(A)]
     return jnp.moveaxis(dC.reshape(A.shape[1], *S.shape[:2]), 1, 0), dA
 
 

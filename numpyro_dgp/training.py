@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_dgp._checks import require_finite_leaves
 from numpyro_dgp._typing import Array
 
-__all__ = ["fit", "load", "save", "split_arguments"]
+__all__ = ["explain", "fit", "load", "read_checkpoint", "save", "split_arguments", "write_checkpoint"]
 
 _CHUNK = 100
 
@@ -84,7 +84,7 @@ def fit(
     done = 0
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
-        state, saved = _read_checkpoint(path, state)
+        state, saved = read_checkpoint(path, state)
         losses, done = [saved], len(saved)
     with tqdm.tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
         while done < num_steps:
@@ -94,13 +94,13 @@ def fit(
             state, chunk = advance(state, arrays, steps)
             chunk = np.asarray(chunk[:steps])
             if not stable_update and not np.isfinite(chunk).all():
-                _explain(svi, advance, before, arrays, done, args, kwargs)
+                _find(svi, advance, before, arrays, done, args, kwargs)
             losses.append(chunk)
             done += steps
             bar.update(steps)
             bar.set_postfix_str(f"loss: {chunk.mean():.4f}", refresh=False)
             if path is not None and (done == until):
-                _write_checkpoint(path, state, np.concatenate(losses))
+                write_checkpoint(path, state, np.concatenate(losses))
     return SVIRunResult(svi.get_params(state), state, jnp.asarray(np.concatenate(losses)[:num_steps]))
 
 
@@ -125,7 +125,7 @@ def split_arguments(
     return arrays, rebuild
 
 
-def _explain(
+def _find(
     svi: SVI,
     advance: Callable[..., tuple[SVIState, Array]],
     state: SVIState,
@@ -134,19 +134,23 @@ def _explain(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Find the first step whose loss is not finite, run it without ``jit`` so that checks speak, and raise."""
+    """Find the first step whose loss is not finite, and explain that one."""
     while True:
         following, loss = advance(state, arrays, 1)
         step += 1
         if not np.isfinite(loss[0]):
-            break
+            explain(svi, state, loss[0], step, args, kwargs)
         state = following
+
+
+def explain(svi: SVI, state: SVIState, loss: Any, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    """Run the step that gave a loss that is not finite without ``jit``, so that checks speak, and raise."""
     try:
         svi.evaluate(state, *args, **kwargs)
     except ValueError as error:
-        raise ValueError(f"fit: the loss became {loss[0]} at step {step}: {error}") from error
+        raise ValueError(f"fit: the loss became {loss} at step {step}: {error}") from error
     raise ValueError(
-        f"fit: expected a finite loss, got {loss[0]} at step {step}: lower the learning rate, clip gradients "
+        f"fit: expected a finite loss, got {loss} at step {step}: lower the learning rate, clip gradients "
         "(optax.clip_by_global_norm), bound the hyperparameters by priors, or run in float64"
     )
 
@@ -192,12 +196,14 @@ def _is_key(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _write_checkpoint(path: Path, state: SVIState, losses: np.ndarray) -> None:
+def write_checkpoint(path: Path, state: SVIState, losses: np.ndarray) -> None:
+    """Write the state of a fit and its losses so far."""
     leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in map(jnp.asarray, jax.tree.leaves(state))]
     _write(path, {"losses": losses} | {f"leaf{i}": leaf for i, leaf in enumerate(leaves)})
 
 
-def _read_checkpoint(path: Path, like: SVIState) -> tuple[SVIState, np.ndarray]:
+def read_checkpoint(path: Path, like: SVIState) -> tuple[SVIState, np.ndarray]:
+    """The state and losses that :func:`write_checkpoint` wrote, for a fit whose state looks like ``like``."""
     expected, treedef = jax.tree.flatten(like)
     with np.load(path, allow_pickle=False) as file:
         found = [file[f"leaf{i}"] for i in range(len(file.files) - 1)] if "losses" in file.files else []

@@ -9,7 +9,7 @@ import numpyro_dgp
 
 ROOT = Path(numpyro_dgp.__file__).parent
 LAYERS = {
-    0: ["_typing", "_checks"],
+    0: ["_typing", "_checks", "streams"],
     1: [
         "linalg",
         "quadratic",
@@ -52,7 +52,7 @@ LAYERS = {
         "projections",
         "mixing",
     ],
-    3: ["guides", "objectives", "optim", "sampling", "training"],
+    3: ["guides", "objectives", "optim", "sampling", "streaming", "training"],
     4: ["densities", "draws", "predict", "plots", "testing"],
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}

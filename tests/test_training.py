@@ -65,7 +65,7 @@ def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_p
 
     whole = fit(make(), 250, X, Y)
     file, writes = tmp_path / "fit.npz", []
-    write = training._write_checkpoint
+    write = training.write_checkpoint
 
     def interrupted(*args):
         write(*args)
@@ -73,7 +73,7 @@ def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_p
         if len(writes) == 2:
             raise Interrupted
 
-    monkeypatch.setattr(training, "_write_checkpoint", interrupted)
+    monkeypatch.setattr(training, "write_checkpoint", interrupted)
     with pytest.raises(Interrupted):
         fit(make(), 250, X, Y, checkpoint=file, checkpoint_every=50)
     monkeypatch.undo()

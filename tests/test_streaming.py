@@ -1,0 +1,192 @@
+"""Minibatches that come as arguments, from files, on one device and on many."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI
+from numpyro.infer.util import log_density
+
+import numpyro_dgp as dgp
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(90, 2))
+Y = np.sin(X[:, 0])
+
+
+def shallow(X, y=None, width=None):
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.asarray(X_SOME, X.dtype)))
+    with numpyro.plate("data", len(X)):
+        x = X if width is None else dgp.latent("w", X, width)[..., :2]
+        numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+
+X_SOME = X[:8]
+
+
+@pytest.mark.parametrize(("rows", "size", "block", "window"), [(1000, 100, 10, 20), (1003, 64, 10, 7), (50, 50, 99, 9)])
+def test_an_epoch_has_every_row_once(rows, size, block, window):
+    stream = dgp.Stream((np.arange(rows), -np.arange(rows)), size, block=block, window=window)
+    for epoch in range(2):
+        steps = range(epoch * stream.steps_per_epoch, (epoch + 1) * stream.steps_per_epoch)
+        found = [stream.batch(step) for step in steps]
+        assert all(len(a) == size and (a == -b).all() for a, b in found)
+        seen = np.concatenate([a for a, _ in found])
+        assert len(set(seen)) == len(seen) == rows // size * size
+    again = dgp.Stream((np.arange(rows), -np.arange(rows)), size, block=block, window=window)
+    np.testing.assert_array_equal(again.batch(steps[-1])[0], found[-1][0])
+    assert (dgp.Stream((np.arange(rows),), size, seed=1).batch(0)[0] != found[0][0]).any()
+
+
+def test_every_row_is_as_often_in_a_batch():
+    stream = dgp.Stream((np.arange(23),), 5, block=4, window=2)
+    counts = np.zeros(23)
+    for step in range(4 * 2000):
+        np.add.at(counts, stream.batch(step)[0], 1)
+    p = 20 / 23
+    assert (abs(counts / 2000 - p) < 4.5 * np.sqrt(p * (1 - p) / 2000)).all()
+
+
+def test_files_are_mapped(tmp_path):
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    stream = dgp.Stream.open(tmp_path / "X.npy", tmp_path / "y.npy", batch_size=30)
+    assert isinstance(stream.arrays[0], np.memmap)
+    x, y = stream.batch(1)
+    np.testing.assert_array_equal(y, np.sin(x[:, 0]))
+
+
+def test_mean_over_an_epoch_is_the_whole():
+    model = dgp.minibatch(shallow, data=len(X))
+    values = {"f": jnp.asarray(rng.normal(size=8))}
+    stream = dgp.Stream((X, Y), 15)
+    batches = [stream.batch(step) for step in range(stream.steps_per_epoch)]
+    found = [log_density(model, batch, {}, values)[0] for batch in batches]
+    np.testing.assert_allclose(np.mean(found), log_density(shallow, (X, Y), {}, values)[0], rtol=1e-12)
+
+
+def test_a_fit_and_an_interrupted_fit(tmp_path):
+    model = dgp.minibatch(shallow, data=len(X))
+    svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.05), dgp.ELBO())
+    stream = dgp.Stream((X, Y), 30)
+    whole = dgp.fit_stream(svi, jax.random.key(0), 250, stream, progress_bar=False)
+    assert whole.losses[-50:].mean() < whole.losses[:50].mean() - 50
+    file = tmp_path / "fit.npz"
+    dgp.fit_stream(svi, jax.random.key(0), 130, stream, checkpoint=file, progress_bar=False)
+    resumed = dgp.fit_stream(svi, jax.random.key(9), 250, stream, checkpoint=file, progress_bar=False)
+    np.testing.assert_array_equal(whole.losses, resumed.losses)
+    jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
+    posterior = dgp.Posterior(model, svi.guide, whole.params)
+    assert jnp.sqrt(jnp.square(posterior.predict(jax.random.key(1), X).mean - Y).mean()) < 0.2
+
+
+@pytest.mark.usefixtures("x32")
+def test_single_precision_and_latents():
+    model = dgp.minibatch(shallow, data=len(X))
+    guide = dgp.guides.ImportanceWeighted(model, num_samples=2, latent=dgp.guides.Amortised(hidden=(4,)))
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    result = dgp.fit_stream(svi, jax.random.key(0), 3, dgp.Stream((X, Y), 30), width=2, progress_bar=False)
+    assert result.losses.dtype == jnp.float32
+    assert np.isfinite(result.losses).all()
+
+
+def on_devices(*arguments):
+    flags = f"--xla_force_host_platform_device_count={8 if len(arguments) == 1 else 2}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(dgp.__file__).parent.parent), "XLA_FLAGS": flags}
+    command = [sys.executable, str(Path(__file__).parent / "sharded.py"), *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def answers(*processes):
+    found = [process.communicate() for process in processes]
+    for process, (_, error) in zip(processes, found, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    return [json.loads(out.splitlines()[-1]) for out, _ in found]
+
+
+@pytest.mark.parametrize("rows", [400, pytest.param(4800, marks=pytest.mark.slow)])
+def test_eight_devices_agree_with_one(rows):
+    """The same numbers, and nothing but sums over devices: no rows are gathered."""
+    (found,) = answers(on_devices(rows))
+    assert found["devices"] == 8
+    assert found["loss"] < 1e-10
+    assert found["gradient"] < 1e-10
+    assert found["collectives"] == ["all-reduce"]
+    np.testing.assert_allclose(found["together"], found["alone"], rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_two_hosts_agree_with_one():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first, second, alone = answers(*(on_devices(400, port, i) for i in range(2)), on_devices(400))
+    assert first == second
+    assert first["devices"] == 4
+    np.testing.assert_allclose(first["together"], alone["alone"], rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((X, Y[:3]), 10), "expected arrays of equal length, got lengths"),
+        (((), 10), "expected arrays of equal length"),
+        (((X, Y), 0), "expected batch_size to be a positive integer, got 0"),
+        (((X, Y), 91), "expected at most 90 rows per batch"),
+    ],
+)
+def test_streams_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        dgp.Stream(*arguments)
+
+
+def run(model, guide=dgp.guides.InducingPoint, stream=None, steps=2, **kwargs):
+    svi = SVI(model, guide(model), optax.adam(0.01), dgp.ELBO())
+    stream = dgp.Stream((X, Y), 30) if stream is None else stream
+    return dgp.fit_stream(svi, jax.random.key(0), steps, stream, progress_bar=False, **kwargs)
+
+
+def subsampled(X, y=None):
+    with numpyro.plate("data", 90, subsample_size=30):
+        numpyro.sample("y", dist.Normal(), obs=y)
+
+
+def test_bad_programs():
+    with pytest.raises(ValueError, match=r"have the plates \['rows'\], got none named \['rows'\]"):
+        run(dgp.minibatch(shallow, rows=90))
+    with pytest.raises(ValueError, match="got size 90 with subsample_size 30: leave subsampling"):
+        run(dgp.minibatch(subsampled, data=90))
+    with pytest.raises(ValueError, match="a batch of at most 20 rows"):
+        run(dgp.minibatch(shallow, data=20))
+    with pytest.raises(ValueError, match="expected no parameters per row in plate 'data', got 'w_auto_loc'"):
+        run(dgp.minibatch(shallow, data=90), width=1)
+
+
+def test_bad_fits():
+    model = dgp.minibatch(shallow, data=90)
+    with pytest.raises(ValueError, match="num_steps to be a positive integer, got 0"):
+        run(model, steps=0)
+    with pytest.raises(ValueError, match="a multiple of the 7 devices, got 30: try 35"):
+        run(model, devices=jax.devices() * 7)
+    bad = Y.copy()
+    bad[5] = np.nan
+    with pytest.raises(ValueError, match="data in the batch of step"):
+        run(model, stream=dgp.Stream((X, bad), 45))
+
+    def explodes(X, y=None):
+        numpyro.factor("bad", jnp.log(numpyro.param("s", 1.0) - 2))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(), obs=y)
+
+    with pytest.raises(ValueError, match=r"expected a finite loss, got \S+ at step 1: lower the learning rate"):
+        run(dgp.minibatch(explodes, data=90))
