@@ -147,7 +147,7 @@ def fit_stream(
             f"{stream.batch_size}: try {-(-stream.batch_size // mesh.size) * mesh.size}"
         )
 
-    @partial(jax.jit, donate_argnums=0)
+    @jax.jit
     def advance(state: SVIState, batch: tuple[Array, ...]) -> tuple[SVIState, Array]:
         return svi.update(state, *batch, **kwargs)
 
@@ -164,8 +164,7 @@ def fit_stream(
     with tqdm.tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
         while done < num_steps:
             until = min(num_steps, done + _CHUNK, done + checkpoint_every - done % checkpoint_every)
-            before = jax.tree.map(jnp.copy, state)
-            chunk = []
+            before, chunk = state, []
             for _ in range(done, until):
                 state, loss = advance(state, next(batches))
                 chunk.append(loss)
@@ -226,8 +225,8 @@ def _find(
     """Repeat a chunk up to the step whose loss is not finite, and explain that one."""
     while True:
         batch = _place(stream, step, mesh)
-        before = jax.tree.map(jnp.copy, state)
-        state, loss = advance(state, batch)
+        following, loss = advance(state, batch)
         step += 1
         if not np.isfinite(loss):
-            explain(svi, before, float(loss), step, batch, kwargs)
+            explain(svi, state, float(loss), step, batch, kwargs)
+        state = following
