@@ -8,6 +8,7 @@ meanwhile, and the time of one pass over ``--project`` rows at that pace.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI
 
 import numpyro_dgp as dgp
+
+sys.path.insert(0, str(Path(__file__).parent))
+from implementations import ours
 
 D, M = 8, 100
 
@@ -42,23 +44,10 @@ def write(folder: Path, rows: int) -> None:
 
 
 def make_svi(rows: int, layers: int) -> SVI:
-    """The model of train_step.py, with learned noise."""
-    Z = jnp.asarray(np.random.default_rng(1).normal(size=(M, D)), jnp.float32)
-
-    def program(X: jax.Array, y: Any = None) -> None:
-        noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
-        inner = [
-            dgp.gp(f"f{i}", dgp.kernels.RBF(), dgp.Points(Z, learn=True), outputs=D, mean=dgp.means.Identity())
-            for i in range(layers - 1)
-        ]
-        last = dgp.gp("last", dgp.kernels.RBF(), dgp.Points(Z, learn=True))
-        with numpyro.plate("data", len(X)):
-            h = X
-            for i, f in enumerate(inner):
-                h = numpyro.sample(f"h{i}", f(h))
-            numpyro.sample("y", dgp.Likelihood(last(h), lambda v: dist.Normal(v, noise)), obs=y)
-
-    model = dgp.minibatch(program, data=rows)
+    """The model of train_step.py."""
+    model = dgp.minibatch(
+        ours.make_model(np.random.default_rng(1).normal(size=(M, D)), D, layers, "float32"), data=rows
+    )
     return SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
 
 
@@ -77,7 +66,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--batch", type=int, nargs="+", default=[1000, 10_000, 50_000])
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--project", type=int, default=10**9)
     arguments = parser.parse_args()
     print(f"{arguments.layers} layers, {arguments.rows} rows of {D} columns on disk; {jax.devices()[0].device_kind}")

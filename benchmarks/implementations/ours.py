@@ -16,10 +16,8 @@ from numpyro.infer import SVI
 import numpyro_dgp as dgp
 
 
-def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
-    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
-    jax.config.update("jax_enable_x64", dtype == "float64")
-    width = X.shape[1]
+def make_model(Z: np.ndarray, width: int, num_layers: int, dtype: str) -> Callable[..., None]:
+    """RBF layers with identity means, everything learned."""
 
     def model(X: jax.Array, y: jax.Array) -> None:
         def positive(name: str, value: float, shape: tuple[int, ...] = ()) -> jax.Array:
@@ -45,9 +43,21 @@ def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: s
                 h = numpyro.sample(f"h{i}", f(h))
             numpyro.sample("y", dgp.Likelihood(layers[-1](h), lambda v: dist.Normal(v, noise)), obs=y)
 
+    return model
+
+
+def make(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> tuple[SVI, tuple[jax.Array, ...]]:
+    """The model with its guide, Adam and objective, and the data to give it."""
+    model = make_model(Z, X.shape[1], num_layers, dtype)
     guide = dgp.guides.InducingPoint(model)
     svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
-    data = jnp.asarray(X, dtype), jnp.asarray(y, dtype)
+    return svi, (jnp.asarray(X, dtype), jnp.asarray(y, dtype))
+
+
+def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
+    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
+    jax.config.update("jax_enable_x64", dtype == "float64")
+    svi, data = make(X, y, Z, num_layers, dtype)
     state = [svi.init(jax.random.key(0), *data)]
     update = jax.jit(svi.update)
 
