@@ -16,15 +16,16 @@ import numpy as np
 from scipy.fft import next_fast_len
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
-from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project, whitened_values
-from numpyro_dgp.circulant import Circulant, hartley
+from numpyro_dgp.circulant import Circulant, hartley, split
 from numpyro_dgp.induced import InducedFunction
 from numpyro_dgp.inducing import Kernels
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.means import Mean
-from numpyro_dgp.ring_beliefs import RingPrior
+from numpyro_dgp.ring_beliefs import RingBelief, RingPrior
 from numpyro_dgp.ring_features import RingFeatures, random_waves
+from numpyro_dgp.ring_windows import Window
 from numpyro_dgp.spectra import Ring, components
 
 __all__ = ["Grid", "RingFunction"]
@@ -53,9 +54,15 @@ class Grid(Ring):
         low: where the ring begins, units of the input; a number, or (D,).
         high: where it closes; a number, or (D,). :meth:`around` chooses both.
         size: grid points, an integer or one per dimension, D at most 3.
+        neighbours: grid points around an input that its value is computed from, an integer or one per dimension;
+            ``None`` for all. A step then costs O(N n + M log M) instead of O(N M), n being their number, and no array
+            of N times M numbers is made; see :mod:`~numpyro_dgp.ring_windows`. ``dgp.rings.neighbours(kernel, grid)``
+            says how many are enough. The rules ``Full``, ``Diagonal`` and ``ScaledProduct``, joint values and draws
+            of functions look at all points nevertheless.
 
     Raises:
-        ValueError: as :class:`~numpyro_dgp.spectra.Ring`.
+        ValueError: as :class:`~numpyro_dgp.spectra.Ring`; neighbours that are not integers from 2 on; where weights
+            are known, fewer of them than the kernel reaches.
 
     Example:
         >>> import numpyro
@@ -68,8 +75,31 @@ class Grid(Ring):
     Source: seed 004, chapter 3, with the kernel periodic also in k(x, z); additive rings, its section 3.5.
     """
 
+    neighbours: int | tuple[int, ...] | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.neighbours is None:
+            return
+        D = len(self.sizes)
+        found = (self.neighbours,) * D if isinstance(self.neighbours, int) else tuple(self.neighbours)
+        if len(found) != D or not all(isinstance(n, int) and n >= 2 for n in found):
+            raise ValueError(
+                f"Grid: expected neighbours to be an integer from 2 on, or one per dimension, got {self.neighbours} "
+                f"for {D} dimension(s): dgp.rings.neighbours(kernel, grid) chooses, None means all points"
+            )
+        object.__setattr__(self, "neighbours", found)
+
     @classmethod
-    def around(cls, X: ArrayLike, lengthscale: ArrayLike, *, per_lengthscale: float = 2.0, margin: float = 3.0) -> Grid:
+    def around(
+        cls,
+        X: ArrayLike,
+        lengthscale: ArrayLike,
+        *,
+        per_lengthscale: float = 2.0,
+        margin: float = 3.0,
+        neighbours: int | tuple[int, ...] | None = None,
+    ) -> Grid:
         """A ring around data: longer by ``margin`` lengthscales on either side, ``per_lengthscale`` points in each.
 
         Args:
@@ -77,6 +107,7 @@ class Grid(Ring):
             lengthscale: the smallest that is expected, units of the input; a number, or (D,).
             per_lengthscale: grid points per lengthscale; two leave an RBF a conditional variance of 1e-7.
             margin: lengthscales on either side.
+            neighbours: of :class:`Grid`.
 
         Raises:
             ValueError: NaN or infinite inputs, more than three columns, numbers that are not positive.
@@ -95,7 +126,7 @@ class Grid(Ring):
         rows = X.reshape(-1, X.shape[-1])
         low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale
         wanted = np.ceil(per_lengthscale * (high - low) / scale - 1e-6)
-        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted))
+        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted), neighbours)
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:
         """Open the site of layer ``name`` and return its random function."""
@@ -178,6 +209,27 @@ class RingFunction(InducedFunction):
                     f"example {np.asarray(x)[outside][0]}: make the Grid longer, dgp.Grid.around(X, lengthscale)"
                 )
         return x
+
+    def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
+        u = self.u
+        if self.grid.neighbours is None or isinstance(u, FunctionDraw):
+            return super()._moments(rows)
+        if isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local):
+            return super()._moments(rows)
+        windows = tuple(self._window(dims, features, rows) for dims, features in self.parts)
+        v = self._rows(u.loc if isinstance(u, Belief) else u)
+        blocks = tuple(w.ring.sizes for w in windows)
+        at_sites = split(hartley(v, blocks), blocks)
+        loc: Any = sum((w.weights(0.0) * w.take(s)).sum(-1) for w, s in zip(windows, at_sites, strict=True))
+        conditional: Any = sum(w.conditional_variance() for w in windows)
+        spread = u.spread_near(windows) if isinstance(u, RingBelief) else None
+        return loc.T, jnp.broadcast_to(conditional, loc.shape).T, spread
+
+    def _window(self, dims: tuple[int, ...], features: tuple[RingFeatures, ...], rows: Array) -> Window:
+        near: Any = self.grid.neighbours
+        shared = features[:1] if isinstance(self.kernels, Kernel) else features
+        columns = list(dims)
+        return Window.of(tuple(f.kernel for f in shared), shared[0].ring, tuple(near[d] for d in dims), rows[:, columns])
 
     def _whitened(self, rows: Array) -> Array:
         return jnp.concatenate(

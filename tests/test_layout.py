@@ -23,6 +23,7 @@ LAYERS = {
         "spectra",
         "circulant",
         "ring_features",
+        "ring_windows",
         "subsampled",
         "tilted",
         "blocks",
