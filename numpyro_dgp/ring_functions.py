@@ -1,158 +1,39 @@
-r"""S2: functions represented by values on a regular grid that closes to a ring: ``Grid`` beside ``Points``.
-
-The kernel is made periodic everywhere, so that the layer is a Gaussian process on a ring and its bound is a bound:
-with the plain :math:`k(x, z)` and a circulant :math:`k(Z, Z)` the conditional variance becomes negative without limit.
-Seen from the data it is the process on the line as long as the ring is six lengthscales longer than they reach.
-"""
+r"""S2: functions represented by values on a regular grid that closes to a ring; ``grids.Grid`` opens them."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
-from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.beliefs import Belief, FunctionDraw, project, whitened_values
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.circulant import Circulant, hartley, split
 from numpyro_dgp.induced import InducedFunction
 from numpyro_dgp.inducing import Kernels
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.means import Mean
-from numpyro_dgp.ring_beliefs import RingBelief, RingPrior
+from numpyro_dgp.ring_beliefs import RingBelief
 from numpyro_dgp.ring_features import RingFeatures, random_waves
 from numpyro_dgp.ring_windows import Window
-from numpyro_dgp.spectra import Ring, components
 
-__all__ = ["Grid", "RingFunction"]
+if TYPE_CHECKING:
+    from numpyro_dgp.grids import Grid
+
+__all__ = ["Component", "RingFunction", "covariance_on_grid"]
 
 # What a component of an additive kernel acts on, with its features: one for all outputs, or one per output.
 Component = tuple[tuple[int, ...], tuple[RingFeatures, ...]]
 
 
-@pytree
-class Grid(Ring):
-    r"""A regular grid of inducing points on a ring: O(N M) per layer, no matrix of the grid and no factorisation.
-
-    The layer's site holds M whitened values v in real Fourier (Hartley) coordinates, :math:`u = H \Lambda^{1/2} v`,
-    where u are the values on the grid and :math:`\Lambda` the spectrum of the periodic kernel. They are
-    those of the function without its parts above seventeen times (five times in two dimensions, three times in
-    three) the highest frequency that the grid resolves; for smooth kernels there is no difference. The kernel itself is
-    not approximated.
-
-    A kernel on all D columns has ``size[0] * ... * size[D-1]`` values. An additive one, ``k0.on(0) + k1.on(1)``, has
-    one ring per term, ``size[0] + size[1]`` values. Kernels must be stationary with a spectral density.
-
-    Inputs outside of [low, high] raise an error where their values are known. In compiled programs, where they are
-    not, they go round: x and x + (high - low) are the same point.
-
-    Args:
-        low: where the ring begins, units of the input; a number, or (D,).
-        high: where it closes; a number, or (D,). :meth:`around` chooses both.
-        size: grid points, an integer or one per dimension, D at most 3.
-        neighbours: grid points around an input that its value is computed from, an integer or one per dimension;
-            ``None`` for all. A step then costs O(N n + M log M) instead of O(N M), n being their number, and no array
-            of N times M numbers is made; see :mod:`~numpyro_dgp.ring_windows`. ``dgp.rings.neighbours(kernel, grid)``
-            says how many are enough. The rules ``Full``, ``Diagonal`` and ``ScaledProduct``, joint values and draws
-            of functions look at all points nevertheless.
-
-    Raises:
-        ValueError: as :class:`~numpyro_dgp.spectra.Ring`; neighbours that are not integers from 2 on; where weights
-            are known, fewer of them than the kernel reaches.
-
-    Example:
-        >>> import numpyro
-        >>> import numpyro_dgp as dgp
-        >>> with numpyro.handlers.seed(rng_seed=0):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), Grid(-5.0, 5.0, 20))
-        >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape
-        ((7,), (20,))
-
-    Source: seed 004, chapter 3, with the kernel periodic also in k(x, z); additive rings, its section 3.5.
-    """
-
-    neighbours: int | tuple[int, ...] | None = static(default=None)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.neighbours is None:
-            return
-        D = len(self.sizes)
-        found = (self.neighbours,) * D if isinstance(self.neighbours, int) else tuple(self.neighbours)
-        if len(found) != D or not all(isinstance(n, int) and n >= 2 for n in found):
-            raise ValueError(
-                f"Grid: expected neighbours to be an integer from 2 on, or one per dimension, got {self.neighbours} "
-                f"for {D} dimension(s): dgp.rings.neighbours(kernel, grid) chooses, None means all points"
-            )
-        object.__setattr__(self, "neighbours", found)
-
-    @classmethod
-    def around(
-        cls,
-        X: ArrayLike,
-        lengthscale: ArrayLike,
-        *,
-        per_lengthscale: float = 2.0,
-        margin: float = 3.0,
-        neighbours: int | tuple[int, ...] | None = None,
-    ) -> Grid:
-        """A ring around data: longer by ``margin`` lengthscales on either side, ``per_lengthscale`` points in each.
-
-        Args:
-            X: inputs (N, D).
-            lengthscale: the smallest that is expected, units of the input; a number, or (D,).
-            per_lengthscale: grid points per lengthscale; two leave an RBF a conditional variance of 1e-7.
-            margin: lengthscales on either side.
-            neighbours: of :class:`Grid`.
-
-        Raises:
-            ValueError: NaN or infinite inputs, more than three columns, numbers that are not positive.
-
-        Example:
-            >>> grid = Grid.around(np.array([[0.0], [4.0]]), 1.0)
-            >>> print(grid.low, grid.high, grid.size)
-            [-3.] [7.] (20,)
-        """
-        require_inputs("Grid.around", X)
-        require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
-        for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
-            require_positive("Grid.around", name, value)
-        X = np.asarray(X)
-        scale = np.broadcast_to(np.asarray(lengthscale, X.dtype), X.shape[-1:])
-        rows = X.reshape(-1, X.shape[-1])
-        low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale
-        wanted = np.ceil(per_lengthscale * (high - low) / scale - 1e-6)
-        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted), neighbours)
-
-    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:
-        """Open the site of layer ``name`` and return its random function."""
-        parts = _components(name, kernels, self)
-        K = _prior_covariance(parts)
-        M = K.spectrum.shape[-1]
-        prior = RingPrior((M,) if outputs is None else (outputs, M), K.spectrum, K.blocks)
-        u = whitened_values(f"gp {name!r}", name, prior, "whitened values")
-        return RingFunction(kernels, self, parts, u, outputs, mean)
-
-
-def _prior_covariance(parts: tuple[Component, ...]) -> Circulant:
+def covariance_on_grid(parts: tuple[Component, ...]) -> Circulant:
+    """The covariance of the values on the grid, block by block: eigenvalues (M,), or (P, M) where outputs differ."""
     spectrum = jnp.concatenate([jnp.stack([f.spectrum for f in features]) for _, features in parts], -1)
     return Circulant(spectrum[0] if len(spectrum) == 1 else spectrum, tuple(f[0].ring.sizes for _, f in parts))
-
-
-def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:
-    per_output = [components(k, len(grid.sizes)) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels)]
-    if any(set(found) != set(per_output[0]) for found in per_output):
-        raise ValueError(
-            f"gp {name!r}: expected kernels of all outputs to act on the same columns on a Grid, got "
-            f"{[list(found) for found in per_output]}: open one layer per structure"
-        )
-    return tuple(
-        (dims, tuple(RingFeatures.of(found[dims], grid.on(dims)) for found in per_output)) for dims in per_output[0]
-    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -190,7 +71,7 @@ class RingFunction(InducedFunction):
 
     def prior_covariance(self) -> Circulant:
         """The covariance of the values on the grid, nugget included, (M,) or (P, M) eigenvalues."""
-        return _prior_covariance(self.parts)
+        return covariance_on_grid(self.parts)
 
     def values_on_grid(self) -> Array:
         """The mean of the values u on the grid, (P, M) or (M,), one component after the other."""
@@ -229,7 +110,9 @@ class RingFunction(InducedFunction):
         near: Any = self.grid.neighbours
         shared = features[:1] if isinstance(self.kernels, Kernel) else features
         columns = list(dims)
-        return Window.of(tuple(f.kernel for f in shared), shared[0].ring, tuple(near[d] for d in dims), rows[:, columns])
+        return Window.of(
+            tuple(f.kernel for f in shared), shared[0].ring, tuple(near[d] for d in dims), rows[:, columns]
+        )
 
     def _whitened(self, rows: Array) -> Array:
         return jnp.concatenate(

@@ -1,9 +1,9 @@
 r"""S1: values of a process on a ring from the grid points around an input only.
 
-A value f(x) depends on the grid through weights that decay with the distance of a point from x: the row of a square root,
-:math:`c(x) = K^{-1/2} k(Z, x)`, or the cardinal function :math:`b(x) = K^{-1} k(Z, x)`. Of M points only the n nearest
-count. Their weights are those of a ring of n points with the same step, laid around x: on the line both rings sample
-the same function of the frequency, n or M times, so that their weights are its periodic sums,
+A value f(x) depends on the grid through weights that decay with the distance of a point from x: the rows of a square
+root, :math:`c(x) = K^{-1/2} k(Z, x)`, or the cardinal functions :math:`b(x) = K^{-1} k(Z, x)`. Of M points only the n
+nearest count. Their weights are those of a ring of n points with the same step, laid around x: the transforms of both
+rings are one function of the frequency, at n or at M places, so that the weights are periodic sums of the same ones,
 
 .. math:: b^{(n)}_d(\theta) = \sum_w b_{d + w n}(\theta) ,
 
@@ -13,23 +13,25 @@ moments of f(x) are those of a process on a ring: variances are positive, and th
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.fft import next_fast_len
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.circulant import hartley
-from numpyro_dgp.kernels import Kernel
+from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.linalg import matmul
 from numpyro_dgp.ring_features import RingFeatures, position
-from numpyro_dgp.spectra import Ring
+from numpyro_dgp.spectra import Ring, components
 
-__all__ = ["Window", "around"]
+__all__ = ["Window", "around", "neighbours"]
 
+# Points per dimension, by the number of dimensions, among which a kernel's reach is looked for.
+_LARGEST = {1: 4096, 2: 128, 3: 32}
 # The share of the weights' length in the outer half of a window from which it is refused.
 _TOO_SHORT = 1e-2
 
@@ -82,18 +84,24 @@ class Window:
         Raises:
             ValueError: where more than a hundredth of their length lies in the outer half of the window.
         """
-        spectrum = jnp.stack([f.spectrum for f in self.features])[:, None].astype(self.rows.dtype)
-        found = hartley(self.rows * spectrum**-power, (self.sizes,))
+        found = self._weights(power)
         if is_concrete(found) and found.size:
-            square = np.square(np.asarray(found, float))
-            share = math.sqrt((square * _outer(self.sizes, self.ring.sizes)).sum(-1).max() / square.sum(-1).max())
+            share = math.sqrt(sum(_left_out(found, self.sizes, d)[n // 4] for d, n in self._cut()))
             if share > _TOO_SHORT:
                 raise ValueError(
                     f"expected the neighbours of a dgp.Grid to reach as far as its kernel, got {self.sizes} with "
-                    f"{100 * share:.2g} % of the weights in their outer half: dgp.rings.neighbours(kernel, grid) says "
-                    "how many; with learned hyperparameters take the largest lengthscale, or rules for whitened sites"
+                    f"{100 * share:.2g} % of the weights in their outer half: grid.local(kernel), with the largest "
+                    "lengthscale, takes enough; grid.local(kernel, scaled=True) for rules that scale values on the grid"
                 )
         return found
+
+    def _weights(self, power: float) -> Array:
+        spectrum = jnp.stack([f.spectrum for f in self.features])[:, None].astype(self.rows.dtype)
+        return hartley(self.rows * spectrum**-power, (self.sizes,))
+
+    def _cut(self) -> list[tuple[int, int]]:
+        """The dimensions in which the window is not the whole ring, with its size there."""
+        return [(d, n) for d, (n, m) in enumerate(zip(self.sizes, self.ring.sizes, strict=True)) if n < m]
 
     def take(self, values: Array) -> Array:
         """Of values on the whole grid (P, M) those around every input: (P, N, n)."""
@@ -118,7 +126,39 @@ class Window:
         return jnp.stack([f.conditional_variance(self.offset) for f in self.features])
 
 
-def _outer(sizes: tuple[int, ...], whole: tuple[int, ...]) -> np.ndarray:
-    """Which points of a window (n,) lie in its outer half, in a dimension in which it is not the whole ring."""
-    axes = [np.abs(np.arange(n) - n // 2) > (n / 4 if n < m else n) for n, m in zip(sizes, whole, strict=True)]
-    return np.array([any(found) for found in itertools.product(*axes)])
+def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> np.ndarray:
+    """What share of squared weights (..., n) lies more than r = 0, 1, ... points from the middle in dimension d."""
+    square = np.square(np.asarray(weights, float)).reshape(-1, *sizes)
+    others = tuple(i for i in range(1, square.ndim) if i != d + 1)
+    along = square.sum(others).max(0)
+    distance = np.abs(np.arange(sizes[d]) - sizes[d] // 2)
+    by_distance = np.bincount(distance, along)
+    return 1 - np.cumsum(by_distance) / by_distance.sum()
+
+
+def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[int, ...]:
+    r"""How many grid points per dimension hold all but the share ``tol`` of the length of the weights of any input.
+
+    Args:
+        kernel: stationary, with concrete hyperparameters; additive over columns or not.
+        ring: the grid.
+        tol: square root of the sum of squares of the weights left out, relative to all weights.
+        power: of :meth:`Window.weights`.
+
+    Example:
+        >>> from numpyro_dgp.kernels import RBF
+        >>> neighbours(RBF(), Ring(0.0, 1000.0, 2000), 1e-5, 0.0)
+        (32,)
+    """
+    found = dict.fromkeys(range(len(ring.sizes)), 2)
+    for dims, part in components(as_kernel(kernel), len(ring.sizes)).items():
+        whole = ring.on(dims)
+        step = whole.length / jnp.asarray(whole.sizes, whole.dtype)
+        inputs = whole.origin + jnp.array([[0.0], [0.25], [0.5]], whole.dtype) * step
+        window = Window.of((part,), whole, (_LARGEST[len(dims)],) * len(dims), inputs)
+        for i, d in enumerate(dims):
+            left = _left_out(window._weights(power), window.sizes, i)
+            enough = np.flatnonzero(left <= tol**2 / len(dims))
+            reach = whole.sizes[i] if enough[0] + 1 == len(left) else next_fast_len(2 * int(enough[0]) + 2, real=True)
+            found[d] = max(found[d], min(reach, whole.sizes[i]))
+    return tuple(found.values())

@@ -42,6 +42,7 @@ LAYERS = {
         "exact",
         "ring_beliefs",
         "ring_functions",
+        "grids",
         "ring_optimum",
         "ring_series",
         "rings",
