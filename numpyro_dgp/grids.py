@@ -131,8 +131,8 @@ class Grid(Ring):
 
         Args:
             kernel: with the largest lengthscale that is expected.
-            tol: share of the length of the weights that may be left out: that of the mean in standard deviations of
-                the prior, its square of the variance.
+            tol: share of the length (root of the sum of squares) of an input's weights that may be left out. Means,
+                in standard deviations of the prior, and variances change by about as much.
             scaled: for the rules that scale values on the grid, ``ScaledPrior``, ``ScaledCirculant`` and
                 ``SiteDiagonal``. Their weights decay more slowly.
 

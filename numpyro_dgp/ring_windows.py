@@ -32,7 +32,7 @@ __all__ = ["Window", "around", "neighbours"]
 
 # Points per dimension, by the number of dimensions, among which a kernel's reach is looked for.
 _LARGEST = {1: 4096, 2: 128, 3: 32}
-# The share of the weights' length in the outer half of a window from which it is refused.
+# The share of the length of the weights in the outer quarter of a window from which it is refused.
 _TOO_SHORT = 1e-2
 
 
@@ -82,15 +82,15 @@ class Window:
         r""":math:`K^{-1/2 - p}\, k(Z, x)` at the n points (Q, N, n): c for the power p = 0, b for p = 1/2.
 
         Raises:
-            ValueError: where more than a hundredth of their length lies in the outer half of the window.
+            ValueError: where more than a hundredth of their length lies in the outer quarter of the window.
         """
         found = self._weights(power)
         if is_concrete(found) and found.size:
-            share = math.sqrt(sum(_left_out(found, self.sizes, d)[n // 4] for d, n in self._cut()))
+            share = math.sqrt(sum(_left_out(found, self.sizes, d)[3 * n // 8] for d, n in self._cut()))
             if share > _TOO_SHORT:
                 raise ValueError(
                     f"expected the neighbours of a dgp.Grid to reach as far as its kernel, got {self.sizes} with "
-                    f"{100 * share:.2g} % of the weights in their outer half: grid.local(kernel), with the largest "
+                    f"{100 * share:.2g} % of the weights in their outer quarter: grid.local(kernel), with the largest "
                     "lengthscale, takes enough; grid.local(kernel, scaled=True) for rules that scale values on the grid"
                 )
         return found
