@@ -1,12 +1,14 @@
 """How far rings go: exact regression, and layers on a ``Grid`` whose values are computed from neighbours.
 
-``python benchmarks/ring_scale.py`` runs three parts, each in a process of its own, and prints a table for each:
+``python benchmarks/ring_scale.py`` runs four parts, each in a process of its own, and prints a table for each:
 
 - ``exact``: the log evidence of a regular series and its gradient by variance, lengthscale and noise, by size; once
   round the whole ring, and once with 128 unobserved points between its ends;
-- ``pass``: one pass of minibatch training over irregular data, RBF kernel, ``guides.Circulant()``, everything learned.
+- ``pass``: passes of minibatch training over irregular data, RBF kernel, ``guides.Circulant()``, everything learned.
   The data are a draw of the model, so that learned hyperparameters can be compared with the true ones, and predictions
   with exact regression on a piece of the data;
+- ``solve``: the same data with known hyperparameters: the optimal q(v) by ``rings.optimal_mean``, conjugate gradients
+  over all data at once, and ``rings.optimal_gain``;
 - ``figure``: seconds of a compiled training step by grid points and of an evidence by data, beside a layer on
   ``dgp.Points``: ``ring_scale.png``.
 
@@ -85,7 +87,7 @@ def exact(options: argparse.Namespace) -> None:
     print(f"peak memory {peak():.2f} GiB")
 
 
-# --- a pass over irregular data
+# --- passes over irregular data
 
 
 def make_data(num: int, length: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray, CubicSpline]:
@@ -121,6 +123,15 @@ def make_grid(size: int) -> dgp.Grid:
     return dgp.Grid(0.0, size / PER_LENGTHSCALE, size).local(dgp.kernels.RBF(1.0, 1.5))
 
 
+def piece(x: np.ndarray) -> np.ndarray:
+    """Inputs on fifty lengthscales in the middle of the data, to predict at."""
+    return 0.45 * x.max() + np.linspace(0, 50, 400)
+
+
+def rmse(difference: np.ndarray | jax.Array) -> float:
+    return float(np.sqrt(np.square(difference).mean()))
+
+
 def local_regression(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Exact means at some inputs from the data up to ten lengthscales away."""
     near = (x[:, 0] > at.min() - 10) & (x[:, 0] < at.max() + 10)
@@ -128,13 +139,14 @@ def local_regression(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray
     return np.asarray(k(at[:, None], X) @ jnp.linalg.solve(k(X, X) + NOISE**2 * jnp.eye(len(X)), y[near]))
 
 
-def one_pass(options: argparse.Namespace) -> None:
+def passes(options: argparse.Namespace) -> None:
     size, num = options.grid[-1], options.data
     x, y, function = make_data(num, size / PER_LENGTHSCALE)
     grid = make_grid(size)
     model = make_model(grid, options.batch)
     guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.Circulant())
-    steps = -(-num // options.batch)
+    per_pass = -(-num // options.batch)
+    steps = options.passes * per_pass
     rates = {"f": optax.cosine_decay_schedule(options.rate, steps), "rest": optax.cosine_decay_schedule(0.01, steps)}
     labels = lambda params: {name: "f" if name.startswith("f_") else "rest" for name in params}  # noqa: E731
     optimiser = optax.partition({name: optax.adam(rate) for name, rate in rates.items()}, labels)
@@ -148,19 +160,48 @@ def one_pass(options: argparse.Namespace) -> None:
     for _ in range(steps):
         state, _ = update(state, *data)
     params = jax.block_until_ready(svi.get_params(state))
-    seconds = time.perf_counter() - start
-    at = np.linspace(0.45, 0.45 + 50 / x.max(), 400) * x.max()
+    seconds = (time.perf_counter() - start) / options.passes
+    at = piece(x)
     predicted = dgp.Posterior(model, guide, params).predict(jax.random.key(2), at[:, None], num_samples=1).mean
-    truth = function(at)
-    errors = [np.sqrt(np.square(m - truth).mean()) for m in (predicted, local_regression(x, y, at))]
-    row = [num, size, grid.neighbours[0], options.batch, f"{compilation:.1f}", f"{seconds:.1f}", f"{peak():.2f}"]
+    errors = [rmse(m - function(at)) for m in (predicted, local_regression(x, y, at))]
+    row = [
+        num,
+        size,
+        grid.neighbours[0],
+        options.batch,
+        options.passes,
+        f"{compilation:.1f}",
+        f"{seconds:.1f}",
+        f"{peak():.2f}",
+    ]
     print(
-        "| data | grid points | neighbours | batch | compile (s) | pass (s) | peak memory (GiB) |\n" + "|---" * 7 + "|"
+        "| data | grid points | neighbours | batch | passes | compile (s) | one pass (s) | peak memory (GiB) |\n"
+        + "|---" * 8
+        + "|"
     )
     print("| " + " | ".join(map(str, row)) + " |")
     found = ", ".join(f"{name} {float(params[name]):.3f}" for name in ("lengthscale", "variance", "noise"))
     print(f"learned: {found} (true: 1, 1, {NOISE})")
     print(f"RMSE of the function: {errors[0]:.4f}; exact regression with the true hyperparameters: {errors[1]:.4f}")
+
+
+def solve(options: argparse.Namespace) -> None:
+    size, num = options.grid[-1], options.data
+    x, y, function = make_data(num, size / PER_LENGTHSCALE)
+    grid = dgp.Grid(0.0, size / PER_LENGTHSCALE, size).local(dgp.kernels.RBF())
+    with numpyro.handlers.seed(rng_seed=0):
+        f = dgp.gp("f", dgp.kernels.RBF(), grid)
+
+    def optimum(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return dgp.rings.optimal_mean(f, x, y, NOISE, tol=1e-6), dgp.rings.optimal_gain(f, x, NOISE)
+
+    compilation, seconds = timed(optimum, jnp.asarray(x), jnp.asarray(y), repeats=1)
+    loc, _ = jax.jit(optimum)(jnp.asarray(x), jnp.asarray(y))
+    at = piece(x)
+    errors = [rmse(m - function(at)) for m in (f.means_at(at[:, None])(loc[None])[:, 0], local_regression(x, y, at))]
+    print("| data | grid points | neighbours | compile (s) | solve (s) | peak memory (GiB) |\n" + "|---" * 6 + "|")
+    print(f"| {num} | {size} | {grid.neighbours[0]} | {compilation:.1f} | {seconds:.1f} | {peak():.2f} |")
+    print(f"RMSE of the function: {errors[0]:.4f}; exact regression: {errors[1]:.4f}")
 
 
 # --- time by size
@@ -218,7 +259,7 @@ def figure(options: argparse.Namespace) -> None:
     figure.savefig(options.out / "ring_scale.png", dpi=150)
 
 
-PARTS = {"exact": exact, "pass": one_pass, "figure": figure}
+PARTS = {"exact": exact, "pass": passes, "solve": solve, "figure": figure}
 
 
 def main() -> None:
@@ -231,6 +272,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, nargs="+", default=[100, 300, 1000, 3000])
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--batches", type=int, nargs="+", default=[1000, 3000, 10_000, 30_000, 100_000])
+    parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--rate", type=float, default=0.05, help="of Adam for q(v)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))

@@ -114,6 +114,17 @@ class RingFeatures:
         even, odd = matmul(jnp.cos(alias), roots), matmul(jnp.sin(alias), roots)
         return jnp.cos(phase) * (even + odd) + jnp.sin(phase) * (even - odd)
 
+    def power(self, x: Array) -> Array:
+        r"""Sums of squares of the columns of A, meant over opposite frequencies: (M,), exactly, in O(N Q + M Q^2).
+
+        .. math:: \tfrac12 \sum_n (A_{nk}^2 + A_{n,-k}^2)
+                  = \sum_{aa'} R_{ak} R_{a'k} \sum_n \cos\bigl(2\pi (a - a') \theta_n\bigr)
+        """
+        _, theta = position(self.ring, x, jnp.floor)
+        alias = 2 * math.pi * matmul(theta, jnp.asarray(aliases(self.ring.sizes).T, theta.dtype))
+        even, odd, roots = jnp.cos(alias), jnp.sin(alias), self.roots.astype(theta.dtype)
+        return (roots * matmul(matmul(even.T, even) + matmul(odd.T, odd), roots)).sum(0)
+
     def conditional_variance(self, x: Array) -> Array:
         """Variance at x (N, D) given the values on the grid: (N,), in O(N) once the features exist."""
         _, theta = position(self.ring, x, jnp.floor)

@@ -3,6 +3,7 @@ r"""S2: functions represented by values on a regular grid that closes to a ring;
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -93,26 +94,40 @@ class RingFunction(InducedFunction):
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
         u = self.u
-        if self.grid.neighbours is None or isinstance(u, FunctionDraw):
+        known = isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local)
+        if self.grid.neighbours is None or isinstance(u, FunctionDraw) or known:
             return super()._moments(rows)
-        if isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local):
-            return super()._moments(rows)
-        windows = tuple(self._window(dims, features, rows) for dims, features in self.parts)
-        v = self._rows(u.loc if isinstance(u, Belief) else u)
-        blocks = tuple(w.ring.sizes for w in windows)
-        at_sites = split(hartley(v, blocks), blocks)
-        loc: Any = sum((w.weights(0.0) * w.take(s)).sum(-1) for w, s in zip(windows, at_sites, strict=True))
+        windows = self._windows(rows)
+        loc = self._near(windows, self._rows(u.loc if isinstance(u, Belief) else u))
         conditional: Any = sum(w.conditional_variance() for w in windows)
         spread = u.spread_near(windows) if isinstance(u, RingBelief) else None
-        return loc.T, jnp.broadcast_to(conditional, loc.shape).T, spread
+        return loc, jnp.broadcast_to(conditional.T, loc.shape), spread
 
-    def _window(self, dims: tuple[int, ...], features: tuple[RingFeatures, ...], rows: Array) -> Window:
-        near: Any = self.grid.neighbours
-        shared = features[:1] if isinstance(self.kernels, Kernel) else features
-        columns = list(dims)
-        return Window.of(
-            tuple(f.kernel for f in shared), shared[0].ring, tuple(near[d] for d in dims), rows[:, columns]
-        )
+    def _windows(self, rows: Array) -> tuple[Window, ...]:
+        """What rows (N, D) have to do with the neighbours on each of the rings."""
+
+        def window(dims: tuple[int, ...], features: tuple[RingFeatures, ...]) -> Window:
+            near: Any = self.grid.neighbours
+            kernels = tuple(f.kernel for f in (features[:1] if isinstance(self.kernels, Kernel) else features))
+            return Window.of(kernels, features[0].ring, tuple(near[d] for d in dims), rows[:, list(dims)])
+
+        return tuple(window(dims, features) for dims, features in self.parts)
+
+    def _near(self, windows: tuple[Window, ...], v: Array) -> Array:
+        """A v for whitened values (P, M), from neighbours: (N, P)."""
+        blocks = tuple(w.ring.sizes for w in windows)
+        at_sites = split(hartley(v, blocks), blocks)
+        values: Any = sum((w.weights(0.0) * w.take(s)).sum(-1) for w, s in zip(windows, at_sites, strict=True))
+        return values.T
+
+    def means_at(self, x: ArrayLike) -> Callable[[Array], Array]:
+        """The linear map from whitened values (P, M) to the function at x (N, D), less its mean: (N, P)."""
+        rows = self._inputs(x, None)
+        if self.grid.neighbours is None:
+            A = self._whitened(rows)
+            return lambda v: project(v, A)
+        windows = self._windows(rows)
+        return lambda v: self._near(windows, v)
 
     def _whitened(self, rows: Array) -> Array:
         return jnp.concatenate(

@@ -13,7 +13,7 @@ import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import testing
 from numpyro_dgp.beliefs import DiagonalBelief
-from numpyro_dgp.circulant import hartley
+from numpyro_dgp.circulant import even_part, hartley
 from numpyro_dgp.ring_beliefs import RingBelief, RingPrior
 from numpyro_dgp.ring_features import RingFeatures
 from numpyro_dgp.spectra import Ring, frequencies, periodised
@@ -228,6 +228,28 @@ def test_no_array_of_data_times_grid_points(rule):
     assert max(sizes(jax.make_jaxpr(loss)(params, *data).jaxpr)) >= 2000 * B
 
 
+@pytest.mark.parametrize("which", SIZE)
+@pytest.mark.parametrize("kernel", [K.RBF(1.2, 0.7), K.Matern12(1.2)], ids=lambda k: type(k).__name__)
+def test_power_is_the_sum_of_squares(which, kernel):
+    f, x = RingFeatures.of(kernel, grid_of(which)), jnp.array(inputs(which))
+    expected = even_part(jnp.square(f.whitened(x)).sum(0), (f.ring.sizes,))
+    np.testing.assert_allclose(f.power(x), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_optimal_mean_from_neighbours():
+    """Also of several outputs and additive kernels; by the transpose of the same map."""
+    x = rng.uniform(5, 30, (60, 2))
+    y = np.stack([np.sin(x[:, 0]), np.cos(x[:, 1])], 1)
+    for kernel, columns, size in ((K.RBF(), 1, 80), (K.Matern52().on(0) + K.RBF(0.7).on(1), 2, (80, 75))):
+        grid = dgp.Grid(0.0, 40.0, size)
+        found = []
+        for g in (grid, dgp.Grid(0.0, 40.0, size, 60)):
+            M = int(np.sum(size))
+            f = open_gp(jnp.zeros((2, M)), kernel, g, outputs=2)
+            found.append(dgp.rings.optimal_mean(f, x[:, :columns], y, 0.2))
+        np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+
+
 def test_phases_keep_their_digits_at_many_points():
     """Products of indices beyond 32 bits, against Python's integers."""
     M, i, theta = 200_003, 177_777, 0.3
@@ -312,9 +334,7 @@ def test_bad_input():
 
 def test_collapsed_guides_are_for_points():
     x, guide = jnp.linspace(10, 50, 20)[:, None], G.Collapsed(program)
-    with pytest.raises(
-        ValueError, match=r"Collapsed: expected the layer at 'y' to be on dgp.Points, got a RingFunction"
-    ):
+    with pytest.raises(ValueError, match=r"expected the layer at 'y' to be on dgp.Points, got RingFunction"):
         dgp.ELBO().loss(jax.random.key(0), {}, program, guide, x, jnp.sin(x[:, 0]), grid=grid_of("line"))
 
 

@@ -119,8 +119,8 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
     for name, use in found.items():
         if not isinstance(use.function, SparseFunction):
             raise ValueError(
-                f"Collapsed: expected the layer at {name!r} to be on dgp.Points, got a {type(use.function).__name__}: on a "
-                "dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means"
+                f"Collapsed: expected the layer at {name!r} to be on dgp.Points, got {type(use.function).__name__}: on "
+                "a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means"
             )
     return found
 
