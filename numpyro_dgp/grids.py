@@ -54,9 +54,9 @@ class Grid(Ring):
         size: grid points, an integer or one per dimension, D at most 3.
         neighbours: grid points around an input that its value is computed from, an integer or one per dimension;
             ``None`` for all. A step then costs O(N n + M log M) instead of O(N M), n being their number, and no array
-            of N times M numbers is made; see :mod:`~numpyro_dgp.ring_windows`. ``dgp.rings.neighbours(kernel, grid)``
-            says how many are enough. The rules ``Full``, ``Diagonal`` and ``ScaledProduct``, joint values and draws
-            of functions look at all points nevertheless.
+            of N times M numbers is made (:mod:`~numpyro_dgp.ring_windows`). :meth:`local` chooses. The rules ``Full``,
+            ``Diagonal`` and ``ScaledProduct``, structured guides, joint values and draws of functions look at all
+            points nevertheless.
 
     Raises:
         ValueError: as :class:`~numpyro_dgp.spectra.Ring`; neighbours that are not integers from 2 on; where weights
@@ -84,20 +84,12 @@ class Grid(Ring):
         if len(found) != D or not all(isinstance(n, int) and n >= 2 for n in found):
             raise ValueError(
                 f"Grid: expected neighbours to be an integer from 2 on, or one per dimension, got {self.neighbours} "
-                f"for {D} dimension(s): dgp.rings.neighbours(kernel, grid) chooses, None means all points"
+                f"for {D} dimension(s): grid.local(kernel) chooses, None means all points"
             )
         object.__setattr__(self, "neighbours", found)
 
     @classmethod
-    def around(
-        cls,
-        X: ArrayLike,
-        lengthscale: ArrayLike,
-        *,
-        per_lengthscale: float = 2.0,
-        margin: float = 3.0,
-        neighbours: int | tuple[int, ...] | None = None,
-    ) -> Grid:
+    def around(cls, X: ArrayLike, lengthscale: ArrayLike, *, per_lengthscale: float = 2.0, margin: float = 3.0) -> Grid:
         """A ring around data: longer by ``margin`` lengthscales on either side, ``per_lengthscale`` points in each.
 
         Args:
@@ -105,7 +97,6 @@ class Grid(Ring):
             lengthscale: the smallest that is expected, units of the input; a number, or (D,).
             per_lengthscale: grid points per lengthscale; two leave an RBF a conditional variance of 1e-7.
             margin: lengthscales on either side.
-            neighbours: of :class:`Grid`.
 
         Raises:
             ValueError: NaN or infinite inputs, more than three columns, numbers that are not positive.
@@ -124,7 +115,7 @@ class Grid(Ring):
         rows = X.reshape(-1, X.shape[-1])
         low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale
         wanted = np.ceil(per_lengthscale * (high - low) / scale - 1e-6)
-        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted), neighbours)
+        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted))
 
     def local(self, kernel: Kernel, *, tol: float = 1e-5, scaled: bool = False) -> Grid:
         """The same grid, on which values are computed from as many neighbours as the kernel reaches.
@@ -136,13 +127,22 @@ class Grid(Ring):
             scaled: for the rules that scale values on the grid, ``ScaledPrior``, ``ScaledCirculant`` and
                 ``SiteDiagonal``. Their weights decay more slowly.
 
+        Raises:
+            ValueError: a kernel without a spectral density or with hyperparameters that are traced; ``tol`` that is
+                not positive.
+
         Example:
             >>> from numpyro_dgp.kernels import RBF
             >>> grid = Grid(0.0, 1000.0, 2000)
             >>> grid.local(RBF()).neighbours, grid.local(RBF(), scaled=True).neighbours
-            ((32,), (84,))
+            ((30,), (72,))
         """
         require_positive("Grid.local", "tol", tol)
+        if not is_concrete(kernel, self.low, self.high):
+            raise ValueError(
+                "Grid.local: expected a kernel with known hyperparameters, got traced ones: call it before the program "
+                "is compiled, with the largest lengthscale"
+            )
         return dataclasses.replace(self, neighbours=neighbours(kernel, self, tol, 0.5 if scaled else 0.0))
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:

@@ -1,5 +1,9 @@
 """Layers on rings whose values are computed from neighbours, against the same layers with all grid points."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -317,6 +321,8 @@ def test_bad_input():
         grid_of("line").local(K.RBF(), tol=0.0)
     with pytest.raises(ValueError, match="has no spectral density"):
         grid_of("line").local(K.Linear())
+    with pytest.raises(ValueError, match="expected a kernel with known hyperparameters, got traced ones"):
+        jax.jit(lambda ls: grid_of("line").local(K.RBF(1.0, ls)).origin)(1.0)
     f = open_gp(jnp.zeros(120), K.RBF(1.0, 8.0), grid_of("line", 12))
     with pytest.raises(ValueError, match=r"expected the neighbours .* got \(12,\) with \d+ % of the weights in their"):
         f(inputs("line"))
@@ -343,3 +349,12 @@ def test_coarse_grids_warn_with_the_number():
         open_gp(jnp.zeros(20), K.RBF(1.0, 0.5), dgp.Grid(0.0, 60.0, 20))
     coarse = jax.jit(lambda ls: open_gp(jnp.ones(20), K.RBF(1.0, ls), dgp.Grid(0.0, 60.0, 20))(np.ones((1, 1))).mean)
     assert np.isfinite(coarse(0.5)).all()  # compiled programs do not look at values
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path):
+    script = Path(__file__).parent.parent / "benchmarks" / "ring_scale.py"
+    for part in ("neighbours", "exact", "pass", "solve", "figure"):
+        command = [sys.executable, str(script), part, "--smoke", "--out", str(tmp_path)]
+        assert "|" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert (tmp_path / "ring_scale.png").stat().st_size > 10_000
