@@ -2,6 +2,7 @@
 
 from numpyro_dgp import densities, guides, initial, kernels, means, optim, rings
 from numpyro_dgp.densities import Mixture
+from numpyro_dgp.grids import Grid
 from numpyro_dgp.inducing import Points
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.objectives import ELBO
@@ -9,7 +10,6 @@ from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.projections import projection
 from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
-from numpyro_dgp.ring_functions import Grid
 from numpyro_dgp.robustmax import RobustMax
 from numpyro_dgp.sampling import NonCentered, for_mcmc
 from numpyro_dgp.streaming import fit_stream, minibatch

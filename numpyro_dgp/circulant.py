@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.gaussians import log_determinant
@@ -27,6 +28,7 @@ __all__ = [
     "kl_between_circulants",
     "kl_dense_to_circulant",
     "sandwich_trace",
+    "split",
 ]
 
 Blocks = tuple[tuple[int, ...], ...]
@@ -45,6 +47,11 @@ def _over(blocks: Blocks, function: GridFunction, *arrays: Array) -> Array:
         parts.append(result.reshape(*result.shape[: result.ndim - len(block)], size))
         start += size
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
+
+
+def split(x: Array, blocks: Blocks) -> list[Array]:
+    """Flat arrays (..., M) grid by grid."""
+    return jnp.split(x, np.cumsum([math.prod(block) for block in blocks])[:-1], -1)
 
 
 def _half(grid: Array, block: tuple[int, ...]) -> Array:

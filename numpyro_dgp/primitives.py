@@ -13,10 +13,11 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import StandardNormal
 from numpyro_dgp.exact import ExactFunction
 from numpyro_dgp.functions import SparseFunction
+from numpyro_dgp.grids import Grid
 from numpyro_dgp.inducing import Kernels, Points
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Zero
-from numpyro_dgp.ring_functions import Grid, RingFunction
+from numpyro_dgp.ring_functions import RingFunction
 
 __all__ = ["gp", "latent"]
 

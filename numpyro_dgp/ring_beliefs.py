@@ -30,8 +30,9 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief, InducingPrior
-from numpyro_dgp.circulant import Blocks, Circulant, even_part, hartley
+from numpyro_dgp.circulant import Blocks, Circulant, even_part, hartley, split
 from numpyro_dgp.gaussians import log_density
+from numpyro_dgp.ring_windows import Window
 
 __all__ = ["RingBelief", "RingPrior"]
 
@@ -101,6 +102,31 @@ class RingBelief(Belief):
 
     def spread(self, A: Array) -> Array:
         return jnp.square(self.half(A)).sum(-1).T
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the grid points around an input are enough for its spread: all families but the product."""
+        return self.inner is None
+
+    def spread_near(self, windows: tuple[Window, ...]) -> Array:
+        r"""Diagonal of the added covariance (N, P) from the grid points around each input, where ``is_local``.
+
+        With the weights :math:`y = W_2 K^{-1/2 - p} k(Z, x)` it is :math:`y^\top \mathrm{circ}(g^2 \lambda^{2q})\, y`;
+        without an ``outer`` everything is circulant, and the weights that decay fastest (p = 0) do.
+        """
+        p, q = self.powers
+        p, q = (0.0, q - p) if self.outer is None else (p, q)
+        size = self.loc.shape[-1]
+        right = self.spectrum ** (2 * q) * (1 if self.gain is None else jnp.square(self.gain))
+        rows = split(Circulant(right, self.blocks).row().reshape(-1, size), self.blocks)
+        scales = None if self.outer is None else split(self.outer.reshape(-1, size), self.blocks)
+        total: Any = 0
+        for i, window in enumerate(windows):
+            y = window.weights(p)
+            y = y if scales is None else y * window.take(scales[i])
+            independent = self.gain is None and q == 0
+            total = total + (jnp.square(y).sum(-1) if independent else window.form(y, rows[i]))
+        return total.T
 
     def spread_covariance(self, A: Array) -> Array:
         half = self.half(A)

@@ -19,6 +19,7 @@ It depends on where x lies between two grid points only and is never negative.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ from numpyro_dgp.kernels.stationary import Stationary
 from numpyro_dgp.linalg import jitter, matmul, set_diagonal
 from numpyro_dgp.spectra import NEAR, Ring, aliases, frequencies, periodised, spectral_mass
 
-__all__ = ["RingFeatures", "Waves", "random_waves"]
+__all__ = ["RingFeatures", "Waves", "position", "random_waves"]
 
 # The rounding of a Fourier transform hardly grows with its size: the jitter of a Gram matrix of this many inputs.
 _NUGGET_OF = 100
@@ -100,12 +101,12 @@ class RingFeatures:
 
     def whitened(self, x: Array) -> Array:
         """A, covariances of the values at x (N, D) with the whitened Hartley coordinates: (N, M)."""
-        steps, theta = self._position(x)
+        steps, theta = position(self.ring, x, jnp.floor)
         cycles: Any = 0
         for d, m in enumerate(self.ring.sizes):
             k = frequencies(self.ring.sizes)[:, d]
             # Whole steps go round in integers, so that the phase keeps all its digits at high frequencies.
-            whole = (steps[:, d, None] * k % m).astype(theta.dtype)
+            whole = _product(steps[:, d, None], k, m).astype(theta.dtype)
             cycles = cycles + whole / m + theta[:, d, None] * jnp.asarray(k / m, theta.dtype)
         phase = 2 * math.pi * cycles
         alias = 2 * math.pi * matmul(theta, jnp.asarray(aliases(self.ring.sizes).T, theta.dtype))
@@ -113,9 +114,20 @@ class RingFeatures:
         even, odd = matmul(jnp.cos(alias), roots), matmul(jnp.sin(alias), roots)
         return jnp.cos(phase) * (even + odd) + jnp.sin(phase) * (even - odd)
 
+    def power(self, x: Array) -> Array:
+        r"""Sums of squares of the columns of A, meant over opposite frequencies: (M,), exactly, in O(N Q + M Q^2).
+
+        .. math:: \tfrac12 \sum_n (A_{nk}^2 + A_{n,-k}^2)
+                  = \sum_{aa'} R_{ak} R_{a'k} \sum_n \cos\bigl(2\pi (a - a') \theta_n\bigr)
+        """
+        _, theta = position(self.ring, x, jnp.floor)
+        alias = 2 * math.pi * matmul(theta, jnp.asarray(aliases(self.ring.sizes).T, theta.dtype))
+        even, odd, roots = jnp.cos(alias), jnp.sin(alias), self.roots.astype(theta.dtype)
+        return (roots * matmul(matmul(even.T, even) + matmul(odd.T, odd), roots)).sum(0)
+
     def conditional_variance(self, x: Array) -> Array:
         """Variance at x (N, D) given the values on the grid: (N,), in O(N) once the features exist."""
-        _, theta = self._position(x)
+        _, theta = position(self.ring, x, jnp.floor)
         distinct, _ = _differences(aliases(self.ring.sizes))
         waves = jnp.square(jnp.sin(math.pi * matmul(theta, jnp.asarray(distinct.T, theta.dtype))))
         return self.rest + matmul(waves, self.between.astype(theta.dtype))
@@ -127,12 +139,23 @@ class RingFeatures:
             return K
         return set_diagonal(K, jnp.broadcast_to(self.variance.astype(K.dtype), K.shape[:-1]))
 
-    def _position(self, x: Array) -> tuple[Array, Array]:
-        """Whole steps from the origin, as integers within the ring, and what is left, in steps: each (N, D)."""
-        sizes = jnp.asarray(self.ring.sizes, x.dtype)
-        position = (x - self.ring.origin.astype(x.dtype)) / self.ring.length.astype(x.dtype) * sizes
-        whole = jnp.floor(jax.lax.stop_gradient(position))
-        return (whole % sizes).astype(jnp.int32), position - whole
+
+def position(ring: Ring, x: Array, rounded: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Whole steps from the origin, as integers within the ring, and what is left, in steps: each (N, D)."""
+    sizes = jnp.asarray(ring.sizes, x.dtype)
+    steps = (x - ring.origin.astype(x.dtype)) / ring.length.astype(x.dtype) * sizes
+    whole = rounded(jax.lax.stop_gradient(steps))
+    return (whole % sizes).astype(jnp.int32), steps - whole
+
+
+def _product(i: Array, k: np.ndarray, m: int) -> Array:
+    """``i * k % m`` for i from 0 to m - 1 and k from -m / 2 to m / 2, in 32-bit integers."""
+    if m < 2**16:
+        return i * k % m
+    found = jnp.zeros((), jnp.int32)
+    for shift in (16, 8, 0):
+        found = (256 * found + (i >> shift & 255) * k) % m
+    return found
 
 
 def _last_frequency(ring: Ring) -> np.ndarray:

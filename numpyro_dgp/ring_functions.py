@@ -1,127 +1,40 @@
-r"""S2: functions represented by values on a regular grid that closes to a ring: ``Grid`` beside ``Points``.
-
-The kernel is made periodic everywhere, so that the layer is a Gaussian process on a ring and its bound is a bound:
-with the plain :math:`k(x, z)` and a circulant :math:`k(Z, Z)` the conditional variance becomes negative without limit.
-Seen from the data it is the process on the line as long as the ring is six lengthscales longer than they reach.
-"""
+r"""S2: functions represented by values on a regular grid that closes to a ring; ``grids.Grid`` opens them."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
-from numpyro_dgp._typing import Array, ArrayLike, pytree
-from numpyro_dgp.beliefs import Belief, FunctionDraw, project, whitened_values
-from numpyro_dgp.circulant import Circulant, hartley
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.beliefs import Belief, FunctionDraw, project
+from numpyro_dgp.circulant import Circulant, hartley, split
 from numpyro_dgp.induced import InducedFunction
 from numpyro_dgp.inducing import Kernels
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.means import Mean
-from numpyro_dgp.ring_beliefs import RingPrior
+from numpyro_dgp.ring_beliefs import RingBelief
 from numpyro_dgp.ring_features import RingFeatures, random_waves
-from numpyro_dgp.spectra import Ring, components
+from numpyro_dgp.ring_windows import Window
 
-__all__ = ["Grid", "RingFunction"]
+if TYPE_CHECKING:
+    from numpyro_dgp.grids import Grid
+
+__all__ = ["Component", "RingFunction", "covariance_on_grid"]
 
 # What a component of an additive kernel acts on, with its features: one for all outputs, or one per output.
 Component = tuple[tuple[int, ...], tuple[RingFeatures, ...]]
 
 
-@pytree
-class Grid(Ring):
-    r"""A regular grid of inducing points on a ring: O(N M) per layer, no matrix of the grid and no factorisation.
-
-    The layer's site holds M whitened values v in real Fourier (Hartley) coordinates, :math:`u = H \Lambda^{1/2} v`,
-    where u are the values on the grid and :math:`\Lambda` the spectrum of the periodic kernel. They are
-    those of the function without its parts above seventeen times (five times in two dimensions, three times in
-    three) the highest frequency that the grid resolves; for smooth kernels there is no difference. The kernel itself is
-    not approximated.
-
-    A kernel on all D columns has ``size[0] * ... * size[D-1]`` values. An additive one, ``k0.on(0) + k1.on(1)``, has
-    one ring per term, ``size[0] + size[1]`` values. Kernels must be stationary with a spectral density.
-
-    Inputs outside of [low, high] raise an error where their values are known. In compiled programs, where they are
-    not, they go round: x and x + (high - low) are the same point.
-
-    Args:
-        low: where the ring begins, units of the input; a number, or (D,).
-        high: where it closes; a number, or (D,). :meth:`around` chooses both.
-        size: grid points, an integer or one per dimension, D at most 3.
-
-    Raises:
-        ValueError: as :class:`~numpyro_dgp.spectra.Ring`.
-
-    Example:
-        >>> import numpyro
-        >>> import numpyro_dgp as dgp
-        >>> with numpyro.handlers.seed(rng_seed=0):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), Grid(-5.0, 5.0, 20))
-        >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape
-        ((7,), (20,))
-
-    Source: seed 004, chapter 3, with the kernel periodic also in k(x, z); additive rings, its section 3.5.
-    """
-
-    @classmethod
-    def around(cls, X: ArrayLike, lengthscale: ArrayLike, *, per_lengthscale: float = 2.0, margin: float = 3.0) -> Grid:
-        """A ring around data: longer by ``margin`` lengthscales on either side, ``per_lengthscale`` points in each.
-
-        Args:
-            X: inputs (N, D).
-            lengthscale: the smallest that is expected, units of the input; a number, or (D,).
-            per_lengthscale: grid points per lengthscale; two leave an RBF a conditional variance of 1e-7.
-            margin: lengthscales on either side.
-
-        Raises:
-            ValueError: NaN or infinite inputs, more than three columns, numbers that are not positive.
-
-        Example:
-            >>> grid = Grid.around(np.array([[0.0], [4.0]]), 1.0)
-            >>> print(grid.low, grid.high, grid.size)
-            [-3.] [7.] (20,)
-        """
-        require_inputs("Grid.around", X)
-        require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
-        for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
-            require_positive("Grid.around", name, value)
-        X = np.asarray(X)
-        scale = np.broadcast_to(np.asarray(lengthscale, X.dtype), X.shape[-1:])
-        rows = X.reshape(-1, X.shape[-1])
-        low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale
-        wanted = np.ceil(per_lengthscale * (high - low) / scale - 1e-6)
-        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted))
-
-    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:
-        """Open the site of layer ``name`` and return its random function."""
-        parts = _components(name, kernels, self)
-        K = _prior_covariance(parts)
-        M = K.spectrum.shape[-1]
-        prior = RingPrior((M,) if outputs is None else (outputs, M), K.spectrum, K.blocks)
-        u = whitened_values(f"gp {name!r}", name, prior, "whitened values")
-        return RingFunction(kernels, self, parts, u, outputs, mean)
-
-
-def _prior_covariance(parts: tuple[Component, ...]) -> Circulant:
+def covariance_on_grid(parts: tuple[Component, ...]) -> Circulant:
+    """The covariance of the values on the grid, block by block: eigenvalues (M,), or (P, M) where outputs differ."""
     spectrum = jnp.concatenate([jnp.stack([f.spectrum for f in features]) for _, features in parts], -1)
     return Circulant(spectrum[0] if len(spectrum) == 1 else spectrum, tuple(f[0].ring.sizes for _, f in parts))
-
-
-def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:
-    per_output = [components(k, len(grid.sizes)) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels)]
-    if any(set(found) != set(per_output[0]) for found in per_output):
-        raise ValueError(
-            f"gp {name!r}: expected kernels of all outputs to act on the same columns on a Grid, got "
-            f"{[list(found) for found in per_output]}: open one layer per structure"
-        )
-    return tuple(
-        (dims, tuple(RingFeatures.of(found[dims], grid.on(dims)) for found in per_output)) for dims in per_output[0]
-    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +72,7 @@ class RingFunction(InducedFunction):
 
     def prior_covariance(self) -> Circulant:
         """The covariance of the values on the grid, nugget included, (M,) or (P, M) eigenvalues."""
-        return _prior_covariance(self.parts)
+        return covariance_on_grid(self.parts)
 
     def values_on_grid(self) -> Array:
         """The mean of the values u on the grid, (P, M) or (M,), one component after the other."""
@@ -178,6 +91,43 @@ class RingFunction(InducedFunction):
                     f"example {np.asarray(x)[outside][0]}: make the Grid longer, dgp.Grid.around(X, lengthscale)"
                 )
         return x
+
+    def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
+        u = self.u
+        known = isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local)
+        if self.grid.neighbours is None or isinstance(u, FunctionDraw) or known:
+            return super()._moments(rows)
+        windows = self._windows(rows)
+        loc = self._near(windows, self._rows(u.loc if isinstance(u, Belief) else u))
+        conditional: Any = sum(w.conditional_variance() for w in windows)
+        spread = u.spread_near(windows) if isinstance(u, RingBelief) else None
+        return loc, jnp.broadcast_to(conditional.T, loc.shape), spread
+
+    def _windows(self, rows: Array) -> tuple[Window, ...]:
+        """What rows (N, D) have to do with the neighbours on each of the rings."""
+
+        def window(dims: tuple[int, ...], features: tuple[RingFeatures, ...]) -> Window:
+            near: Any = self.grid.neighbours
+            kernels = tuple(f.kernel for f in (features[:1] if isinstance(self.kernels, Kernel) else features))
+            return Window.of(kernels, features[0].ring, tuple(near[d] for d in dims), rows[:, list(dims)])
+
+        return tuple(window(dims, features) for dims, features in self.parts)
+
+    def _near(self, windows: tuple[Window, ...], v: Array) -> Array:
+        """A v for whitened values (P, M), from neighbours: (N, P)."""
+        blocks = tuple(w.ring.sizes for w in windows)
+        at_sites = split(hartley(v, blocks), blocks)
+        values: Any = sum((w.weights(0.0) * w.take(s)).sum(-1) for w, s in zip(windows, at_sites, strict=True))
+        return values.T
+
+    def means_at(self, x: ArrayLike) -> Callable[[Array], Array]:
+        """The linear map from whitened values (P, M) to the function at x (N, D), less its mean: (N, P)."""
+        rows = self._inputs(x, None)
+        if self.grid.neighbours is None:
+            A = self._whitened(rows)
+            return lambda v: project(v, A)
+        windows = self._windows(rows)
+        return lambda v: self._near(windows, v)
 
     def _whitened(self, rows: Array) -> Array:
         return jnp.concatenate(

@@ -32,8 +32,8 @@ NEAR = {1: 8, 2: 2, 3: 1}
 _TAIL = {1: 4, 2: 8, 3: 5}
 # Copies of the kernel on either side, after distances have been wrapped to at most half the ring.
 _IMAGES = {1: 4, 2: 2, 3: 1}
-# Phases are reduced in 32-bit integers, which hold the product of a frequency and a grid index up to here.
-_MAX_SIZE = 2**16 - 1
+# Phases are reduced in 32-bit integers, eight bits of a grid index at a time (``ring_features``): up to here.
+_MAX_SIZE = 2**22
 _BLOCK = 64
 
 

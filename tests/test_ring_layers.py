@@ -153,6 +153,7 @@ def test_several_outputs_with_kernels_of_their_own(family):
     np.testing.assert_allclose(kl_divergence(q, prior), total, rtol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:gp 'f'. a grid with steps of")
 def test_the_prior_comes_back():
     X = inputs(GRIDS["even"])
     f = open_gp(DiagonalBelief(jnp.zeros(12), jnp.ones(12)), dgp.kernels.Matern12(1.3, 0.8), GRIDS["even"])

@@ -106,7 +106,8 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
         known: posterior of every hidden layer.
 
     Raises:
-        ValueError: a hidden layer without process noise, values drawn jointly, or another likelihood.
+        ValueError: a hidden layer without process noise, values drawn jointly, another likelihood, or a layer that is
+            not on ``dgp.Points``.
     """
     found = {}
     for name, site in sites.items():
@@ -115,6 +116,12 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
             found[name] = _of_likelihood(name, fn, site)
         elif (fn is not None and site_kind(site) == "hidden") or isinstance(fn, FunctionValues):
             found[name] = _of_hidden(name, fn, site, known)
+    for name, use in found.items():
+        if not isinstance(use.function, SparseFunction):
+            raise ValueError(
+                f"Collapsed: expected the layer at {name!r} to be on dgp.Points, got {type(use.function).__name__}: on "
+                "a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means"
+            )
     return found
 
 
