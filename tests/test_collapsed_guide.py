@@ -297,9 +297,18 @@ def variant(**changes):
     return model
 
 
+def mixed(X, y=None):
+    g = dgp.gp("g", RBF, dgp.Points(Z), outputs=2)
+    with numpyro.plate("data", len(X)):
+        v = g(X).mix(jnp.array([[1.0, 0.5], [0.0, 1.0], [1.0, -1.0]]))
+        mean = dgp.Likelihood(v, lambda v: dist.Normal(v, 0.3).to_event(1))
+        numpyro.sample("y", mean, obs=None if y is None else y[:, None] * jnp.ones(3))
+
+
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
+        (mixed, {}, "expected independent functions under the likelihood at 'y', got mixtures, f.x..mix.P.: their"),
         (variant(batch=7), {}, "Collapsed: expected a program over all data, got plate 'data' that takes 7 of 30"),
         (variant(noise=None), {}, "expected process noise at hidden layer 'h'.* got no noise"),
         (variant(y=dist.Laplace), {}, "expected a Gaussian likelihood at 'y'"),
