@@ -1,12 +1,12 @@
 """The best bound of every guide on one program: which couplings of the posterior matter (seed 000, section 4.10).
 
-``python benchmarks/guide_table.py --out FILE.jsonl`` runs on a step and a sum of sinusoids, with ``--data DIRECTORY`` also on
-yacht and energy (arrays X, y). One line per fit is appended to FILE.jsonl, fits found there are not repeated, and the
-tables are printed. Layers have process noise between them, so that every guide applies.
+``python benchmarks/guide_table.py --out FILE.jsonl`` runs on a step and a sum of sinusoids, with ``--data DIRECTORY``
+also on yacht and energy (arrays X, y). One line per fit is appended to FILE.jsonl, fits found there are not repeated,
+and the tables are printed. Layers have process noise between them, so that every guide applies.
 
 With fixed hyperparameters the bounds of all guides are below one number, the log evidence of the program, and the
-distance is the divergence of the guide from the posterior. The evidence lies between two annealed estimates, the upper one
-from draws by NUTS; NUTS itself has no bound, and is compared by its log density of test rows. With learned
+distance is the divergence of the guide from the posterior. The evidence lies between two annealed estimates, the upper
+one from draws by NUTS; NUTS itself has no bound, and is compared by its log density of test rows. With learned
 hyperparameters (a point each, under their priors) a guide also chooses the model that suits it.
 """
 
@@ -33,7 +33,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC, NUTS, SVI
 
 import numpyro_dgp as dgp
-from numpyro_dgp import guides as G
+from numpyro_dgp import guides as G  # noqa: N812
 from numpyro_dgp.collapsed import from_features
 from numpyro_dgp.linalg import inverse_cholesky
 from numpyro_dgp.nested import NestedLayer, nested_bound
@@ -98,7 +98,8 @@ def problem(name: str, depth: int, width: int, data: Path | None, num: int, num_
     """The set ``name`` for ``depth`` layers with ``width`` hidden columns.
 
     The first hidden layer begins as the input, padded with zeros. With more inputs than hidden columns it begins as the
-    linear regression of y, then principal directions. Other inducing inputs are a grid, or spread over where hidden values are.
+    linear regression of y, then principal directions. Other inducing inputs are a grid, or spread over where hidden
+    values are.
     """
     if name in SYNTHETIC:
         split = step_function.make_data(name, num, 0.1, 0)
@@ -151,7 +152,11 @@ def per_layer(model: Callable[..., None], rule: G.Rule) -> G.Guide:
 
 
 def starts(svi: SVI, p: Problem, num: int) -> Any:
-    """Initial states, stacked: the default one, and others with inner functions and hidden values moved at random."""
+    """Initial states, stacked: the default one, and others with inner functions and hidden values moved at random.
+
+    Free weights of inducing values begin at zero, which is mean field; in the last of the states they begin at the
+    model's.
+    """
     states, base = [], svi.get_params(svi.init(jax.random.key(0), p.X, p.y))
     for k in range(num):
         rng, moved = np.random.default_rng(k), {}
@@ -159,8 +164,20 @@ def starts(svi: SVI, p: Problem, num: int) -> Any:
             inner = name.startswith("f") and name.endswith("auto_loc") and value.ndim == 2
             size = 0.5 if inner else 0.1 if name.endswith(("auto_loc", "auto_shift")) and name.startswith("h") else 0.0
             moved[name] = value + (k > 0) * size * rng.normal(size=value.shape)
+            if k == num - 1 and name.endswith("auto_weights") and value.shape[-1] == len(p.layers[0].Z):
+                moved[name] = jnp.broadcast_to(own_weights(p, int(name[1]), value.ndim), value.shape)
         states.append(svi.init(jax.random.key(k), p.X, p.y, init_params=moved))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+
+def own_weights(p: Problem, i: int, ndim: int) -> jax.Array:
+    """The model's weights (N, 1, M) of whitened inducing values at unit kernels, or diagonal ones (N, P, P, M)."""
+    layer, x = p.layers[i], p.X
+    for below in p.layers[:i]:
+        x = below.mean(x)
+    kernel = dgp.kernels.RBF(1.0, jnp.sqrt(1.0 * x.shape[1]))
+    A = kernel(x, layer.Z) @ inverse_cholesky(kernel.gram(layer.Z)).T
+    return A[:, None] if ndim == 3 else A[:, None, None] * jnp.eye(layer.outputs)[:, :, None]
 
 
 def by_steps(svi: SVI, p: Problem, num: int, steps: int) -> list[dict[str, jax.Array]]:
@@ -364,7 +381,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="one line of JSON per fit")
     parser.add_argument("--data", type=Path, help="directory of .npz files with X and y")
-    parser.add_argument("--sets", nargs="+", help="default: step, sinusoids, and yacht and energy where there is --data")
+    parser.add_argument(
+        "--sets", nargs="+", help="default: step, sinusoids, and yacht and energy where there is --data"
+    )
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=2, help="hidden columns")
     parser.add_argument("--num", type=int, default=60, help="training rows of the synthetic sets")
@@ -387,8 +406,8 @@ def main() -> None:
     for name, hyperparameters, guide in [] if arguments.print else jobs:
         case = {"set": name, "layers": arguments.layers, "width": arguments.width}
         key = case | {"hyperparameters": hyperparameters, "guide": guide}
-        impossible = guide == "JointOutputs" and arguments.width == 1 or guide == "nested" and hyperparameters == "learned"
-        if impossible or any(key.items() <= r.items() for r in records()):
+        impossible = {"JointOutputs": arguments.width == 1, "nested": hyperparameters == "learned"}
+        if impossible.get(guide) or any(key.items() <= r.items() for r in records()):
             continue
         p = problem(name, arguments.layers, arguments.width, arguments.data, arguments.num, arguments.num_inducing)
         fixed = agreed(records(), case) if hyperparameters == "fixed" else None
@@ -396,7 +415,9 @@ def main() -> None:
             found = {"draws": arguments.draws} | reference(p, fixed, arguments.draws, arguments.temperatures)
         else:
             found = {"steps": arguments.steps} | fit(p, guide, fixed, arguments.steps, arguments.starts)
-        found = key | ({} if fixed is None else {"fixed": {n: np.asarray(v).tolist() for n, v in fixed.items()}}) | found
+        found = (
+            key | ({} if fixed is None else {"fixed": {n: np.asarray(v).tolist() for n, v in fixed.items()}}) | found
+        )
         with arguments.out.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(found, flush=True)

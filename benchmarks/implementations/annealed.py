@@ -1,8 +1,9 @@
 r"""Annealed importance sampling: the log evidence from below, and from above with exact draws of the posterior.
 
-For a standard normal prior of z and a log-likelihood L, the path :math:`p_\beta(z) \propto N(z; 0, I)\, e^{\beta L(z)}` leads
-from the prior to the posterior. Weights collected on the way up have the evidence Z as their mean, so that their mean
-logarithm is below log Z; on the way down from draws of the posterior it is above (Neal, 2001; Grosse et al., 2015).
+For a standard normal prior of z and a log-likelihood L, the path
+:math:`p_\beta(z) \propto N(z; 0, I)\, e^{\beta L(z)}` leads from the prior to the posterior. Weights collected on the
+way up have the evidence Z as their mean, so that their mean logarithm is below log Z; on the way down from draws of the
+posterior it is above (Neal, 2001; Grosse et al., 2015).
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
     if isinstance(fn.f_x, MixedValues):
         raise ValueError(
             f"Collapsed: expected independent functions under the likelihood at {name!r}, got mixtures, f(x).mix(P): "
-            "their posteriors are not independent and have no closed form here; use guides.InducingPoint(), and natural "
-            "gradients for q(v)"
+            "their posteriors are not independent and have no closed form here; use guides.InducingPoint(), and "
+            "natural gradients for q(v)"
         )
     v = fn.f_x.loc
     form = normal_form(fn._numbers, v) if fn.factorised else None
