@@ -44,7 +44,7 @@ import regression
 import step_function
 from implementations.annealed import climb, descend, tune
 
-ROWS = 300  # training rows at most
+ROWS = 200  # training rows at most
 SYNTHETIC = ("step", "sinusoids")
 GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "InducingPoint": G.InducingPoint,
