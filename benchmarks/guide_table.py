@@ -265,11 +265,11 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
 
         draws = [np.asarray(evaluate(q, jax.random.split(jax.random.key(9), 1000))) for q in params]
         bounds, errors = ([float(f(d)) for d in draws] for f in (np.mean, lambda d: np.std(d) / math.sqrt(len(d))))
-    best = int(np.nanargmax(bounds))
+    chosen = params[int(np.nanargmax(bounds))]
     found = {"bounds": bounds, "errors": errors, "seconds": time.perf_counter() - began}
-    found |= score(dgp.Posterior(model, guide, params[best]), p)
+    found |= score(dgp.Posterior(model, guide, chosen), p)
     if fixed is None:
-        found["learned"] = {n: np.asarray(params[best][f"{n}_auto_loc"]).tolist() for n in p.hyperparameters()}
+        found["learned"] = {n: np.asarray(chosen[f"{n}_auto_loc"]).tolist() for n in p.hyperparameters()}
     return found
 
 
@@ -349,31 +349,46 @@ def agreed(records: list[dict[str, Any]], case: dict[str, Any]) -> dict[str, Any
     return {n: jnp.asarray(np.vectorize(lambda x: float(f"{x:.2g}"))(v)) for n, v in means.items()}
 
 
+def best(r: dict[str, Any]) -> float:
+    return float(np.nanmax(r["bounds"]))
+
+
+def cell(r: dict[str, Any] | None, what: str, evidence: float | None) -> str:
+    """One number of one fit: its best bound or how far that is below the evidence, how far the worst start is below the
+    best, the density of test rows, or noises."""
+    if r is None:
+        return ""
+    if what == "log density of test rows":
+        return f"{r['density']:.2f} ({r['density_error']:.2f})"
+    if what == "noise, process noise":
+        middle = {n: q[1] for n, q in r["quantiles"].items()} if "quantiles" in r else r.get("learned", {})
+        return ", ".join(f"{middle[n]:.2f}" for n in NOISES if n in middle)
+    if "bounds" not in r:
+        return f"{r['lower']:.1f} to {r['upper']:.1f}" if "lower" in r and what.startswith("nats below") else ""
+    if what == "worst start below the best":
+        return f"{best(r) - np.nanmin(r['bounds']):.1f}"
+    error = r["errors"][int(np.nanargmax(r["bounds"]))]
+    return f"{best(r) if evidence is None else evidence - best(r):.1f} ({error:.1f})"
+
+
 def table(records: list[dict[str, Any]]) -> str:
-    """One table per case: best bound, how far the other starts are below it, density of test rows."""
+    """Guides by sets, for each number of layers with hyperparameters fixed and learned."""
     lines: list[str] = []
-    cases = sorted({(r["layers"], r["set"], r["hyperparameters"]) for r in records}, key=lambda c: (c[0], c[2], c[1]))
-    for case in cases:
-        mine = [r for r in records if (r["layers"], r["set"], r["hyperparameters"]) == case]
-        evidence = next((r["evidence"] for r in mine if "evidence" in r), None)
-        lines += ["", f"{case[1]}, {case[0]} layers, hyperparameters {case[2]}", ""]
-        lines += ["| guide | bound | below the evidence | other starts | test log density | noise, process noise |"]
-        lines += ["|---|---|---|---|---|---|"]
-        for r in sorted(mine, key=lambda r: -max(r.get("bounds", [math.inf]))):
-            density = f"{r['density']:.3f} ({r['density_error']:.3f})"
-            if "bounds" not in r:
-                up = f"{r['lower']:.1f} to {r['upper']:.1f}" if "lower" in r else ""
-                learned = ""
-                if "quantiles" in r:
-                    learned = ", ".join(f"{r['quantiles'][n][1]:.3f}" for n in r["quantiles"] if n in NOISES)
-                lines.append(f"| NUTS | {up} | | | {density} | {learned} |")
+    for layers, hyperparameters in sorted({(r["layers"], r["hyperparameters"]) for r in records}):
+        mine = [r for r in records if (r["layers"], r["hyperparameters"]) == (layers, hyperparameters)]
+        sets = list(dict.fromkeys(r["set"] for r in mine))
+        evidence = {r["set"]: r["evidence"] for r in mine if "evidence" in r}
+        main = "best bound" if hyperparameters == "learned" else "nats below the evidence"
+        for what in (main, "log density of test rows", "worst start below the best", "noise, process noise"):
+            if what.startswith("noise") and hyperparameters == "fixed":
                 continue
-            best = int(np.nanargmax(r["bounds"]))
-            others = ", ".join(f"{b - r['bounds'][best]:.1f}" for i, b in enumerate(r["bounds"]) if i != best)
-            gap = "" if evidence is None else f"{evidence - r['bounds'][best]:.1f}"
-            learned = ", ".join(f"{v:.3f}" for n, v in r.get("learned", {}).items() if n in NOISES)
-            bound = f"{r['bounds'][best]:.2f} ({r['errors'][best]:.2f})"
-            lines.append(f"| {r['guide']} | {bound} | {gap} | {others} | {density} | {learned} |")
+            lines += ["", f"{layers} layers, hyperparameters {hyperparameters}: {what}", ""]
+            lines += ["| guide | " + " | ".join(sets) + " |", "|---|" + "---|" * len(sets)]
+            for guide in ("NUTS", *GUIDES):
+                fits = {r["set"]: r for r in mine if r["guide"] == guide}
+                cells = [cell(fits.get(s), what, evidence.get(s)) for s in sets]
+                if any(cells):
+                    lines.append(f"| {guide} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
