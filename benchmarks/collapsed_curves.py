@@ -90,7 +90,7 @@ def curves(name: str, num: int, steps: int) -> dict[str, Curve]:
     def run(optimizer: Callable[[Any], Any], every: int) -> Curve:
         guide = G.MeanField(explicit, inducing=G.Full(), init_loc_fn=start)
         svi = SVI(explicit, guide, optimizer(guide), dgp.ELBO())
-        return train(svi, X, y, steps=steps, batch=None, every=every, particles=500)
+        return train(svi, X, y, steps=steps, batch=None, every=every, particles=200)
 
     def best(found: dict[float, Curve]) -> tuple[float, Curve]:
         return max(found.items(), key=lambda item: item[1].last())
