@@ -117,14 +117,14 @@ def curves(name: str, num: int, steps: int) -> dict[str, Curve]:
 
 
 def table(found: dict[str, dict[str, Curve]]) -> str:
-    """The last bound, and passes and seconds until a bound is within 0.02 nats per datum of the best of all."""
+    """The last bound, and passes and seconds until a bound is within 0.05 nats per datum of the best of all."""
     lines = ["| function | method | bound per datum | passes | passes until near the best | seconds until then |"]
     lines.append("|---|---|---|---|---|---|")
     for name, methods in found.items():
-        level = max(c.last() for c in methods.values()) - 0.02
+        level = max(c.last() for c in methods.values()) - 0.05
         for method, curve in methods.items():
             seconds, passes = curve.reaches(level)
-            near = f"{passes} | {seconds:.1f}" if math.isfinite(passes) else "never |"
+            near = f"{passes} | {seconds:.2f}" if math.isfinite(passes) else "never |"
             lines.append(f"| {name} | {method} | {curve.last():.4f} | {curve.steps[-1]} | {near} |")
     return "\n".join(lines)
 
