@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from numpyro.distributions import kl_divergence
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import elbo
@@ -20,7 +21,7 @@ from numpyro_dgp.conditionals import ConditionalValues, CorrelatedValues
 from numpyro_dgp.guides.copies import Trace, log_prob
 from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.guides.sites import Message, unwrap
-from numpyro_dgp.values import Propagated
+from numpyro_dgp.values import FunctionValues, Propagated
 
 __all__ = ["ELBO"]
 
@@ -118,6 +119,21 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Arr
         except NotImplementedError:
             pass
     return _log_prob(guide_site) - _log_prob(model_site)
+
+
+@kl_divergence.register(FunctionValues, dist.Normal)
+def _kl_normal(q: FunctionValues, p: dist.Normal) -> Array:
+    """KL of single Gaussian numbers from a prior that the program writes as a ``Normal``."""
+    return kl_divergence(q, FunctionValues(jnp.broadcast_to(p.loc, q.loc.shape), jnp.square(p.scale), event_dim=0))
+
+
+@kl_divergence.register(FunctionValues, dist.Independent)
+def _kl_independent(q: FunctionValues, p: dist.Independent) -> Array:
+    """KL of Gaussian rows from a prior that the program writes with ``to_event``."""
+    if p.reinterpreted_batch_ndims != q.event_dim:
+        raise NotImplementedError
+    numbers = FunctionValues(q.loc, q.conditional_variance, q.spread, event_dim=0)
+    return kl_divergence(numbers, p.base_dist).sum(tuple(range(-q.event_dim, 0)))
 
 
 def _log_prob(site: Message) -> Array:

@@ -151,6 +151,27 @@ def test_bound_against_draws_of_hidden_layers(name):
         assert abs(value - same.mean()) < 3 * error + 0.1
 
 
+def test_latents_as_numpyro_writes_them():
+    """Their divergence is in closed form too: the bound has no noise, and that of dgp.latent for a standard normal."""
+
+    def model(X, y=None, prior=(0.0, 1.0)):
+        g = dgp.gp("g", k.RBF(1.0, jnp.array([0.8, 1.2])), dgp.Points(Z2), outputs=2)
+        with numpyro.plate("data", len(X)):
+            w = numpyro.sample("w", dist.Normal(*prior).expand([1]).to_event(1))
+            mean = dgp.Likelihood(g(jnp.hstack([X, w])), lambda v: dist.Normal(v, jnp.array([0.3, 0.5])).to_event(1))
+            numpyro.sample("y", mean, obs=y)
+
+    def value(model, key=0, **kwargs):
+        return -dgp.ELBO().loss(jax.random.key(key), params, model, G.Collapsed(model), X, Y2, **kwargs)
+
+    params = random_params(latents, G.Collapsed(latents), X, Y2)
+    np.testing.assert_allclose(value(model), value(latents), rtol=1e-10)
+    np.testing.assert_allclose(value(model, key=1), value(latents), rtol=1e-10)
+    q = dist.Normal(params["w_auto_loc"], params["w_auto_scale"])
+    shift = kl_divergence(q, dist.Normal(0.0, 1.0)) - kl_divergence(q, dist.Normal(0.3, 2.0))
+    np.testing.assert_allclose(value(model, prior=(0.3, 2.0)) - value(model), shift.sum(), rtol=1e-9)
+
+
 def test_one_layer_is_titsias_bound_and_predicts_as_it():
     guide = G.Collapsed(shallow)
     SVI(shallow, guide, optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)
@@ -297,9 +318,18 @@ def variant(**changes):
     return model
 
 
+def mixed(X, y=None):
+    g = dgp.gp("g", RBF, dgp.Points(Z), outputs=2)
+    with numpyro.plate("data", len(X)):
+        v = g(X).mix(jnp.array([[1.0, 0.5], [0.0, 1.0], [1.0, -1.0]]))
+        mean = dgp.Likelihood(v, lambda v: dist.Normal(v, 0.3).to_event(1))
+        numpyro.sample("y", mean, obs=None if y is None else y[:, None] * jnp.ones(3))
+
+
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
+        (mixed, {}, "expected independent functions under the likelihood at 'y', got mixtures, f.x..mix.P.: their"),
         (variant(batch=7), {}, "Collapsed: expected a program over all data, got plate 'data' that takes 7 of 30"),
         (variant(noise=None), {}, "expected process noise at hidden layer 'h'.* got no noise"),
         (variant(y=dist.Laplace), {}, "expected a Gaussian likelihood at 'y'"),

@@ -10,6 +10,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.util import log_density
 from programs import X, Y, Z, agree, bound, draws_of_bound, random_params
 
 import numpyro_dgp as dgp
@@ -109,6 +110,28 @@ def test_zero_weights_are_mean_field():
                 same[f"{site}_auto_scale"] = scale
         same |= {n: params[n] for n in params if n[0] in "feg"}
         np.testing.assert_allclose(evaluate(guide, same), value, rtol=1e-9)
+
+
+def test_dependencies_between_inducing_values_alone_change_nothing():
+    """Seed 000, section 4.5: no term of the density joins the v of two layers when h is known, so that for any q(h)
+    without v the optimal joint q(v) is a product, and every correlation costs its mutual information."""
+    h = jax.random.normal(jax.random.key(0), (5, len(X)))
+
+    def expected(v):  # of the log density given v, under a q(h) of five points
+        value = lambda h: log_density(scalar, (X, Y), {}, {"f": v[:8], "g": v[8:], "h": h})[0]  # noqa: E731
+        return jax.vmap(value)(h).mean()
+
+    precision = -jax.hessian(expected)(jnp.zeros(16))
+    assert abs(precision[:8, 8:]).max() == 0
+    S = jnp.linalg.inv(precision)
+    mean = S @ jax.grad(expected)(jnp.zeros(16))
+
+    def bound(S):
+        return expected(mean) - 0.5 * jnp.trace(precision @ S) + 0.5 * jnp.linalg.slogdet(S)[1]
+
+    correlated = S.at[:8, 8:].add(0.3 * jnp.linalg.cholesky(S[:8, :8]) @ jnp.linalg.cholesky(S[8:, 8:]).T)
+    correlated = jnp.triu(correlated) + jnp.triu(correlated, 1).T
+    np.testing.assert_allclose(bound(S) - bound(correlated), -0.5 * 8 * jnp.log(1 - 0.3**2), rtol=1e-8)
 
 
 def test_the_start_of_model_weights_is_propagation():

@@ -65,8 +65,8 @@ class Collapsed(Guide):
         **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
 
     Raises:
-        ValueError: when called, for a program outside this class: minibatches, another likelihood, a hidden layer
-            without process noise, or inputs computed from Gaussian values.
+        ValueError: when called, for a program outside this class: minibatches, another likelihood, mixed outputs, a
+            hidden layer without process noise, or inputs computed from Gaussian values.
 
     Example:
         >>> import jax, numpyro, optax

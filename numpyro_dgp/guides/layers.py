@@ -20,6 +20,7 @@ from numpyro_dgp.guides.sites import Message, site_kind, unwrap
 from numpyro_dgp.inducing import variances
 from numpyro_dgp.likelihood import Likelihood
 from numpyro_dgp.means import Constant, Identity, Linear, Zero
+from numpyro_dgp.mixing import MixedValues
 from numpyro_dgp.values import FunctionValues
 
 __all__ = ["Gaussian", "Use", "uses_of"]
@@ -106,8 +107,8 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
         known: posterior of every hidden layer.
 
     Raises:
-        ValueError: a hidden layer without process noise, values drawn jointly, another likelihood, or a layer that is
-            not on ``dgp.Points``.
+        ValueError: a hidden layer without process noise, values drawn jointly, mixtures, another likelihood, or a layer
+            that is not on ``dgp.Points``.
     """
     found = {}
     for name, site in sites.items():
@@ -126,6 +127,12 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
 
 
 def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
+    if isinstance(fn.f_x, MixedValues):
+        raise ValueError(
+            f"Collapsed: expected independent functions under the likelihood at {name!r}, got mixtures, f(x).mix(P): "
+            "their posteriors are not independent and have no closed form here; use guides.InducingPoint(), and "
+            "natural gradients for q(v)"
+        )
     v = fn.f_x.loc
     form = normal_form(fn._numbers, v) if fn.factorised else None
     if form is None or fn.collapse != "bound":
