@@ -12,6 +12,7 @@ from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.ring_functions import Grid
 from numpyro_dgp.robustmax import RobustMax
 from numpyro_dgp.sampling import NonCentered, for_mcmc
+from numpyro_dgp.sghmc import SGHMC
 from numpyro_dgp.training import fit, load, save
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "optim",
     "for_mcmc",
     "NonCentered",
+    "SGHMC",
     "Posterior",
     "Mixture",
     "densities",

@@ -24,6 +24,7 @@ LAYERS = {
         "circulant",
         "ring_features",
         "subsampled",
+        "langevin",
         "tilted",
         "blocks",
         "expectations",
@@ -52,7 +53,7 @@ LAYERS = {
         "projections",
         "mixing",
     ],
-    3: ["guides", "objectives", "optim", "sampling", "training"],
+    3: ["guides", "objectives", "optim", "sampling", "sghmc", "training"],
     4: ["densities", "draws", "predict", "plots", "testing"],
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
