@@ -75,9 +75,11 @@ def adapt(state: Adaptation, first: Array, second: Array) -> Adaptation:
 
 
 def heat(mass: ArrayLike, noise: ArrayLike, step_size: float, friction: float) -> Array:
-    r"""Bound on the excess temperature that noise in the gradient brings: :math:`h = \frac{2 - \alpha}{4 \alpha} \sum_i s_i B_i`.
+    r"""Bound on the excess temperature that noise in the gradient brings, in any direction.
 
-    The sum is over coordinates, because noise that is correlated between them may all lie in one direction.
+    .. math:: h = \frac{2 - \alpha}{4 \alpha} \sum_i s_i B_i ,
+
+    a sum, because noise that is correlated between coordinates may all lie in one direction.
 
     Args:
         mass: M (n,).
@@ -87,7 +89,7 @@ def heat(mass: ArrayLike, noise: ArrayLike, step_size: float, friction: float) -
 
     Example:
         >>> import jax.numpy as jnp
-        >>> print(heat(jnp.ones(1), jnp.array([100.0]), 0.01, 0.05))
+        >>> print(heat(jnp.ones(1), jnp.array([100.0]), 0.01, 0.05).round(4))
         0.0975
     """
     return step_size**2 * (2 - friction) / (4 * friction) * jnp.sum(noise / mass)
@@ -113,8 +115,8 @@ def step(
 
     .. math:: \frac1\lambda \Bigl(1 + \frac{h}{1 - a / 4}\Bigr), \qquad h = \frac{2 - \alpha}{4 \alpha} s B :
 
-    exact for exact gradients, and too wide by :math:`h`, of order :math:`\varepsilon^2`, for noisy ones. Symplectic Euler, the
-    usual form, is off by :math:`a / 4`, of order :math:`\varepsilon^2` too, even for exact gradients.
+    exact for exact gradients, and too wide by :math:`h`, of order :math:`\varepsilon^2`, for noisy ones. Symplectic
+    Euler, the usual form, is off by :math:`a / 4`, of order :math:`\varepsilon^2` too, even for exact gradients.
 
     Args:
         key: PRNG key.

@@ -6,8 +6,8 @@ is then unbiased for that of
 
 .. math:: \log p(\vartheta) + \log p(v) + \sum_n E_{p(h_n \mid v)} [\log p(y_n \mid h_n, v)],
 
-the bound that every guide with propagated layers maximises, at a single v; exp of it, normalised, is the best of all q(v), and
-the chain draws from it without assuming a family.
+the bound that every guide with propagated layers maximises, at a single v. Its exponential, normalised, is the best of
+all q(v), and the chain draws from it without assuming a family.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from numpyro.infer.util import initialize_model, potential_energy
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
-from numpyro_dgp import langevin
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.sites import Message, hide, refuse_parameter, site_kind
-from numpyro_dgp.langevin import Adaptation
+from numpyro_dgp.langevin import Adaptation, adapt, heat, step
 
 __all__ = ["SGHMC", "SGHMCState"]
 
@@ -68,8 +67,8 @@ class _DrawAnew(Messenger):
         elif plates := self._subsampled & {frame.name for frame in msg["cond_indep_stack"]}:
             raise ValueError(
                 f"SGHMC: expected global sites only under plate {min(plates)!r}, which takes minibatches, got the "
-                f"latent {msg['name']!r} there, one value per datum: integrate it by a guide, dgp.guides.InducingPoint, "
-                "or run without minibatches"
+                f"latent {msg['name']!r} there, one value per datum: integrate it by a guide, "
+                "dgp.guides.InducingPoint, or run without minibatches"
             )
         elif msg["fn"].support.is_discrete:
             raise ValueError(f"SGHMC: expected continuous sites, got the discrete {msg['name']!r}: sum it out")
@@ -78,9 +77,9 @@ class _DrawAnew(Messenger):
 class SGHMC(MCMCKernel):
     r"""Stochastic-gradient HMC, a kernel for ``numpyro.infer.MCMC`` on programs that take minibatches.
 
-    Langevin dynamics in unconstrained space without accept-reject steps (:func:`numpyro_dgp.langevin.step`). During warm-up,
-    two gradients a step, the mass becomes the root mean square of the gradient in each coordinate and the noise of
-    gradients is measured; afterwards both are fixed. Steps are small and neighbouring draws alike: take many, and thin.
+    Langevin dynamics in unconstrained space without accept-reject steps (:func:`numpyro_dgp.langevin.step`). During
+    warm-up, two gradients a step, the mass becomes the root mean square of the gradient in each coordinate and the noise
+    of gradients is measured; afterwards both are fixed. Steps are small and neighbouring draws alike: take many, and thin.
 
     Hidden layers are drawn from the program in every step and are no sites of the chain. For NUTS use
     ``dgp.for_mcmc``, which samples them too. Nothing corrects the error of a finite step: halve ``step_size`` and
@@ -116,7 +115,8 @@ class SGHMC(MCMCKernel):
         >>> mcmc.get_samples()["f"].shape
         (20, 5)
 
-    Source: Chen et al. (2014); Springenberg et al. (2016); for deep GPs Havasi et al. (2018), and seed 002, section 2.5.
+    Source: Chen et al. (2014); Springenberg et al. (2016); for deep GPs Havasi et al. (2018); seed 002, chapter
+    "Impact", inference extensions.
     """
 
     def __init__(
@@ -169,9 +169,10 @@ class SGHMC(MCMCKernel):
         single = is_prng_key(rng_key)
         split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
         rng_key, init_key = split(rng_key)
+        rows_key = init_key if single else init_key[0]
         found = initialize_model(
             init_key,
-            self._program,
+            handlers.seed(self._program, rows_key, hide_types=["sample"]),  # minibatches need a key of their own
             init_strategy=self._init_strategy,
             dynamic_args=True,
             model_args=model_args,
@@ -188,9 +189,7 @@ class SGHMC(MCMCKernel):
         z = found.param_info.z if init_params is None else init_params
         return state(rng_key, z) if single else jax.vmap(state)(rng_key, z)
 
-    def sample(
-        self, state: SGHMCState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
-    ) -> SGHMCState:
+    def sample(self, state: SGHMCState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> SGHMCState:
         """One step, of one chain or of several."""
         one = partial(self._step, args=model_args, kwargs=model_kwargs or {})
         return one(state) if is_prng_key(state.rng_key) else jax.vmap(one)(state)
@@ -213,11 +212,11 @@ class SGHMC(MCMCKernel):
         energy, slope = gradient(first_key)
         warm = state.warmup_left > 0
         adapted = jax.lax.cond(
-            warm, lambda old: langevin.adapt(old, slope, gradient(second_key)[1]), lambda old: old, state.adaptation
+            warm, lambda old: adapt(old, slope, gradient(second_key)[1]), lambda old: old, state.adaptation
         )
         mass = adapted.mass if self.adapt_mass else jnp.ones_like(position)
         scales = self.step_size, self.friction
-        moved, velocity = langevin.step(noise_key, position, state.velocity, slope, mass, *scales)
+        moved, velocity = step(noise_key, position, state.velocity, slope, mass, *scales)
         sound = jnp.isfinite(energy) & jnp.isfinite(moved).all()
         proposed = SGHMCState(
             unravel(moved),
@@ -225,7 +224,7 @@ class SGHMC(MCMCKernel):
             velocity,
             adapted,
             state.warmup_left - warm,
-            langevin.heat(mass, adapted.noise, *scales),
+            heat(mass, adapted.noise, *scales),
             jnp.array(False),
             rng_key,
         )
