@@ -78,8 +78,9 @@ class SGHMC(MCMCKernel):
     r"""Stochastic-gradient HMC, a kernel for ``numpyro.infer.MCMC`` on programs that take minibatches.
 
     Langevin dynamics in unconstrained space without accept-reject steps (:func:`numpyro_dgp.langevin.step`). During
-    warm-up, two gradients a step, the mass becomes the root mean square of the gradient in each coordinate and the noise
-    of gradients is measured; afterwards both are fixed. Steps are small and neighbouring draws alike: take many, and thin.
+    warm-up, two gradients a step, the mass becomes the root mean square of the gradient in each coordinate and the
+    noise of gradients is measured; afterwards both are fixed. Steps are small and neighbouring draws alike: take many,
+    and thin.
 
     Hidden layers are drawn from the program in every step and are no sites of the chain. For NUTS use
     ``dgp.for_mcmc``, which samples them too. Nothing corrects the error of a finite step: halve ``step_size`` and
