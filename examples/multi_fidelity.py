@@ -89,9 +89,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.smoke:
         arguments.steps, arguments.draws = 5, 3
+        del PAIRS["Perdikaris"]
     arguments.out.mkdir(parents=True, exist_ok=True)
     grid = jnp.linspace(0, 1, 301)[:, None]
-    figure, axes = plt.subplots(2, 3, figsize=(12.5, 6.4), layout="constrained")
+    figure, axes = plt.subplots(len(PAIRS), 3, figsize=(12.5, 3.2 * len(PAIRS)), squeeze=False, layout="constrained")
     print(f"{'functions':12s}{'model':18s}{'RMSE':>8s}{'log density':>13s}{'covered':>9s}")
     for row, (name, pair) in zip(axes, PAIRS.items(), strict=True):
         X_low, X_high = (np.linspace(0, 1, n)[:, None] for n in POINTS[name])
