@@ -1,9 +1,9 @@
 """Bayesian optimisation by Thompson sampling: every draw of the function proposes where to look next.
 
 Branin's function, eight values to begin with, then rounds of four. ``posterior.functions`` draws four functions
-from a fitted program, and each names its own minimum over the same candidates: where the posterior is sure they agree, and where it
-is not they spread, so that a batch explores by itself. The program has one layer or two; the arrays keep one size and
-unused rows are masked, so that everything is compiled once.
+from a fitted program, and each names its own minimum over the same candidates: where the posterior is sure they agree,
+and where it is not they spread, so that a batch explores by itself. The program has one layer or two; the arrays keep
+one size and unused rows are masked, so that everything is compiled once.
 """
 
 from __future__ import annotations

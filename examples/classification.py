@@ -1,9 +1,9 @@
 """Handwritten digits: one and two layers, softmax and robust-max.
 
-Scikit-learn's 1797 images of 8 by 8 pixels, four fifths for training. A function per class; two likelihoods say what its
-values mean: softmax, integrated by Monte Carlo because it mixes outputs, and robust-max, which needs one integral over
-one number. It prints accuracy and test log density, beside logistic regression, and draws how far the probabilities can be
-trusted and the digits that two layers find hardest.
+Scikit-learn's 1797 images of 8 by 8 pixels, four fifths for training. A function per class; two likelihoods say what
+its values mean: softmax, integrated by Monte Carlo because it mixes outputs, and robust-max, which needs one integral
+over one number. It prints accuracy and test log density, beside logistic regression, and draws how far the
+probabilities can be trusted and the digits that two layers find hardest.
 """
 
 from __future__ import annotations

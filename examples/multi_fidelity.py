@@ -1,9 +1,9 @@
 """Two data sources, one program: many cheap, wrong values and a few good ones.
 
 A deep Gaussian process for two fidelities: the good function sees the input and the cheap function there,
-high(x) = g(x, low(x)), and both sources are observed sites of one program with plates of their own. On Forrester's pair of
-functions the relation between the two is linear, on that of Perdikaris et al. (2017) it is not. A Gaussian process on
-the good data alone is fitted for comparison. After seed 002, chapter "Impact"; Perdikaris et al. (2017), section 3.
+high(x) = g(x, low(x)), and both sources are observed sites of one program with plates of their own. On Forrester's
+pair of functions the relation between the two is linear, on that of Perdikaris et al. (2017) it is not. A Gaussian
+process on the good data alone is fitted for comparison. After seed 002, chapter "Impact"; Perdikaris et al. (2017), section 3.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A mass on a spring is let go and its position recorded with noise. Its equation 
 
     x'' = -omega**2 x - F(x')
 
-F is a Gaussian process around linear damping, the solver asks for it at every step; solver, unknown frequency and unknown
-start are ordinary lines of the program. NUTS samples everything together. The truth has dry friction,
-which linear damping cannot describe. Both models then forecast a run from another start, which tells the laws apart.
+F is a Gaussian process around linear damping, the solver asks for it at every step; solver, unknown frequency and
+unknown start are ordinary lines of the program. NUTS samples everything together. The truth has dry friction, which
+linear damping cannot describe. Both models then forecast a run from another start, which tells the laws apart.
 """
 
 from __future__ import annotations
