@@ -134,8 +134,8 @@ def main() -> None:
     def regret(y: np.ndarray) -> np.ndarray:
         return np.minimum.accumulate(y) - MINIMUM
 
-    random = [regret(branin(qmc.Sobol(2, seed=seed).random(total))) for seed in range(20 * arguments.repeats)]
-    curves = {"Sobol points": np.array(random)}
+    random = [regret(branin(np.random.default_rng(seed).random((total, 2)))) for seed in range(20 * arguments.repeats)]
+    curves = {"random points": np.array(random)}
     for depth, name in NAMES.items():
         runs = []
         for seed in range(arguments.repeats):
@@ -167,7 +167,7 @@ def main() -> None:
     axes[0].plot(*X[8:].T, "o", color="C1", ms=3.5, label="by Thompson sampling")
     axes[0].legend(fontsize=8)
     for name, runs in curves.items():
-        low, middle, high = np.quantile(runs, [0.0, 0.5, 1.0] if name != "Sobol points" else [0.1, 0.5, 0.9], axis=0)
+        low, middle, high = np.quantile(runs, [0.0, 0.5, 1.0] if name != "random points" else [0.1, 0.5, 0.9], axis=0)
         (curve,) = axes[2].plot(np.arange(1, total + 1), middle, label=name)
         axes[2].fill_between(np.arange(1, total + 1), low, high, alpha=0.2, lw=0, color=curve.get_color())
     axes[2].set(yscale="log", xlabel="evaluations", ylabel="best value so far minus the minimum",

@@ -43,6 +43,9 @@ PAIRS = {
 POINTS = {"Forrester": (40, 5), "Perdikaris": (50, 14)}
 
 
+NOISE = 0.02  # of computer code that has none, in units of the functions' spread
+
+
 def positive(name: str, typical: float, spread: float = 1.0) -> Any:
     return numpyro.sample(name, dist.LogNormal(jnp.log(typical), spread))
 
@@ -50,40 +53,40 @@ def positive(name: str, typical: float, spread: float = 1.0) -> Any:
 def two_fidelities(X_low: Any, X_high: Any, y_low: Any = None, y_high: Any = None) -> None:
     """The good function is a product of what depends on x and what depends on the cheap one, plus a difference."""
     Z = jnp.linspace(0, 1, 30)[:, None]
-    low = dgp.gp("low", RBF(1.0, positive("low scale", 0.2)), dgp.Points(Z))
+    low = dgp.gp("low", RBF(1.0, positive("low scale", 0.1)), dgp.Points(Z))
     # Inducing inputs over the plane of (x, low(x)).
-    corner = jnp.stack(jnp.meshgrid(jnp.linspace(0, 1, 6), jnp.linspace(-2, 2, 7)), -1).reshape(-1, 2)
-    cheap = Linear(positive("slope", 1.0)) + RBF(positive("bend", 1.0), positive("bend scale", 1.0))
-    varies = RBF(1.0, positive("varies scale", 1.0))
-    difference = RBF(positive("difference", 0.1), positive("difference scale", 0.5))
+    plane = jnp.stack(jnp.meshgrid(jnp.linspace(0, 1, 6), jnp.linspace(-2, 3.5, 8)), -1).reshape(-1, 2)
+    cheap = Linear(positive("slope", 1.0)) + RBF(positive("bend", 0.5), positive("bend scale", 1.0))
+    varies = RBF(1.0, positive("varies scale", 2.0))
+    difference = RBF(positive("difference", 1.0), positive("difference scale", 1.0, 0.5))
     kernel = ActiveDims(varies, (0,)) * ActiveDims(cheap, (1,)) + ActiveDims(difference, (0,))
-    high = dgp.gp("high", kernel, dgp.Points(corner))
-    low_noise, high_noise = positive("low noise", 0.01), positive("high noise", 0.01)
+    high = dgp.gp("high", kernel, dgp.Points(plane))
     with numpyro.plate("cheap data", len(X_low)):
-        numpyro.sample("y_low", dgp.Likelihood(low(X_low), lambda v: dist.Normal(v, low_noise)), obs=y_low)
+        numpyro.sample("y_low", dgp.Likelihood(low(X_low), lambda v: dist.Normal(v, NOISE)), obs=y_low)
     with numpyro.plate("good data", len(X_high)):
         h = numpyro.sample("h", low(X_high))
         v = high(jnp.stack(jnp.broadcast_arrays(X_high[:, 0], h), -1))
-        numpyro.sample("y_high", dgp.Likelihood(v, lambda v: dist.Normal(v, high_noise)), obs=y_high)
+        numpyro.sample("y_high", dgp.Likelihood(v, lambda v: dist.Normal(v, NOISE)), obs=y_high)
 
 
 def good_data_only(X_high: Any, y_high: Any = None) -> None:
-    f = dgp.gp("f", RBF(positive("variance", 1.0), positive("scale", 0.2)), dgp.Points(jnp.linspace(0, 1, 30)[:, None]))
-    noise = positive("noise", 0.01)
+    f = dgp.gp("f", RBF(positive("variance", 1.0), positive("scale", 0.1)), dgp.Points(jnp.linspace(0, 1, 30)[:, None]))
     with numpyro.plate("good data", len(X_high)):
-        numpyro.sample("y_high", dgp.Likelihood(f(X_high), lambda v: dist.Normal(v, noise)), obs=y_high)
+        numpyro.sample("y_high", dgp.Likelihood(f(X_high), lambda v: dist.Normal(v, NOISE)), obs=y_high)
 
 
 def fit(model: Callable[..., None], steps: int, *data: Any) -> tuple[dgp.Posterior, Any]:
     guide = dgp.guides.InducingPoint(model)
-    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.02, steps)), dgp.ELBO(num_particles=5))
+    adam = optax.adam(optax.cosine_decay_schedule(0.02, steps))
+    optimizer = dgp.optim.NaturalGradient(guide, dgp.optim.log_linear(1e-3, 0.1, steps // 10 + 1), adam)
+    svi = SVI(model, guide, optimizer, dgp.ELBO(num_particles=5))
     result = dgp.fit(svi, jax.random.key(0), steps, *data, progress_bar=False)
     return dgp.Posterior(model, guide, result.params, site="y_high"), result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--draws", type=int, default=200, help="for predictions")
     parser.add_argument("--out", type=Path, default=Path("multi_fidelity_output"))
     parser.add_argument("--smoke", action="store_true", help="a few steps, to see that it runs")
