@@ -12,6 +12,7 @@ from numpyro_dgp.projections import projection
 from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.robustmax import RobustMax
 from numpyro_dgp.sampling import NonCentered, for_mcmc
+from numpyro_dgp.sghmc import SGHMC
 from numpyro_dgp.streaming import fit_stream, minibatch
 from numpyro_dgp.streams import Stream
 from numpyro_dgp.training import fit, load, save
@@ -37,6 +38,7 @@ __all__ = [
     "optim",
     "for_mcmc",
     "NonCentered",
+    "SGHMC",
     "Posterior",
     "Mixture",
     "densities",

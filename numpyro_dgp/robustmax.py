@@ -17,6 +17,14 @@ from numpyro_dgp.quadrature import GaussHermite
 __all__ = ["RobustMax"]
 
 
+def _of_class(values: Array, y: ArrayLike) -> Array:
+    """``values`` (..., P) of the classes y; both may have batch dimensions of their own to the left."""
+    index = jnp.asarray(y, int)[..., None]
+    batch = jnp.broadcast_shapes(values.shape[:-1], index.shape[:-1])
+    values, index = jnp.broadcast_to(values, (*batch, values.shape[-1])), jnp.broadcast_to(index, (*batch, 1))
+    return jnp.take_along_axis(values, index, -1)[..., 0]
+
+
 class RobustMax(dist.Distribution):
     r"""Robust-max classification: class :math:`\arg\max_c v_c` with probability :math:`1 - \epsilon`, else any other.
 
@@ -62,8 +70,7 @@ class RobustMax(dist.Distribution):
         return jax.random.categorical(key, jnp.log(self.probs), shape=self.shape(sample_shape))
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        index = jnp.asarray(value, int)[..., None]
-        return jnp.log(jnp.take_along_axis(self.probs, index, -1)[..., 0])
+        return jnp.log(_of_class(self.probs, value))
 
     def expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
         """E[log p(y | v)] for independent v_c ~ N(loc_c, variance_c)."""
@@ -77,9 +84,8 @@ class RobustMax(dist.Distribution):
         return jnp.log(first * (1 - self.epsilon) + (1 - first) * self.epsilon / (loc.shape[-1] - 1))
 
     def _probability_first(self, y: Array, loc: Array, variance: Array) -> Array:
-        index = jnp.asarray(y, int)[..., None]
-        own_loc, own_variance = (jnp.take_along_axis(a, index, -1)[..., 0] for a in (loc, variance))
+        own_loc, own_variance = (_of_class(a, y) for a in (loc, variance))
         nodes = GaussHermite().nodes(own_loc, own_variance)
         below = log_ndtr((nodes.points[..., None] - loc) / safe_sqrt(variance))
-        own = jnp.arange(loc.shape[-1]) == index
+        own = jnp.arange(loc.shape[-1]) == jnp.asarray(y, int)[..., None]
         return nodes.mean(jnp.exp(jnp.where(own, 0, below).sum(-1)))

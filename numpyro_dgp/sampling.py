@@ -13,7 +13,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import StandardNormal
-from numpyro_dgp.guides.sites import Message, refuse_subsampling, site_kind, unwrap
+from numpyro_dgp.guides.sites import Message, refuse_parameter, refuse_subsampling, site_kind, unwrap
 from numpyro_dgp.projections import Determined, DeterminedJoint
 from numpyro_dgp.rings import RingNormal
 from numpyro_dgp.values import FunctionValues, JointValues
@@ -60,12 +60,7 @@ class _Guard(Messenger):
 
     def process_message(self, msg: Message) -> None:
         refuse_subsampling("for_mcmc", msg)
-        if msg["type"] == "param" and msg["value"] is None:
-            raise ValueError(
-                f"for_mcmc: expected a value for every numpyro.param, got none for {msg['name']!r}, which MCMC "
-                "would freeze at its initial value: pass params=svi_result.params, make it random with "
-                "handlers.lift(model, prior={...}), or write it as a numpyro.sample site"
-            )
+        refuse_parameter("for_mcmc", msg)
 
 
 def for_mcmc(

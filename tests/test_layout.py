@@ -25,6 +25,7 @@ LAYERS = {
         "ring_features",
         "ring_windows",
         "subsampled",
+        "langevin",
         "tilted",
         "blocks",
         "expectations",
@@ -54,7 +55,7 @@ LAYERS = {
         "projections",
         "mixing",
     ],
-    3: ["guides", "objectives", "optim", "sampling", "streaming", "training"],
+    3: ["guides", "objectives", "optim", "sampling", "sghmc", "streaming", "training"],
     4: ["densities", "draws", "predict", "plots", "testing"],
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}

@@ -254,3 +254,16 @@ def test_survives_jit_and_a_pytree_round_trip(key):
 def test_bad_input(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("conditional", [lambda v: dgp.RobustMax(v), lambda v: dist.Categorical(logits=v)])
+def test_every_label_at_every_row(conditional):
+    """Labels with a batch dimension of their own, (classes, rows), give the probabilities of all classes."""
+    likelihood = dgp.Likelihood(CLASSES, conditional)
+    rows, classes = CLASSES.loc.shape
+    labels = np.broadcast_to(np.arange(classes)[:, None], (classes, rows))
+    each = [likelihood.log_marginal(np.full(rows, c)) for c in range(classes)]
+    found = likelihood.log_marginal(labels)
+    np.testing.assert_allclose(found, each, rtol=1e-10)
+    np.testing.assert_allclose(np.exp(found).sum(0), 1.0, rtol=1e-5)  # quadrature
+    np.testing.assert_allclose(likelihood.log_prob(labels)[0], likelihood.log_prob(np.zeros(rows, int)), rtol=1e-10)

@@ -1,0 +1,158 @@
+"""A friction law from one recorded oscillation: a differential equation with a Gaussian process inside, by NUTS.
+
+A mass on a spring is let go and its position recorded with noise. Its equation is known but for the friction F:
+
+    x'' = -omega**2 x - F(x')
+
+F is a Gaussian process around linear damping, the solver asks for it at every step; solver, unknown frequency and
+unknown start are ordinary lines of the program. NUTS samples everything together. The truth has dry friction, which
+linear damping cannot describe. Both models then forecast a run from another start, which tells the laws apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.diagnostics import summary
+from numpyro.infer import MCMC, NUTS, Predictive, init_to_median
+
+import numpyro_dgp as dgp
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+FREQUENCY, NOISE, STEP = 2.0, 0.005, 0.1
+START, OTHER_START = (1.0, 0.0), (0.4, 1.2)
+VELOCITIES = np.linspace(-3, 3, 151)
+
+
+def true_friction(v: jax.Array) -> jax.Array:
+    """Dry friction that gives way at small velocities, and drag."""
+    return 0.15 * jnp.tanh(10 * v) + 0.05 * v * jnp.abs(v)
+
+
+def oscillate(friction: Any, frequency: Any, start: Any, times: int, substeps: int = 2) -> jax.Array:
+    """Positions at ``times`` multiples of STEP, by the fourth-order Runge-Kutta method."""
+
+    def slope(state: jax.Array) -> jax.Array:
+        x, v = state
+        return jnp.array([v, -(frequency**2) * x - friction(v)])
+
+    def advance(state: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
+        size = STEP / substeps
+        for _ in range(substeps):
+            a = slope(state)
+            b = slope(state + 0.5 * size * a)
+            c = slope(state + 0.5 * size * b)
+            d = slope(state + size * c)
+            state = state + size / 6 * (a + 2 * b + 2 * c + d)
+        return state, state[0]
+
+    return jax.lax.scan(advance, jnp.asarray(start), None, length=times)[1]
+
+
+def model(times: int, x: Any = None, start: Any = None, gaussian_process: bool = True, grid: Any = None) -> None:
+    """Positions at ``times`` moments; a ``grid`` of velocities asks for the friction law there."""
+    damping = numpyro.sample("damping", dist.HalfNormal(0.3))
+    frequency = numpyro.sample("frequency", dist.LogNormal(0.5, 0.5))
+    noise = numpyro.sample("noise", dist.LogNormal(-3.0, 1.0))
+    if gaussian_process:
+        size = numpyro.sample("size", dist.HalfNormal(0.3))
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(-1.0, 0.5))
+        Z = jnp.linspace(-2.4, 2.4, 25)[:, None]
+        f = dgp.gp("f", dgp.kernels.Matern52(size**2, lengthscale), dgp.Points(Z))
+
+    # The law at fixed velocities, once; the solver interpolates. Friction changes sign with the velocity, so it is the
+    # odd part of f. Given the values at Z, f is taken for its mean: between so many of them nothing else is left.
+    law = damping * VELOCITIES
+    if gaussian_process:
+        values = f(VELOCITIES[:, None]).loc
+        law = law + 0.5 * (values - values[::-1])
+
+    def friction(v: jax.Array) -> jax.Array:
+        place = jnp.clip((v - VELOCITIES[0]) / (VELOCITIES[1] - VELOCITIES[0]), 0, len(VELOCITIES) - 1.001)
+        index = place.astype(int)
+        return law[index] + (place - index) * (law[index + 1] - law[index])
+
+    if start is None:
+        start = numpyro.sample("start", dist.Normal(jnp.zeros(2), 1.5).to_event(1))
+    path = numpyro.deterministic("path", oscillate(friction, frequency, start, times))
+    if grid is not None:
+        numpyro.deterministic("friction", jax.vmap(friction)(grid))
+    with numpyro.plate("times", times):
+        numpyro.sample("x", dist.Normal(path, noise), obs=x)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--times", type=int, default=120, help="recorded positions, a tenth of a second apart")
+    parser.add_argument("--warmup", type=int, default=200)
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=Path("physical_output"))
+    parser.add_argument("--smoke", action="store_true", help="a few draws, to see that it runs")
+    arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.times, arguments.warmup, arguments.samples = 10, 3, 4
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    numpyro.enable_x64()
+    times, grid = arguments.times, jnp.linspace(-2, 2, 201)
+    clean = oscillate(true_friction, FREQUENCY, START, times, 20)
+    x = clean + NOISE * np.random.default_rng(0).normal(size=times)
+    truth = oscillate(true_friction, FREQUENCY, OTHER_START, times, 20)
+
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    seconds = STEP * np.arange(1, times + 1)
+    axes[0].plot(seconds, x, ".", color="0.2", ms=3, label="recorded")
+    axes[1].plot(grid, true_friction(grid), color="0.2", lw=1, ls="--", label="truth")
+    axes[2].plot(seconds, truth, color="0.2", lw=1, ls="--", label="truth")
+    print(f"{'friction':18s}{'RMSE of law':>12s}{'covered':>9s}{'forecast RMSE':>15s}{'covered':>9s}"
+          f"{'R-hat':>8s}{'ESS':>6s}{'divergences':>13s}")  # fmt: skip
+    for colour, (name, process) in zip(("C1", "C0"), {"linear": False, "Gaussian process": True}.items(), strict=True):
+        kernel = NUTS(model, init_strategy=init_to_median, dense_mass=True)
+        mcmc = MCMC(kernel, num_warmup=arguments.warmup, num_samples=arguments.samples, progress_bar=False)
+        mcmc.run(jax.random.key(0), times, x, gaussian_process=process)
+        samples = mcmc.get_samples()
+        path = samples.pop("path")
+        forecast = Predictive(model, samples, return_sites=["path", "friction"])
+        other = forecast(jax.random.key(1), times, start=jnp.array(OTHER_START), gaussian_process=process, grid=grid)
+
+        reached = np.abs(grid) < 1.6  # velocities of the recorded run
+        scores = []
+        for value, exact, rows in (
+            (other["friction"], true_friction(grid), reached),
+            (other["path"], truth, slice(None)),
+        ):
+            low, high = np.quantile(value, [0.025, 0.975], axis=0)
+            inside = (low <= exact) & (exact <= high)
+            scores += [np.sqrt(np.mean((value.mean(0) - exact)[rows] ** 2)), 100 * np.mean(inside[rows])]
+        table = summary({k: v[None] for k, v in samples.items()})
+        r_hat = max(float(np.max(row["r_hat"])) for row in table.values())
+        size = min(float(np.min(row["n_eff"])) for row in table.values())
+        divergent = int(mcmc.get_extra_fields()["diverging"].sum())
+        print(f"{name:18s}{scores[0]:12.4f}{scores[1]:7.0f} %{scores[2]:15.4f}{scores[3]:7.0f} %"
+              f"{r_hat:8.3f}{size:6.0f}{divergent:13d}", flush=True)  # fmt: skip
+
+        curves = (seconds, path), (grid, other["friction"]), (seconds, other["path"])
+        for ax, (place, value) in zip(axes, curves, strict=True):
+            low, high = np.quantile(value, [0.025, 0.975], axis=0)
+            ax.plot(place, value.mean(0), color=colour, lw=1.2, label=name)
+            ax.fill_between(place, low, high, color=colour, alpha=0.25, lw=0)
+    axes[0].set(xlabel="time (s)", ylabel="position (m)", title="the recorded run")
+    axes[1].set(xlabel="velocity (m/s)", ylabel="friction per mass (m/s²)", title="friction: mean, 95 % interval")
+    axes[2].set(xlabel="time (s)", ylabel="position (m)", title="forecast from another start")
+    for ax in axes:
+        ax.legend(frameon=False, fontsize=8)
+    figure.savefig(arguments.out / "physical_model.png", dpi=90)
+    print(f"figure in {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""Stochastic-gradient HMC (check 42): its step in closed form, its target against NUTS, honest minibatches."""
+
+from itertools import combinations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import MCMC, NUTS, init_to_value
+from programs import NOISE, X, Y, agree, bayesian, deep, explicit, shallow
+from scipy.linalg import solve_discrete_lyapunov
+from test_svgp import KZX, KZZ, optimum
+
+import numpyro_dgp as dgp
+from numpyro_dgp import langevin
+
+rng = np.random.default_rng(0)
+
+
+def run(model, *args, warmup=200, samples=400, chains=1, key=0, fields=("heat",), thinning=1, **options):
+    mcmc = MCMC(
+        dgp.SGHMC(model, **options),
+        num_warmup=warmup,
+        num_samples=samples,
+        num_chains=chains,
+        chain_method="vectorized",
+        thinning=thinning,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(key), *args, extra_fields=fields)
+    return mcmc
+
+
+# --- one step
+
+
+@pytest.mark.parametrize("friction", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("step_size", [0.01, 0.4])
+def test_stationary_variance_of_a_step(friction, step_size):
+    """The covariance that the step leaves unchanged, by a Lyapunov equation, against the formula of its docstring."""
+    precision, mass, noise = 7.0, 2.0, 3.0
+    key = jax.random.key(0)
+
+    def move(state, gradient_noise=0.0, key=key):
+        position, velocity = state
+        gradient = precision * position + gradient_noise
+        args = [a[None] for a in (position, velocity, gradient)]
+        return jnp.concatenate(langevin.step(key, *args, mass, step_size, friction))
+
+    A = jax.jacobian(move)(jnp.zeros(2))
+    by_key = move(jnp.zeros(2)) / jax.random.normal(key, (1,))
+    by_gradient = jax.jacobian(move, 1)(jnp.zeros(2), 0.0)
+    a = step_size**2 * precision / mass
+    for variance in (0.0, noise):
+        Q = np.outer(by_key, by_key) + variance * np.outer(by_gradient, by_gradient)
+        heat = langevin.heat(jnp.full(1, mass), jnp.full(1, variance), step_size, friction)
+        found = solve_discrete_lyapunov(np.asarray(A), Q)[0, 0]
+        np.testing.assert_allclose(found, (1 + heat / (1 - a / 4)) / precision, rtol=1e-9)
+
+
+def test_adaptation_against_the_recursions():
+    gradients = rng.normal(size=(50, 2, 3)) * np.array([1.0, 5.0, 0.1]) + np.array([0.0, 2.0, 3.0])
+    tau, g, V, B = np.ones(3), np.zeros(3), np.ones(3), np.zeros(3)
+    state = langevin.Adaptation.start(jnp.zeros(3))
+    for first, second in gradients:
+        w = 1 / (tau + 1)
+        tau = 1 + tau * (1 - g**2 / V)
+        g, V, B = g + w * (first - g), V + w * (first**2 - V), B + w * ((first - second) ** 2 / 2 - B)
+        state = langevin.adapt(state, jnp.asarray(first), jnp.asarray(second))
+    for found, expected in zip(state, (tau, g, V, B), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert (state.window >= 1).all()
+    assert state.window[0] > 10 * state.window[2]  # long where noise dominates
+    np.testing.assert_allclose(state.mass, np.sqrt(V))
+
+
+def test_noise_is_measured_without_bias():
+    start = langevin.Adaptation.start(jnp.zeros(2000))
+    pairs = jnp.asarray(rng.normal(size=(300, 2, 2000)) * 3.0 + 1.0)
+    state, _ = jax.lax.scan(lambda s, p: (langevin.adapt(s, p[0], p[1]), None), start, pairs)
+    error = state.noise.std() / np.sqrt(2000)
+    assert abs(state.noise.mean() - 9.0) < 4 * error + 0.1  # the start, zero, still has some weight
+
+
+# --- the target
+
+COUNT, SPREAD = 60, 0.7
+DATA = jnp.asarray(rng.normal(size=COUNT))
+
+
+def location(batch=None):
+    m = numpyro.sample("m", dist.Normal(jnp.zeros(2), jnp.array([1.0, 3.0])).to_event(1))
+    with numpyro.plate("data", COUNT, subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(m[0] + 0.3 * m[1], SPREAD), obs=DATA[i])
+
+
+def exact_covariance():
+    direction = np.array([1.0, 0.3])
+    return np.linalg.inv(np.diag([1.0, 1 / 9]) + COUNT / SPREAD**2 * np.outer(direction, direction))
+
+
+def test_variance_on_a_gaussian():
+    """Check 42, full data: 3 % in every direction, at a step as large as its exactness allows."""
+    mcmc = run(location, warmup=500, samples=4000, chains=60, step_size=0.3, friction=0.1, thinning=4)
+    draws = np.asarray(mcmc.get_samples()["m"])
+    ratios = np.linalg.eigvals(np.linalg.solve(exact_covariance(), np.cov(draws.T)))
+    np.testing.assert_allclose(ratios, 1.0, atol=0.03)
+    assert mcmc.get_extra_fields()["heat"].max() < 1e-20
+    assert not mcmc.get_extra_fields()["diverging"].any()
+
+
+def pooled(batch=None):
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", 8, subsample_size=batch) as i:
+        numpyro.sample("y", dist.Normal(m, SPREAD), obs=DATA[i])
+
+
+@pytest.mark.parametrize(("step_size", "samples"), [(0.25, 600), (0.04, 4000)])
+def test_variance_on_a_gaussian_with_minibatches(step_size, samples):
+    """Check 42, batches of half the data: the formula of ``step``; within 3 % of exact where the step is small."""
+    precision = 1 + 8 / SPREAD**2
+    mcmc = run(pooled, 4, warmup=600, samples=samples, chains=80, thinning=4, step_size=step_size, friction=0.1)
+    heat = np.asarray(mcmc.get_extra_fields()["heat"])
+    a = step_size**2 * precision / np.asarray(mcmc.last_state.adaptation.mass)
+    ratio = np.asarray(mcmc.get_samples()["m"]).var() * precision
+    expected = np.mean(1 + heat / (1 - a.mean() / 4))
+    assert abs(ratio / expected - 1) < 0.05
+    assert abs(ratio - 1) < 0.03 if step_size < 0.1 else expected > 1.3
+
+
+def test_minibatch_gradients_are_unbiased():
+    """The mean over all batches is the gradient over all data."""
+    kernel, z = dgp.SGHMC(shallow), {"g": jnp.linspace(-1, 1, 8)}
+    x, y, key = X[:6], Y[:6], jax.random.key(0)
+
+    def gradient(model, batch):
+        kernel = dgp.SGHMC(model)
+        return jax.grad(lambda z: kernel.potential(key, z, (x, y, batch), {}))(z)["g"]
+
+    full = jax.grad(lambda z: kernel.potential(key, z, (x, y), {}))(z)["g"]
+    batches = [jnp.array(rows) for rows in combinations(range(6), 2)]
+    each = [gradient(handlers.substitute(shallow, data={"data": rows}), 2) for rows in batches]
+    np.testing.assert_allclose(np.mean(each, 0), full, rtol=1e-10)
+
+
+@pytest.mark.parametrize("model", [deep, explicit])
+def test_hidden_layers_are_integrated(model):
+    """The mean of the potential is the bound at one v, by quadrature; it has new rows and new layers in every step."""
+    white = {"f": 0.3 * jnp.ones((1, 8)), "g": jnp.linspace(-1, 1, 8)}
+    kernel = dgp.SGHMC(model)
+    draw = jax.jit(lambda key: kernel.potential(key, white, (X, Y, 10), {}))
+    draws = jax.lax.map(draw, jax.random.split(jax.random.key(0), 3000), batch_size=100)
+
+    with handlers.seed(rng_seed=0), handlers.substitute(data=white):
+        f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), dgp.Points(jnp.linspace(-2, 2, 8)[:, None]), outputs=1,
+                   mean=dgp.means.Identity())  # fmt: skip
+        g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(jnp.linspace(-2, 2, 8)[:, None]))
+    nodes = dgp.GaussHermite(100).nodes(f(X).loc, f(X).variance)
+    values = jax.vmap(lambda h: dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)).log_prob(Y))(nodes.points)
+    prior = sum(dist.Normal().log_prob(v).sum() for v in white.values())
+    assert agree(np.asarray(draws), np.full(2, -prior - nodes.mean(values[..., None])[:, 0].sum()), width=4.0)
+
+
+def test_one_layer_against_the_exact_posterior():
+    """One layer, Gaussian noise: Titsias' optimal q(v), with minibatches whose heat is small."""
+    options = dict(step_size=0.1, friction=0.2)
+    mcmc = run(shallow, X, Y, warmup=1000, samples=6000, chains=20, thinning=20, **options)
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["g"])
+    exact = optimum(KZZ, KZX)
+    mean = np.asarray(exact["g_auto_loc"])
+    sd = np.sqrt(np.diag(np.asarray(exact["g_auto_scale_tril"] @ exact["g_auto_scale_tril"].T)))
+    error = draws.mean(1).std(0) / np.sqrt(20)
+    assert (error < 0.1 * sd).all()
+    assert (np.abs(draws.mean((0, 1)) - mean) < 4.5 * error).all()
+    np.testing.assert_allclose(draws.reshape(-1, 8).std(0), sd, rtol=0.1)
+
+
+def unknown(X, y=None, batch=None):
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    shallow(X, y, batch, kernel=dgp.kernels.RBF(1.2, scale), noise=noise)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [None, 15])
+def test_agrees_with_nuts(batch):
+    """Hyperparameters too, means within Monte-Carlo error of both chains plus what the heat may do."""
+    nuts = MCMC(NUTS(unknown), num_warmup=500, num_samples=4000, progress_bar=False)
+    nuts.run(jax.random.key(1), X, Y)
+    options = dict(step_size=0.1 if batch is None else 0.03, friction=0.1)
+    samples, chains = (8000, 30) if batch is None else (20000, 30)
+    mcmc = run(unknown, X, Y, batch, warmup=2000, samples=samples, chains=chains, thinning=20, **options)
+    for name, values in nuts.get_samples().items():
+        exact = np.asarray(values)
+        draws = np.asarray(mcmc.get_samples(group_by_chain=True)[name])
+        size = numpyro.diagnostics.effective_sample_size(exact[None])
+        error = np.sqrt(draws.mean(1).var(0) / chains + exact.var(0) / size)
+        assert (
+            np.abs(draws.mean((0, 1)) - exact.mean(0)) < 4.5 * error + (0 if batch is None else 0.1) * exact.std(0)
+        ).all()
+        ratio = draws.std((0, 1)) / exact.std(0)
+        assert (np.abs(ratio - 1) < (0.12 if batch is None else 0.25)).all()
+
+
+# --- behaviour
+
+
+def test_predictions_from_its_draws():
+    """A two-layer program with minibatches, several chains, and dgp.Posterior on what comes out."""
+    mcmc = run(deep, X, Y, 10, warmup=300, samples=300, chains=2, step_size=0.05)
+    draws = mcmc.get_samples()
+    assert sorted(draws) == ["f", "g"]
+    assert draws["f"].shape == (600, 1, 8)
+    heat = mcmc.get_extra_fields(group_by_chain=True)["heat"]
+    assert (heat == heat[:, :1]).all()  # fixed after warm-up
+    assert (heat > 0).all()
+    mixture = dgp.Posterior(deep, samples=draws).predict(jax.random.key(1), X, num_samples=50)
+    assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.4
+
+
+def test_parameters_constraints_and_deterministic_sites():
+    def program(X, y, batch=None):
+        variance = numpyro.param("variance", 1.0, constraint=dist.constraints.positive)
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+        numpyro.deterministic("double", 2 * noise)
+        shallow(X, y, batch, kernel=dgp.kernels.RBF(variance, 0.7), noise=noise)
+
+    start = init_to_value(values={"noise": jnp.array(0.4), "g": jnp.zeros(8)})
+    mcmc = MCMC(
+        dgp.SGHMC(program, {"variance": jnp.array(1.2)}, init_strategy=start, adapt_mass=False, step_size=1e-3),
+        num_warmup=0,
+        num_samples=20,
+        progress_bar=False,
+    )
+    mcmc.run(jax.random.key(0), X, Y, 10, extra_fields=("z.noise", "velocity"))
+    draws = mcmc.get_samples()
+    np.testing.assert_allclose(draws["noise"], np.exp(mcmc.get_extra_fields()["z.noise"]))
+    np.testing.assert_allclose(draws["double"], 2 * draws["noise"])
+    np.testing.assert_allclose(draws["noise"][0], 0.4, rtol=0.02)
+    assert not np.allclose(draws["g"][1:], draws["g"][:-1])
+
+
+def test_a_step_too_large_is_reported():
+    """Where the density ends the chain stays, at rest, and says so."""
+
+    def cliff():
+        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+        numpyro.factor("wall", jnp.where(jnp.abs(m) < 3.0, 0.0, -jnp.inf))
+
+    mcmc = run(cliff, warmup=0, samples=300, step_size=3.0, friction=0.5, adapt_mass=False)
+    assert mcmc.get_extra_fields()["diverging"].any()
+    assert np.isfinite(mcmc.get_samples()["m"]).all()
+
+
+def test_float32(x32):
+    data = X.astype(jnp.float32), Y.astype(jnp.float32)
+
+    def model(X, y):
+        shallow(X, y, 10, Z=X[::4], kernel=dgp.kernels.RBF(1.2, 0.7))
+
+    draws = run(model, *data, warmup=50, samples=50).get_samples()["g"]
+    assert draws.dtype == jnp.float32
+    assert np.isfinite(draws).all()
+
+
+def test_diagnostics_are_shown():
+    kernel = dgp.SGHMC(pooled)
+    state = kernel.init(jax.random.key(0), 10, None, (4,), {})
+    state = kernel.sample(state, (4,), {})
+    assert "heat" in kernel.get_diagnostics_str(state)
+    assert int(state.warmup_left) == 9
+    assert kernel.sample_field == "z"
+
+
+def discrete(y):
+    numpyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
+    numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: dgp.SGHMC(shallow, step_size=0.0), "expected a positive step_size, got 0.0"),
+        (lambda: dgp.SGHMC(shallow, friction=1.5), "expected 0 < friction <= 1, got 1.5"),
+        (lambda: dgp.SGHMC(shallow).postprocess_fn((), {}), "expected init before postprocess_fn"),
+        (lambda: run(bayesian, X, Y, 10), "SGHMC: expected a value for every numpyro.param, got none for 'g_Z'"),
+        (
+            lambda: run(handlers.substitute(bayesian, data={"g_Z": jnp.zeros((8, 1))}), X, Y, 10),
+            "expected global sites only under plate 'data', which takes minibatches, got the latent 'w'",
+        ),
+        (lambda: run(discrete, 0.0), "expected continuous sites, got the discrete 'k'"),
+    ],
+)
+def test_bad_input(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
