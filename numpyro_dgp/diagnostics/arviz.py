@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_posterior", "to_arviz"]
 
-Source = Posterior | MCMC
+Source: TypeAlias = Posterior | MCMC
 
 
 def to_arviz(
@@ -197,7 +197,7 @@ def _constants(
     except (TypeError, ValueError):
         given = {}
     flat = {**given, **given.get("kwargs", {}), **{f"arg{i}": value for i, value in enumerate(given.get("args", ()))}}
-    constant = {}
+    constant: dict[str, Any] = {}
     for name, value in flat.items():
         if not isinstance(value, np.ndarray | jax.Array) or not value.ndim or name in ("args", "kwargs"):
             continue

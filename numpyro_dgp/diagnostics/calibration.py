@@ -160,8 +160,9 @@ def vsbc(
 
     If every :math:`q^r` were the posterior, ranks would be uniform. For a q that is only too narrow or too wide they
     are symmetric about S/2 but not uniform; where they are not symmetric, q is biased on average over the prior.
-    (``numpyro.infer.vsbc_diagnostic``, which makes the fits, tests symmetry by a Kolmogorov-Smirnov test of the
-    ranks against their mirror images. The two samples are one, and its p-values come out too small.)
+    (``vsbc_diagnostic`` of ``numpyro.infer.calibration``, which makes the fits, tests symmetry by a
+    Kolmogorov-Smirnov test of the ranks against their mirror images. The two samples are one, and its p-values come
+    out too small.)
 
     Limits. It averages over data from the prior: that q is right for *your* data it cannot say, and a prior that makes
     wild data makes wild fits. Every replication is a fit of ``num_steps`` steps; one that has not converged counts as
@@ -189,7 +190,7 @@ def vsbc(
     Example:
         ``dgp.diagnostics.vsbc(key, model, dgp.guides.InducingPoint(model), optax.adam(0.02), X).symmetry``
 
-    Source: Yao et al. (2018), algorithm 2, as in ``numpyro.infer.vsbc_diagnostic``; Talts et al. (2018) for ranks.
+    Source: Yao et al. (2018), algorithm 2; Talts et al. (2018) for ranks.
     """
     from numpyro.infer.calibration import vsbc_diagnostic
 

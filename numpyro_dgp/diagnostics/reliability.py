@@ -11,7 +11,7 @@ Source: Vehtari et al., Pareto smoothed importance sampling (2024); Yao et al., 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -21,11 +21,13 @@ from numpyro_dgp.diagnostics.ratios import draw
 from numpyro_dgp.predict import Posterior
 
 if TYPE_CHECKING:
-    from arviz_stats.utils import ELPDData
-    from xarray import DataArray, DataTree
+    from xarray import DataTree
 
 __all__ = ["khat", "local_khat", "loo", "pareto_shape"]
 
+# Classes of ArviZ and xarray whose types say less than their documentation.
+ELPDData: TypeAlias = Any
+DataArray: TypeAlias = Any
 # Fewer leave no tail of five to fit.
 _LEAST = 25
 
@@ -67,8 +69,8 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
 def khat(tree: DataTree) -> float:
     r"""Pareto's :math:`\hat k` of a fit, for everything that all data share.
 
-    .. math:: r_s = \frac{p(\theta_s) \prod_n \frac1K \sum_k p(y_n, z_n^{(k)} \mid \theta_s) / q(z_n^{(k)} \mid \theta_s)}
-                         {q(\theta_s)}
+    .. math:: r_s = \frac{p(\theta_s)}{q(\theta_s)} \prod_n \frac1K \sum_k
+                    \frac{p(y_n, z_n^{(k)} \mid \theta_s)}{q(z_n^{(k)} \mid \theta_s)}
 
     :math:`\theta` are hyperparameters and inducing values. Latents and hidden values of single data are integrated by
     K draws, ``local_samples`` of ``to_arviz``: the weights of all data multiply, so that K has to grow with their
@@ -97,7 +99,7 @@ def khat(tree: DataTree) -> float:
             "khat: expected the tree of a fit, got one without densities of a guide: chains have no importance "
             "weights; read r-hat and divergences there (arviz_stats.summary)"
         )
-    return float(pareto_shape((stats["lp"] - stats["log_q"]).values.ravel()))
+    return float(pareto_shape(np.ravel((stats["lp"] - stats["log_q"]).to_numpy())))
 
 
 def local_khat(
@@ -181,34 +183,46 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     """
     import arviz_stats
 
-    likelihood, log_p, log_q = _log_densities(tree, site)
+    name = _observed_site(tree, site)
+    likelihood: DataArray = tree["log_likelihood"][name]
+    target: DataArray = tree["log_likelihood_target"][name]
+    stats = tree.children.get("sample_stats")
     with warnings.catch_warnings():  # the Pareto shapes are in the result
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
+        if stats is None or "log_q" not in stats:
+            log_p, log_q = likelihood - target, 0 * target.sum(target.dims[2:])
+            if observations is None:
+                return _loo_of_chains(tree, target)
+        else:
+            log_p, log_q = stats["lp"] + likelihood - target, stats["log_q"]
         if observations is None:
-            return arviz_stats.loo_approximate_posterior(
-                tree, log_p, log_q, pointwise=True, var_name=str(likelihood.name)
-            )
+            return arviz_stats.loo_approximate_posterior(tree, log_p, log_q, pointwise=True, var_name=name)
         if likelihood.ndim != 3 or not 0 < observations <= likelihood.shape[-1]:
             raise ValueError(
-                f"loo: expected observations of at most {likelihood.shape[2:]} data in one plate, got {observations}"
+                f"loo: expected at most as many observations as data in one plate, {likelihood.shape[2:]}, got "
+                f"{observations}"
             )
-        chosen = np.random.default_rng(seed).choice(likelihood.shape[-1], observations, replace=False)
-        where = {likelihood.dims[-1]: np.sort(chosen)}
-        return arviz_stats.loo_subsample(
-            tree, where[likelihood.dims[-1]], True, str(likelihood.name), 1.0, log_p=log_p.isel(where), log_q=log_q
-        )
+        chosen = np.sort(np.random.default_rng(seed).choice(likelihood.shape[-1], observations, replace=False))
+        log_p = log_p.isel({likelihood.dims[-1]: chosen})
+        return arviz_stats.loo_subsample(tree, chosen, True, name, 1.0, log_p=log_p, log_q=log_q)
 
 
-def _log_densities(tree: DataTree, site: str | None) -> tuple[DataArray, DataArray, DataArray]:
-    """Log likelihoods, and log densities that make ArviZ's weights of every datum those of :func:`loo`."""
+def _loo_of_chains(tree: DataTree, target: DataArray) -> ELPDData:
+    """Weights 1 / p(y_n | theta_s), their tail as long as the effective number of draws allows."""
+    import arviz_stats
+
+    sizes = tree["posterior"].dataset.azstats.ess(method="mean", relative=True)
+    r_eff = np.nanmean(np.concatenate([np.ravel(sizes[name].to_numpy()) for name in sizes.data_vars]))
+    log_weights, shapes = target.azstats.psislw(r_eff=r_eff, dim=["chain", "draw"])
+    return arviz_stats.loo(
+        tree, pointwise=True, var_name=str(target.name), reff=r_eff, log_weights=log_weights, pareto_k=shapes
+    )
+
+
+def _observed_site(tree: DataTree, site: str | None) -> str:
     if "log_likelihood_target" not in tree.children:
         raise ValueError(f"loo: expected a tree from dgp.to_arviz, got one with groups {sorted(tree.children)}")
     names = [str(name) for name in tree["log_likelihood"].data_vars]
-    if site is None and len(names) > 1 or site is not None and site not in names:
+    if (site is None and len(names) > 1) or (site is not None and site not in names):
         raise ValueError(f"loo: expected site= one of {names}, got {site!r}")
-    likelihood = tree["log_likelihood"][site or names[0]]
-    shift = likelihood - tree["log_likelihood_target"][site or names[0]]
-    stats = tree.children.get("sample_stats")
-    if stats is None or "log_q" not in stats:
-        return likelihood, shift, 0 * shift.isel({dim: 0 for dim in shift.dims[2:]}, drop=True)
-    return likelihood, stats["lp"] + shift, stats["log_q"]
+    return site or names[0]
