@@ -17,6 +17,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.program import Structure, structure
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
 from numpyro_dgp.predict import Posterior
+from numpyro_dgp.training import split_arguments
 
 if TYPE_CHECKING:
     from xarray import DataTree
@@ -112,10 +113,8 @@ def to_arviz(
     chains = source.num_chains if isinstance(source, MCMC) else 1
     draws = draw(posterior, draw_key, num_samples, local_samples, args, kwargs)
     before = prior(posterior, prior_key, num_samples, args, kwargs)
-    sites = handlers.trace(posterior._seeded(posterior.model, trace_key)).get_trace(*args, **kwargs)
-    observed = {name: sites[name]["value"] for name in known.frames}
+    observed, params = _fixed(posterior, known, trace_key, args, kwargs)
     constant, names = _constants(posterior, known, observed, args, kwargs)
-    params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
     return _tree(source, known, draws, before, observed, constant, params, losses, chains, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
 
 
@@ -186,6 +185,22 @@ def _tree(
         fit = arviz_base.dict_to_dataset(found, sample_dims=[], dims={"elbo": ["step"]} if trace else None)
         tree["fit"] = DataTree(fit)
     return tree
+
+
+def _fixed(
+    posterior: Posterior, known: Structure, key: Array, args: Any, kwargs: Any
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Observed values, and values of the program's ``numpyro.param`` sites."""
+    arrays, rebuild = split_arguments(args, kwargs)
+
+    @jax.jit  # which leaves out all the rest
+    def run(arrays: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        again, options = rebuild(arrays)
+        sites = handlers.trace(posterior._seeded(posterior.model, key)).get_trace(*again, **options)
+        params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
+        return {name: sites[name]["value"] for name in known.frames}, params
+
+    return run(arrays)
 
 
 def _constants(

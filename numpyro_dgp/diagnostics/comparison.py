@@ -19,6 +19,7 @@ from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.ratios import over_draws
 from numpyro_dgp.diagnostics.reliability import khat, loo
+from numpyro_dgp.guides import Guide
 from numpyro_dgp.objectives import ELBO
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.training import fit
@@ -142,13 +143,13 @@ def compare(
     if mcmc is not None:
         sources["mcmc"], rows["mcmc"] = mcmc, {}
         trees["mcmc"] = to_arviz(mcmc, draw_key, *data, num_samples=num_samples, local_samples=local_samples)  # type: ignore[assignment]
+    posteriors = {name: _predictive(source, trees[name]) for name, source in sources.items()}
     scores = {name: loo(tree) for name, tree in trees.items()}
     for name, score in scores.items():
         rows[name] |= {"loo": float(score.elpd), "loo_se": float(score.se)}
         rows[name]["high_k"] = float((score.pareto_k > score.good_k).mean())
         if test is not None:
-            rows[name] |= _on_test(as_posterior(sources[name]), test_key, test, num_samples, level)
-    posteriors = {name: as_posterior(source) for name, source in sources.items()}
+            rows[name] |= _on_test(posteriors[name], test_key, test, num_samples, level)
     return Comparison(_table(rows), _ranking(scores), scores, trees, posteriors, level)
 
 
@@ -181,10 +182,21 @@ def _bound(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str,
     return {"bound": float(draws.mean()), "bound_se": float(draws.std() / len(draws) ** 0.5), "parameters": size}
 
 
+def _predictive(source: Source, tree: DataTree) -> Posterior:
+    """``source`` for predictions at new inputs: of a guide that is not ours, by its draws of what all data share."""
+    posterior = as_posterior(source)
+    if posterior.guide is None or isinstance(posterior.guide, Guide):
+        return posterior
+    draws = {str(name): values.to_numpy()[0] for name, values in tree["posterior"].data_vars.items()}
+    return Posterior(posterior.model, params=posterior.params, samples=draws, site=posterior.site)
+
+
 def _on_test(
     posterior: Posterior, key: Array, test: tuple[Any, ...], num_samples: int, level: float
 ) -> dict[str, float]:
     *inputs, y = test
+    if posterior.samples is not None:
+        num_samples = min(num_samples, len(next(iter(posterior.samples.values()))))
     keys = jax.random.split(key, 4)
     log_density = posterior.log_density(keys[0], y, *inputs, num_samples=num_samples)
     mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean

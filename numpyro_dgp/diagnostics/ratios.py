@@ -12,6 +12,7 @@ values too: the density is the one that NUTS samples.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -101,12 +102,20 @@ def over_draws(
     @jax.jit
     def run(keys: Array, samples: dict[str, Array], arrays: list[Array]) -> Any:
         again, options = rebuild(arrays)
-        return jax.lax.map(
-            lambda each: function(*each, again, options, block), (keys, samples), batch_size=max(1, block // copies)
+        return _mapped(
+            lambda each: function(*each, again, options, block), (keys, samples), num_samples, block // copies
         )
 
     samples = {name: jnp.asarray(values) for name, values in samples.items()}
     return run(jax.random.split(key, num_samples), samples, arrays)
+
+
+def _mapped(function: Callable[[Any], Any], each: Any, total: int, block: int) -> Any:
+    """``function`` of every row, at most ``block`` at once; of blocks of one size, which compile one program."""
+    if total <= block:
+        return jax.vmap(function)(each)
+    sizes = [size for size in range(max(1, block // 4), max(1, block) + 1) if total % size == 0]
+    return jax.lax.map(function, each, batch_size=max(sizes, default=max(1, block)))
 
 
 def _draw(
@@ -137,7 +146,7 @@ def _draw(
         return *_data_terms(known, guide_trace, sites), mine
 
     keys = jax.random.split(local_key, copies)
-    target, predictive, mine = jax.lax.map(local, keys, batch_size=min(copies, block))
+    target, predictive, mine = _mapped(local, keys, copies, block)
     for name, several in mine.items():
         weights = target[known.local[name]]
         values[name] = _choose(jax.random.categorical(choice_key, weights, axis=0), several, sites[name])
