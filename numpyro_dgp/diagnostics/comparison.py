@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -222,4 +223,6 @@ def _ranking(scores: dict[str, Any]) -> DataFrame | None:
         return None
     import arviz_stats
 
-    return arviz_stats.compare(scores)
+    with warnings.catch_warnings():  # of the last arviz-stats for Python 3.11 about the next pandas
+        warnings.filterwarnings("ignore", message="The inplace keyword")
+        return arviz_stats.compare(scores)
