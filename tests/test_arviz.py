@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 import xarray
 from dense import rbf
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from programs import NOISE, X, Y, Z, deep, random_params, shallow
 from scipy.stats import multivariate_normal, norm
@@ -137,7 +138,9 @@ def test_names_of_ones_own(key):
 
 
 def test_single_precision(x32):
-    found = dgp.to_arviz(FIT, jax.random.key(0), X, Y, num_samples=5)
+    model = partial(shallow, Z=np.float32(Z))
+    fit = dgp.Posterior(model, dgp.guides.InducingPoint(model), jax.tree.map(np.float32, PARAMS))
+    found = dgp.to_arviz(fit, jax.random.key(0), np.float32(X), np.float32(Y), num_samples=5)
     assert found.log_likelihood["y"].dtype == np.float32
     assert np.isfinite(found.sample_stats["lp"]).all()
 
@@ -168,7 +171,8 @@ def test_chains(chains, key):
 
 def test_an_autoguide_over_all_sites_has_no_local_part(key):
     guide = AutoMultivariateNormal(noisy)
-    params = random_params(noisy, guide, X, Y)
+    svi = SVI(noisy, guide, optax.sgd(0.0), dgp.ELBO())
+    params = svi.get_params(svi.init(key, X, Y))
     found = draw(dgp.Posterior(noisy, guide, params), key, 5, 50, (X, Y), {})
     assert found.target["y"].shape == (5, 1, 30)
     from numpyro.infer.util import log_density

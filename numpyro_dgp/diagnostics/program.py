@@ -15,6 +15,7 @@ from numpyro_dgp.draws import Whole
 from numpyro_dgp.guides.copies import Trace
 from numpyro_dgp.guides.sites import Message, site_kind, unwrap
 from numpyro_dgp.predict import Posterior
+from numpyro_dgp.training import split_arguments
 
 __all__ = ["Structure", "is_value", "structure", "traces"]
 
@@ -43,6 +44,8 @@ def structure(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, Any
         ValueError: no observations, a plate that subsamples, or plates of observed sites that overlap.
     """
     found: list[Structure] = []
+    arrays, rebuild = split_arguments(args, kwargs)
+    args, kwargs = rebuild(arrays)
 
     def run(key: Array) -> Array:
         given = {name: values[0] for name, values in (posterior.samples or {}).items()}
