@@ -19,10 +19,15 @@ __all__ = ["calibration", "comparison"]
 
 # Above, importance weights have no usable moments.
 _HIGH = 0.7
+# More of the data with such weights make a leave-one-out score doubtful.
+_MANY = 0.1
 
 
 def comparison(found: Comparison) -> Figure:
-    """Bounds, leave-one-out scores with standard errors, Pareto shapes and training curves of several posteriors."""
+    """Bounds, leave-one-out scores with standard errors, Pareto shapes and training curves of several posteriors.
+
+    Open circles are scores that more than a tenth of the data have no reliable weights for.
+    """
     table = found.table
     curves = {
         name: -tree["fit"]["elbo"].to_numpy()
@@ -30,9 +35,9 @@ def comparison(found: Comparison) -> Figure:
         if "fit" in tree.children and "elbo" in tree["fit"]
     }
     size = next(iter(found.loo.values())).n_data_points
-    panels = [("loo", "loo_se", "leave-one-out log density"), ("khat", None, "Pareto k")]
+    panels = [("loo", "loo_se", "leave-one-out score, nats"), ("khat", None, "Pareto k")]
     if "bound" in table:
-        panels.insert(0, ("bound", "bound_se", "bound"))
+        panels.insert(0, ("bound", "bound_se", "bound, nats"))
     panels = [panel for panel in panels if panel[0] in table]
     width = len(panels) + bool(curves)
     figure, axes = plt.subplots(
@@ -45,6 +50,9 @@ def comparison(found: Comparison) -> Figure:
         ax.errorbar(np.where(np.isfinite(values), values, np.nan), rows, xerr=bars, fmt="o", color="C0", ms=4)
         ax.set(xlabel=label, yticks=rows, yticklabels=table.index if ax is axes[0, 0] else [])
         ax.set_ylim(-0.6, len(rows) - 0.4)
+        if column == "loo":
+            doubtful = table["high_k"].to_numpy(float) > _MANY
+            ax.plot(values[doubtful], rows[doubtful], "o", color="C0", mfc="w", ms=4)
         if column == "khat":
             ax.axvline(_HIGH, color="0.5", lw=1, ls="--")
     if curves:
