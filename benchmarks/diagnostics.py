@@ -1,7 +1,4 @@
-"""The figure of docs/diagnostics.md: two guides and NUTS on one program, and the calibration of their predictions.
-
-    python benchmarks/diagnostics.py --out docs/figures
-"""
+"""The figure of docs/diagnostics.md: two guides and NUTS on one program, and the calibration of their predictions."""
 
 import argparse
 from pathlib import Path

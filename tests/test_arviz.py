@@ -72,6 +72,7 @@ def test_hidden_values_are_integrated(key):
         assert (np.abs(terms.mean(0) - exact) < 4.5 * terms.std(0) / 4000**0.5 + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_latents_are_integrated_and_chosen_by_their_weights(key):
     """Also under a guide that weighs its latents; then the posterior is the one that the weights imply."""
     inducing = np.hstack([z, np.sin(9 * z)])
@@ -169,6 +170,7 @@ def test_chains(chains, key):
     np.testing.assert_allclose(found.log_likelihood["y"][1, 7], exact, atol=0.4)
 
 
+@pytest.mark.slow
 def test_an_autoguide_over_all_sites_has_no_local_part(key):
     guide = AutoMultivariateNormal(noisy)
     svi = SVI(noisy, guide, optax.sgd(0.0), dgp.ELBO())
@@ -193,6 +195,7 @@ def two_sources(X, coarse=None, fine=None):
         numpyro.sample("fine", dist.Normal(h.sum(-1), NOISE), obs=fine)
 
 
+@pytest.mark.slow
 def test_two_sources_of_data_masks_and_factors(key):
     guide = dgp.guides.InducingPoint(two_sources)
     args = X, jnp.stack([Y, -Y], -1), Y[:10]

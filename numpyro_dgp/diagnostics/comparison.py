@@ -108,7 +108,7 @@ def compare(
             ``fit`` and ``to_arviz`` refuse.
 
     Example:
-        >>> import jax, numpyro
+        >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
@@ -117,8 +117,9 @@ def compare(
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> found = compare(model, {"Gaussian": dgp.guides.InducingPoint(model)}, (X, X[:, 0] ** 2),
-        ...                 key=jax.random.key(0), num_steps=200)
+        >>> guide = dgp.guides.InducingPoint(model)
+        >>> found = compare(model, {"Gaussian": guide}, (X, X[:, 0] ** 2), key=jax.random.key(0), num_steps=2,
+        ...                 optim=dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)))
         >>> bool(found.table.loc["Gaussian", "khat"] < 0.7)
         True
     """
