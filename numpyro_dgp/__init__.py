@@ -1,7 +1,8 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
-from numpyro_dgp import densities, guides, initial, kernels, means, optim, rings
+from numpyro_dgp import densities, diagnostics, guides, initial, kernels, means, optim, rings
 from numpyro_dgp.densities import Mixture
+from numpyro_dgp.diagnostics import compare, to_arviz
 from numpyro_dgp.grids import Grid
 from numpyro_dgp.inducing import Points
 from numpyro_dgp.likelihood import Likelihood
@@ -42,6 +43,9 @@ __all__ = [
     "Posterior",
     "Mixture",
     "densities",
+    "to_arviz",
+    "diagnostics",
+    "compare",
     "initial",
     "fit",
     "Stream",

@@ -56,14 +56,14 @@ LAYERS = {
         "mixing",
     ],
     3: ["guides", "objectives", "optim", "sampling", "sghmc", "streaming", "training"],
-    4: ["densities", "draws", "predict", "plots", "testing"],
+    4: ["densities", "draws", "predict", "diagnostics", "plots", "testing"],
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
 # What each layer may import from outside.
 ALLOWED = {0: {"jax", "numpy"}, 1: {"jax", "numpy", "scipy"}}
 ALLOWED[2] = ALLOWED[1] | {"numpyro"}
 ALLOWED[3] = ALLOWED[2] | {"optax", "tqdm"}
-ALLOWED[4] = ALLOWED[3] | {"arviz_base", "arviz_stats", "arviz", "matplotlib", "pytest"}
+ALLOWED[4] = ALLOWED[3] | {"arviz_base", "arviz_stats", "arviz", "matplotlib", "pandas", "pytest", "xarray"}
 
 
 def imports(path):
@@ -125,6 +125,6 @@ def test_files_are_short():
 
 def test_import_needs_no_optional_package():
     """``import numpyro_dgp`` must work where ArviZ and matplotlib are missing."""
-    optional = ["arviz", "arviz_base", "arviz_stats", "matplotlib", "sklearn"]
+    optional = ["arviz", "arviz_base", "arviz_stats", "matplotlib", "pandas", "sklearn", "xarray"]
     program = f"import sys; sys.modules.update(dict.fromkeys({optional})); import numpyro_dgp"
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

@@ -1,0 +1,22 @@
+"""S4: how good is a posterior? ArviZ trees, importance weights, calibration, and comparison."""
+
+from numpyro_dgp.diagnostics.arviz import to_arviz
+from numpyro_dgp.diagnostics.calibration import Coverage, Simulated, coverage, pit, uniformity, vsbc
+from numpyro_dgp.diagnostics.comparison import Comparison, compare
+from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo, pareto_shape
+
+__all__ = [
+    "Comparison",
+    "Coverage",
+    "Simulated",
+    "compare",
+    "coverage",
+    "khat",
+    "local_khat",
+    "loo",
+    "pareto_shape",
+    "pit",
+    "to_arviz",
+    "uniformity",
+    "vsbc",
+]

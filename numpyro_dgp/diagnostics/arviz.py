@@ -1,0 +1,227 @@
+"""S4: fits and chains as ArviZ sees them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from numpyro import handlers
+from numpyro.infer import MCMC
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.diagnostics.program import Structure, structure
+from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
+from numpyro_dgp.predict import Posterior
+from numpyro_dgp.training import split_arguments
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+__all__ = ["as_posterior", "to_arviz"]
+
+Source: TypeAlias = Posterior | MCMC
+
+
+def to_arviz(
+    source: Source | Mapping[str, Source],
+    key: Array,
+    *args: Any,
+    num_samples: int = 500,
+    local_samples: int = 20,
+    losses: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    coords: Mapping[str, Any] | None = None,
+    dims: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> DataTree | dict[str, DataTree]:
+    r"""A fit, or the chains of MCMC, as an ArviZ ``DataTree``.
+
+    Groups:
+
+    - ``posterior``: hyperparameters, inducing values, latents and hidden layers. Draws from a guide are one chain.
+      Where a guide weighs its latents, one of their K draws is taken with probability proportional to its weight.
+    - ``log_likelihood``: the normalised :math:`\log p(y_n \mid \theta_s)` of each datum, given a draw of the sites that
+      all data share. The latents and hidden values of the datum are integrated by K importance samples from the guide
+      (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, z_n^{(k)} \mid \theta_s) / q(z_n^{(k)})`: leaving
+      out a datum leaves out its latents too. The estimate is low by O(1/K).
+    - ``log_likelihood_target``: the same with the ``log_prob`` of the observed site, which the posterior was fitted
+      to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.
+    - ``posterior_predictive``: y drawn again, with new latents, as for new data.
+    - ``prior``, ``prior_predictive``: the program before it saw data.
+    - ``observed_data``, and ``constant_data``: the other arrays among the arguments of the program.
+    - ``sample_stats``: of chains, divergences and the other fields of the sampler; of a guide, ``lp``, the log joint
+      density of data and shared sites, and ``log_q``, their log density under the guide.
+    - ``fit``: the trace of the bound, and the ``numpyro.param`` sites of the program.
+
+    Plates name the dimensions of data. Beside them ``<site>_output``, ``<site>_inducing`` and ``<site>_row`` are the
+    outputs of a layer, its inducing values, and the inputs of an exact process.
+
+    Args:
+        source: a fit, as ``dgp.Posterior``; or the MCMC object, run on ``dgp.for_mcmc(model)``; or several by name.
+        key: PRNG key.
+        *args: arguments of the program, observations included.
+        num_samples: S, draws from a guide and from the prior; chains are taken whole.
+        local_samples: K.
+        losses: of the fit, ``result.losses``; by name for several.
+        coords: values of dimensions, ``{"data": names}``.
+        dims: names of dimensions, ``{site: [...]}``, instead of those above.
+        **kwargs: keyword arguments of the program.
+
+    Returns:
+        A tree, or a dict of them, as ``arviz.plot_forest`` and ``arviz.compare`` take it.
+
+    Raises:
+        ValueError: numbers of draws that are not positive integers, NaN data, a program that subsamples or observes
+            nothing, or observed sites that share plates.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> guide = dgp.guides.InducingPoint(model)
+        >>> result = SVI(model, guide, optax.adam(0.05), dgp.ELBO()).run(
+        ...     jax.random.key(0), 300, X, X[:, 0] ** 2, progress_bar=False)
+        >>> tree = dgp.to_arviz(dgp.Posterior(model, guide, result.params), jax.random.key(1), X, X[:, 0] ** 2)
+        >>> dict(tree.posterior.sizes)
+        {'chain': 1, 'draw': 500, 'f_inducing': 5}
+        >>> dict(tree.log_likelihood.sizes)
+        {'chain': 1, 'draw': 500, 'data': 20}
+
+    Source: Vehtari et al. (2017) for the group log_likelihood; Merkle et al. (2019) for integrating latents there.
+    """
+    for what, count in (("num_samples", num_samples), ("local_samples", local_samples)):
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"to_arviz: expected {what} to be a positive integer, got {count!r}: try the default")
+    if isinstance(source, Mapping):
+        of = losses if isinstance(losses, Mapping) else {}
+        options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
+        return {n: to_arviz(s, key, *args, losses=of.get(n), **options, **kwargs) for n, s in source.items()}  # type: ignore[misc]
+    posterior = as_posterior(source)
+    known = structure(posterior, args, kwargs)
+    draw_key, prior_key, trace_key = jax.random.split(key, 3)
+    chains = source.num_chains if isinstance(source, MCMC) else 1
+    draws = draw(posterior, draw_key, num_samples, local_samples, args, kwargs)
+    before = prior(posterior, prior_key, num_samples, args, kwargs)
+    observed, params = _fixed(posterior, known, trace_key, args, kwargs)
+    constant, names = _constants(posterior, known, observed, args, kwargs)
+    return _tree(source, known, draws, before, observed, constant, params, losses, chains, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
+
+
+def as_posterior(source: Source) -> Posterior:
+    """``source`` itself, or the draws of all chains with the program they were drawn from.
+
+    Raises:
+        ValueError: something else.
+    """
+    if isinstance(source, Posterior):
+        return source
+    if not isinstance(source, MCMC):
+        raise ValueError(
+            f"to_arviz: expected dgp.Posterior(model, guide, result.params) or an MCMC object that has run, got "
+            f"{type(source).__name__}"
+        )
+    return Posterior(source.sampler.model, samples=source.get_samples())
+
+
+def _tree(
+    source: Source,
+    known: Structure,
+    draws: Draws,
+    before: tuple[dict[str, Array], dict[str, Array]],
+    observed: dict[str, Array],
+    constant: dict[str, Array],
+    params: dict[str, Array],
+    losses: ArrayLike | None,
+    chains: int,
+    coords: Mapping[str, Any] | None,
+    dims: dict[str, Any],
+) -> DataTree:
+    import arviz_base
+    from xarray import DataTree
+
+    def by_chain(values: Mapping[str, Array], chains: int = chains) -> dict[str, np.ndarray]:
+        return {n: np.asarray(v).reshape(chains, -1, *v.shape[1:]) for n, v in values.items()}
+
+    def mean(terms: Mapping[str, Array]) -> dict[str, Array]:
+        return {n: logsumexp(v, axis=1) - jnp.log(v.shape[1]) for n, v in terms.items()}
+
+    target, latent = mean(draws.target), before[0]
+    groups: dict[str, Any] = {
+        "posterior": by_chain(draws.values),
+        "log_likelihood": by_chain(mean(draws.predictive)),
+        "log_likelihood_target": by_chain(target),
+        "posterior_predictive": by_chain(draws.replicated),
+        "prior": by_chain(latent, 1),
+        "prior_predictive": by_chain(before[1], 1),
+        "observed_data": {name: np.asarray(value) for name, value in observed.items()},
+        "constant_data": {name: np.asarray(value) for name, value in constant.items()},
+    }
+    if isinstance(source, Posterior) and source.guide is not None:
+        joint = sum((v.reshape(len(v), -1).sum(1) for v in target.values()), draws.log_p)
+        groups["sample_stats"] = by_chain({"lp": joint, "log_q": draws.log_q})
+    names = {name: list(of) for name, of in (known.dims | dims).items() if of}
+    tree = arviz_base.from_dict(
+        {name: group for name, group in groups.items() if group},
+        sample_dims=["chain", "draw"],
+        coords=coords,
+        dims=names,
+    )
+    if isinstance(source, MCMC):
+        tree["sample_stats"] = arviz_base.from_numpyro(source)["sample_stats"]
+    trace = {} if losses is None else {"elbo": -np.asarray(losses)}
+    found = trace | {name: np.asarray(value) for name, value in params.items()}
+    if found:
+        fit = arviz_base.dict_to_dataset(found, sample_dims=[], dims={"elbo": ["step"]} if trace else None)
+        tree["fit"] = DataTree(fit)
+    return tree
+
+
+def _fixed(
+    posterior: Posterior, known: Structure, key: Array, args: Any, kwargs: Any
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Observed values, and values of the program's ``numpyro.param`` sites."""
+    arrays, rebuild = split_arguments(args, kwargs)
+
+    @jax.jit  # which leaves out all the rest
+    def run(arrays: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        again, options = rebuild(arrays)
+        sites = handlers.trace(posterior._seeded(posterior.model, key)).get_trace(*again, **options)
+        params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
+        return {name: sites[name]["value"] for name in known.frames}, params
+
+    return run(arrays)
+
+
+def _constants(
+    posterior: Posterior, known: Structure, observed: dict[str, Array], args: Any, kwargs: Any
+) -> tuple[dict[str, Array], dict[str, list[str]]]:
+    """Array arguments other than the observations, by the names of the program's parameters, and their dimensions."""
+    try:
+        given = inspect.signature(posterior.model).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        given = {}
+    flat = {**given, **given.get("kwargs", {}), **{f"arg{i}": value for i, value in enumerate(given.get("args", ()))}}
+    constant: dict[str, Any] = {}
+    for name, value in flat.items():
+        if not isinstance(value, np.ndarray | jax.Array) or not value.ndim or name in ("args", "kwargs"):
+            continue
+        if not any(value.shape == y.shape and bool(jnp.array_equal(value, y)) for y in observed.values()):
+            constant[name] = value
+    plates = {frame.size: frame.name for frames in known.frames.values() for frame in frames}
+    names = {
+        name: [plates[len(value)], *(f"{name}_dim_{i}" for i in range(value.ndim - 1))]
+        for name, value in constant.items()
+        if len(value) in plates
+    }
+    return constant, names

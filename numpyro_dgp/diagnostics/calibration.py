@@ -1,0 +1,216 @@
+r"""S4: calibration: do intervals cover what they claim, on held-out data and on data from the program itself?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.objectives import ELBO
+
+__all__ = ["Coverage", "Simulated", "coverage", "pit", "uniformity", "vsbc"]
+
+
+class Coverage(NamedTuple):
+    """Share of the data inside central predictive intervals."""
+
+    levels: np.ndarray
+    """Nominal probabilities of the intervals (L,)."""
+    share: np.ndarray
+    """Share of the data inside (L,)."""
+    error: np.ndarray
+    """Standard error of the share if the intervals were right and the data independent (L,)."""
+
+
+class Simulated(NamedTuple):
+    """Ranks of true values under fits to data simulated with them, by site."""
+
+    ranks: dict[str, np.ndarray]
+    """Number of posterior draws below the truth (R, ...), from 0 to S."""
+    num_samples: int
+    """S."""
+    symmetry: dict[str, np.ndarray]
+    """p-values of Wilcoxon's signed-rank test that they are symmetric: small where a marginal is biased (...)."""
+    uniform: dict[str, np.ndarray]
+    """p-values of a chi-square test that they are uniform: small too where a marginal is too narrow or wide (...)."""
+
+
+def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
+    r"""Probability integral transform of observations, by predictive draws.
+
+    .. math:: u_n = \frac{\#\{s : y_{sn} < y_n\} + U_n\, (1 + \#\{s : y_{sn} = y_n\})}{S + 1}, \qquad U_n \sim U(0, 1)
+
+    Where the predictive distribution is right, u is uniform on (0, 1) for any S and for discrete y too. A histogram
+    with a hump means predictions that are too wide, one like a bowl predictions that are too narrow, a slope bias.
+
+    Limits. Uniform values are necessary and not sufficient: a prediction that ignores the inputs can have them. Data
+    that the fit has seen lie too close to the middle: use held-out data, or ``arviz_stats.loo_pit``.
+
+    Args:
+        draws: of y (S, N...), from ``posterior.sample``.
+        y: observations (N...).
+        key: PRNG key, for U.
+
+    Returns:
+        u (N...).
+
+    Raises:
+        ValueError: shapes that do not fit together, or NaN.
+
+    Example:
+        >>> key = jax.random.key(0)
+        >>> u = pit(jax.random.normal(key, (99, 4000)), jax.random.normal(jax.random.key(1), (4000,)), key)
+        >>> bool(abs(u.mean() - 0.5) < 0.02), bool(abs(u.var() - 1 / 12) < 0.005)
+        (True, True)
+
+    Source: Dawid (1984); Czado et al. (2009) for discrete data.
+    """
+    if np.ndim(draws) < 1 or np.shape(draws)[1:] != np.shape(y) or not len(np.asarray(draws)):
+        raise ValueError(
+            f"pit: expected draws of shape (S, ...) over observations of shape {np.shape(y)}, got {np.shape(draws)}: "
+            "take them from posterior.sample(key, X_test, num_samples=1000)"
+        )
+    require_finite("draws", draws, "check the fit: NaN in its losses?")
+    require_finite("observations y", y, "drop the rows with missing values")
+    samples, values = np.asarray(draws), np.asarray(y)
+    below, equal = (samples < values).sum(0), (samples == values).sum(0)
+    return (below + np.asarray(jax.random.uniform(key, values.shape)) * (1 + equal)) / (len(samples) + 1)
+
+
+def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> Coverage:
+    r"""Share of the data inside central predictive intervals, by their transforms:
+    :math:`\#\{n : |u_n - \tfrac12| \le \tfrac{\alpha}{2}\} / N` at level :math:`\alpha`.
+
+    Limits. Intervals can cover on average and be wrong everywhere: too wide where data are many, too narrow
+    elsewhere. Their width is not in it: read it beside the log density.
+
+    Args:
+        u: from :func:`pit` (N...).
+        levels: probabilities between 0 and 1.
+
+    Raises:
+        ValueError: values or levels outside the unit interval.
+
+    Example:
+        >>> coverage(np.linspace(0, 1, 1001), [0.9]).share.round(3)
+        array([0.9])
+    """
+    values, of = np.ravel(np.asarray(u, float)), np.asarray(levels, float)
+    if not values.size or not ((values >= 0) & (values <= 1)).all() or not ((of > 0) & (of < 1)).all():
+        raise ValueError(
+            f"coverage: expected transforms u in [0, 1] and levels in (0, 1), got levels {of}: u = dgp.diagnostics.pit("
+            "draws, y, key)"
+        )
+    share = (np.abs(values[:, None] - 0.5) <= of / 2 * (1 + 1e-12)).mean(0)
+    return Coverage(of, share, np.sqrt(of * (1 - of) / len(values)))
+
+
+def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
+    """p-value of a chi-square test that the columns (R, ...) of values in [0, 1] are uniform: shape (...).
+
+    It assumes independent rows. Take at least five rows for each bin.
+
+    Args:
+        u: values (R, ...).
+        bins: of equal width.
+
+    Raises:
+        ValueError: fewer than five rows for each bin.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> bool(uniformity(rng.uniform(size=500)) > 0.05), bool(uniformity(rng.beta(2, 2, size=500)) < 0.05)
+        (True, True)
+    """
+    from scipy.stats import chi2
+
+    values = np.asarray(u, float)
+    if values.ndim < 1 or len(values) < 5 * bins:
+        raise ValueError(
+            f"uniformity: expected at least {5 * bins} rows for {bins} bins, got shape {values.shape}: take fewer bins"
+        )
+    columns = np.clip((values.reshape(len(values), -1) * bins).astype(int), 0, bins - 1)
+    counts = np.stack([(columns == b).sum(0) for b in range(bins)])
+    expected = len(values) / bins
+    return chi2.sf(((counts - expected) ** 2 / expected).sum(0), bins - 1).reshape(values.shape[1:])
+
+
+def vsbc(
+    key: Array,
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    optim: Any,
+    *args: Any,
+    num_replications: int = 100,
+    num_steps: int = 1000,
+    num_samples: int = 99,
+    loss: Any = None,
+    observed: Sequence[str] = ("y",),
+    bins: int | None = None,
+    **kwargs: Any,
+) -> Simulated:
+    r"""Variational simulation-based calibration: fits to data that the program itself has made.
+
+    .. math:: \theta^r \sim p(\theta), \quad y^r \sim p(y \mid \theta^r), \quad
+              \theta^{rs} \sim q^r(\theta), \qquad \mathrm{rank}^r_i = \#\{s : \theta^{rs}_i < \theta^r_i\}
+
+    If every :math:`q^r` were the posterior, ranks would be uniform. For a q that is only too narrow or too wide they
+    are symmetric about S/2 but not uniform; where they are not symmetric, q is biased on average over the prior.
+    (``vsbc_diagnostic`` of ``numpyro.infer.calibration``, which makes the fits, tests symmetry by a
+    Kolmogorov-Smirnov test of the ranks against their mirror images. The two samples are one, and its p-values come
+    out too small.)
+
+    Limits. It averages over data from the prior: that q is right for *your* data it cannot say, and a prior that makes
+    wild data makes wild fits. Every replication is a fit of ``num_steps`` steps; one that has not converged counts as
+    it is. Marginals only. Tests are not corrected for the number of sites. A ``dgp.Likelihood`` simulates every datum
+    with its own draw of what inducing values leave open, and fits a bound: with few inducing points that mismatch
+    shows too. Sites that q has at a point (``Delta``) have ranks 0 or S.
+
+    Args:
+        key: PRNG key.
+        model: the program; it draws the observed sites when called without them.
+        guide: the guide, not fitted.
+        optim: an optimiser, as for ``SVI``.
+        *args: arguments of the program, without observations.
+        num_replications: R.
+        num_steps: steps of each fit.
+        num_samples: S draws from each guide; with S + 1 a multiple of ``bins`` the test of uniformity is exact.
+        loss: the objective; ``dgp.ELBO()`` by default.
+        observed: names of the observed sites, which are the program's arguments for them too.
+        bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
+        **kwargs: keyword arguments of the program.
+
+    Raises:
+        ValueError: fewer than 10 replications; from NumPyro for other sites or numbers it cannot use.
+
+    Example:
+        ``dgp.diagnostics.vsbc(key, model, dgp.guides.InducingPoint(model), optax.adam(0.02), X).symmetry``
+
+    Source: Yao et al. (2018), algorithm 2; Talts et al. (2018) for ranks.
+    """
+    from numpyro.infer.calibration import vsbc_diagnostic
+
+    if num_replications < 10:
+        raise ValueError(f"vsbc: expected at least 10 replications, got {num_replications}: 100 are usual")
+    raw = jax.random.PRNGKey(jax.random.bits(key))  # it reshapes keys, which typed ones do not survive
+    found = vsbc_diagnostic(
+        raw, model, guide, optim, ELBO() if loss is None else loss, *args, observed_sites=list(observed),
+        num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples, **kwargs,
+    )  # fmt: skip
+    bins = min(10, num_replications // 5) if bins is None else bins
+    ranks = dict(found.ranks)
+    symmetry = {name: _symmetry(rank - num_samples / 2) for name, rank in ranks.items()}
+    uniform = {name: uniformity((rank + 0.5) / (num_samples + 1), bins) for name, rank in ranks.items()}
+    return Simulated(ranks, num_samples, symmetry, uniform)
+
+
+def _symmetry(centred: np.ndarray) -> np.ndarray:
+    from scipy.stats import wilcoxon
+
+    columns = centred.reshape(len(centred), -1).T
+    tests = [wilcoxon(column).pvalue if column.any() else 1.0 for column in columns]
+    return np.array(tests, float).reshape(centred.shape[1:])

@@ -1,0 +1,229 @@
+"""S4: several posteriors of one program side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpyro.infer import MCMC, SVI
+from numpyro.infer.svi import SVIRunResult
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
+from numpyro_dgp.diagnostics.calibration import coverage, pit
+from numpyro_dgp.diagnostics.ratios import over_draws
+from numpyro_dgp.diagnostics.reliability import khat, loo
+from numpyro_dgp.guides import Guide
+from numpyro_dgp.objectives import ELBO
+from numpyro_dgp.predict import Posterior
+from numpyro_dgp.training import fit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+    from xarray import DataTree
+
+__all__ = ["Comparison", "compare"]
+
+Candidate: TypeAlias = Callable[..., Any] | tuple[Callable[..., Any], SVIRunResult] | Posterior
+
+# Draws of the bound that its standard error is taken from.
+_BOUND_DRAWS = 200
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """What :func:`compare` found.
+
+    Args:
+        table: one row per posterior. ``bound`` and its standard error ``bound_se``; ``khat``; ``loo`` and ``loo_se``,
+            and ``high_k``, the share of the data whose leave-one-out weights are unreliable; on test data
+            ``test_log_density`` (per datum), ``rmse`` and ``coverage``; ``seconds`` and ``parameters`` of the fit. NaN
+            where there is nothing to report.
+        ranking: ``arviz_stats.compare`` of the leave-one-out scores; ``None`` for a single posterior.
+        loo: ArviZ's ``ELPDData`` by name.
+        trees: what ``to_arviz`` made, by name.
+        posteriors: for predictions, by name.
+        level: of the intervals behind ``coverage``.
+    """
+
+    table: DataFrame
+    ranking: DataFrame | None
+    loo: dict[str, Any]
+    trees: dict[str, DataTree]
+    posteriors: dict[str, Posterior]
+    level: float
+
+    def plot(self) -> Figure:
+        """One figure of it: bounds, leave-one-out scores, Pareto shapes, and the training curves."""
+        from numpyro_dgp.diagnostics.figures import comparison
+
+        return comparison(self)
+
+
+def compare(
+    model: Callable[..., Any],
+    guides: Mapping[str, Candidate],
+    data: tuple[Any, ...],
+    *,
+    key: Array,
+    test: tuple[Any, ...] | None = None,
+    mcmc: MCMC | None = None,
+    optim: Any = None,
+    num_steps: int = 2000,
+    num_samples: int = 500,
+    local_samples: int = 20,
+    level: float = 0.9,
+) -> Comparison:
+    r"""Fit and judge several guides of one program, and chains of it.
+
+    How to read it. ``bound`` ranks guides of one program with the same hyperparameters, or points for them; bounds of
+    guides that integrate hyperparameters are lower by what that costs. ``loo`` and the columns of test data compare
+    across guides, and with chains. ``khat`` and ``high_k`` say whether ``loo`` may be believed. All have errors of
+    their own: differences of a standard error are none.
+
+    Args:
+        model: the program.
+        guides: by name, a guide to be fitted, a pair of guide and ``SVIRunResult`` from ``dgp.fit`` or ``svi.run``, or
+            a ``dgp.Posterior``.
+        data: positional arguments of the program, the observations last.
+        key: PRNG key.
+        test: other data, in the same form.
+        mcmc: an MCMC object that has run, on ``dgp.for_mcmc(model)`` and ``data``.
+        optim: for the fits; Adam with a step size falling from 0.02 to zero by default.
+        num_steps: of the fits.
+        num_samples: draws from each posterior.
+        local_samples: K of ``to_arviz``.
+        level: of the central predictive intervals whose coverage is counted.
+
+    Raises:
+        ValueError: no guides and no chains, names used twice, data that are not a tuple with observations, or what
+            ``fit`` and ``to_arviz`` refuse.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> guide = dgp.guides.InducingPoint(model)
+        >>> found = compare(model, {"Gaussian": guide}, (X, X[:, 0] ** 2), key=jax.random.key(0), num_steps=2,
+        ...                 optim=dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)))
+        >>> bool(found.table.loc["Gaussian", "khat"] < 0.7)
+        True
+    """
+    if not isinstance(data, tuple) or len(data) < 2 or not (test is None or len(test) == len(data)):
+        raise ValueError(
+            "compare: expected data=(X, y), the program's arguments with the observations last, and test= of the same "
+            f"length, got {type(data).__name__} and {type(test).__name__}: pass further settings by functools.partial"
+        )
+    if (not guides and mcmc is None) or (mcmc is not None and "mcmc" in guides):
+        raise ValueError('compare: expected guides={"name": guide}, none of them called "mcmc", or mcmc=, got neither')
+    fit_key, bound_key, draw_key, test_key = jax.random.split(key, 4)
+    sources: dict[str, Source] = {}
+    rows: dict[str, dict[str, float]] = {}
+    trees: dict[str, DataTree] = {}
+    for i, (name, candidate) in enumerate(guides.items()):
+        posterior, losses, seconds = _fitted(model, candidate, jax.random.fold_in(fit_key, i), data, optim, num_steps)
+        rows[name] = _bound(posterior, bound_key, data) | {"seconds": seconds}
+        sources[name] = posterior
+        trees[name] = to_arviz(
+            posterior, draw_key, *data, num_samples=num_samples, local_samples=local_samples, losses=losses
+        )  # type: ignore[assignment]
+        rows[name]["khat"] = khat(trees[name])
+    if mcmc is not None:
+        sources["mcmc"], rows["mcmc"] = mcmc, {}
+        trees["mcmc"] = to_arviz(mcmc, draw_key, *data, num_samples=num_samples, local_samples=local_samples)  # type: ignore[assignment]
+    posteriors = {name: _predictive(source, trees[name]) for name, source in sources.items()}
+    scores = {name: loo(tree) for name, tree in trees.items()}
+    for name, score in scores.items():
+        rows[name] |= {"loo": float(score.elpd), "loo_se": float(score.se)}
+        rows[name]["high_k"] = float((score.pareto_k > score.good_k).mean())
+        if test is not None:
+            rows[name] |= _on_test(posteriors[name], test_key, test, num_samples, level)
+    return Comparison(_table(rows), _ranking(scores), scores, trees, posteriors, level)
+
+
+def _fitted(
+    model: Callable[..., Any], candidate: Candidate, key: Array, data: tuple[Any, ...], optim: Any, num_steps: int
+) -> tuple[Posterior, Any, float]:
+    """A posterior, its losses and the seconds they took, where they are known."""
+    if isinstance(candidate, Posterior):
+        if candidate.guide is None:
+            raise ValueError("compare: expected fits in guides=, got draws of MCMC: pass the MCMC object as mcmc=")
+        return candidate, None, np.nan
+    if isinstance(candidate, tuple):
+        guide, result = candidate
+        return Posterior(model, guide, result.params), result.losses, np.nan
+    optim = optax.adam(optax.cosine_decay_schedule(0.02, num_steps)) if optim is None else optim
+    start = time.perf_counter()
+    result = fit(SVI(model, candidate, optim, ELBO()), key, num_steps, *data, progress_bar=False)
+    return Posterior(model, candidate, result.params), result.losses, time.perf_counter() - start
+
+
+def _bound(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str, float]:
+    """The bound, its standard error, and the number of parameters."""
+    params = dict(posterior.params)
+
+    def one(key: Array, sample: Any, args: Any, kwargs: Any, block: int) -> Array:
+        return -ELBO().loss(key, params, posterior.model, posterior.guide, *args, **kwargs)
+
+    draws = over_draws(one, key, _BOUND_DRAWS, {}, data, {}, 1)
+    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
+    return {"bound": float(draws.mean()), "bound_se": float(draws.std() / len(draws) ** 0.5), "parameters": size}
+
+
+def _predictive(source: Source, tree: DataTree) -> Posterior:
+    """``source`` for predictions at new inputs: of a guide that is not ours, by its draws of what all data share."""
+    posterior = as_posterior(source)
+    if posterior.guide is None or isinstance(posterior.guide, Guide):
+        return posterior
+    draws = {str(name): values.to_numpy()[0] for name, values in tree["posterior"].data_vars.items()}
+    return Posterior(posterior.model, params=posterior.params, samples=draws, site=posterior.site)
+
+
+def _on_test(
+    posterior: Posterior, key: Array, test: tuple[Any, ...], num_samples: int, level: float
+) -> dict[str, float]:
+    *inputs, y = test
+    if posterior.samples is not None:
+        num_samples = min(num_samples, len(next(iter(posterior.samples.values()))))
+    keys = jax.random.split(key, 4)
+    log_density = posterior.log_density(keys[0], y, *inputs, num_samples=num_samples)
+    mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean
+    draws = posterior.sample(keys[2], *inputs, num_samples=num_samples)
+    return {
+        "test_log_density": float(log_density.mean()),
+        "rmse": float(jnp.sqrt(jnp.square(mean - y).mean())),
+        "coverage": float(coverage(pit(draws, y, keys[3]), [level]).share[0]),
+    }
+
+
+def _table(rows: dict[str, dict[str, float]]) -> DataFrame:
+    import pandas
+
+    order = ["bound", "bound_se", "khat", "loo", "loo_se", "high_k", "test_log_density", "rmse", "coverage",
+             "seconds", "parameters"]  # fmt: skip
+    table = pandas.DataFrame.from_dict(rows, orient="index")
+    return table[[name for name in order if name in table.columns]]
+
+
+def _ranking(scores: dict[str, Any]) -> DataFrame | None:
+    if len(scores) < 2:
+        return None
+    import arviz_stats
+
+    with warnings.catch_warnings():  # of the last arviz-stats for Python 3.11 about the next pandas
+        warnings.filterwarnings("ignore", message="The inplace keyword")
+        return arviz_stats.compare(scores)

@@ -1,0 +1,80 @@
+"""S4: figures of diagnostics. It needs matplotlib."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from numpyro_dgp._typing import ArrayLike
+from numpyro_dgp.plots import _axes, _figure, bounds
+
+if TYPE_CHECKING:
+    from numpyro_dgp.diagnostics.comparison import Comparison
+
+__all__ = ["calibration", "comparison"]
+
+# Above, importance weights have no usable moments.
+_HIGH = 0.7
+# More of the data with such weights make a leave-one-out score doubtful.
+_MANY = 0.1
+
+
+def comparison(found: Comparison) -> Figure:
+    """Bounds, leave-one-out scores with standard errors, Pareto shapes and training curves of several posteriors.
+
+    Open circles are scores that more than a tenth of the data have no reliable weights for.
+    """
+    table = found.table
+    curves = {
+        name: -tree["fit"]["elbo"].to_numpy()
+        for name, tree in found.trees.items()
+        if "fit" in tree.children and "elbo" in tree["fit"]
+    }
+    size = next(iter(found.loo.values())).n_data_points
+    panels = [("loo", "loo_se", "leave-one-out score, nats"), ("khat", None, "Pareto k")]
+    if "bound" in table:
+        panels.insert(0, ("bound", "bound_se", "bound, nats"))
+    panels = [panel for panel in panels if panel[0] in table]
+    width = len(panels) + bool(curves)
+    figure, axes = plt.subplots(
+        1, width, figsize=(3.2 * width, 1.6 + 0.35 * len(table)), squeeze=False, layout="constrained"
+    )
+    rows = np.arange(len(table))[::-1]
+    for ax, (column, error, label) in zip(axes[0], panels, strict=False):
+        bars = None if error is None else table[error].to_numpy(float)
+        values = table[column].to_numpy(float)
+        ax.errorbar(np.where(np.isfinite(values), values, np.nan), rows, xerr=bars, fmt="o", color="C0", ms=4)
+        ax.set(xlabel=label, yticks=rows, yticklabels=table.index if ax is axes[0, 0] else [])
+        ax.set_ylim(-0.6, len(rows) - 0.4)
+        if column == "loo":
+            doubtful = table["high_k"].to_numpy(float) > _MANY
+            ax.plot(values[doubtful], rows[doubtful], "o", color="C0", mfc="w", ms=4)
+        if column == "khat":
+            ax.axvline(_HIGH, color="0.5", lw=1, ls="--")
+    if curves:
+        bounds(curves, size=size, ax=axes[0, -1])
+    return figure
+
+
+def calibration(u: ArrayLike, *, bins: int = 20, ax: Axes | None = None) -> Figure:
+    """Histogram of probability integral transforms, with the band that 95 % of the bars of uniform ones fall in.
+
+    Args:
+        u: from ``diagnostics.pit`` (N...).
+        bins: number of bars.
+        ax: axes to draw into.
+    """
+    from scipy.stats import binom
+
+    values = np.ravel(np.asarray(u))
+    ax = _axes(ax)
+    low, high = binom.ppf([0.025, 0.975], len(values), 1 / bins)
+    ax.axhspan(low, high, color="0.9")
+    ax.axhline(len(values) / bins, color="0.5", lw=1)
+    ax.hist(values, bins=bins, range=(0, 1), color="C0", alpha=0.7)
+    ax.set(xlabel="probability integral transform", ylabel="data", xlim=(0, 1))
+    return _figure(ax)

@@ -1,0 +1,213 @@
+r"""S4: log p - log q of draws from a posterior, with the variables of single data integrated out.
+
+A draw s of the *global* sites :math:`\theta` (hyperparameters, inducing values) leaves the data independent. The
+variables :math:`z_n` of one datum (latents, values of hidden layers) are drawn K times more, given s, which makes
+
+.. math:: \ell_{skn} = \log p(y_n, z_n^{(k)} \mid \theta_s) - \log q(z_n^{(k)} \mid \theta_s), \qquad
+          \log p(y_n \mid \theta_s) \approx \log \tfrac1K \sum_k e^{\ell_{skn}} .
+
+Hidden layers that follow the model cancel in :math:`\ell`, as they do in the bound. Everything is drawn, inducing
+values too: the density is the one that NUTS samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions.util import scale_and_mask
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.diagnostics.program import Structure, is_value, structure, traces
+from numpyro_dgp.guides.copies import Trace, log_prob
+from numpyro_dgp.guides.sites import Message, unwrap
+from numpyro_dgp.likelihood import Likelihood
+from numpyro_dgp.predict import Posterior
+from numpyro_dgp.training import split_arguments
+from numpyro_dgp.values import Propagated
+
+__all__ = ["Draws", "draw", "over_draws", "prior"]
+
+# Rows (draws times copies times inputs) that go through the layers at once.
+_BLOCK = 20_000
+
+
+class Draws(NamedTuple):
+    """Draws from a posterior and their densities.
+
+    Args:
+        values: of latent and deterministic sites, (S, ...).
+        log_p: log prior of the global sites (S,).
+        log_q: their log density under the guide (S,); zero for draws from MCMC.
+        target: by observed site, log weights (S, K, N...) with the observed site's ``log_prob``.
+        predictive: the same with the normalised density of y.
+        replicated: by observed site, data drawn given the global sites (S, N...).
+    """
+
+    values: dict[str, Array]
+    log_p: Array
+    log_q: Array
+    target: dict[str, Array]
+    predictive: dict[str, Array]
+    replicated: dict[str, Array]
+
+
+def draw(
+    posterior: Posterior,
+    key: Array,
+    num_samples: int | None,
+    local_samples: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Draws:
+    """``num_samples`` draws from a guide, or all of those from MCMC."""
+    known = structure(posterior, args, kwargs)
+    copies = local_samples if known.local else 1
+    samples = dict(posterior.samples or {})
+    total = len(next(iter(samples.values()))) if samples else num_samples
+    assert total is not None  # a guide comes with a number of draws
+
+    def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Draws:
+        return _draw(posterior, known, copies, block, key, sample, args, kwargs)
+
+    return over_draws(one, key, total, samples, args, kwargs, copies)
+
+
+def prior(
+    posterior: Posterior, key: Array, num_samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Draws of the latent sites, and of the data, from the program before it saw any."""
+
+    def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Any:
+        sites = handlers.trace(handlers.uncondition(posterior._seeded(posterior.model, key))).get_trace(*args, **kwargs)
+        values = {n: s["value"] for n, s in sites.items() if is_value(s)}
+        data = {n: values.pop(n) for n in list(values) if sites[n].get("infer", {}).get("was_observed")}
+        return values, data
+
+    return over_draws(one, key, num_samples, {}, args, kwargs, 1)
+
+
+def over_draws(
+    function: Any, key: Array, num_samples: int, samples: dict[str, Array], args: Any, kwargs: Any, copies: int
+) -> Any:
+    """``function`` of every draw in a compiled loop; the data are arguments, in blocks that fit the cache."""
+    arrays, rebuild = split_arguments(args, kwargs)
+    rows = max([len(a) for a in arrays], default=1)
+    block = max(1, _BLOCK // rows)
+
+    @jax.jit
+    def run(keys: Array, samples: dict[str, Array], arrays: list[Array]) -> Any:
+        again, options = rebuild(arrays)
+        return _mapped(
+            lambda each: function(*each, again, options, block), (keys, samples), num_samples, block // copies
+        )
+
+    samples = {name: jnp.asarray(values) for name, values in samples.items()}
+    return run(jax.random.split(key, num_samples), samples, arrays)
+
+
+def _mapped(function: Callable[[Any], Any], each: Any, total: int, block: int) -> Any:
+    """``function`` of every row, at most ``block`` at once; of blocks of one size, which compile one program."""
+    if total <= block:
+        return jax.vmap(function)(each)
+    sizes = [size for size in range(max(1, block // 4), max(1, block) + 1) if total % size == 0]
+    return jax.lax.map(function, each, batch_size=max(sizes, default=max(1, block)))
+
+
+def _draw(
+    posterior: Posterior,
+    known: Structure,
+    copies: int,
+    block: int,
+    key: Array,
+    sample: dict[str, Array],
+    args: Any,
+    kwargs: Any,
+) -> Draws:
+    key, local_key, data_key, choice_key = jax.random.split(key, 4)
+    guide_trace, sites = traces(posterior, key, sample, {}, args, kwargs)
+    shared = {n: s["value"] for n, s in guide_trace.items() if s["type"] == "sample" and n not in known.local}
+    log_p = log_q = jnp.zeros(())
+    for name, site in sites.items():
+        if site["type"] == "sample" and name not in known.local and name not in known.frames:
+            log_p = log_p + _scaled(site).sum()
+    for name, site in guide_trace.items():
+        if site["type"] == "sample" and name not in known.local:
+            log_q = log_q + _scaled(site).sum()
+    values = {n: s["value"] for n, s in sites.items() if is_value(s)} if posterior.guide is not None else sample
+
+    def local(key: Array) -> Any:
+        guide_trace, sites = traces(posterior, key, sample, shared, args, kwargs)
+        mine = {n: sites[n]["value"] for n in known.local if known.weighted and is_value(sites[n])}
+        return *_data_terms(known, guide_trace, sites), mine
+
+    keys = jax.random.split(local_key, copies)
+    target, predictive, mine = _mapped(local, keys, copies, block)
+    for name, several in mine.items():
+        weights = target[known.local[name]]
+        values[name] = _choose(jax.random.categorical(choice_key, weights, axis=0), several, sites[name])
+
+    program = handlers.uncondition(posterior._seeded(posterior.model, data_key))
+    program = posterior._given(sample, program, args, kwargs) if posterior.guide is None else program
+    again = handlers.trace(handlers.substitute(program, data=shared)).get_trace(*args, **kwargs)
+    squeezed = {
+        kind: {name: _squeeze(terms, known.frames[name]) for name, terms in by_site.items()}
+        for kind, by_site in (("target", target), ("predictive", predictive))
+    }
+    replicated = {name: again[name]["value"] for name in known.frames}
+    return Draws(values, log_p, log_q, squeezed["target"], squeezed["predictive"], replicated)
+
+
+def _data_terms(known: Structure, guide_trace: Trace, sites: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The log weights of one draw of everything local, (N...) aligned with the plates."""
+    target = {name: _over(_scaled(sites[name]), known.frames[name]) for name in known.frames}
+    predictive = {name: _over(_log_marginal(sites[name]), known.frames[name]) for name in known.frames}
+    for name, beside in known.local.items():
+        ratio = _scaled(sites[name])
+        if not sites[name]["is_observed"]:  # all but factors
+            if name not in guide_trace or isinstance(unwrap(guide_trace[name]["fn"]), Propagated):
+                continue  # drawn from the model
+            ratio = ratio - _scaled(guide_trace[name])
+        ratio = _over(ratio, known.frames[beside])
+        target[beside], predictive[beside] = target[beside] + ratio, predictive[beside] + ratio
+    return target, predictive
+
+
+def _scaled(site: Message) -> Array:
+    return scale_and_mask(log_prob(site), site["scale"])
+
+
+def _log_marginal(site: Message) -> Array:
+    """Normalised log densities of an observed site, number by number."""
+    fn = unwrap(site["fn"])
+    if not isinstance(fn, Likelihood):
+        return log_prob(site)
+    value, outer = fn.log_marginal(site["value"]), site["fn"]
+    while outer is not fn:
+        if isinstance(outer, dist.MaskedDistribution):
+            value = jnp.where(outer._mask, value, 0.0)
+        outer = outer.base_dist
+    return value
+
+
+def _over(values: Array, frames: tuple[Any, ...]) -> Array:
+    """Sums over all dimensions but those of the plates, which keep their places."""
+    kept = {frame.dim + values.ndim for frame in frames}
+    return values.sum(tuple(axis for axis in range(values.ndim) if axis not in kept), keepdims=True)
+
+
+def _squeeze(values: Array, frames: tuple[Any, ...]) -> Array:
+    """Terms (K, ...) without the dimensions that are not plates: (K, N...)."""
+    return values.reshape(len(values), *(values.shape[frame.dim] for frame in frames))
+
+
+def _choose(index: Array, several: Array, site: Message) -> Array:
+    """One of K values (K, ...) for every datum."""
+    event_dim = 0 if site["type"] == "deterministic" else site["fn"].event_dim
+    batch = several.ndim - 1 - event_dim
+    shape = ((1,) * batch + index.shape)[-batch:]
+    return jnp.take_along_axis(several, index.reshape(1, *shape, *(1,) * event_dim), axis=0)[0]

@@ -1,0 +1,228 @@
+r"""S4: how far a posterior can be trusted: Pareto's k of importance weights, and leave-one-out scores.
+
+Importance weights :math:`r_s = p(\theta_s, y) / q(\theta_s)` of draws :math:`\theta_s \sim q` would turn q into the
+posterior. Their largest values follow a generalised Pareto distribution, and its shape :math:`\hat k` says how many
+moments they have: below 0.5 a finite variance; up to 0.7 smoothing makes estimates from them usable; above, q misses
+places where the posterior has mass, and neither q nor a correction of it is reliable.
+
+Source: Vehtari et al., Pareto smoothed importance sampling (2024); Yao et al., Yes, but did it work? (2018).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import numpy as np
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.diagnostics.ratios import draw
+from numpyro_dgp.predict import Posterior
+
+if TYPE_CHECKING:
+    from xarray import DataTree
+
+__all__ = ["khat", "local_khat", "loo", "pareto_shape"]
+
+# Classes of ArviZ and xarray whose types say less than their documentation.
+ELPDData: TypeAlias = Any
+DataArray: TypeAlias = Any
+# Fewer leave no tail of five to fit.
+_LEAST = 25
+
+
+def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
+    r"""Shape :math:`\hat k` of the generalised Pareto distribution that the largest weights follow.
+
+    Args:
+        log_weights: logarithms of importance weights (S, ...), S at least 25.
+
+    Returns:
+        One number for every column (...); minus infinity where all weights are equal.
+
+    Raises:
+        ValueError: too few weights, or NaN.
+
+    Example:
+        >>> u = np.random.default_rng(0).uniform(size=4000)
+        >>> print(pareto_shape(-0.8 * np.log(u)).round(1))  # weights u^-0.8
+        0.8
+
+    Source: Vehtari et al. (2024), section 3.
+    """
+    from arviz_stats.base import array_stats
+
+    values = np.asarray(log_weights, float)
+    if values.ndim < 1 or len(values) < _LEAST:
+        raise ValueError(
+            f"khat: expected weights of at least {_LEAST} draws, got shape {values.shape}: 1000 draws are usual"
+        )
+    if np.isnan(values).any():
+        raise ValueError("khat: expected log weights without NaN, got some: are the parameters of the fit finite?")
+    columns = values.reshape(len(values), -1)
+    equal = np.ptp(columns, axis=0) <= np.sqrt(np.finfo(float).eps) * (1 + np.abs(columns).max(0))
+    shapes = [-np.inf if same else array_stats.psislw(-w)[1] for same, w in zip(equal, columns.T, strict=True)]
+    return np.array(shapes, float).reshape(values.shape[1:])
+
+
+def khat(tree: DataTree) -> float:
+    r"""Pareto's :math:`\hat k` of a fit, for everything that all data share.
+
+    .. math:: r_s = \frac{p(\theta_s)}{q(\theta_s)} \prod_n \frac1K \sum_k
+                    \frac{p(y_n, z_n^{(k)} \mid \theta_s)}{q(z_n^{(k)} \mid \theta_s)}
+
+    :math:`\theta` are hyperparameters and inducing values. Latents and hidden values of single data are integrated by
+    K draws, ``local_samples`` of ``to_arviz``: the weights of all data multiply, so that K has to grow with their
+    number before :math:`\hat k` is that of :math:`\theta` alone. With an autoguide over all sites together it speaks
+    of all of them, K = 1.
+
+    Limits. It compares q with the program's posterior as a whole, and needs q to cover every direction: with hundreds
+    of inducing values, or hyperparameters at a point (``Delta``, whose density is not counted), it is often above 0.7
+    although predictions are good, or below although the hyperparameters are uncertain. Low is strong evidence for a
+    fit; high asks for :func:`loo`, calibration, and NUTS. It cannot see a mode that q never visits.
+
+    Args:
+        tree: from ``to_arviz`` of a fit.
+
+    Raises:
+        ValueError: a tree of chains, which have no weights.
+
+    Example:
+        ``dgp.diagnostics.khat(dgp.to_arviz(posterior, key, X, y, num_samples=1000))``
+
+    Source: Yao et al. (2018), section 3.1.
+    """
+    stats = tree.children.get("sample_stats")
+    if stats is None or "log_q" not in stats:
+        raise ValueError(
+            "khat: expected the tree of a fit, got one without densities of a guide: chains have no importance "
+            "weights; read r-hat and divergences there (arviz_stats.summary)"
+        )
+    return float(pareto_shape(np.ravel((stats["lp"] - stats["log_q"]).to_numpy())))
+
+
+def local_khat(
+    posterior: Posterior,
+    key: Array,
+    *args: Any,
+    num_samples: int = 1000,
+    num_globals: int = 1,
+    **kwargs: Any,
+) -> dict[str, np.ndarray]:
+    r"""Pareto's :math:`\hat k` of each datum, for its latents and hidden values given everything shared.
+
+    .. math:: r_{kn} = \frac{p(y_n, z_n^{(k)} \mid \theta)}{q(z_n^{(k)} \mid \theta)}, \qquad
+              z_n^{(k)} \sim q(z_n \mid \theta), \quad \theta \sim q(\theta)
+
+    Data with :math:`\hat k` above 0.7 have latents whose posterior their q does not cover: give the guide more freedom
+    (``Normal()`` instead of ``Amortised()``), or more importance samples. With ``ImportanceWeighted`` it says whether
+    the proposals work. Hidden layers that follow the model are their own proposal, and :math:`\hat k` then says
+    whether drawing them ahead of y suffices. It says nothing about :math:`\theta`.
+
+    Args:
+        posterior: a fit.
+        key: PRNG key.
+        *args: arguments of the program, observations included.
+        num_samples: K, at least 25.
+        num_globals: draws of :math:`\theta`.
+        **kwargs: keyword arguments of the program.
+
+    Returns:
+        ``{observed site: k-hat (num_globals, N...)}``; minus infinity for data without anything of their own.
+
+    Raises:
+        ValueError: draws of MCMC, or too few samples.
+
+    Example:
+        ``dgp.diagnostics.local_khat(posterior, key, X, y)["y"].max()``
+    """
+    if posterior.guide is None:
+        raise ValueError("local_khat: expected a fit with a guide, got draws of MCMC: they have no importance weights")
+    draws = draw(posterior, key, num_globals, num_samples, args, kwargs)
+    return {
+        name: np.full((len(terms), *terms.shape[2:]), -np.inf)
+        if terms.shape[1] == 1
+        else pareto_shape(np.moveaxis(np.asarray(terms), 1, 0))
+        for name, terms in jax.device_get(draws.target).items()
+    }
+
+
+def loo(tree: DataTree, *, observations: int | None = None, site: str | None = None, seed: int = 0) -> ELPDData:
+    r"""Leave-one-out log predictive density by Pareto-smoothed importance sampling.
+
+    .. math:: \sum_n \log p(y_n \mid y_{-n}) \approx \sum_n \log
+              \frac{\sum_s w_{sn}\, p(y_n \mid \theta_s)}{\sum_s w_{sn}}, \qquad
+              w_{sn} = \frac{p(\theta_s, y)}{q(\theta_s)} \frac{1}{\tilde p(y_n \mid \theta_s)}
+
+    with the largest weights smoothed; the first factor is one for chains. :math:`\tilde p` is the density of y that the
+    posterior was fitted to (``log_likelihood_target``) and p the normalised one: a datum is taken out of the posterior
+    as it went in. The weights correct the guide too, as far as they can.
+
+    Limits. The result carries ``pareto_k`` for every datum. Where it is above ``good_k`` the score of that datum is
+    unreliable, mostly because ``khat`` of the whole fit is; then compare on held-out data. Hyperparameters at a point
+    (``Delta``) stay as they are when a datum is left out, which flatters the program.
+
+    Args:
+        tree: from ``to_arviz``.
+        observations: that many data drawn at random instead of all, for large N; the rest enters by
+            :math:`\log \frac1S \sum_s p(y_n \mid \theta_s)` (a difference estimator).
+        site: the observed site, where there are several.
+        seed: for the choice of ``observations``.
+
+    Returns:
+        ArviZ's ``ELPDData``, for ``arviz_stats.compare`` and ``arviz_plots.plot_khat``.
+
+    Raises:
+        ValueError: a tree that was not made by ``to_arviz``, or several observed sites and no ``site``.
+
+    Example:
+        ``dgp.diagnostics.loo(dgp.to_arviz(posterior, key, X, y)).elpd``
+
+    Source: Vehtari et al. (2017); Magnusson et al. (2019), equations 6 and 7 (guides) and 10 (subsampling).
+    """
+    import arviz_stats
+
+    name = _observed_site(tree, site)
+    likelihood: DataArray = tree["log_likelihood"][name]
+    target: DataArray = tree["log_likelihood_target"][name]
+    stats = tree.children.get("sample_stats")
+    with warnings.catch_warnings():  # the Pareto shapes are in the result
+        warnings.filterwarnings("ignore", message="Estimated shape parameter")
+        if stats is None or "log_q" not in stats:
+            log_p, log_q = likelihood - target, 0 * target.sum(target.dims[2:])
+            if observations is None:
+                return _loo_of_chains(tree, target)
+        else:
+            log_p, log_q = stats["lp"] + likelihood - target, stats["log_q"]
+        if observations is None:
+            return arviz_stats.loo_approximate_posterior(tree, log_p, log_q, pointwise=True, var_name=name)
+        if likelihood.ndim != 3 or not 0 < observations <= likelihood.shape[-1]:
+            raise ValueError(
+                f"loo: expected at most as many observations as data in one plate, {likelihood.shape[2:]}, got "
+                f"{observations}"
+            )
+        chosen = np.sort(np.random.default_rng(seed).choice(likelihood.shape[-1], observations, replace=False))
+        log_p = log_p.isel({likelihood.dims[-1]: chosen})
+        return arviz_stats.loo_subsample(tree, chosen, True, name, 1.0, log_p=log_p, log_q=log_q)
+
+
+def _loo_of_chains(tree: DataTree, target: DataArray) -> ELPDData:
+    """Weights 1 / p(y_n | theta_s), their tail as long as the effective number of draws allows."""
+    import arviz_stats
+
+    sizes = tree["posterior"].dataset.azstats.ess(method="mean", relative=True)
+    r_eff = np.nanmean(np.concatenate([np.ravel(sizes[name].to_numpy()) for name in sizes.data_vars]))
+    log_weights, shapes = target.azstats.psislw(r_eff=r_eff, dim=["chain", "draw"])
+    return arviz_stats.loo(
+        tree, pointwise=True, var_name=str(target.name), reff=r_eff, log_weights=log_weights, pareto_k=shapes
+    )
+
+
+def _observed_site(tree: DataTree, site: str | None) -> str:
+    if "log_likelihood_target" not in tree.children:
+        raise ValueError(f"loo: expected a tree from dgp.to_arviz, got one with groups {sorted(tree.children)}")
+    names = [str(name) for name in tree["log_likelihood"].data_vars]
+    if (site is None and len(names) > 1) or (site is not None and site not in names):
+        raise ValueError(f"loo: expected site= one of {names}, got {site!r}")
+    return site or names[0]

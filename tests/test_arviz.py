@@ -1,0 +1,264 @@
+"""ArviZ trees: densities against dense algebra and quadrature, groups, names, plots."""
+
+import importlib.util
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+import xarray
+from dense import rbf
+from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer.autoguide import AutoMultivariateNormal
+from programs import NOISE, X, Y, Z, deep, random_params, shallow
+from scipy.stats import multivariate_normal, norm
+
+import numpyro_dgp as dgp
+from numpyro_dgp.diagnostics.ratios import draw
+
+x, y, z = (np.asarray(a) for a in (X, Y, Z))
+POINTS = dgp.guides.InducingPoint(shallow)
+PARAMS = random_params(shallow, POINTS, X, Y)
+FIT = dgp.Posterior(shallow, POINTS, PARAMS)
+noisy = partial(deep, process_noise=0.2)
+NOISY = dgp.guides.InducingPoint(noisy)
+
+
+def layer(inputs, inducing, v, variance, lengthscale):
+    """Moments of a layer given its whitened values, densely."""
+    L = np.linalg.cholesky(rbf(inducing, inducing, variance, lengthscale))
+    A = np.linalg.solve(L, rbf(inducing, inputs, variance, lengthscale)).T
+    return A @ v, variance - (A**2).sum(1)
+
+
+@pytest.fixture(scope="module")
+def tree():
+    params = random_params(noisy, NOISY, X, Y)
+    posterior = dgp.Posterior(noisy, NOISY, params)
+    return dgp.to_arviz(posterior, jax.random.key(0), X, Y, num_samples=100, losses=np.arange(7.0)), params
+
+
+def test_densities_of_a_shallow_model_are_the_dense_ones(key):
+    found = dgp.to_arviz(FIT, key, X, Y, num_samples=20)
+    root = np.asarray(PARAMS["g_auto_scale_tril"])
+    q = multivariate_normal(np.asarray(PARAMS["g_auto_loc"]), root @ root.T)
+    for s, v in enumerate(found.posterior["g"].to_numpy()[0]):
+        mean, c = layer(x, z, v, 1.2, 0.7)
+        bound = norm(mean, NOISE).logpdf(y) - 0.5 * c / NOISE**2
+        stats = found.sample_stats.isel(chain=0, draw=s)
+        np.testing.assert_allclose(stats["log_q"], q.logpdf(v), rtol=1e-9)
+        np.testing.assert_allclose(stats["lp"], norm.logpdf(v).sum() + bound.sum(), rtol=1e-6)
+        np.testing.assert_allclose(found.log_likelihood_target["y"][0, s], bound, rtol=1e-6, atol=1e-7)
+        exact = norm(mean, np.sqrt(c + NOISE**2)).logpdf(y)
+        np.testing.assert_allclose(found.log_likelihood["y"][0, s], exact, rtol=1e-6, atol=1e-7)
+
+
+def test_hidden_values_are_integrated(key):
+    """Whatever q(h) is, the average over its draws is the integral over the model's p(h | v)."""
+    guide = dgp.guides.MeanField(noisy)
+    params = random_params(noisy, guide, X, Y) | {"h_auto_scale": jnp.full((30, 1), 0.5)}
+    found = draw(dgp.Posterior(noisy, guide, params), key, 3, 4000, (X, Y), {})
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    for s in range(3):
+        mean, c = layer(x, z, np.asarray(found.values["f"][s, 0]), 0.3, 0.9)
+        h = (mean + x[:, 0])[:, None] + np.sqrt(c + 0.2**2)[:, None] * nodes
+        m, v = (a.reshape(h.shape) for a in layer(h.reshape(-1, 1), z, np.asarray(found.values["g"][s]), 1.2, 0.7))
+        exact = (norm(m, np.sqrt(v + NOISE**2)).pdf(y[:, None]) @ weights) / weights.sum()
+        terms = np.exp(np.asarray(found.predictive["y"][s]))
+        assert (np.abs(terms.mean(0) - exact) < 4.5 * terms.std(0) / 4000**0.5 + 1e-6).all()
+
+
+@pytest.mark.slow
+def test_latents_are_integrated_and_chosen_by_their_weights(key):
+    """Also under a guide that weighs its latents; then the posterior is the one that the weights imply."""
+    inducing = np.hstack([z, np.sin(9 * z)])
+
+    def model(X, y=None):
+        g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.9), dgp.Points(inducing))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(dgp.latent("w", X, 1)), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+    guide = dgp.guides.ImportanceWeighted(model, num_samples=2)
+    params = random_params(model, guide, X, Y) | {"w_auto_scale": jnp.full((30, 1), 1.1)}
+    found = draw(dgp.Posterior(model, guide, params), key, 60, 400, (X, Y), {})
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    rows = np.stack(np.broadcast_arrays(x, nodes), -1).reshape(-1, 2)
+    centred, scaled = [], []
+    for s in range(60):
+        mean, c = (a.reshape(30, 60) for a in layer(rows, inducing, np.asarray(found.values["g"][s]), 1.2, 0.9))
+        densities = norm(mean, np.sqrt(c + NOISE**2)).pdf(y[:, None]) * weights / weights.sum()
+        terms = np.exp(np.asarray(found.predictive["y"][s]))
+        centred.append((terms.mean(0) - densities.sum(1)) / (terms.std(0) / 400**0.5))
+        target = np.exp(norm(mean, NOISE).logpdf(y[:, None]) - 0.5 * c / NOISE**2) * weights
+        target /= target.sum(1, keepdims=True)
+        scaled.append(np.asarray(found.values["w"][s, :, 0]) - target @ nodes)
+    assert abs(np.mean(centred)) < 4 / 1800**0.5 + 0.05
+    scaled = np.asarray(scaled)
+    assert (np.abs(scaled.mean(0)) < 4.5 * scaled.std(0) / 60**0.5).all()
+
+
+def test_groups_names_and_coordinates(tree):
+    found, params = tree
+    assert set(found.children) == {
+        *("posterior", "log_likelihood", "log_likelihood_target", "posterior_predictive", "prior", "prior_predictive"),
+        *("observed_data", "constant_data", "sample_stats", "fit"),
+    }
+    assert found.posterior["f"].dims == ("chain", "draw", "f_output", "f_inducing")
+    assert found.posterior["g"].dims == ("chain", "draw", "g_inducing")
+    assert found.posterior["h"].dims == ("chain", "draw", "data", "h_output")
+    for group in ("log_likelihood", "posterior_predictive", "prior_predictive"):
+        assert found[group]["y"].dims == ("chain", "draw", "data")
+    np.testing.assert_array_equal(found.observed_data["y"], Y)
+    np.testing.assert_array_equal(found.constant_data["X"], X)
+    np.testing.assert_array_equal(found.fit["elbo"], -np.arange(7.0))
+    error = found.posterior["g"].std("draw")[0] / 10
+    assert (np.abs(found.posterior["g"].mean("draw")[0] - params["g_auto_loc"]) < 5 * error).all()
+
+
+def test_round_trip_to_a_file(tree, tmp_path):
+    pytest.importorskip("h5netcdf")
+    found, _ = tree
+    found.to_netcdf(tmp_path / "fit.nc", engine="h5netcdf")
+    with xarray.open_datatree(tmp_path / "fit.nc", engine="h5netcdf") as again:
+        xarray.testing.assert_equal(again.load(), found)
+
+
+def test_names_of_ones_own(key):
+    names = [f"row {n}" for n in range(30)]
+    found = dgp.to_arviz(
+        {"fit": FIT}, key, X, Y, num_samples=5, losses={"fit": np.ones(3)},
+        coords={"data": names}, dims={"g": ["knot"]},
+    )["fit"]  # fmt: skip
+    assert found.posterior["g"].dims[-1] == "knot"
+    assert list(found.log_likelihood["data"].to_numpy()) == names
+    assert found.fit.sizes == {"step": 3}
+
+
+def test_single_precision(x32):
+    model = partial(shallow, Z=np.float32(Z))
+    fit = dgp.Posterior(model, dgp.guides.InducingPoint(model), jax.tree.map(np.float32, PARAMS))
+    found = dgp.to_arviz(fit, jax.random.key(0), np.float32(X), np.float32(Y), num_samples=5)
+    assert found.log_likelihood["y"].dtype == np.float32
+    assert np.isfinite(found.sample_stats["lp"]).all()
+
+
+@pytest.fixture(scope="module")
+def chains():
+    mcmc = MCMC(NUTS(dgp.for_mcmc(noisy)), num_warmup=30, num_samples=30, num_chains=2, chain_method="vectorized",
+                progress_bar=False)  # fmt: skip
+    mcmc.run(jax.random.key(0), X[::3], Y[::3])
+    return mcmc
+
+
+def test_chains(chains, key):
+    found = dgp.to_arviz(chains, key, X[::3], Y[::3], num_samples=5, local_samples=300)
+    assert found.posterior.sizes == {"chain": 2, "draw": 30, "f_output": 1, "f_inducing": 8, "g_inducing": 8,
+                                     "data": 10, "h_output": 1, "h_white_output": 1}  # fmt: skip
+    np.testing.assert_array_equal(found.posterior["g"], chains.get_samples(group_by_chain=True)["g"])
+    assert "diverging" in found.sample_stats
+    assert found.prior.sizes["draw"] == 5
+    f, g = (np.asarray(found.posterior[name][1, 7]) for name in ("f", "g"))
+    mean, c = layer(x[::3], z, f[0], 0.3, 0.9)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    h = (mean + x[::3, 0])[:, None] + np.sqrt(c + 0.2**2)[:, None] * nodes
+    m, v = (a.reshape(h.shape) for a in layer(h.reshape(-1, 1), z, g, 1.2, 0.7))
+    exact = np.log((norm(m, np.sqrt(v + NOISE**2)).pdf(y[::3, None]) @ weights) / weights.sum())
+    np.testing.assert_allclose(found.log_likelihood["y"][1, 7], exact, atol=0.4)
+
+
+@pytest.mark.slow
+def test_an_autoguide_over_all_sites_has_no_local_part(key):
+    guide = AutoMultivariateNormal(noisy)
+    svi = SVI(noisy, guide, optax.sgd(0.0), dgp.ELBO())
+    params = svi.get_params(svi.init(key, X, Y))
+    found = draw(dgp.Posterior(noisy, guide, params), key, 5, 50, (X, Y), {})
+    assert found.target["y"].shape == (5, 1, 30)
+    from numpyro.infer.util import log_density
+
+    values = {name: found.values[name][0] for name in ("f", "g", "h")}
+    exact = log_density(noisy, (X, Y), {}, values)[0]
+    np.testing.assert_allclose(found.log_p[0] + found.target["y"][0].sum(), exact, rtol=1e-9)
+
+
+def two_sources(X, coarse=None, fine=None):
+    g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z), outputs=2)
+    numpyro.factor("extra", 1.5)
+    with numpyro.plate("rows", len(X)):
+        numpyro.sample("coarse", dgp.Likelihood(g(X), lambda v: dist.Normal(v, 1.0).to_event(1)), obs=coarse)
+    with numpyro.plate("few", 10), numpyro.handlers.mask(mask=jnp.arange(10) > 2):
+        h = numpyro.sample("h", g(X[:10], noise=0.1))
+        numpyro.factor("weight", -(h[:, 0] ** 2))
+        numpyro.sample("fine", dist.Normal(h.sum(-1), NOISE), obs=fine)
+
+
+@pytest.mark.slow
+def test_two_sources_of_data_masks_and_factors(key):
+    guide = dgp.guides.InducingPoint(two_sources)
+    args = X, jnp.stack([Y, -Y], -1), Y[:10]
+    params = random_params(two_sources, guide, *args)
+    found = dgp.to_arviz(dgp.Posterior(two_sources, guide, params), key, *args, num_samples=4)
+    assert found.log_likelihood["coarse"].dims == ("chain", "draw", "rows")
+    assert found.log_likelihood["fine"].dims == ("chain", "draw", "few")
+    assert found.posterior_predictive["coarse"].dims[2:] == ("rows", "coarse_output")
+    assert (found.log_likelihood["fine"][..., :3] == 0).all()
+    assert (found.log_likelihood["fine"][..., 3:] < found.log_likelihood["fine"].max() + 1).all()
+    exact = found.log_likelihood_target["coarse"].sum("rows") + found.log_likelihood_target["fine"].sum("few")
+    prior = norm.logpdf(found.posterior["g"]).sum((-1, -2))
+    np.testing.assert_allclose(found.sample_stats["lp"], exact + prior + 1.5, rtol=1e-9)
+
+
+def overlapping(X, a=None, b=None):
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("a", dist.Normal(0, 1), obs=a)
+        numpyro.sample("b", dist.Normal(0, 1), obs=b)
+
+
+def test_bad_input(key):
+    with pytest.raises(ValueError, match=r"expected num_samples to be a positive integer, got 0"):
+        dgp.to_arviz(FIT, key, X, Y, num_samples=0)
+    with pytest.raises(ValueError, match=r"expected a program that observes data, got none"):
+        dgp.to_arviz(FIT, key, X)
+    with pytest.raises(ValueError, match=r"expected a program over all data, got plate 'data'"):
+        dgp.to_arviz(FIT, key, X, Y, 10)
+    with pytest.raises(ValueError, match=r"expected dgp.Posterior\(.*\) or an MCMC object .* got dict|got list"):
+        dgp.to_arviz([FIT], key, X, Y)
+    with pytest.raises(ValueError, match=r"expected one observed site in every plate, got \['a', 'b'\]"):
+        dgp.to_arviz(dgp.Posterior(overlapping, dgp.guides.InducingPoint(overlapping)), key, X, Y, Y)
+    with pytest.raises(ValueError, match=r"expected finite data, got 1 NaN"):
+        dgp.to_arviz(FIT, key, X, Y.at[0].set(jnp.nan))
+
+
+needs_plots = pytest.mark.skipif(
+    importlib.util.find_spec("arviz_plots") is None,
+    reason="arviz-plots comes with arviz 1.x on Python 3.12; on 3.11 it needs an old matplotlib",
+)
+
+
+@needs_plots
+@pytest.mark.parametrize(
+    "plot",
+    ["plot_trace_dist", "plot_forest", "plot_khat", "plot_loo_pit", "plot_ppc_dist", "plot_compare"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_plots_of_arviz(tree, plot):
+    import arviz_plots
+    import matplotlib
+
+    matplotlib.use("Agg")
+    found, _ = tree
+    score = dgp.diagnostics.loo(found)
+    options = {"var_names": ["g"]} if plot in ("plot_trace_dist", "plot_forest") else {}
+    what = found
+    if plot == "plot_khat":
+        what = score
+    if plot == "plot_compare":
+        import arviz_stats
+
+        what = arviz_stats.compare({"one": score, "other": score})
+    drawn = getattr(arviz_plots, plot)(what, backend="matplotlib", **options)
+    assert drawn is not None
+    matplotlib.pyplot.close("all")

@@ -1,0 +1,286 @@
+"""Importance weights, leave-one-out, calibration and comparison, against closed forms."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from dense import log_normal, rbf
+from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer.autoguide import AutoNormal
+from programs import NOISE, X, Y, Z, random_params, shallow
+from scipy.stats import norm
+
+import numpyro_dgp as dgp
+from numpyro_dgp.diagnostics import coverage, khat, local_khat, loo, pareto_shape, pit, uniformity, vsbc
+
+few, few_y = X[::3], Y[::3]
+x, y = np.asarray(few), np.asarray(few_y)
+SD = 0.6  # no datum decides the posterior alone
+exact = partial(shallow, Z=few, noise=SD)
+rng = np.random.default_rng(0)
+
+
+def optimum(z):
+    """Features, and the optimal q(v) in closed form: precision I + A'A / s^2."""
+    L = np.linalg.cholesky(rbf(z, z, 1.2, 0.7) + 1.2e-10 * np.eye(len(z)))
+    A = np.linalg.solve(L, rbf(z, x, 1.2, 0.7)).T
+    return A, np.eye(len(z)) + A.T @ A / SD**2
+
+
+def fit_of(z, width=1.0):
+    """The program with inducing points z and its optimal guide, ``width`` times as wide."""
+    A, precision = optimum(np.asarray(z))
+    mean = np.linalg.solve(precision, A.T @ y) / SD**2
+    root = np.linalg.cholesky(np.linalg.inv(precision))
+    program = partial(shallow, Z=z, noise=SD)
+    params = {"g_auto_loc": jnp.array(mean), "g_auto_scale_tril": jnp.array(width * root)}
+    return dgp.Posterior(program, dgp.guides.InducingPoint(program), params)
+
+
+def leave_one_out(z):
+    """Scores of every datum: its normalised density under the posterior from which its bound is taken."""
+    A, precision = optimum(np.asarray(z))
+    c = 1.2 - (A**2).sum(1)
+    scores = []
+    for n, a in enumerate(A):
+        without = precision - np.outer(a, a) / SD**2
+        mean = np.linalg.solve(without, A.T @ y - a * y[n]) / SD**2
+        scores.append(norm(a @ mean, np.sqrt(a @ np.linalg.solve(without, a) + c[n] + SD**2)).logpdf(y[n]))
+    return np.array(scores)
+
+
+@pytest.fixture(scope="module")
+def trees():
+    key = jax.random.key(0)
+    return {
+        "exact": dgp.to_arviz(fit_of(few), key, few, few_y, num_samples=4000),
+        "sparse": dgp.to_arviz(fit_of(Z[::2], 1.2), key, few, few_y, num_samples=4000),
+        "narrow": dgp.to_arviz(fit_of(few, 0.3), key, few, few_y, num_samples=4000),
+    }
+
+
+def test_shapes_of_known_tails():
+    u = rng.uniform(size=(20_000, 3))
+    expected = np.array([0.3, 0.7, 1.2])
+    np.testing.assert_allclose(pareto_shape(-expected * np.log(u)), expected, atol=0.12)
+    assert pareto_shape(np.full(100, 3.0)) == -np.inf
+    with pytest.raises(ValueError, match=r"expected weights of at least 25 draws, got shape \(24,\)"):
+        pareto_shape(np.zeros(24))
+    with pytest.raises(ValueError, match=r"expected log weights without NaN"):
+        pareto_shape(np.full(50, np.nan))
+
+
+def test_shape_of_a_whole_fit(trees):
+    """The exact posterior has equal weights, and they are the evidence; a narrow one has a heavy tail."""
+    assert khat(trees["exact"]) < 0.5
+    assert khat(trees["sparse"]) < 0.5
+    assert khat(trees["narrow"]) > 0.7
+    stats = trees["exact"].sample_stats
+    evidence = log_normal(y, np.zeros(10), rbf(x, x, 1.2, 0.7) + SD**2 * np.eye(10))
+    np.testing.assert_allclose(stats["lp"] - stats["log_q"], evidence, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "z"), [("exact", few), ("sparse", Z[::2])])
+def test_leave_one_out_is_the_closed_form(trees, name, z):
+    score = loo(trees[name])
+    assert score.pareto_k.max() < 0.7
+    np.testing.assert_allclose(score.elpd_i, leave_one_out(z), atol=0.06)
+    np.testing.assert_allclose(score.elpd, leave_one_out(z).sum(), atol=0.15)
+
+
+def test_closed_form_is_that_of_the_process():
+    """Where inducing points are the data: the textbook formula by the inverse of the covariance."""
+    inverse = np.linalg.inv(rbf(x, x, 1.2, 0.7) + SD**2 * np.eye(10))
+    variance = 1 / np.diag(inverse)
+    textbook = norm(y - variance * (inverse @ y), np.sqrt(variance)).logpdf(y)
+    np.testing.assert_allclose(leave_one_out(few), textbook, rtol=1e-5)
+
+
+def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
+    tree = trees["exact"]
+    chain = tree.copy()
+    del chain["sample_stats"]  # the draws are exact, as those of a chain
+    score = loo(chain)
+    np.testing.assert_allclose(score.elpd_i, loo(tree).elpd_i, atol=0.03)
+    with pytest.raises(ValueError, match=r"expected the tree of a fit, got one without densities of a guide"):
+        khat(chain)
+    part = loo(tree, observations=6, seed=1)
+    assert part.subsample_size == 6
+    assert abs(part.elpd - loo(tree).elpd) < 4 * part.subsampling_se
+    np.testing.assert_allclose(loo(chain, observations=6, seed=1).elpd, part.elpd, atol=0.05)
+    with pytest.raises(
+        ValueError, match=r"expected at most as many observations as data in one plate, \(10,\), got 11"
+    ):
+        loo(tree, observations=11)
+    with pytest.raises(ValueError, match=r"expected site= one of \['y'\], got 'z'"):
+        loo(tree, site="z")
+    del chain["log_likelihood_target"]
+    with pytest.raises(ValueError, match=r"expected a tree from dgp.to_arviz"):
+        loo(chain)
+
+
+def latent(X, y=None):
+    g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.9), dgp.Points(jnp.hstack([Z, jnp.sin(9 * Z)])))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(g(dgp.latent("w", X, 1)), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+def test_shapes_of_single_data(key):
+    guide = dgp.guides.InducingPoint(latent)
+    params = random_params(latent, guide, X, Y) | {"w_auto_loc": jnp.zeros((30, 1))}
+    wide, narrow = (
+        local_khat(dgp.Posterior(latent, guide, params | {"w_auto_scale": jnp.full((30, 1), scale)}), key, X, Y)["y"]
+        for scale in (1.0, 0.2)
+    )
+    assert wide.shape == (1, 30)
+    assert (wide < 0.7).all()
+    assert np.median(narrow) > 0.7
+    assert (local_khat(fit_of(few), key, few, few_y, num_globals=2)["y"] == np.full((2, 10), -np.inf)).all()
+    with pytest.raises(ValueError, match=r"expected a fit with a guide, got draws of MCMC"):
+        local_khat(dgp.Posterior(latent, samples={"g": jnp.zeros((2, 8))}), key, X, Y)
+
+
+@pytest.mark.parametrize("draw", [rng.normal, lambda size: rng.poisson(2.0, size=size)])
+def test_transforms_are_uniform_where_predictions_are_right(draw, key):
+    u = pit(draw(size=(19, 5000)), draw(size=5000), key)
+    assert uniformity(u) > 0.01
+    assert uniformity(pit(2 * rng.normal(size=(19, 5000)), rng.normal(size=5000), key)) < 1e-6
+    found = coverage(u)
+    assert (np.abs(found.share - found.levels) < 4 * found.error).all()
+
+
+def test_coverage_counts():
+    found = coverage([0.0, 0.05, 0.5, 0.94, 0.96], [0.5, 0.9])
+    np.testing.assert_allclose(found.share, [0.2, 0.6])
+    np.testing.assert_allclose(found.error, np.sqrt([0.05, 0.018]))
+    with pytest.raises(ValueError, match=r"expected transforms u in \[0, 1\] and levels in \(0, 1\)"):
+        coverage([0.5], [1.0])
+    with pytest.raises(ValueError, match=r"expected transforms u in \[0, 1\]"):
+        coverage([1.5])
+
+
+def test_transforms_refuse_bad_input(key):
+    with pytest.raises(ValueError, match=r"expected draws of shape \(S, \.\.\.\) over observations of shape \(3,\)"):
+        pit(np.zeros((5, 4)), np.zeros(3), key)
+    with pytest.raises(ValueError, match=r"expected finite observations y, got 1"):
+        pit(np.zeros((5, 2)), np.array([0.0, np.nan]), key)
+    with pytest.raises(ValueError, match=r"expected at least 50 rows for 10 bins, got shape \(49,\)"):
+        uniformity(np.zeros(49))
+
+
+def test_transforms_of_a_fit_on_data_of_its_own(key):
+    """Drawn from the exact process given the training data, test data have uniform transforms."""
+    posterior = fit_of(few)
+    new = jnp.linspace(-2, 2, 2000)[:, None]
+    truth = posterior.sample(jax.random.key(9), new, num_samples=1)[0]
+    u = pit(posterior.sample(key, new, num_samples=99), truth, key)
+    assert uniformity(u) > 0.01
+
+
+def natural(guide):
+    return dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01))
+
+
+@pytest.mark.slow
+def test_simulated_calibration_of_an_exact_guide():
+    """One natural step gives the exact posterior, whose ranks are uniform; a prior's are too close to the middle."""
+    guide = dgp.guides.InducingPoint(exact)
+    found = vsbc(jax.random.key(0), exact, guide, natural(guide), few, num_replications=400, num_steps=2)
+    assert found.ranks["g"].shape == (400, 10)
+    assert found.ranks["g"].max() <= found.num_samples == 99
+    assert found.uniform["g"].min() > 0.05 / 10 / 2
+    assert found.symmetry["g"].min() > 0.05 / 10 / 2
+    wide = dgp.guides.InducingPoint(exact, inducing=dgp.guides.Diagonal(1.0))
+    found = vsbc(jax.random.key(0), exact, wide, optax.sgd(0.0), few, num_replications=400, num_steps=1)
+    assert found.uniform["g"].min() > 0.05 / 10 / 2  # draws of the prior itself are calibrated, and useless
+    narrow = dgp.guides.InducingPoint(exact, inducing=dgp.guides.Diagonal(0.3))
+    found = vsbc(jax.random.key(0), exact, narrow, optax.sgd(0.0), few, num_replications=400, num_steps=1)
+    assert found.uniform["g"].max() < 1e-6
+    assert found.symmetry["g"].min() > 0.05 / 10 / 2
+
+
+def test_simulated_calibration_notices_bias(key):
+    def model(X, y=None):
+        rate = numpyro.sample("rate", dist.Normal(1.0, 1.0))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(rate, 0.5), obs=y)
+
+    def biased(X, y=None):
+        shift = numpyro.param("shift", 0.5)
+        numpyro.sample("rate", dist.Normal(jnp.mean(y) + shift, 0.2))
+
+    found = vsbc(key, model, biased, optax.sgd(0.0), few, num_replications=60, num_steps=1, num_samples=19)
+    assert found.symmetry["rate"] < 1e-4
+    assert found.uniform["rate"] < 1e-4
+    with pytest.raises(ValueError, match=r"expected at least 10 replications, got 9"):
+        vsbc(key, model, biased, optax.sgd(0.0), few, num_replications=9)
+
+
+def test_comparison_of_exact_fits(key):
+    """Columns against closed forms where there are any; a guide that comes with its fit, and one to be fitted."""
+    guide = dgp.guides.InducingPoint(exact)
+    result = dgp.fit(SVI(exact, guide, natural(guide), dgp.ELBO()), key, 2, few, few_y, progress_bar=False)
+    guides = {"pair": (guide, result), "adam": dgp.guides.InducingPoint(exact)}
+    found = dgp.compare(
+        exact, guides, (few, few_y), key=key, test=(X, Y), num_steps=3, num_samples=1000, optim=optax.adam(0.01)
+    )
+    table = found.table
+    evidence = log_normal(y, np.zeros(10), rbf(x, x, 1.2, 0.7) + SD**2 * np.eye(10))
+    np.testing.assert_allclose(table.loc["pair", "bound"], evidence, rtol=1e-5)
+    assert table.loc["adam", "bound"] < evidence - 1
+    assert table.loc["pair", "khat"] < 0.5
+    np.testing.assert_allclose(table.loc["pair", "loo"], leave_one_out(few).sum(), atol=0.4)
+    inputs = np.asarray(X)
+    gain = np.linalg.solve(rbf(x, x, 1.2, 0.7) + SD**2 * np.eye(10), rbf(x, inputs, 1.2, 0.7)).T
+    mean, variance = gain @ y, 1.2 - (gain * rbf(inputs, x, 1.2, 0.7)).sum(1) + SD**2
+    density = norm(mean, np.sqrt(variance)).logpdf(np.asarray(Y))
+    np.testing.assert_allclose(table.loc["pair", "test_log_density"], density.mean(), rtol=1e-5)
+    np.testing.assert_allclose(table.loc["pair", "rmse"], np.sqrt(np.mean((mean - np.asarray(Y)) ** 2)), rtol=1e-5)
+    inside = np.mean(np.abs(norm(mean, np.sqrt(variance)).cdf(np.asarray(Y)) - 0.5) < 0.45)
+    assert abs(table.loc["pair", "coverage"] - inside) < 0.1
+    assert table.loc["adam", "seconds"] > 0
+    assert np.isnan(table.loc["pair", "seconds"])
+    assert (table["parameters"] == 10 + 100).all()
+    assert sorted(found.ranking.index) == sorted(guides)
+    figure = found.plot()
+    assert [ax.get_xlabel() for ax in figure.axes] == ["bound, nats", "leave-one-out score, nats", "Pareto k", "step"]
+
+
+@pytest.mark.slow
+def test_comparison_with_chains_and_autoguides(key):
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+        f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+        g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=0.1))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
+
+    mcmc = MCMC(NUTS(dgp.for_mcmc(model)), num_warmup=300, num_samples=300, progress_bar=False)
+    mcmc.run(key, few, few_y)
+    guides = {
+        "points": dgp.guides.InducingPoint(model, other=dgp.guides.Normal()),
+        "mean field": dgp.guides.MeanField(model),
+        "normal": AutoNormal(model),
+    }
+    found = dgp.compare(model, guides, (few, few_y), key=key, test=(X, Y), mcmc=mcmc, num_steps=1000, num_samples=200)
+    table = found.table
+    assert np.isnan(table.loc["mcmc", "bound"])
+    assert np.isfinite(table.drop(columns=["bound", "bound_se", "khat", "seconds", "parameters"])).all().all()
+    assert abs(table.loc["points", "loo"] - table.loc["mcmc", "loo"]) < 1.5
+    assert abs(table.loc["points", "test_log_density"] - table.loc["mcmc", "test_log_density"]) < 0.3
+
+
+def test_comparison_refuses_bad_input(key):
+    with pytest.raises(ValueError, match=r"expected data=\(X, y\)"):
+        dgp.compare(exact, {"a": fit_of(few)}, few, key=key)
+    with pytest.raises(ValueError, match=r"expected guides=.*got neither"):
+        dgp.compare(exact, {}, (few, few_y), key=key)
+    chain = dgp.Posterior(exact, samples={"g": jnp.zeros((2, 10))})
+    with pytest.raises(ValueError, match=r"expected fits in guides=, got draws of MCMC"):
+        dgp.compare(exact, {"a": chain}, (few, few_y), key=key)
