@@ -27,7 +27,7 @@ from numpyro_dgp._checks import require_finite_leaves
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.sites import Message
 from numpyro_dgp.streams import Stream
-from numpyro_dgp.training import explain, read_checkpoint, write_checkpoint
+from numpyro_dgp.training import explain, is_key, read_checkpoint, write_checkpoint
 
 __all__ = ["fit_stream", "minibatch"]
 
@@ -183,7 +183,7 @@ def fit_stream(
 def _everywhere(state: SVIState, mesh: Mesh) -> SVIState:
     """The same state on every device, those of other hosts included."""
     leaves, treedef = jax.tree.flatten(state)
-    keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    keys = [is_key(leaf) for leaf in leaves]
 
     @partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def copies(values: list[Array]) -> list[Array]:

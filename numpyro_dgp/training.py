@@ -23,7 +23,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_dgp._checks import require_finite_leaves
 from numpyro_dgp._typing import Array
 
-__all__ = ["explain", "fit", "load", "read_checkpoint", "save", "split_arguments", "write_checkpoint"]
+__all__ = ["explain", "fit", "is_key", "load", "read_checkpoint", "save", "split_arguments", "write_checkpoint"]
 
 _CHUNK = 100
 
@@ -192,13 +192,14 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     return params
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Whether an array holds typed random keys, which are neither numbers nor NumPy's."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def write_checkpoint(path: Path, state: SVIState, losses: np.ndarray) -> None:
     """Write the state of a fit and its losses so far."""
-    leaves = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in map(jnp.asarray, jax.tree.leaves(state))]
+    leaves = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in map(jnp.asarray, jax.tree.leaves(state))]
     _write(path, {"losses": losses} | {f"leaf{i}": leaf for i, leaf in enumerate(leaves)})
 
 
@@ -210,9 +211,9 @@ def read_checkpoint(path: Path, like: SVIState) -> tuple[SVIState, np.ndarray]:
         losses = file["losses"] if found else np.zeros(0)
     leaves = []
     for old, new in zip(found, expected, strict=False):
-        shape = jax.random.key_data(new).shape if _is_key(jnp.asarray(new)) else np.shape(new)
+        shape = jax.random.key_data(new).shape if is_key(jnp.asarray(new)) else np.shape(new)
         if old.shape == shape:
-            leaves.append(jax.random.wrap_key_data(jnp.asarray(old)) if _is_key(jnp.asarray(new)) else jnp.asarray(old))
+            leaves.append(jax.random.wrap_key_data(jnp.asarray(old)) if is_key(jnp.asarray(new)) else jnp.asarray(old))
     if not len(leaves) == len(found) == len(expected):
         raise ValueError(
             f"fit: expected a checkpoint of this fit in {path} ({len(expected)} arrays of the shapes of its state), "
