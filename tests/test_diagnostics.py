@@ -113,9 +113,7 @@ def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
     assert part.subsample_size == 6
     assert abs(part.elpd - loo(tree).elpd) < 4 * part.subsampling_se
     np.testing.assert_allclose(loo(chain, observations=6, seed=1).elpd, part.elpd, atol=0.05)
-    with pytest.raises(
-        ValueError, match=r"expected at most as many observations as data in one plate, \(10,\), got 11"
-    ):
+    with pytest.raises(ValueError, match=r"expected at most as many observations as data, 10, got 11"):
         loo(tree, observations=11)
     with pytest.raises(ValueError, match=r"expected site= one of \['y'\], got 'z'"):
         loo(tree, site="z")
