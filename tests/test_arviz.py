@@ -295,7 +295,6 @@ needs_plots = pytest.mark.skipif(
     "plot",
     ["plot_trace_dist", "plot_forest", "plot_khat", "plot_loo_pit", "plot_ppc_dist", "plot_compare"],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_plots_of_arviz(tree, plot):
     import arviz_plots
     import matplotlib
