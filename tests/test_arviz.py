@@ -154,6 +154,7 @@ def chains():
     return mcmc
 
 
+@pytest.mark.slow
 def test_chains(chains, key):
     found = dgp.to_arviz(chains, key, X[::3], Y[::3], num_samples=5, local_samples=300)
     assert found.posterior.sizes == {"chain": 2, "draw": 30, "f_output": 1, "f_inducing": 8, "g_inducing": 8,
