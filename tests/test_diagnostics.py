@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from dense import log_normal, rbf
-from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer import MCMC, NUTS, SVI, psis_diagnostic
 from numpyro.infer.autoguide import AutoNormal
 from programs import NOISE, X, Y, Z, random_params, shallow
 from scipy.stats import norm
@@ -84,6 +84,16 @@ def test_shape_of_a_whole_fit(trees):
     stats = trees["exact"].sample_stats
     evidence = log_normal(y, np.zeros(10), rbf(x, x, 1.2, 0.7) + SD**2 * np.eye(10))
     np.testing.assert_allclose(stats["lp"] - stats["log_q"], evidence, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_shape_is_that_of_numpyro_where_nothing_is_local(key):
+    """NumPyro's own diagnostic, from its traces of the same guide, and other draws."""
+    posterior = fit_of(Z[::2], 0.8)
+    tree = dgp.to_arviz(posterior, key, few, few_y, num_samples=8000)
+    theirs = psis_diagnostic(key, posterior.params, posterior.model, posterior.guide, few, few_y, num_particles=8000)
+    assert abs(khat(tree) - theirs) < 0.15
+    assert khat(tree) > 0.3
 
 
 @pytest.mark.parametrize(("name", "z"), [("exact", few), ("sparse", Z[::2])])
