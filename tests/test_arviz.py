@@ -277,8 +277,10 @@ def test_bad_input(key):
         dgp.to_arviz(FIT, key, X)
     with pytest.raises(ValueError, match=r"expected a program over all data, got plate 'data'"):
         dgp.to_arviz(FIT, key, X, Y, 10)
-    with pytest.raises(ValueError, match=r"expected dgp.Posterior\(.*\) or an MCMC object .* got dict|got list"):
+    with pytest.raises(ValueError, match=r"expected dgp.Posterior\(.*\) or an MCMC object that has run, got list"):
         dgp.to_arviz([FIT], key, X, Y)
+    with pytest.raises(ValueError, match=r"an MCMC object that has run, got one that has not: call mcmc.run first"):
+        dgp.to_arviz(MCMC(NUTS(shallow), num_warmup=1, num_samples=1), key, X, Y)
     with pytest.raises(ValueError, match=r"expected one observed site in every plate, got \['a', 'b'\]"):
         dgp.to_arviz(dgp.Posterior(overlapping, dgp.guides.InducingPoint(overlapping)), key, X, Y, Y)
     with pytest.raises(ValueError, match=r"expected finite data, got 1 NaN"):

@@ -125,10 +125,10 @@ def as_posterior(source: Source) -> Posterior:
     """
     if isinstance(source, Posterior):
         return source
-    if not isinstance(source, MCMC):
+    if not isinstance(source, MCMC) or source.last_state is None:
         raise ValueError(
-            f"to_arviz: expected dgp.Posterior(model, guide, result.params) or an MCMC object that has run, got "
-            f"{type(source).__name__}"
+            "to_arviz: expected dgp.Posterior(model, guide, result.params) or an MCMC object that has run, got "
+            f"{'one that has not' if isinstance(source, MCMC) else type(source).__name__}: call mcmc.run first"
         )
     return Posterior(source.sampler.model, samples=source.get_samples())
 
