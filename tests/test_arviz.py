@@ -61,7 +61,7 @@ def test_hidden_values_are_integrated(key):
     """Whatever q(h) is, the average over its draws is the integral over the model's p(h | v)."""
     guide = dgp.guides.MeanField(noisy)
     params = random_params(noisy, guide, X, Y) | {"h_auto_scale": jnp.full((30, 1), 0.5)}
-    found = draw(dgp.Posterior(noisy, guide, params), key, 3, 4000, (X, Y), {})
+    found = draw(dgp.Posterior(noisy, guide, params), key, 3, 4000, (X, Y), {}, lambda terms: terms)
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     for s in range(3):
         mean, c = layer(x, z, np.asarray(found.values["f"][s, 0]), 0.3, 0.9)
@@ -84,7 +84,7 @@ def test_latents_are_integrated_and_chosen_by_their_weights(key):
 
     guide = dgp.guides.ImportanceWeighted(model, num_samples=2)
     params = random_params(model, guide, X, Y) | {"w_auto_scale": jnp.full((30, 1), 1.1)}
-    found = draw(dgp.Posterior(model, guide, params), key, 60, 400, (X, Y), {})
+    found = draw(dgp.Posterior(model, guide, params), key, 60, 400, (X, Y), {}, lambda terms: terms)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     rows = np.stack(np.broadcast_arrays(x, nodes), -1).reshape(-1, 2)
     centred, scaled = [], []
@@ -154,6 +154,7 @@ def chains():
     return mcmc
 
 
+@pytest.mark.slow
 def test_chains(chains, key):
     found = dgp.to_arviz(chains, key, X[::3], Y[::3], num_samples=5, local_samples=300)
     assert found.posterior.sizes == {"chain": 2, "draw": 30, "f_output": 1, "f_inducing": 8, "g_inducing": 8,
@@ -175,7 +176,7 @@ def test_an_autoguide_over_all_sites_has_no_local_part(key):
     guide = AutoMultivariateNormal(noisy)
     svi = SVI(noisy, guide, optax.sgd(0.0), dgp.ELBO())
     params = svi.get_params(svi.init(key, X, Y))
-    found = draw(dgp.Posterior(noisy, guide, params), key, 5, 50, (X, Y), {})
+    found = draw(dgp.Posterior(noisy, guide, params), key, 5, 50, (X, Y), {}, lambda terms: terms)
     assert found.target["y"].shape == (5, 1, 30)
     from numpyro.infer.util import log_density
 
@@ -211,6 +212,58 @@ def test_two_sources_of_data_masks_and_factors(key):
     np.testing.assert_allclose(found.sample_stats["lp"], exact + prior + 1.5, rtol=1e-9)
 
 
+def gplvm(X, y=None):
+    g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(jnp.hstack([Z, Z**2])), outputs=2)
+    with numpyro.plate("data", 30):
+        w = dgp.latent("w", None, 2)
+        numpyro.sample("y", dgp.Likelihood(g(w), lambda v: dist.Normal(v, NOISE).to_event(1)), obs=y)
+
+
+def ring(X, y=None):
+    g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Grid(-4, 4, 16))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
+
+
+def exact(X, y=None):
+    v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(1.2, 0.7), None)(X))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(v, NOISE), obs=y)
+
+
+def regression(X, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("y", dgp.gp("f", dgp.kernels.RBF(1.2, scale), None)(X, noise=NOISE), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "make", "args", "dims"),
+    [
+        (gplvm, partial(dgp.guides.InducingPoint, latent=dgp.guides.Quadrature(8)), (None, jnp.stack([Y, -Y], -1)),
+         {"w": ("data", "w_output")}),
+        (ring, dgp.guides.InducingPoint, (X, jnp.round(3 * Y**2)), {"g": ("g_inducing",)}),
+        (exact, dgp.guides.InducingPoint, (X, Y), {"v": ("v_row",)}),
+        (regression, dgp.guides.InducingPoint, (X, Y), {"scale": ()}),
+        (noisy, dgp.guides.Collapsed, (X, Y), {"h": ("data", "h_output"), "f": ("f_output", "f_inducing")}),
+        (noisy, partial(dgp.guides.InducingPoint, sites={"h": dgp.guides.GivenInducing()}), (X, Y), {}),
+    ],
+)  # fmt: skip
+def test_every_kind_of_program(model, make, args, dims, key):
+    guide = make(model)
+    svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
+    fit = dgp.Posterior(model, guide, svi.get_params(svi.init(key, *args)))
+    found = dgp.to_arviz(fit, key, *args, num_samples=20, local_samples=3)
+    for group in found.children.values():
+        assert all(np.isfinite(values).all() for values in group.data_vars.values())
+    assert {name: found.posterior[name].dims[2:] for name in dims} == dims
+    if model is regression:
+        with pytest.raises(ValueError, match=r"expected data in a plate, got dimensions \('chain', 'draw'\)"):
+            dgp.diagnostics.loo(found)
+    else:
+        assert found.log_likelihood["y"].dims == ("chain", "draw", "data")
+
+
 def overlapping(X, a=None, b=None):
     with numpyro.plate("data", len(X)):
         numpyro.sample("a", dist.Normal(0, 1), obs=a)
@@ -224,8 +277,10 @@ def test_bad_input(key):
         dgp.to_arviz(FIT, key, X)
     with pytest.raises(ValueError, match=r"expected a program over all data, got plate 'data'"):
         dgp.to_arviz(FIT, key, X, Y, 10)
-    with pytest.raises(ValueError, match=r"expected dgp.Posterior\(.*\) or an MCMC object .* got dict|got list"):
+    with pytest.raises(ValueError, match=r"expected dgp.Posterior\(.*\) or an MCMC object that has run, got list"):
         dgp.to_arviz([FIT], key, X, Y)
+    with pytest.raises(ValueError, match=r"an MCMC object that has run, got one that has not: call mcmc.run first"):
+        dgp.to_arviz(MCMC(NUTS(shallow), num_warmup=1, num_samples=1), key, X, Y)
     with pytest.raises(ValueError, match=r"expected one observed site in every plate, got \['a', 'b'\]"):
         dgp.to_arviz(dgp.Posterior(overlapping, dgp.guides.InducingPoint(overlapping)), key, X, Y, Y)
     with pytest.raises(ValueError, match=r"expected finite data, got 1 NaN"):
@@ -243,7 +298,6 @@ needs_plots = pytest.mark.skipif(
     "plot",
     ["plot_trace_dist", "plot_forest", "plot_khat", "plot_loo_pit", "plot_ppc_dist", "plot_compare"],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_plots_of_arviz(tree, plot):
     import arviz_plots
     import matplotlib

@@ -10,13 +10,14 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from dense import log_normal, rbf
-from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer import MCMC, NUTS, SVI, psis_diagnostic
 from numpyro.infer.autoguide import AutoNormal
 from programs import NOISE, X, Y, Z, random_params, shallow
 from scipy.stats import norm
 
 import numpyro_dgp as dgp
 from numpyro_dgp.diagnostics import coverage, khat, local_khat, loo, pareto_shape, pit, uniformity, vsbc
+from numpyro_dgp.diagnostics.figures import calibration
 
 few, few_y = X[::3], Y[::3]
 x, y = np.asarray(few), np.asarray(few_y)
@@ -85,6 +86,16 @@ def test_shape_of_a_whole_fit(trees):
     np.testing.assert_allclose(stats["lp"] - stats["log_q"], evidence, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_shape_is_that_of_numpyro_where_nothing_is_local(key):
+    """NumPyro's own diagnostic, from its traces of the same guide, and other draws."""
+    posterior = fit_of(Z[::2], 0.8)
+    tree = dgp.to_arviz(posterior, key, few, few_y, num_samples=8000)
+    theirs = psis_diagnostic(key, posterior.params, posterior.model, posterior.guide, few, few_y, num_particles=8000)
+    assert abs(khat(tree) - theirs) < 0.15
+    assert khat(tree) > 0.3
+
+
 @pytest.mark.parametrize(("name", "z"), [("exact", few), ("sparse", Z[::2])])
 def test_leave_one_out_is_the_closed_form(trees, name, z):
     score = loo(trees[name])
@@ -113,9 +124,7 @@ def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
     assert part.subsample_size == 6
     assert abs(part.elpd - loo(tree).elpd) < 4 * part.subsampling_se
     np.testing.assert_allclose(loo(chain, observations=6, seed=1).elpd, part.elpd, atol=0.05)
-    with pytest.raises(
-        ValueError, match=r"expected at most as many observations as data in one plate, \(10,\), got 11"
-    ):
+    with pytest.raises(ValueError, match=r"expected at most as many observations as data, 10, got 11"):
         loo(tree, observations=11)
     with pytest.raises(ValueError, match=r"expected site= one of \['y'\], got 'z'"):
         loo(tree, site="z")
@@ -133,13 +142,11 @@ def latent(X, y=None):
 def test_shapes_of_single_data(key):
     guide = dgp.guides.InducingPoint(latent)
     params = random_params(latent, guide, X, Y) | {"w_auto_loc": jnp.zeros((30, 1))}
-    wide, narrow = (
-        local_khat(dgp.Posterior(latent, guide, params | {"w_auto_scale": jnp.full((30, 1), scale)}), key, X, Y)["y"]
-        for scale in (1.0, 0.2)
-    )
-    assert wide.shape == (1, 30)
-    assert (wide < 0.7).all()
-    assert np.median(narrow) > 0.7
+    scales = jnp.where(jnp.arange(30) % 2, 1.0, 0.2)[:, None]  # every other datum has a proposal that is too narrow
+    found = local_khat(dgp.Posterior(latent, guide, params | {"w_auto_scale": scales}), key, X, Y)["y"]
+    assert found.shape == (1, 30)
+    assert (found[0, 1::2] < 0.7).all()
+    assert np.median(found[0, ::2]) > 0.7
     assert (local_khat(fit_of(few), key, few, few_y, num_globals=2)["y"] == np.full((2, 10), -np.inf)).all()
     with pytest.raises(ValueError, match=r"expected a fit with a guide, got draws of MCMC"):
         local_khat(dgp.Posterior(latent, samples={"g": jnp.zeros((2, 8))}), key, X, Y)
@@ -182,6 +189,14 @@ def test_transforms_of_a_fit_on_data_of_its_own(key):
     assert uniformity(u) > 0.01
 
 
+def test_figure_of_transforms():
+    figure = calibration(np.linspace(0.001, 0.999, 200), bins=10)
+    (ax,) = figure.axes
+    bars = [patch.get_height() for patch in ax.patches if patch.get_width() < 0.5]
+    np.testing.assert_allclose(bars, 20, atol=1)
+    assert ax.get_ylabel() == "data"
+
+
 def natural(guide):
     return dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01))
 
@@ -192,6 +207,8 @@ def test_simulated_calibration_of_an_exact_guide():
     guide = dgp.guides.InducingPoint(exact)
     found = vsbc(jax.random.key(0), exact, guide, natural(guide), few, num_replications=400, num_steps=2)
     assert found.ranks["g"].shape == (400, 10)
+    with pytest.raises(ValueError, match="never called"):  # simulated data leave no trace in the guide
+        guide.arguments()
     assert found.ranks["g"].max() <= found.num_samples == 99
     assert found.uniform["g"].min() > 0.05 / 10 / 2
     assert found.symmetry["g"].min() > 0.05 / 10 / 2
@@ -273,7 +290,7 @@ def test_comparison_with_chains_and_autoguides(key):
     assert np.isnan(table.loc["mcmc", "bound"])
     assert np.isfinite(table.drop(columns=["bound", "bound_se", "khat", "seconds", "parameters"])).all().all()
     assert abs(table.loc["points", "loo"] - table.loc["mcmc", "loo"]) < 1.5
-    assert abs(table.loc["points", "test_log_density"] - table.loc["mcmc", "test_log_density"]) < 0.3
+    assert (table["test_log_density"] < table.loc["mcmc", "test_log_density"] + 0.05).all()
 
 
 def test_comparison_refuses_bad_input(key):

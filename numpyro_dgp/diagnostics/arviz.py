@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 from numpyro import handlers
 from numpyro.infer import MCMC
 
@@ -126,10 +125,10 @@ def as_posterior(source: Source) -> Posterior:
     """
     if isinstance(source, Posterior):
         return source
-    if not isinstance(source, MCMC):
+    if not isinstance(source, MCMC) or source.last_state is None:
         raise ValueError(
-            f"to_arviz: expected dgp.Posterior(model, guide, result.params) or an MCMC object that has run, got "
-            f"{type(source).__name__}"
+            "to_arviz: expected dgp.Posterior(model, guide, result.params) or an MCMC object that has run, got "
+            f"{'one that has not' if isinstance(source, MCMC) else type(source).__name__}: call mcmc.run first"
         )
     return Posterior(source.sampler.model, samples=source.get_samples())
 
@@ -153,22 +152,18 @@ def _tree(
     def by_chain(values: Mapping[str, Array], chains: int = chains) -> dict[str, np.ndarray]:
         return {n: np.asarray(v).reshape(chains, -1, *v.shape[1:]) for n, v in values.items()}
 
-    def mean(terms: Mapping[str, Array]) -> dict[str, Array]:
-        return {n: logsumexp(v, axis=1) - jnp.log(v.shape[1]) for n, v in terms.items()}
-
-    target, latent = mean(draws.target), before[0]
     groups: dict[str, Any] = {
         "posterior": by_chain(draws.values),
-        "log_likelihood": by_chain(mean(draws.predictive)),
-        "log_likelihood_target": by_chain(target),
+        "log_likelihood": by_chain(draws.predictive),
+        "log_likelihood_target": by_chain(draws.target),
         "posterior_predictive": by_chain(draws.replicated),
-        "prior": by_chain(latent, 1),
+        "prior": by_chain(before[0], 1),
         "prior_predictive": by_chain(before[1], 1),
         "observed_data": {name: np.asarray(value) for name, value in observed.items()},
         "constant_data": {name: np.asarray(value) for name, value in constant.items()},
     }
     if isinstance(source, Posterior) and source.guide is not None:
-        joint = sum((v.reshape(len(v), -1).sum(1) for v in target.values()), draws.log_p)
+        joint = sum((v.reshape(len(v), -1).sum(1) for v in draws.target.values()), draws.log_p)
         groups["sample_stats"] = by_chain({"lp": joint, "log_q": draws.log_q})
     names = {name: list(of) for name, of in (known.dims | dims).items() if of}
     tree = arviz_base.from_dict(

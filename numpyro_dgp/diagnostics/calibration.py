@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.guides import Guide
 from numpyro_dgp.objectives import ELBO
 
 __all__ = ["Coverage", "Simulated", "coverage", "pit", "uniformity", "vsbc"]
@@ -197,10 +198,13 @@ def vsbc(
     if num_replications < 10:
         raise ValueError(f"vsbc: expected at least 10 replications, got {num_replications}: 100 are usual")
     raw = jax.random.PRNGKey(jax.random.bits(key))  # it reshapes keys, which typed ones do not survive
+    fitted_to = getattr(guide, "_arguments", None)
     found = vsbc_diagnostic(
         raw, model, guide, optim, ELBO() if loss is None else loss, *args, observed_sites=list(observed),
         num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples, **kwargs,
     )  # fmt: skip
+    if isinstance(guide, Guide):  # it keeps the data of its latest call, which predictions may need
+        guide._arguments = fitted_to
     bins = min(10, num_replications // 5) if bins is None else bins
     ranks = dict(found.ranks)
     symmetry = {name: _symmetry(rank - num_samples / 2) for name, rank in ranks.items()}

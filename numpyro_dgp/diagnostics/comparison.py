@@ -45,8 +45,8 @@ class Comparison:
     Args:
         table: one row per posterior. ``bound`` and its standard error ``bound_se``; ``khat``; ``loo`` and ``loo_se``,
             and ``high_k``, the share of the data whose leave-one-out weights are unreliable; on test data
-            ``test_log_density`` (per datum), ``rmse`` and ``coverage``; ``seconds`` and ``parameters`` of the fit. NaN
-            where there is nothing to report.
+            ``test_log_density`` (per datum), ``rmse`` and ``coverage``; ``seconds`` (compilation included) and
+            ``parameters`` of the fit. NaN where there is nothing to report.
         ranking: ``arviz_stats.compare`` of the leave-one-out scores; ``None`` for a single posterior.
         loo: ArviZ's ``ELPDData`` by name.
         trees: what ``to_arviz`` made, by name.

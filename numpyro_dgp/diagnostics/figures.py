@@ -52,7 +52,7 @@ def comparison(found: Comparison) -> Figure:
         ax.set_ylim(-0.6, len(rows) - 0.4)
         if column == "loo":
             doubtful = table["high_k"].to_numpy(float) > _MANY
-            ax.plot(values[doubtful], rows[doubtful], "o", color="C0", mfc="w", ms=4)
+            ax.plot(values[doubtful], rows[doubtful], "o", color="C0", mfc="w", ms=5, zorder=3)
         if column == "khat":
             ax.axvline(_HIGH, color="0.5", lw=1, ls="--")
     if curves:

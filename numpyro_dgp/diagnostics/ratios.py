@@ -12,12 +12,14 @@ values too: the density is the one that NUTS samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 
@@ -43,7 +45,7 @@ class Draws(NamedTuple):
         values: of latent and deterministic sites, (S, ...).
         log_p: log prior of the global sites (S,).
         log_q: their log density under the guide (S,); zero for draws from MCMC.
-        target: by observed site, log weights (S, K, N...) with the observed site's ``log_prob``.
+        target: by observed site, a summary of the log weights (K, N...) with its ``log_prob``, (S, ...).
         predictive: the same with the normalised density of y.
         replicated: by observed site, data drawn given the global sites (S, N...).
     """
@@ -56,6 +58,11 @@ class Draws(NamedTuple):
     replicated: dict[str, Array]
 
 
+def log_mean_exp(log_weights: Array) -> Array:
+    """Log of the mean of weights over their first axis."""
+    return logsumexp(log_weights, axis=0) - math.log(len(log_weights))
+
+
 def draw(
     posterior: Posterior,
     key: Array,
@@ -63,8 +70,9 @@ def draw(
     local_samples: int,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    summary: Callable[[Array], Array] = log_mean_exp,
 ) -> Draws:
-    """``num_samples`` draws from a guide, or all of those from MCMC."""
+    """``num_samples`` draws from a guide, or all of those from MCMC, each with a ``summary`` of its K log weights."""
     known = structure(posterior, args, kwargs)
     copies = local_samples if known.local else 1
     samples = dict(posterior.samples or {})
@@ -72,7 +80,7 @@ def draw(
     assert total is not None  # a guide comes with a number of draws
 
     def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Draws:
-        return _draw(posterior, known, copies, block, key, sample, args, kwargs)
+        return _draw(posterior, known, summary, copies, block, key, sample, args, kwargs)
 
     return over_draws(one, key, total, samples, args, kwargs, copies)
 
@@ -121,6 +129,7 @@ def _mapped(function: Callable[[Any], Any], each: Any, total: int, block: int) -
 def _draw(
     posterior: Posterior,
     known: Structure,
+    summary: Callable[[Array], Array],
     copies: int,
     block: int,
     key: Array,
@@ -155,7 +164,7 @@ def _draw(
     program = posterior._given(sample, program, args, kwargs) if posterior.guide is None else program
     again = handlers.trace(handlers.substitute(program, data=shared)).get_trace(*args, **kwargs)
     squeezed = {
-        kind: {name: _squeeze(terms, known.frames[name]) for name, terms in by_site.items()}
+        kind: {name: summary(_squeeze(terms, known.frames[name])) for name, terms in by_site.items()}
         for kind, by_site in (("target", target), ("predictive", predictive))
     }
     replicated = {name: again[name]["value"] for name in known.frames}

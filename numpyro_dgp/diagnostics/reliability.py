@@ -139,7 +139,7 @@ def local_khat(
     """
     if posterior.guide is None:
         raise ValueError("local_khat: expected a fit with a guide, got draws of MCMC: they have no importance weights")
-    draws = draw(posterior, key, num_globals, num_samples, args, kwargs)
+    draws = draw(posterior, key, num_globals, num_samples, args, kwargs, lambda log_weights: log_weights)
     return {
         name: np.full((len(terms), *terms.shape[2:]), -np.inf)
         if terms.shape[1] == 1
@@ -186,6 +186,11 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     name = _observed_site(tree, site)
     likelihood: DataArray = tree["log_likelihood"][name]
     target: DataArray = tree["log_likelihood_target"][name]
+    if likelihood.ndim == 2 or (observations is not None and likelihood.ndim != 3):
+        raise ValueError(
+            f"loo: expected data in a plate, got dimensions {likelihood.dims}: "
+            "draw y inside numpyro.plate, given the values of the functions"
+        )
     stats = tree.children.get("sample_stats")
     with warnings.catch_warnings():  # the Pareto shapes are in the result
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
@@ -197,10 +202,9 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
             log_p, log_q = stats["lp"] + likelihood - target, stats["log_q"]
         if observations is None:
             return arviz_stats.loo_approximate_posterior(tree, log_p, log_q, pointwise=True, var_name=name)
-        if likelihood.ndim != 3 or not 0 < observations <= likelihood.shape[-1]:
+        if not 0 < observations <= likelihood.shape[-1]:
             raise ValueError(
-                f"loo: expected at most as many observations as data in one plate, {likelihood.shape[2:]}, got "
-                f"{observations}"
+                f"loo: expected at most as many observations as data, {likelihood.shape[-1]}, got {observations}"
             )
         chosen = np.sort(np.random.default_rng(seed).choice(likelihood.shape[-1], observations, replace=False))
         log_p = log_p.isel({likelihood.dims[-1]: chosen})
