@@ -132,8 +132,8 @@ def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> np.ndarray:
     others = tuple(i for i in range(1, square.ndim) if i != d + 1)
     along = square.sum(others).max(0)
     distance = np.abs(np.arange(sizes[d]) - sizes[d] // 2)
-    by_distance = np.bincount(distance, along)
-    return 1 - np.cumsum(by_distance) / by_distance.sum()
+    beyond = np.cumsum(np.bincount(distance, along)[::-1])[::-1]
+    return np.append(beyond[1:], 0) / beyond[0]
 
 
 def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[int, ...]:
