@@ -7,8 +7,9 @@ rings are one function of the frequency, at n or at M places, so that the weight
 
 .. math:: b^{(n)}_d(\theta) = \sum_w b_{d + w n}(\theta) ,
 
-and differ by what lies outside of n points. Everything about one input then costs O(n log n), whatever M is, and the
-moments of f(x) are those of a process on a ring: variances are positive, and those of the prior come back exactly.
+and differ by what lies outside of n points. Everything about one input then costs O(n log n), or O(n^2) where values on
+the grid are correlated a posteriori, whatever M is. The moments of f(x) are those of a process on a ring: variances are
+positive, and those of the prior come back, as k(0) on the small ring.
 """
 
 from __future__ import annotations
