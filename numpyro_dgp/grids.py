@@ -55,8 +55,8 @@ class Grid(Ring):
         neighbours: grid points around an input that its value is computed from, an integer or one per dimension;
             ``None`` for all; :meth:`local` chooses. A step then costs O(N n log n + M log M) instead of O(N M), n being
             their number (with n^2 in place of n log n for the rules ``Circulant``, ``ScaledPrior`` and
-            ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and ``ScaledProduct``, structured guides, joint values and draws of functions look at all
-            points nevertheless.
+            ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and
+            ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless.
 
     Raises:
         ValueError: as :class:`~numpyro_dgp.spectra.Ring`; neighbours that are not integers from 2 on; where weights
