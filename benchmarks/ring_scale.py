@@ -225,9 +225,9 @@ def solve(options: argparse.Namespace) -> None:
     x, y, function = make_data(num, size / PER_LENGTHSCALE)
     grid = dgp.Grid(0.0, size / PER_LENGTHSCALE, size).local(dgp.kernels.RBF())
     data, kernel = (jnp.asarray(x), jnp.asarray(y)), dgp.kernels.RBF()
-    optimum = lambda x, y: closed_form(grid, kernel, NOISE, x, y)  # noqa: E731
-    compilation, seconds = timed(optimum, *data, repeats=1)
-    loc, _ = jax.jit(optimum)(*data)
+    optimum = lambda kernel, x, y: closed_form(grid, kernel, NOISE, x, y)  # noqa: E731
+    compilation, seconds = timed(optimum, kernel, *data, repeats=1)
+    loc, _ = jax.jit(optimum)(kernel, *data)
     at = piece(x)
     predicted = layer(grid, kernel).means_at(at[:, None])(loc[None])[:, 0]
     errors = [rmse(m - function(at)) for m in (predicted, local_regression(x, y, at))]

@@ -53,10 +53,10 @@ class Grid(Ring):
         high: where it closes; a number, or (D,). :meth:`around` chooses both.
         size: grid points, an integer or one per dimension, D at most 3.
         neighbours: grid points around an input that its value is computed from, an integer or one per dimension;
-            ``None`` for all. A step then costs O(N n + M log M) instead of O(N M), n being their number, and no array
-            of N times M numbers is made (:mod:`~numpyro_dgp.ring_windows`). :meth:`local` chooses. The rules ``Full``,
-            ``Diagonal`` and ``ScaledProduct``, structured guides, joint values and draws of functions look at all
-            points nevertheless.
+            ``None`` for all; :meth:`local` chooses. A step then costs O(N n log n + M log M) instead of O(N M), n being
+            their number (with n^2 in place of n log n for the rules ``Circulant``, ``ScaledPrior`` and
+            ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and
+            ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless.
 
     Raises:
         ValueError: as :class:`~numpyro_dgp.spectra.Ring`; neighbours that are not integers from 2 on; where weights

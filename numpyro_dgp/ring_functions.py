@@ -94,8 +94,8 @@ class RingFunction(InducedFunction):
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
         u = self.u
-        known = isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local)
-        if self.grid.neighbours is None or isinstance(u, FunctionDraw) or known:
+        spreads_far = isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local)
+        if self.grid.neighbours is None or isinstance(u, FunctionDraw) or spreads_far:
             return super()._moments(rows)
         windows = self._windows(rows)
         loc = self._near(windows, self._rows(u.loc if isinstance(u, Belief) else u))

@@ -7,8 +7,9 @@ rings are one function of the frequency, at n or at M places, so that the weight
 
 .. math:: b^{(n)}_d(\theta) = \sum_w b_{d + w n}(\theta) ,
 
-and differ by what lies outside of n points. Everything about one input then costs O(n log n), whatever M is, and the
-moments of f(x) are those of a process on a ring: variances are positive, and those of the prior come back exactly.
+and differ by what lies outside of n points. Everything about one input then costs O(n log n), or O(n^2) where values on
+the grid are correlated a posteriori, whatever M is. The moments of f(x) are those of a process on a ring: variances are
+positive, and those of the prior come back, as k(0) on the small ring.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> np.ndarray:
     others = tuple(i for i in range(1, square.ndim) if i != d + 1)
     along = square.sum(others).max(0)
     distance = np.abs(np.arange(sizes[d]) - sizes[d] // 2)
-    by_distance = np.bincount(distance, along)
-    return 1 - np.cumsum(by_distance) / by_distance.sum()
+    beyond = np.cumsum(np.bincount(distance, along)[::-1])[::-1]
+    return np.append(beyond[1:], 0) / beyond[0]
 
 
 def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[int, ...]:

@@ -28,6 +28,13 @@ K = dgp.kernels
 LENGTH = {"line": 60.0, "odd": 60.5, "plane": np.array([10.0, 10.5])}
 SIZE = {"line": 120, "odd": 121, "plane": (20, 21)}
 FAMILIES = ["circulant", "scaled prior", "scaled circulant", "whitened sites", "sites"]
+slow = pytest.mark.slow
+# One family for each of the two kinds of weights; the others take longer to compile than to test.
+FEW = [pytest.param(f, marks=() if f in ("scaled circulant", "whitened sites") else slow) for f in FAMILIES]
+CASES = [("line", K.RBF(1.2)), ("line", K.Matern52(1.2)), ("plane", K.Matern52(1.2))]
+CASES += [
+    pytest.param(*case, marks=slow) for case in [("odd", K.RBF(1.2)), ("odd", K.Matern52(1.2)), ("plane", K.RBF(1.2))]
+]
 
 
 def grid_of(which, neighbours=None):
@@ -76,7 +83,7 @@ def both(q, kernels, grid, neighbours, x, outputs=None):
 
 
 @pytest.mark.parametrize("which", SIZE)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FEW)
 def test_all_points_as_neighbours_are_the_dense_layer(which, family):
     grid, x = grid_of(which), inputs(which)
     dense, near = both(belief(family, prior_of(K.Matern32(1.2), grid)), K.Matern32(1.2), grid, 121, x)
@@ -84,8 +91,7 @@ def test_all_points_as_neighbours_are_the_dense_layer(which, family):
         np.testing.assert_allclose(getattr(near, name), getattr(dense, name), rtol=1e-9, atol=1e-11, err_msg=name)
 
 
-@pytest.mark.parametrize("which", SIZE)
-@pytest.mark.parametrize("kernel", [K.RBF(1.2), K.Matern52(1.2)], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize(("which", "kernel"), CASES, ids=lambda v: v if isinstance(v, str) else type(v).__name__)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_neighbours_are_enough(which, kernel, family):
     """What ``tol`` leaves out of the weights: the error of the mean in prior deviations, and of variances."""
@@ -103,11 +109,11 @@ def test_error_falls_with_neighbours():
     grid, x = grid_of("line"), inputs("line")
     q = belief("whitened sites", prior_of(K.RBF(), grid))
     errors = []
-    for n in (12, 16, 32, 64):
+    for n in (12, 32):
         dense, near = both(q, K.RBF(), grid, n, x)
         errors.append([float(jnp.abs(a - b).max()) for a, b in ((near.loc, dense.loc), (near.spread, dense.spread))])
-    assert (np.array(errors[:-1]) > 2 * np.array(errors[1:])).all()
-    assert max(errors[-1]) < 1e-6
+    assert (np.array(errors[0]) > 20 * np.array(errors[1])).all()
+    assert max(errors[1]) < 1e-5
 
 
 def test_the_prior_comes_back():
@@ -122,19 +128,15 @@ def test_the_prior_comes_back():
 
 
 def test_additive_kernels_and_outputs_with_kernels_of_their_own():
-    grid, x = dgp.Grid([0.0, 0.0], [40.0, 36.0], (80, 75)), rng.uniform(0, 36, (6, 2))
-    kernels = [K.Matern52(1.2).on(0) + K.Matern52(0.7, 1.2).on(1), K.Matern32(0.5).on(0) + K.Matern52(1.1).on(1)]
+    grid, x = dgp.Grid([0.0, 0.0], [40.0, 36.0], (80, 80)), rng.uniform(0, 36, (6, 2))
+    kernels = [K.Matern52(1.2).on(0) + K.Matern52(0.7, s).on(1) for s in (1.2, 0.9)]
     prior = prior_of(kernels, grid, 2)
-    for family in ("scaled circulant", "sites"):
-        dense, near = both(belief(family, prior), kernels, grid, (40, 36), x, outputs=2)
+    for family in ("scaled circulant", "whitened sites"):
+        dense, near = both(belief(family, prior), kernels, grid, (40, 36), x[None, :, None], outputs=2)
+        assert near.shape() == (1, 6, 1, 2)
         np.testing.assert_allclose(near.mean, dense.mean, atol=1e-5)
         np.testing.assert_allclose(near.variance, dense.variance, atol=1e-5)
-    shared = prior_of(kernels[0], grid, 2)
-    dense, near = both(belief("scaled circulant", shared), kernels[0], grid, (40, 36), x[None, :, None], outputs=2)
-    assert near.shape() == (1, 6, 1, 2)
-    np.testing.assert_allclose(near.variance, dense.variance, atol=1e-5)
-    local = grid.local(kernels[1])
-    assert all(16 <= n < 60 for n in local.neighbours)
+    assert all(16 <= n < 60 for n in grid.local(kernels[0]).neighbours)
 
 
 @pytest.mark.parametrize("family", ["scaled product", "diagonal"])
@@ -145,7 +147,7 @@ def test_families_that_are_not_local_keep_all_points(family):
     np.testing.assert_array_equal(near.mean, dense.mean)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FEW)
 def test_derivatives(family):
     """By inputs, hyperparameters, means and diagonals."""
     grid, x = grid_of("line"), jnp.array(inputs("line"))
@@ -169,7 +171,7 @@ def test_derivatives(family):
 
 
 @pytest.mark.usefixtures("x32")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FEW)
 def test_single_precision(family):
     """Nearly the numbers of double precision, and in single precision throughout."""
     x = inputs("line")
@@ -233,7 +235,7 @@ def test_no_array_of_data_times_grid_points(rule):
 
 
 @pytest.mark.parametrize("which", SIZE)
-@pytest.mark.parametrize("kernel", [K.RBF(1.2, 0.7), K.Matern12(1.2)], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize("kernel", [K.RBF(1.2), K.Matern12(1.2)], ids=lambda k: type(k).__name__)
 def test_power_is_the_sum_of_squares(which, kernel):
     f, x = RingFeatures.of(kernel, grid_of(which)), jnp.array(inputs(which))
     expected = even_part(jnp.square(f.whitened(x)).sum(0), (f.ring.sizes,))
@@ -241,17 +243,17 @@ def test_power_is_the_sum_of_squares(which, kernel):
 
 
 def test_optimal_mean_from_neighbours():
-    """Also of several outputs and additive kernels; by the transpose of the same map."""
+    """Of several outputs with an additive kernel; by the transpose of the same map."""
     x = rng.uniform(5, 30, (60, 2))
     y = np.stack([np.sin(x[:, 0]), np.cos(x[:, 1])], 1)
-    for kernel, columns, size in ((K.RBF(), 1, 80), (K.Matern52().on(0) + K.RBF(0.7).on(1), 2, (80, 75))):
-        grid = dgp.Grid(0.0, 40.0, size)
-        found = []
-        for g in (grid, dgp.Grid(0.0, 40.0, size, 60)):
-            M = int(np.sum(size))
-            f = open_gp(jnp.zeros((2, M)), kernel, g, outputs=2)
-            found.append(dgp.rings.optimal_mean(f, x[:, :columns], y, 0.2))
-        np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+    kernel = K.Matern52(1.2).on(0) + K.Matern52(0.7, 1.2).on(1)
+    found = []
+    for neighbours in (None, 60):
+        grid = dgp.Grid([0.0, 0.0], [40.0, 36.0], (80, 80), neighbours)
+        f = open_gp(jnp.zeros((2, 160)), kernel, grid, outputs=2)
+        found.append(dgp.rings.optimal_mean(f, x, y, 0.2))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-4)
+    assert float(jnp.abs(found[0]).max()) > 0.1
 
 
 def test_phases_keep_their_digits_at_many_points():
@@ -266,6 +268,7 @@ def test_phases_keep_their_digits_at_many_points():
     np.testing.assert_allclose(A[few], (f.roots[8] * (np.cos(phase) + np.sin(phase)))[few], atol=1e-9)
 
 
+@slow
 def test_mean_at_many_points():
     """The mean of a layer of 100 000 points is that of a piece of it."""
     M, n = 100_000, 400
@@ -278,7 +281,7 @@ def test_mean_at_many_points():
     np.testing.assert_allclose(far(x + 35_000).mean, here(x).mean, atol=1e-5)
 
 
-@pytest.mark.slow
+@slow
 def test_minibatches_train():
     """Predictions of a fit with neighbours are those of a fit with all points."""
     x = jnp.array(np.sort(rng.uniform(8, 52, (300, 1)), 0))
@@ -297,9 +300,8 @@ def test_minibatches_train():
     assert np.sqrt(np.square(found[1][1] - np.sin(np.linspace(10, 50, 30))).mean()) < 0.3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", [G.ScaledCirculant(), G.WhitenedSites()], ids=lambda rule: type(rule).__name__)
-def test_the_contract_of_guides_in_a_deep_model(rule):
+@slow
+def test_the_contract_of_guides_in_a_deep_model():
     def deep(X, y=None):
         ls = numpyro.sample("ls", dist.LogNormal(jnp.zeros(2), 0.1).to_event(1))
         f = dgp.gp("f", K.Matern52(0.3, ls[0]), dgp.Grid(-20.0, 20.0, 80, 40), outputs=1, mean=dgp.means.Identity())
@@ -309,7 +311,7 @@ def test_the_contract_of_guides_in_a_deep_model(rule):
             numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.2)), obs=y)
 
     x = jnp.array(np.sort(rng.uniform(-3, 3, (40, 1)), 0))
-    testing.check_guide(deep, G.InducingPoint(deep, inducing=rule), x, jnp.sin(2 * x[:, 0]))
+    testing.check_guide(deep, G.InducingPoint(deep, inducing=G.ScaledCirculant()), x, jnp.sin(2 * x[:, 0]))
 
 
 def test_bad_input():
@@ -351,7 +353,7 @@ def test_coarse_grids_warn_with_the_number():
     assert np.isfinite(coarse(0.5)).all()  # compiled programs do not look at values
 
 
-@pytest.mark.slow
+@slow
 def test_the_benchmark_runs(tmp_path):
     script = Path(__file__).parent.parent / "benchmarks" / "ring_scale.py"
     for part in ("neighbours", "exact", "pass", "solve", "figure"):
