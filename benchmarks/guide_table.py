@@ -424,6 +424,7 @@ def main() -> None:
     jobs = [(s, h, g) for h in arguments.hyperparameters for s in sets for g in arguments.guides]
     for name, hyperparameters, guide in [] if arguments.print else jobs:
         case = {"set": name, "layers": arguments.layers, "width": arguments.width}
+        case |= {"num_inducing": arguments.num_inducing}
         key = case | {"hyperparameters": hyperparameters, "guide": guide}
         impossible = {"JointOutputs": arguments.width == 1, "nested": hyperparameters == "learned"}
         if impossible.get(guide) or any(key.items() <= r.items() for r in records()):
