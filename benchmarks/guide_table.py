@@ -373,23 +373,29 @@ def cell(r: dict[str, Any] | None, what: str, evidence: float | None) -> str:
 
 def table(records: list[dict[str, Any]]) -> str:
     """Guides by sets, for each number of layers, hyperparameters fixed or learned, and the evidence known or not."""
-    evidence = {(r["set"], r["layers"]): r["evidence"] for r in records if "evidence" in r}
 
-    def group(r: dict[str, Any]) -> tuple[int, str, str]:
-        known = r["hyperparameters"] == "fixed" and (r["set"], r["layers"]) in evidence
-        return r["layers"], r["hyperparameters"], "nats below the evidence" if known else "best bound"
+    def program_of(r: dict[str, Any]) -> tuple[str, int, int]:
+        return r["set"], r["layers"], r["num_inducing"]
+
+    evidence = {program_of(r): r["evidence"] for r in records if "evidence" in r}
+
+    def group(r: dict[str, Any]) -> tuple[int, int, str, str]:
+        known = r["hyperparameters"] == "fixed" and program_of(r) in evidence
+        main = "nats below the evidence" if known else "best bound"
+        return r["layers"], r["num_inducing"], r["hyperparameters"], main
 
     lines: list[str] = []
-    for layers, hyperparameters, main in sorted({group(r) for r in records}):
-        mine = [r for r in records if group(r) == (layers, hyperparameters, main)]
+    for layers, M, hyperparameters, main in sorted({group(r) for r in records}):
+        mine = [r for r in records if group(r) == (layers, M, hyperparameters, main)]
         sets = list(dict.fromkeys(r["set"] for r in mine))
         whats = [main, "log density of test rows", "worst start below the best"]
         for what in [*whats, "noise, process noise"] if hyperparameters == "learned" else whats:
-            lines += ["", f"{layers} layers, hyperparameters {hyperparameters}, {', '.join(sets)}: {what}", ""]
+            heading = f"{layers} layers, M = {M}, hyperparameters {hyperparameters}"
+            lines += ["", f"{heading}, {', '.join(sets)}: {what}", ""]
             lines += ["| guide | " + " | ".join(sets) + " |", "|---|" + "---|" * len(sets)]
             for guide in ("NUTS", *GUIDES):
                 fits = {r["set"]: r for r in mine if r["guide"] == guide}
-                known = {s: evidence[s, layers] if main.startswith("nats") else None for s in sets}
+                known = {s: evidence[s, layers, M] if main.startswith("nats") else None for s in sets}
                 cells = [cell(fits.get(s), what, known[s]) for s in sets]
                 if any(cells):
                     lines.append(f"| {guide} | " + " | ".join(cells) + " |")
@@ -424,8 +430,7 @@ def main() -> None:
     jobs = [(s, h, g) for h in arguments.hyperparameters for s in sets for g in arguments.guides]
     for name, hyperparameters, guide in [] if arguments.print else jobs:
         case = {"set": name, "layers": arguments.layers, "width": arguments.width}
-        case |= {"num_inducing": arguments.num_inducing}
-        key = case | {"hyperparameters": hyperparameters, "guide": guide}
+        key = case | {"num_inducing": arguments.num_inducing} | {"hyperparameters": hyperparameters, "guide": guide}
         impossible = {"JointOutputs": arguments.width == 1, "nested": hyperparameters == "learned"}
         if impossible.get(guide) or any(key.items() <= r.items() for r in records()):
             continue
