@@ -372,21 +372,31 @@ def cell(r: dict[str, Any] | None, what: str, evidence: float | None) -> str:
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Guides by sets, for each number of layers with hyperparameters fixed and learned."""
+    """Guides by sets, for each number of layers, hyperparameters fixed or learned, and the evidence known or not."""
+
+    def program_of(r: dict[str, Any]) -> tuple[str, int, int]:
+        return r["set"], r["layers"], r["num_inducing"]
+
+    evidence = {program_of(r): r["evidence"] for r in records if "evidence" in r}
+
+    def group(r: dict[str, Any]) -> tuple[int, int, str, str]:
+        known = r["hyperparameters"] == "fixed" and program_of(r) in evidence
+        main = "nats below the evidence" if known else "best bound"
+        return r["layers"], r["num_inducing"], r["hyperparameters"], main
+
     lines: list[str] = []
-    for layers, hyperparameters in sorted({(r["layers"], r["hyperparameters"]) for r in records}):
-        mine = [r for r in records if (r["layers"], r["hyperparameters"]) == (layers, hyperparameters)]
+    for layers, M, hyperparameters, main in sorted({group(r) for r in records}):
+        mine = [r for r in records if group(r) == (layers, M, hyperparameters, main)]
         sets = list(dict.fromkeys(r["set"] for r in mine))
-        evidence = {r["set"]: r["evidence"] for r in mine if "evidence" in r}
-        main = "best bound" if hyperparameters == "learned" else "nats below the evidence"
-        for what in (main, "log density of test rows", "worst start below the best", "noise, process noise"):
-            if what.startswith("noise") and hyperparameters == "fixed":
-                continue
-            lines += ["", f"{layers} layers, hyperparameters {hyperparameters}: {what}", ""]
+        whats = [main, "log density of test rows", "worst start below the best"]
+        for what in [*whats, "noise, process noise"] if hyperparameters == "learned" else whats:
+            heading = f"{layers} layers, M = {M}, hyperparameters {hyperparameters}"
+            lines += ["", f"{heading}, {', '.join(sets)}: {what}", ""]
             lines += ["| guide | " + " | ".join(sets) + " |", "|---|" + "---|" * len(sets)]
             for guide in ("NUTS", *GUIDES):
                 fits = {r["set"]: r for r in mine if r["guide"] == guide}
-                cells = [cell(fits.get(s), what, evidence.get(s)) for s in sets]
+                known = {s: evidence[s, layers, M] if main.startswith("nats") else None for s in sets}
+                cells = [cell(fits.get(s), what, known[s]) for s in sets]
                 if any(cells):
                     lines.append(f"| {guide} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -420,7 +430,7 @@ def main() -> None:
     jobs = [(s, h, g) for h in arguments.hyperparameters for s in sets for g in arguments.guides]
     for name, hyperparameters, guide in [] if arguments.print else jobs:
         case = {"set": name, "layers": arguments.layers, "width": arguments.width}
-        key = case | {"hyperparameters": hyperparameters, "guide": guide}
+        key = case | {"num_inducing": arguments.num_inducing} | {"hyperparameters": hyperparameters, "guide": guide}
         impossible = {"JointOutputs": arguments.width == 1, "nested": hyperparameters == "learned"}
         if impossible.get(guide) or any(key.items() <= r.items() for r in records()):
             continue
