@@ -96,14 +96,14 @@ def candidates(best: np.ndarray, seed: int) -> np.ndarray:
     return np.concatenate([qmc.Sobol(2, seed=seed).random(1024), near.clip(0, 1)])
 
 
-def optimise(depth: int, seed: int, arguments: argparse.Namespace) -> tuple[np.ndarray, np.ndarray, Surrogate]:
-    """Inputs and values in the order of evaluation, and the last surrogate."""
-    total = 8 + 4 * arguments.rounds
+def optimise(surrogate: Surrogate, seed: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and values in the order of evaluation, from a new start."""
+    total = 8 + 4 * rounds
     X, y, known = np.zeros((total, 2)), np.zeros(total), np.arange(total) < 8
     X[:8] = qmc.Sobol(2, seed=seed).random(8)
     y[:8] = branin(X[:8])
-    surrogate = Surrogate(depth, arguments.steps, arguments.num_inducing)
-    for step in range(arguments.rounds):
+    surrogate.state = None
+    for step in range(rounds):
         surrogate.fit(X, y, known)
         done = known.sum()
         places = candidates(X[:done][y[:done].argmin()], 1000 * seed + step)
@@ -112,7 +112,7 @@ def optimise(depth: int, seed: int, arguments: argparse.Namespace) -> tuple[np.n
         X[new] = places[draws.argmin(1)]
         y[new] = branin(X[new])
         known[new] = True
-    return X, y, surrogate
+    return X, y
 
 
 def main() -> None:
@@ -137,9 +137,9 @@ def main() -> None:
     random = [regret(branin(np.random.default_rng(seed).random((total, 2)))) for seed in range(20 * arguments.repeats)]
     curves = {"random points": np.array(random)}
     for depth, name in NAMES.items():
-        runs = []
+        surrogate, runs = Surrogate(depth, arguments.steps, arguments.num_inducing), []
         for seed in range(arguments.repeats):
-            X, y, surrogate = optimise(depth, seed, arguments)
+            X, y = optimise(surrogate, seed, arguments.rounds)
             runs.append(regret(y))
         curves[name] = np.array(runs)
     print(
@@ -156,7 +156,7 @@ def main() -> None:
     draws = surrogate.draws(jax.random.key(7), grid.reshape(-1, 2), 30).reshape(-1, 60, 60)
     units = dgp.initial.Standardizer.fit(y)
     for ax, values, title in (
-        (axes[0], true, "Branin's function, and where the last run looked"),
+        (axes[0], true, "Branin's function and one run"),
         (axes[1], np.asarray(units.inverse(draws)).std(0), "GP-GP after it: sd of 30 draws"),
     ):
         shown = np.log10(values)

@@ -46,7 +46,7 @@ def load(seed: int, num_test: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
 
 
 def make_model(X: np.ndarray, y: np.ndarray, depth: int, likelihood: str, num_inducing: int) -> Callable[..., None]:
-    """The log rate: linear with weights by N(0, 1) for no layers, else a Gaussian process of one or two layers."""
+    """The log rate: linear for no layers, else a Gaussian process of one or two layers."""
     width = 3
     starts = dgp.initial.layers(X, [width] * (depth - 1), num_inducing) if depth else []
     typical = math.log(y.mean())
@@ -63,7 +63,10 @@ def make_model(X: np.ndarray, y: np.ndarray, depth: int, likelihood: str, num_in
             outputs = None if i == depth - 1 else width
             functions.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z, learn=True), outputs=outputs, mean=mean))
         if not functions:  # a linear function is a process too, with a linear kernel
-            functions.append(dgp.gp("f0", dgp.kernels.Linear(1.0), dgp.Points(np.eye(X.shape[1], dtype=np.float32))))
+            variance = numpyro.sample("variance", dist.LogNormal(-3.0, 1.0))
+            functions.append(
+                dgp.gp("f0", dgp.kernels.Linear(variance), dgp.Points(np.eye(X.shape[1], dtype=np.float32)))
+            )
 
         def counts(v: jax.Array) -> dist.Distribution:
             rate = jnp.exp(level + v)

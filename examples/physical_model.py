@@ -94,8 +94,8 @@ def model(times: int, x: Any = None, start: Any = None, gaussian_process: bool =
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--times", type=int, default=120, help="recorded positions, a tenth of a second apart")
-    parser.add_argument("--warmup", type=int, default=200)
-    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--warmup", type=int, default=300)
+    parser.add_argument("--samples", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("physical_output"))
     parser.add_argument("--smoke", action="store_true", help="a few draws, to see that it runs")
     arguments = parser.parse_args()
@@ -116,7 +116,7 @@ def main() -> None:
     print(f"{'friction':18s}{'RMSE of law':>12s}{'covered':>9s}{'forecast RMSE':>15s}{'covered':>9s}"
           f"{'R-hat':>8s}{'ESS':>6s}{'divergences':>13s}")  # fmt: skip
     for colour, (name, process) in zip(("C1", "C0"), {"linear": False, "Gaussian process": True}.items(), strict=True):
-        kernel = NUTS(model, init_strategy=init_to_median, dense_mass=True)
+        kernel = NUTS(model, init_strategy=init_to_median, dense_mass=True, max_tree_depth=6)
         mcmc = MCMC(kernel, num_warmup=arguments.warmup, num_samples=arguments.samples, progress_bar=False)
         mcmc.run(jax.random.key(0), times, x, gaussian_process=process)
         samples = mcmc.get_samples()
