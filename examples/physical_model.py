@@ -49,17 +49,19 @@ def oscillate(friction: Any, frequency: Any, start: Any, times: int, substeps: i
         x, v = state
         return jnp.array([v, -(frequency**2) * x - friction(v)])
 
-    def advance(state: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
+    def step(state: jax.Array, _: Any) -> tuple[jax.Array, None]:
         size = STEP / substeps
-        for _ in range(substeps):
-            a = slope(state)
-            b = slope(state + 0.5 * size * a)
-            c = slope(state + 0.5 * size * b)
-            d = slope(state + size * c)
-            state = state + size / 6 * (a + 2 * b + 2 * c + d)
+        a = slope(state)
+        b = slope(state + 0.5 * size * a)
+        c = slope(state + 0.5 * size * b)
+        d = slope(state + size * c)
+        return state + size / 6 * (a + 2 * b + 2 * c + d), None
+
+    def advance(state: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
+        state, _ = jax.lax.scan(step, state, None, length=substeps)
         return state, state[0]
 
-    return jax.lax.scan(advance, jnp.asarray(start), None, length=times)[1]
+    return jax.lax.scan(advance, jnp.asarray(start, float), None, length=times)[1]
 
 
 def model(times: int, x: Any = None, start: Any = None, gaussian_process: bool = True, grid: Any = None) -> None:
