@@ -466,3 +466,22 @@ def test_bad_input():
         optimal_mean(open_gp(jnp.zeros(10), RBF(), dgp.Points(X[::4])), X, Y, 0.1)
     with pytest.raises(ValueError, match="has no spectral density"):
         open_gp(jnp.zeros(12), dgp.kernels.Linear(), GRIDS["even"])
+
+
+def test_natural_step_goes_to_the_optimal_mean():
+    """Seed 004 takes its own steps for the mean; one of size 1 in natural coordinates is enough."""
+    grid = dgp.Grid(-2.0, 6.0, 16)
+    x = jnp.asarray(rng.uniform(0.0, 4.0, size=(40, 1)))
+    y = jnp.sin(x[:, 0])
+
+    def model(x, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), grid)
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.2)), obs=y)
+
+    guide = G.InducingPoint(model)
+    svi = SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
+    params = svi.run(jax.random.key(0), 1, x, y, progress_bar=False).params
+    with numpyro.handlers.seed(rng_seed=0):
+        f = dgp.gp("f", dgp.kernels.RBF(), grid)
+    np.testing.assert_allclose(params["f_auto_loc"], dgp.rings.optimal_mean(f, x, y, 0.2), atol=1e-7)
