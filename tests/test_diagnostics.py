@@ -139,6 +139,7 @@ def latent(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(dgp.latent("w", X, 1)), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
+@pytest.mark.slow
 def test_shapes_of_single_data(key):
     guide = dgp.guides.InducingPoint(latent)
     params = random_params(latent, guide, X, Y) | {"w_auto_loc": jnp.zeros((30, 1))}

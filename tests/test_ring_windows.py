@@ -82,7 +82,7 @@ def both(q, kernels, grid, neighbours, x, outputs=None):
     return tuple(open_gp(q, kernels, g, outputs=outputs)(x) for g in (grid, local))
 
 
-@pytest.mark.parametrize("which", SIZE)
+@pytest.mark.parametrize("which", [pytest.param(name, marks=[pytest.mark.slow] * (name != "odd")) for name in SIZE])
 @pytest.mark.parametrize("family", FEW)
 def test_all_points_as_neighbours_are_the_dense_layer(which, family):
     grid, x = grid_of(which), inputs(which)
@@ -127,6 +127,7 @@ def test_the_prior_comes_back():
         np.testing.assert_allclose(open_gp(q, K.Matern32(1.2, 0.7), grid)(x).variance, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_additive_kernels_and_outputs_with_kernels_of_their_own():
     grid, x = dgp.Grid([0.0, 0.0], [40.0, 36.0], (80, 80)), rng.uniform(0, 36, (6, 2))
     kernels = [K.Matern52(1.2).on(0) + K.Matern52(0.7, s).on(1) for s in (1.2, 0.9)]

@@ -35,6 +35,7 @@ def test_nuts_lands_on_the_optimal_posterior():
     np.testing.assert_allclose(draws.std(0), sd, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_centred_and_non_centred_forms_agree():
     """Check 40: the same posterior in both forms, within Monte-Carlo error."""
 

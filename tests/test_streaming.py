@@ -114,7 +114,8 @@ def answers(*processes):
     return [json.loads(out.splitlines()[-1]) for out, _ in found]
 
 
-@pytest.mark.parametrize("rows", [400, pytest.param(4800, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [400, 4800])
 def test_eight_devices_agree_with_one(rows):
     """The same numbers, and nothing but sums over devices: no rows are gathered."""
     (found,) = answers(on_devices(rows))

@@ -93,6 +93,7 @@ def evaluate(guide, params, key=0, model=deep):
     return bound(dgp.ELBO(3), params, model, guide, X, Y, key=jax.random.key(key))
 
 
+@pytest.mark.slow
 def test_zero_weights_are_mean_field():
     """Check 25: every family contains mean field, draw by draw."""
     plain = G.InducingPoint(deep, sites={"h": G.Normal(), "m": G.Normal()})
