@@ -70,6 +70,8 @@ def test_shapes_of_known_tails():
     expected = np.array([0.3, 0.7, 1.2])
     np.testing.assert_allclose(pareto_shape(-expected * np.log(u)), expected, atol=0.12)
     assert pareto_shape(np.full(100, 3.0)) == -np.inf
+    rounded = np.float32(20.0) + np.float32(1e-5) * rng.integers(0, 3, 100).astype(np.float32)
+    assert pareto_shape(rounded) == -np.inf  # single precision: nothing but rounding
     with pytest.raises(ValueError, match=r"expected weights of at least 25 draws, got shape \(24,\)"):
         pareto_shape(np.zeros(24))
     with pytest.raises(ValueError, match=r"expected log weights without NaN"):

@@ -39,7 +39,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
         log_weights: logarithms of importance weights (S, ...), S at least 25.
 
     Returns:
-        One number for every column (...); minus infinity where all weights are equal.
+        One number for every column (...); minus infinity where all weights are equal but for rounding.
 
     Raises:
         ValueError: too few weights, or NaN.
@@ -53,7 +53,8 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
     """
     from arviz_stats.base import array_stats
 
-    values = np.asarray(log_weights, float)
+    given = np.asarray(log_weights)
+    values, eps = given.astype(float), np.finfo(given.dtype if given.dtype.kind == "f" else float).eps
     if values.ndim < 1 or len(values) < _LEAST:
         raise ValueError(
             f"khat: expected weights of at least {_LEAST} draws, got shape {values.shape}: 1000 draws are usual"
@@ -61,7 +62,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
     if np.isnan(values).any():
         raise ValueError("khat: expected log weights without NaN, got some: are the parameters of the fit finite?")
     columns = values.reshape(len(values), -1)
-    equal = np.ptp(columns, axis=0) <= np.sqrt(np.finfo(float).eps) * (1 + np.abs(columns).max(0))
+    equal = np.ptp(columns, axis=0) <= np.sqrt(eps) * (1 + np.abs(columns).max(0))
     shapes = [-np.inf if same else array_stats.psislw(-w)[1] for same, w in zip(equal, columns.T, strict=True)]
     return np.array(shapes, float).reshape(values.shape[1:])
 
