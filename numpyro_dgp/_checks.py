@@ -16,6 +16,7 @@ from numpyro_dgp._typing import ArrayLike
 
 __all__ = [
     "is_concrete",
+    "require_count",
     "require_finite",
     "require_finite_leaves",
     "require_inputs",
@@ -28,6 +29,12 @@ def is_concrete(*values: Any) -> bool:
     """Whether no leaf of ``values`` is a tracer or a shape placeholder."""
     leaves = jax.tree.leaves(values)
     return not any(isinstance(v, jax.core.Tracer | jax.ShapeDtypeStruct) for v in leaves)
+
+
+def require_count(owner: str, name: str, value: Any, hint: str) -> None:
+    """Raise unless ``value`` is a positive integer."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{owner}: expected {name} to be a positive integer, got {value!r}: try {hint}")
 
 
 def require_finite(what: str, value: ArrayLike, hint: str) -> None:

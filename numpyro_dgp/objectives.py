@@ -14,7 +14,7 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import require_count, require_finite
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief
 from numpyro_dgp.conditionals import ConditionalValues, CorrelatedValues
@@ -49,8 +49,7 @@ class ELBO(elbo.ELBO):
     """
 
     def __init__(self, num_particles: int = 1, vectorize_particles: bool | Callable[..., Any] = True) -> None:
-        if not isinstance(num_particles, int) or num_particles < 1:
-            raise ValueError(f"ELBO: expected num_particles to be a positive integer, got {num_particles!r}: try 1")
+        require_count("ELBO", "num_particles", num_particles, "1")
         super().__init__(num_particles, vectorize_particles)
 
     def loss_with_mutable_state(  # type: ignore[override]

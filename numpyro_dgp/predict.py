@@ -23,7 +23,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from numpyro import handlers
 
-from numpyro_dgp._checks import require_finite, require_finite_leaves
+from numpyro_dgp._checks import require_count, require_finite, require_finite_leaves
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
@@ -237,8 +237,7 @@ class Posterior:
         return found[0]
 
     def _over_draws(self, function: Callable[..., Any], key: Array, num_samples: int, args: Any, kwargs: Any) -> Any:
-        if not isinstance(num_samples, int) or num_samples < 1:
-            raise ValueError(f"Posterior: expected num_samples to be a positive integer, got {num_samples!r}: try 100")
+        require_count("Posterior", "num_samples", num_samples, "100")
         leaves, treedef = jax.tree.flatten((args, kwargs))
         require_finite_leaves("inputs", leaves)
         arrays = [jnp.asarray(leaf) if np.ndim(leaf) else None for leaf in leaves]

@@ -23,7 +23,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_finite_leaves
+from numpyro_dgp._checks import require_count, require_finite_leaves
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.sites import Message
 from numpyro_dgp.streams import Stream
@@ -137,9 +137,8 @@ def fit_stream(
         ValueError: a batch that cannot be split evenly over the devices, NaN or infinite data, a loss that became NaN,
             or a checkpoint of another fit.
     """
-    for what, count in (("num_steps", num_steps), ("checkpoint_every", checkpoint_every)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"fit_stream: expected {what} to be a positive integer, got {count!r}: try 5000")
+    require_count("fit_stream", "num_steps", num_steps, "5000")
+    require_count("fit_stream", "checkpoint_every", checkpoint_every, "5000")
     mesh = None if devices is None else Mesh(np.asarray(devices), ("rows",))
     if mesh is not None and stream.batch_size % mesh.size:
         raise ValueError(

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_dgp._checks import require_count
+
 __all__ = ["Stream"]
 
 
@@ -52,9 +54,7 @@ class Stream:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "block", "window"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"Stream: expected {name} to be a positive integer, got {value!r}: try 256")
+            require_count("Stream", name, getattr(self, name), "256")
         lengths = [len(a) for a in self.arrays]
         if not lengths or len(set(lengths)) > 1:
             raise ValueError(f"Stream: expected arrays of equal length, got lengths {lengths}: pass (X, y)")

@@ -20,7 +20,7 @@ import tqdm
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_finite_leaves
+from numpyro_dgp._checks import require_count, require_finite_leaves
 from numpyro_dgp._typing import Array
 
 __all__ = ["explain", "fit", "is_key", "load", "read_checkpoint", "save", "split_arguments", "write_checkpoint"]
@@ -61,9 +61,8 @@ def fit(
         ValueError: NaN or infinite data, a checkpoint of another fit, or a loss that became NaN; then the message says
             at which step and, where a Cholesky factorisation failed, in which layer.
     """
-    for what, count in (("num_steps", num_steps), ("checkpoint_every", checkpoint_every)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"fit: expected {what} to be a positive integer, got {count!r}: try 5000")
+    require_count("fit", "num_steps", num_steps, "5000")
+    require_count("fit", "checkpoint_every", checkpoint_every, "5000")
     arrays, rebuild = split_arguments(args, kwargs)
     args, kwargs = rebuild(arrays)
     update = svi.stable_update if stable_update else svi.update

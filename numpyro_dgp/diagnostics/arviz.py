@@ -12,6 +12,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC
 
+from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.program import Structure, structure
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
@@ -99,9 +100,8 @@ def to_arviz(
 
     Source: Vehtari et al. (2017) for the group log_likelihood; Merkle et al. (2019) for integrating latents there.
     """
-    for what, count in (("num_samples", num_samples), ("local_samples", local_samples)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"to_arviz: expected {what} to be a positive integer, got {count!r}: try the default")
+    require_count("to_arviz", "num_samples", num_samples, "the default")
+    require_count("to_arviz", "local_samples", local_samples, "the default")
     if isinstance(source, Mapping):
         of = losses if isinstance(losses, Mapping) else {}
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}

@@ -18,7 +18,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.latents import Quadrature
 from numpyro_dgp.guides.replace import Replace
@@ -74,10 +74,8 @@ class Guide:
         num_samples: int | None = None,
         doubly_reparameterised: bool = False,
     ) -> None:
-        if num_samples is not None and (not isinstance(num_samples, int) or num_samples < 1):
-            raise ValueError(
-                f"{type(self).__name__}: expected num_samples to be a positive integer, got {num_samples!r}: try 5"
-            )
+        if num_samples is not None:
+            require_count(type(self).__name__, "num_samples", num_samples, "5")
         self.num_samples, self.doubly_reparameterised = num_samples, doubly_reparameterised
         self.model, self.prefix, self.init_loc_fn = model, prefix, init_loc_fn
         self.sites: dict[str, Rule] = dict(sites or {})
