@@ -9,6 +9,7 @@ The value at a layer's sample site is one of three things, and the layer does th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.gaussians import kl_diagonal, kl_full, log_density, log_determinant
-from numpyro_dgp.linalg import solve_lower
+from numpyro_dgp.linalg import solve_lower, times_transpose
 from numpyro_dgp.quadratic import quadratic_forms
 
 __all__ = [
@@ -91,6 +92,10 @@ class Belief(dist.Distribution):
         """Diagonal of the added covariance, shape (N, P), for A of shape (N, M) or (P, N, M)."""
         raise NotImplementedError
 
+    def spreading(self) -> Callable[[Array], Array]:
+        """:meth:`spread` for several A: what does not depend on A is computed once."""
+        return self.spread
+
     def spread_covariance(self, A: Array) -> Array:
         """The added covariance (P, N, N)."""
         raise NotImplementedError
@@ -139,17 +144,24 @@ class FullBelief(Belief):
     @property
     def covariance(self) -> Array:
         """Covariances (P, M, M) or (M, M)."""
-        return self.scale_tril @ self.scale_tril.mT
+        return times_transpose(self.scale_tril)
 
     @property
     def variance(self) -> Array:
         return jnp.square(self.scale_tril).sum(-1)
 
     def spread(self, A: Array) -> Array:
+        return self.spreading()(A)
+
+    def spreading(self) -> Callable[[Array], Array]:
         S = self.covariance.reshape(-1, *self.scale_tril.shape[-2:])
-        if A.ndim == 2:
-            return quadratic_forms(S, A)
-        return jax.vmap(lambda S_p, A_p: quadratic_forms(S_p[None], A_p)[:, 0], out_axes=1)(S, A)
+
+        def spread(A: Array) -> Array:
+            if A.ndim == 2:
+                return quadratic_forms(S, A)
+            return jax.vmap(lambda S_p, A_p: quadratic_forms(S_p[None], A_p)[:, 0], out_axes=1)(S, A)
+
+        return spread
 
     def spread_covariance(self, A: Array) -> Array:
         half = A @ self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:])

@@ -57,3 +57,24 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
     upper, _ = jax.lax.scan(add, jnp.zeros(len(pairs[0]), weights.dtype), parts)
     full = jnp.zeros((size, size), weights.dtype).at[pairs].set(upper)
     return full + jnp.triu(full, 1).T
+
+
+# Rows whose moments under a layer stay in cache.
+_ROWS = 2000
+
+
+def in_blocks(function: Callable[[Array], Any], rows: Array) -> Any:
+    """``function`` of rows (N, D), block by block where they are many; what it computes is computed again backwards.
+
+    A block has rows from everywhere, so that every device has its share where the rows are spread over devices.
+    """
+    N = len(rows)
+    if N <= _ROWS:
+        return function(rows)
+    least = -(-N // _ROWS)
+    count = next((c for c in range(least, 2 * least) if N % c == 0), least)
+    size = -(-N // count)
+    padded = jnp.pad(rows, [(0, count * size - N), (0, 0)], mode="edge")
+    blocks = padded.reshape(size, count, -1).swapaxes(0, 1)
+    found = jax.lax.map(jax.checkpoint(function), blocks)
+    return jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(count * size, *a.shape[2:])[:N], found)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from numpyro_dgp._checks import require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project
+from numpyro_dgp.blocks import in_blocks
 from numpyro_dgp.inducing import Kernels
 from numpyro_dgp.linalg import conditional_cholesky, matmul, solve_lower
 from numpyro_dgp.means import Mean
@@ -144,7 +145,7 @@ class InducedFunction:
         rows = x.reshape(-1, x.shape[-1])
         flat = self._whitened(rows)
         A = _by_batch(flat, x)
-        loc, _ = self._known(flat, rows)
+        loc = self._known(flat, rows)
         conditional = self._covariances(x) - A @ A.mT
         if isinstance(self.u, FunctionDraw):
             conditional = jnp.zeros_like(conditional)
@@ -191,20 +192,25 @@ class InducedFunction:
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
         """Mean without the mean function, conditional variance and spread at rows (N, D), each (N, P)."""
-        A = self._whitened(rows)
-        loc, spread = self._known(A, rows)
         if isinstance(self.u, FunctionDraw):
-            return loc, jnp.zeros_like(loc), spread
-        conditional = self._conditional_variance(rows, A)
-        return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), spread
+            loc = self._known(self._whitened(rows), rows)
+            return loc, jnp.zeros_like(loc), None
+        spreading = self.u.spreading() if isinstance(self.u, Belief) else None
 
-    def _known(self, A: Array, rows: Array) -> tuple[Array, Array | None]:
-        """Mean (N, P) without the mean function, and the spread (N, P) of a belief."""
-        if isinstance(self.u, Belief):
-            return project(self._rows(self.u.loc), A), self.u.spread(A)
+        def moments(rows: Array) -> tuple[Array, Array, Array | None]:
+            A = self._whitened(rows)
+            loc = self._known(A, rows)
+            conditional = self._conditional_variance(rows, A)
+            spread = None if spreading is None else spreading(A)
+            return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), spread
+
+        return in_blocks(moments, rows)
+
+    def _known(self, A: Array, rows: Array) -> Array:
+        """Mean (N, P) without the mean function."""
         if isinstance(self.u, FunctionDraw):
-            return self._draw(self.u, A, rows), None
-        return project(self._rows(self.u), A), None
+            return self._draw(self.u, A, rows)
+        return project(self._rows(self.u.loc if isinstance(self.u, Belief) else self.u), A)
 
     def _draw(self, draw: FunctionDraw, A: Array, rows: Array) -> Array:
         """A prior draw from random functions, corrected so that it passes through u (Matheron's rule)."""

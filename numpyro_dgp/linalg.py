@@ -29,6 +29,7 @@ __all__ = [
     "set_diagonal",
     "solve_lower",
     "squared_distances",
+    "times_transpose",
 ]
 
 # Below this many columns, differences are summed column by column: exact where the product form
@@ -87,9 +88,27 @@ def squared_distances(X1: Array, X2: Array) -> Array:
         columns = range(X1.shape[-1])
         return sum(jnp.square(X1[..., :, None, d] - X2[..., None, :, d]) for d in columns)  # type: ignore[return-value]
     centre = jax.lax.stop_gradient(X2.mean(-2, keepdims=True))
-    X1, X2 = X1 - centre, X2 - centre
+    return _squared_distances(X1 - centre, X2 - centre)
+
+
+@jax.custom_jvp
+def _squared_distances(X1: Array, X2: Array) -> Array:
     norms = jnp.square(X1).sum(-1)[..., :, None] + jnp.square(X2).sum(-1)[..., None, :]
     return jnp.maximum(norms - 2 * matmul(X1, X2.mT), 0)
+
+
+@_squared_distances.defjvp
+def _squared_distances_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    # d r^2_ij = 2 (x_i . dx_i - x'_j . dx_i) + 2 (x'_j . dx'_j - x_i . dx'_j), each bracket one product with a column
+    # of ones. Transposed, the sums over rows and columns of the N1 x N2 derivatives are columns of these products too,
+    # where autodiff makes passes of their own.
+    def side(x: Array, dx: Array, other: Array) -> Array:
+        ones = jnp.ones((*other.shape[:-1], 1), other.dtype)
+        own = jnp.concatenate([(x * dx).sum(-1, keepdims=True), dx], -1)
+        return 2 * matmul(own, jnp.concatenate([ones, -other], -1).mT)
+
+    (X1, X2), (dX1, dX2) = primals, tangents
+    return _squared_distances(X1, X2), side(X1, dX1, X2) + side(X2, dX2, X1).mT
 
 
 def cholesky(K: Array, owner: str = "K") -> Array:
@@ -235,6 +254,19 @@ def inverse_cholesky(K: Array, owner: str = "K") -> Array:
         ValueError: as :func:`cholesky`.
     """
     return _checked(inverse_factor(_with_jitter(K)), owner)
+
+
+@jax.custom_jvp
+def times_transpose(L: Array) -> Array:
+    r""":math:`L L^\top` of matrices (..., M, K)."""
+    return L @ L.mT
+
+
+@times_transpose.defjvp
+def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # One product, where autodiff makes two: its transpose is (dS + dS') L.
+    half = tangents[0] @ primals[0].mT
+    return times_transpose(primals[0]), half + half.mT
 
 
 def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:

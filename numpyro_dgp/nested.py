@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array, pytree
+from numpyro_dgp.blocks import in_blocks
 from numpyro_dgp.collapsed import Quadratic, from_features, from_moments
 from numpyro_dgp.expectations import Integrate, psi1
 from numpyro_dgp.gaussians import kl_full
@@ -106,7 +108,8 @@ def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: I
     N, P = len(loc), len(layer.loc)
     A = _features(layer, loc, variance, integrate)
     mean = _mean(layer, loc) + A @ layer.loc.T
-    spread = quadratic_forms(matmul(layer.scale_tril, layer.scale_tril.mT), A)
+    S = matmul(layer.scale_tril, layer.scale_tril.mT)
+    spread = in_blocks(partial(quadratic_forms, S), A)
     # About y = 0 the expected log-likelihood holds the expected square of g(h) + open variance.
     square = _data(layer, loc, variance, jnp.zeros((N, P), loc.dtype), integrate)
     scale = N * P * jnp.log(math.sqrt(2 * math.pi) * layer.noise)

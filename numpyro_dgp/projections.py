@@ -23,6 +23,7 @@ from numpyro.distributions import kl_divergence
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
+from numpyro_dgp.blocks import in_blocks
 from numpyro_dgp.conditionals import ConditionalValues
 from numpyro_dgp.induced import mean_values
 from numpyro_dgp.means import Mean, Zero
@@ -108,7 +109,7 @@ class Projection:
         """
         x = self._inputs(x)
         rows = (x * self.scale).reshape(-1, x.shape[-1])
-        spread = self.u.spread(rows) if isinstance(self.u, Belief) else None
+        spread = in_blocks(self.u.spreading(), rows) if isinstance(self.u, Belief) else None
         return self._values(x, project(self._entries(), rows), spread)
 
     def columns(self, labels: ArrayLike) -> Determined:

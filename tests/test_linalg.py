@@ -1,9 +1,12 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from numpyro_dgp import linalg
+from numpyro_dgp.blocks import in_blocks
 from numpyro_dgp.quadratic import quadratic_forms
 
 
@@ -108,7 +111,7 @@ def test_quadratic_forms(key, rows):
         return jnp.einsum("nm,pmk,nk->np", A, root @ root.mT, A)
 
     def fast(root, A):
-        return quadratic_forms(root @ root.mT, A)
+        return in_blocks(partial(quadratic_forms, root @ root.mT), A)
 
     np.testing.assert_allclose(fast(root, A), dense(root, A), rtol=1e-11, atol=1e-13)
     for argnum in (0, 1):
@@ -124,6 +127,45 @@ def test_quadratic_forms_have_second_derivatives(key):
 
     dense = hessian(lambda S, A: jnp.einsum("nm,pmk,nk->np", A, S, A))
     np.testing.assert_allclose(hessian(quadratic_forms), dense, rtol=1e-9, atol=1e-10)
+
+
+def test_blocks_of_rows_hold_no_more_than_a_block():
+    """Forwards and backwards no array has as many numbers as N x P x M."""
+    N, P, M = 20_000, 3, 50
+
+    def loss(S, A):
+        return jnp.square(in_blocks(partial(quadratic_forms, S), A)).sum()
+
+    found = jax.make_jaxpr(jax.grad(loss, (0, 1)))(jnp.ones((P, M, M)), jnp.ones((N, M)))
+    assert 2000 * P * M <= max(sizes(found.jaxpr)) <= N * M
+
+
+def sizes(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from (v.aval.size for v in equation.outvars)
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from sizes(inner)
+
+
+@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+def test_derivatives_written_by_hand(mode, key):
+    """Of squared distances by one matrix product, and of L L', in both modes and twice."""
+    X, Z = jax.random.normal(key, (4, 5)), jax.random.normal(jax.random.key(1), (3, 5))
+
+    def direct(X, Z):
+        return jnp.square(X[:, None] - Z).sum(-1)
+
+    pairs = [
+        (lambda *a: jnp.exp(-linalg.squared_distances(*a)), lambda *a: jnp.exp(-direct(*a)), (X, Z)),
+        (lambda Z: jnp.exp(-linalg.squared_distances(Z, Z)), lambda Z: jnp.exp(-direct(Z, Z)), (Z,)),
+        (linalg.times_transpose, lambda L: jnp.einsum("pmk,pnk->pmn", L, L), (jnp.stack([Z, Z + 1]),)),
+    ]
+    for fast, dense, args in pairs:
+        for derivative in (mode, lambda f, argnums: jax.jacfwd(mode(f, argnums), argnums)):
+            found, expected = (derivative(f, tuple(range(len(args))))(*args) for f in (fast, dense))
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), found, expected)
 
 
 def test_safe_sqrt_has_finite_derivative_at_zero():
