@@ -30,6 +30,7 @@ LAYERS = {
         "blocks",
         "expectations",
         "collapsed",
+        "following",
         "nested",
     ],
     2: [
