@@ -16,6 +16,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import FullBelief
 from numpyro_dgp.expectations import Integrate
 from numpyro_dgp.guides.columns import input_columns
+from numpyro_dgp.guides.following import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.layers import Gaussian, Use, _arrays, uses_of
 from numpyro_dgp.guides.presets import Other
@@ -31,6 +32,7 @@ class _Solution(NamedTuple):
     """The optimum for one set of data."""
 
     beliefs: dict[str, FullBelief]
+    followed: dict[str, FollowedLayer]
     bound: Array
     sites: list[str]
     drawn: dict[str, Any]
@@ -99,6 +101,8 @@ class Collapsed(Guide):
         **options: Any,
     ) -> None:
         super().__init__(model, inducing=Prior(), hidden=hidden, exact=Full(), latent=latent, other=other, **options)
+        self.rules = {name: closed_form(name, rule) for name, rule in self.rules.items()}
+        self.sites = {name: closed_form(name, rule) for name, rule in self.sites.items()}
         self.integrate = integrate
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -145,9 +149,12 @@ class Collapsed(Guide):
         columns: dict[str, Any],
         guide_sites: dict[str, Message],
     ) -> _Solution:
-        beliefs, bound, done = {}, jnp.zeros(()), list(uses)
+        followed, known = followed_layers(sites, guide_sites, uses, columns, known, self.integrate)
+        beliefs = {layer.inducing: layer.belief for layer in followed.values()}
+        bound = sum((layer.bound for layer in followed.values()), jnp.zeros(()))
+        done = [*uses, *beliefs]
         for name, site in sites.items():
-            if site["type"] != "sample" or site_kind(site) != "inducing":
+            if site["type"] != "sample" or site_kind(site) != "inducing" or name in beliefs:
                 continue
             mine = [use.quadratic(columns[n], known, self.integrate) for n, use in uses.items()
                     if use.function.u is site["value"]]  # fmt: skip
@@ -165,11 +172,11 @@ class Collapsed(Guide):
             bound = bound + beta * total.bound().sum()
             done.append(name)
         for name, use in uses.items():
-            if site_kind(sites[name]) == "hidden" and isinstance(unwrap(guide_sites[name]["fn"]), FunctionValues):
+            if name not in followed and name in known and isinstance(unwrap(guide_sites[name]["fn"]), FunctionValues):
                 entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
                 bound = bound + (use.weights[:, None] * entropy).sum()
-        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs}
-        return _Solution(beliefs, bound, done, drawn, {n: guide_sites[n]["kind"] for n in drawn})
+        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
+        return _Solution(beliefs, followed, bound, done, drawn, {n: guide_sites[n]["kind"] for n in drawn})
 
 
 class _AllData(Messenger):
@@ -191,7 +198,7 @@ class _Optimal(Replace):
         if name in self.solution.beliefs:
             msg["fn"], msg["own"], msg["kind"] = self.solution.beliefs[name], True, "inducing"
             return
-        super()._replace(msg, rule)
+        super()._replace(msg, self.solution.followed.get(name, rule))
         if self.on_data or self.solution.kinds.get(name) == "other":
             msg["value"] = self.solution.drawn.get(name)
 
