@@ -94,7 +94,7 @@ def unwrapped(fn):
     return fn
 
 
-def sampled_bound(model, guide, params, num=4000):
+def sampled_bound(model, guide, params, num=2500):
     """E[log N(h; f(x), s^2)] given v, row by row, with v and h drawn from the guide, less log q(h | v) and KL[q(v)]."""
 
     def draw(key):
@@ -135,3 +135,141 @@ def test_bound_against_draws_of_everything(name):
     draws = sampled_bound(model, guide, params)
     assert agree(draws, np.array([exact]))
     assert draws.std() / np.sqrt(len(draws)) < 0.02 * abs(exact)
+
+
+@pytest.mark.slow
+def test_without_a_share_it_is_the_mean_field_bound():
+    """Check 25, at weights that tend to zero."""
+    follows = G.Collapsed(scalar, hidden=G.GivenInducing())
+    params = random_params(scalar, follows, X, Y) | {"h_auto_ratio": jnp.full(N, 1e-9)}
+    mean_field = {"h_auto_loc": params["h_auto_loc"], "h_auto_scale": jnp.full(N, 0.3 * 1e-9**0.5)}
+    expected = value(scalar, G.Collapsed(scalar), mean_field)
+    np.testing.assert_allclose(value(scalar, follows, params), expected, rtol=1e-7)
+
+
+FEW = X[:8:2]
+
+
+def few(X, y=None):
+    f = dgp.gp("f", k.Matern32(1.0, 0.9), dgp.Points(FEW), outputs=1)  # at data, any kernel
+    g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(jnp.linspace(-2, 2, 5)[:, None]))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X, noise=0.3))
+        numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.4)), obs=y)
+
+
+@pytest.mark.slow
+def test_between_mean_field_and_the_evidence():
+    """Checks 25 and 28, after optimisation. In the evidence, too, the last layer enters by its bound."""
+    x, y = X[:8], 0.7 * Y[:8]
+
+    def best(guide):
+        svi = SVI(few, guide, optax.sgd(0.0), dgp.ELBO())
+        found = dgp.optim.minimize(svi, jax.random.key(0), x, y, progress_bar=False)
+        return -found.losses[-1], found.params
+
+    follows = G.Collapsed(few, hidden=G.GivenInducing())
+    (mean_field, _), (bound, params) = best(G.Collapsed(few)), best(follows)
+    assert bound > mean_field + 0.5
+    inner, outer = k.Matern32(1.0, 0.9), k.RBF(1.1, 0.9)
+    points, last = FEW, jnp.linspace(-2, 2, 5)[:, None]
+    A, whiten = inner(x, points) @ inverse_cholesky(inner.gram(points)).T, inverse_cholesky(outer.gram(last))
+    scale = jnp.sqrt(inner.diag(x) - jnp.square(A).sum(-1) + 0.3**2)
+
+    def log_weight(key):
+        v, white = jax.random.normal(key, (4,)), jax.random.normal(jax.random.fold_in(key, 1), (8,))
+        h = (A @ v + scale * white)[:, None]
+        return from_features(outer(h, last) @ whiten.T, outer.diag(h), y, 0.4).bound()
+
+    keys = jax.random.split(jax.random.key(1), 100_000)
+    weights = np.exp(np.asarray(jax.lax.map(log_weight, keys, batch_size=5000)))
+    error = weights.std() / weights.mean() / np.sqrt(len(weights))
+    assert error < 0.03
+    assert bound < np.log(weights.mean()) + 3 * error
+    draws = follows.sample_posterior(jax.random.key(2), params, x, y, sample_shape=(4,))
+    assert draws["h"].shape == (4, 8, 1)
+    assert draws["f"].shape == (4, 1, 4)
+    predicted = dgp.Posterior(few, follows, params).predict(jax.random.key(3), X, num_samples=20)
+    assert predicted.mean.shape == (N,)
+
+
+@pytest.mark.slow
+def test_any_kernel_by_quadrature():
+    def model(X, y=None):
+        f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+        g = dgp.gp("g", k.Matern32(), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=0.3))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    guide = G.Collapsed(model, hidden=G.GivenInducing(), integrate=dgp.GaussHermite(60))
+    params = random_params(model, guide, X, Y)
+    assert agree(sampled_bound(model, guide, params), np.array([value(model, guide, params)]))
+    with pytest.raises(ValueError, match=r"closed form .* got Matern32: pass integrate="):
+        value(model, G.Collapsed(model, hidden=G.GivenInducing()), params)
+
+
+@pytest.mark.slow
+def test_three_layers_by_quasi_newton():
+    """From the optimum of mean field, with its means, and shares that begin small."""
+    model = PROGRAMS["three layers"][0]
+
+    def best(guide, **options):
+        svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
+        found = dgp.optim.minimize(svi, jax.random.key(0), X, Y, max_steps=200, progress_bar=False, **options)
+        assert (np.diff(found.losses) <= 1e-9).all()
+        return -found.losses[-1], found.params
+
+    mean_field, params = best(G.Collapsed(model))
+    means = {n: v for n, v in params.items() if n.endswith("_loc")}
+    assert best(G.Collapsed(model, hidden=G.GivenInducing(scale=0.1)), init_params=means)[0] > mean_field + 1
+
+
+@pytest.mark.slow
+def test_single_precision(x32):
+    points, x, y = (np.asarray(a, np.float32) for a in (Z, X, Y))
+
+    def model(X, y=None):
+        f = dgp.gp(
+            "f", k.RBF(0.5, 0.9), dgp.Points(points), outputs=2, mean=dgp.means.Linear(np.ones((1, 2), np.float32))
+        )
+        g = dgp.gp("g", k.RBF(), dgp.Points(np.hstack([points, points])))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=0.1))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    svi = SVI(model, G.Collapsed(model, hidden=G.GivenInducing()), optax.adam(0.01), dgp.ELBO())
+    result = svi.run(jax.random.key(0), 20, x, y, progress_bar=False)
+    assert result.losses.dtype == jnp.float32
+    assert result.losses[-1] < result.losses[0]
+    assert all(np.isfinite(v).all() for v in result.params.values())
+
+
+def reused(X, y=None):
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X, noise=0.2))
+        numpyro.sample("y", dgp.Likelihood(f(h[:, None]), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "rule", "message"),
+    [
+        (
+            scalar,
+            G.GivenInducing("free"),
+            "GivenInducing.. with the model's weights for 'h', got 'free': the best free",
+        ),
+        (scalar, G.GivenInducing(3), "GivenInducing.. with the model's weights for 'h', got 3"),
+        (scalar, G.GivenInducing(scale=1.0), "expected the scale of GivenInducing.. for 'h' to be below 1.* got 1.0"),
+        (scalar, G.GivenBelow(), "expected rule Normal.., Delta.. or GivenInducing.. for hidden.* got GivenBelow"),
+        (scalar, G.JointOutputs(), "got JointOutputs for 'h': guides.InducingPoint.model, sites=....."),
+        (reused, G.GivenInducing(), "'h', which follows its inducing values, to be the only use of its function, got"),
+    ],
+)
+def test_bad_input(model, rule, message):
+    def start():
+        SVI(model, G.Collapsed(model, sites={"h": rule}), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)
+
+    with pytest.raises(ValueError, match=message):
+        start()
