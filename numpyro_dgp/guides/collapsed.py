@@ -40,12 +40,15 @@ class _Solution(NamedTuple):
 
 
 class Collapsed(Guide):
-    r"""Mean-field hidden layers and latents, with every q(v) at its optimum in closed form.
+    r"""Every q(v) at its optimum in closed form; hidden layers and latents are mean field, or hidden layers follow v.
 
     .. math:: q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, m_n, \mathrm{diag}\, s_n^2)
+              \quad\text{or}\quad
+              q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, T^{*\ell}_n v^\ell + M^\ell_n, \mathrm{diag}\, S^\ell_n)
 
     One layer: Titsias' bound. With Gaussian latents: the Bayesian GPLVM. Hidden layers, which need process noise
-    ``f(x, noise=s)``: the mean-field deep bound. ``dgp.ELBO()`` evaluates all of it without drawing hidden layers, so
+    ``f(x, noise=s)``: the mean-field deep bound, or with ``hidden=GivenInducing()`` that of q(h | v), in which the
+    weights T too are at their optimum and S is at most s² (:mod:`numpyro_dgp.following`). ``dgp.ELBO()`` evaluates all of it without drawing hidden layers, so
     that ``dgp.optim.minimize`` can be used; only hyperparameters with a posterior of their own are drawn. All data at
     once, Gaussian likelihoods, and layers whose inputs are columns of data, latents and hidden layers side by side.
 
@@ -59,7 +62,7 @@ class Collapsed(Guide):
 
     Args:
         model: the program.
-        hidden: rule for hidden values, ``Normal()`` (default) or ``Delta()``.
+        hidden: rule for hidden values, ``Normal()`` (default), ``Delta()`` or ``GivenInducing()``.
         latent: rule for latents per datum; ``Normal()`` by default.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
@@ -67,8 +70,9 @@ class Collapsed(Guide):
         **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
 
     Raises:
-        ValueError: when called, for a program outside this class: minibatches, another likelihood, mixed outputs, a
-            hidden layer without process noise, or inputs computed from Gaussian values.
+        ValueError: a rule for hidden values without a closed form; when called, a program outside this class:
+            minibatches, another likelihood, mixed outputs, a hidden layer without process noise, one that follows the
+            inducing values of a function used twice, or inputs computed from Gaussian values.
 
     Example:
         >>> import jax, numpyro, optax
@@ -87,7 +91,7 @@ class Collapsed(Guide):
         >>> sorted(found.params), bool(found.losses[-1] < found.losses[0])
         (['noise'], True)
 
-    Source: Titsias (2009), Titsias and Lawrence (2010); seed 000, section 2.5.
+    Source: Titsias (2009), Titsias and Lawrence (2010); seed 000, sections 2.5 and 4.3.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from numpyro_dgp.guides.parameters import row_scaled_tril
 from numpyro_dgp.guides.rules import Rule, Site, require_site
 from numpyro_dgp.values import FunctionValues
 
-__all__ = ["GivenBelow", "GivenInducing", "JointOutputs", "given_inducing", "hidden_values"]
+__all__ = ["GivenBelow", "GivenInducing", "JointOutputs"]
 
 Weights = Literal["free", "model"] | int | Callable[[Array], Array]
 
@@ -44,6 +44,8 @@ class GivenInducing(Rule):
             - a function from inputs (N, D) to (N, P, M), or (N, M) for a scalar function: amortised. It runs inside the
               guide, so that it may call ``numpyro.param`` or ``flax_module``.
         scale: initial standard deviation; with ``"model"``, relative to the model's.
+
+    Where :class:`~numpyro_dgp.guides.Collapsed` takes this rule, T is at its optimum (``numpyro_dgp.following``).
 
     Raises:
         ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer.
