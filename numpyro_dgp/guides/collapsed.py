@@ -40,17 +40,18 @@ class _Solution(NamedTuple):
 
 
 class Collapsed(Guide):
-    r"""Every q(v) at its optimum in closed form; hidden layers and latents are mean field, or hidden layers follow v.
+    r"""Every q(v) at its optimum in closed form, under mean-field hidden layers and latents or layers that follow v.
 
     .. math:: q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, m_n, \mathrm{diag}\, s_n^2)
-              \quad\text{or}\quad
-              q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, T^{*\ell}_n v^\ell + M^\ell_n, \mathrm{diag}\, S^\ell_n)
 
     One layer: Titsias' bound. With Gaussian latents: the Bayesian GPLVM. Hidden layers, which need process noise
-    ``f(x, noise=s)``: the mean-field deep bound, or with ``hidden=GivenInducing()`` that of q(h | v), in which the
-    weights T too are at their optimum and S is at most s² (:mod:`numpyro_dgp.following`). ``dgp.ELBO()`` evaluates all of it without drawing hidden layers, so
+    ``f(x, noise=s)``: the mean-field deep bound. ``dgp.ELBO()`` evaluates all of it without drawing hidden layers, so
     that ``dgp.optim.minimize`` can be used; only hyperparameters with a posterior of their own are drawn. All data at
     once, Gaussian likelihoods, and layers whose inputs are columns of data, latents and hidden layers side by side.
+
+    ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + M_n, S_n)` with the weights T at
+    their optimum too, and S at most the variance of the process noise (:mod:`numpyro_dgp.following`): as many
+    parameters, and the larger bound.
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
     :math:`\log p(h \mid v, x)` that other guides use: where inducing points leave variance open, the bound is lower
