@@ -68,7 +68,7 @@ class Use:
         weights = jnp.broadcast_to(self.weights, self.target.shape[:1])
         if exact:
             A, k = f._whitened(rows), variances(f.kernels, rows)
-            target = self.target - self.slope * f._mean(rows).reshape(-1, f.outputs or 1)
+            target = self.target - self.slope * f._mean(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         else:
             loc, variance = _moments(rows, columns, known)
