@@ -3,19 +3,19 @@
 ``python benchmarks/time_to_density.py --data FILE.npz`` (arrays X, y; after ``pip install ".[bench]"``) trains two
 layers on minibatches. All have the model of ``train_step.py``, the same inducing inputs to start from (k-means centres
 of the training rows), the same minibatches and the same rate of Adam; *natural* adds natural gradients for q(v) of the
-last layer. Every implementation runs in a process of its own; the processes take turns of ``--every`` steps. Only steps
-are timed: after each turn the density is measured off the clock, for all as the mixture of ``--draws`` normals per row
-that their own predictive means and variances give. *compile* is what building the model and the first step take.
+last layer. Peers that are not installed are left out.
+
+Every implementation runs in a process of its own; the processes take turns of ``--every`` steps. Only steps are timed:
+after each turn the density is measured off the clock, for all as the mixture of ``--draws`` normals per row that their
+own predictive means and variances give. *compile* is what building the model and the first step take.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import itertools
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from train_step import ask
+from train_step import IMPLEMENTATIONS, ask, device, installed, start_worker
 
-# Module, arguments of its ``train``, package.
-RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "numpyro_dgp": ("ours", {}, "numpyro_dgp"),
-    "numpyro_dgp, natural": ("ours", {"natural": True}, "numpyro_dgp"),
-    "gpflux": ("gpflux_peer", {}, "gpflux"),
-    "gpytorch": ("gpytorch_peer", {}, "gpytorch"),
+# The options of ``train`` in the implementation before the comma.
+RUNS: dict[str, dict[str, Any]] = {
+    "numpyro_dgp": {},
+    "numpyro_dgp, natural": {"natural": True},
+    "gpflux": {},
+    "gpytorch": {},
 }
 LEVELS = {"kin8nm": -0.2, "protein": -1.1}
 
@@ -54,8 +54,7 @@ def minibatches(num: int, size: int) -> Iterator[np.ndarray]:
 
 def work(name: str, problem: Path) -> None:
     """Serve requests on stdin: do some steps and say how long they took, or measure the density of test rows."""
-    module, keywords, _ = RUNS[name]
-    train = importlib.import_module(f"implementations.{module}").train
+    train = importlib.import_module(f"implementations.{IMPLEMENTATIONS[name.split(',')[0]]}").train
     data = np.load(problem)
     X, y = data["X"], data["y"]
     rows = minibatches(len(X), int(data["batch"]))
@@ -66,7 +65,7 @@ def work(name: str, problem: Path) -> None:
             batches = [(X[i], y[i]) for i in itertools.islice(rows, request["steps"])]
             start = time.perf_counter()
             if training is None:
-                training = train(data["Z"], int(data["layers"]), str(data["dtype"]), len(X), **keywords)
+                training = train(data["Z"], int(data["layers"]), str(data["dtype"]), len(X), **RUNS[name])
             for batch in batches:
                 loss = training.update(*batch)
             float(loss)  # waits for it
@@ -94,12 +93,6 @@ def write_problem(options: argparse.Namespace, problem: Path) -> int:
     return len(X)
 
 
-def device() -> str:
-    """What the workers of this package run on."""
-    program = "import jax; print(jax.devices()[0].device_kind)"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="an .npz file with X and y")
@@ -124,25 +117,16 @@ def main() -> None:
     level = LEVELS.get(options.data.stem) if options.level is None else options.level
     if level is None:
         parser.error(f"--level: expected one of your own for {options.data.stem}, known are {LEVELS}")
-    names = [name for name in options.only if importlib.util.find_spec(RUNS[name][2])]
+    names = installed(options.only)
     with tempfile.TemporaryDirectory() as folder:
         problem = Path(folder) / "problem.npz"
         num = write_problem(options, problem)
         print(
             f"{options.data.stem}: {num} rows, level {level}; {options.layers} layers, M = {options.num_inducing}, "
-            f"batch {options.batch}, {options.dtype}; {device()}, {platform.machine()}",
+            f"batch {options.batch}, {options.dtype}; {device()}",
             flush=True,
         )
-        workers = {
-            name: subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), "--worker", name, "--data", str(problem)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            for name in names
-        }
+        workers = {name: start_worker(__file__, name, "--data", str(problem)) for name in names}
         try:
             found = race(workers, level, options)
         finally:
@@ -153,8 +137,6 @@ def main() -> None:
         reached = density >= level
         times = f"{seconds:.2f} | {seconds + compilation:.2f}" if reached else "not reached |"
         print(f"| {name} | {density:.3f} | {steps} | {times} | {1000 * seconds / steps:.1f} | {compilation:.1f} |")
-    for name in set(options.only) - set(names):
-        print(f"{name}: not installed")
 
 
 def race(

@@ -58,15 +58,23 @@ def make(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: st
     return svi, (jnp.asarray(X, dtype), jnp.asarray(y, dtype))
 
 
-def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
-    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
+def build(
+    X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str, steps: int = 1
+) -> Callable[[], float]:
+    """A function that does Adam steps on the minibatch (X, y), in one compiled call, and returns the first loss."""
     jax.config.update("jax_enable_x64", dtype == "float64")
     svi, data = make(X, y, Z, num_layers, dtype)
     state = [svi.init(jax.random.key(0), *data)]
-    update = jax.jit(svi.update)
+
+    @jax.jit
+    def update(state: Any, *data: jax.Array) -> tuple[Any, jax.Array]:
+        state, loss = svi.update(state, *data)
+        if steps > 1:
+            state = jax.lax.fori_loop(1, steps, lambda _, s: svi.update(s, *data)[0], state)
+        return state, loss
 
     def step() -> float:
-        state[0], loss = update(state[0], *data)
+        state[0], loss = jax.block_until_ready(update(state[0], *data))
         return float(loss)
 
     return step
