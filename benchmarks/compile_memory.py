@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from train_step import device, make_data
 
 
 def measure(layers: int, batch: int, dtype: str) -> dict[str, float]:
     """One configuration in this process."""
     import jax
     from implementations import ours
-    from train_step import make_data
 
     jax.config.update("jax_enable_x64", dtype == "float64")
     svi, arguments = ours.make(*make_data(batch), layers, dtype)
@@ -49,6 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         return print(json.dumps(measure(**json.loads(arguments.worker))))
+    print(device())
     names = "".join(
         f"{n:>{w}s}" for n, w in (("init s", 9), ("first step s", 14), ("buffers GiB", 13), ("peak GiB", 10))
     )

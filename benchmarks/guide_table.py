@@ -57,6 +57,7 @@ GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "MeanField, Full": lambda m: G.MeanField(m, inducing=G.Full()),
     "MeanField": G.MeanField,
     "Collapsed": G.Collapsed,
+    "Collapsed, GivenInducing": lambda m: G.Collapsed(m, hidden=G.GivenInducing()),
     "nested": G.InducingPoint,  # its q(v), for predictions
     "latent noise, VI": G.InducingPoint,
     "latent noise, IW 10": lambda m: G.ImportanceWeighted(m, num_samples=10),
@@ -246,7 +247,7 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
     if name == "nested":
         params = fit_nested(p, fixed or {}, num)
         bounds, errors = [float(q.pop("bound")) for q in params], [0.0] * num
-    elif name == "Collapsed":
+    elif name.startswith("Collapsed"):
         svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
         params = by_quasi_newton(svi, p, num, steps)
         bounds = [-float(svi.loss.loss(jax.random.key(0), q, model, guide, p.X, p.y)) for q in params]

@@ -89,7 +89,11 @@ def main() -> None:
     parser.add_argument("--num-samples", type=int, nargs="+", default=[5, 20])
     parser.add_argument("--dtype", nargs="+", choices=["float32", "float64"], default=["float32", "float64"])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--smoke", action="store_true", help="a small model, to see that it runs")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.batch, arguments.layers, arguments.num_inducing, arguments.rounds = 20, 2, 10, 2
+        arguments.num_samples, arguments.dtype = [2], ["float32"]
     rng = np.random.default_rng(0)
     print(f"device: {jax.devices()[0].device_kind}; {arguments.batch} data, {arguments.layers} layers, ms per step")
     print(

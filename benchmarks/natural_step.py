@@ -73,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=40)
     repeats = parser.parse_args().repeats
+    print(f"{jax.devices()[0].device_kind}\n")
     print("| dtype | outputs | inducing points | rows | Adam, ms | natural gradient, ms | ratio |")
     print("|---|---|---|---|---|---|---|")
     for dtype in (jnp.float32, jnp.float64):

@@ -60,7 +60,14 @@ def main() -> None:
     parser.add_argument("--num-inducing", type=int, default=100)
     parser.add_argument("--dims", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--smoke", action="store_true", help="few draws of a small model, to see that it runs")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.draws, arguments.inputs, arguments.num_inducing, arguments.repeats = 20, 10, 10, 1
+    print(
+        f"{jax.devices()[0].device_kind}, float32; {arguments.inputs} inputs, M = {arguments.num_inducing}, "
+        f"width {arguments.dims}"
+    )
     X = jnp.asarray(np.random.default_rng(1).normal(size=(arguments.inputs, arguments.dims)), jnp.float32)
     for latent in (False, True):
         posterior = make_posterior(latent, arguments.num_inducing, arguments.dims)

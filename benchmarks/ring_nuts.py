@@ -106,6 +106,7 @@ def main() -> None:
     if arguments.smoke:
         arguments.sizes, arguments.warmup, arguments.samples = [16], 20, 20
     numpyro.enable_x64()
+    print(f"{jax.devices()[0].device_kind}\n")
     print("| points | model | seconds | gradients per step | smallest ESS | ms per effective sample | divergences |"
           " mean lengthscale |\n|---|" + "---|" * 7)  # fmt: skip
     for size in arguments.sizes:

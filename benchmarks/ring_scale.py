@@ -14,7 +14,8 @@
 - ``figure``: seconds of a compiled training step by grid points and of an evidence by data, beside a layer on
   ``dgp.Points``: ``ring_scale.png``.
 
-Time is that of compiled programs; compilation is given separately. Memory is the peak of the process.
+Time is that of compiled programs; compilation is given separately. Memory is the peak of the device that JAX keeps
+count of, of the process on a CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -40,16 +40,16 @@ from scipy.interpolate import CubicSpline
 
 import numpyro_dgp as dgp
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 NOISE = 0.5
 START = {"lengthscale": 0.8, "variance": 0.7, "noise": 0.7}
 PER_LENGTHSCALE = 2  # grid points; the kernels have lengthscale one
 
 
 def peak() -> float:
-    """Peak memory of this process in GiB."""
+    """Peak memory in GiB."""
+    device = jax.devices()[0].memory_stats()
+    if device:
+        return device["peak_bytes_in_use"] / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -273,9 +273,23 @@ def figure(options: argparse.Namespace) -> None:
         for size, seconds in found:
             print(f"| {name} | {size} | {seconds:.4f} |")
     print(f"peak memory {peak():.2f} GiB")
+    draw(rows, by_data, options)
+
+
+def draw(
+    rows: dict[str, list[tuple[int, float]]], by_data: list[tuple[int, float]], options: argparse.Namespace
+) -> None:
+    """The figure of the table, where there is matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        return print("no figure: matplotlib is not installed")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.3), layout="constrained")
     axes[0].set(xlabel="data N", ylabel="seconds", title="exact evidence and gradient")
-    axes[1].set(xlabel="inducing points M", title=f"training step, {batch} data")
+    axes[1].set(xlabel="inducing points M", title=f"training step, {options.batch} data")
     axes[2].set(xlabel="data in a step", title=f"training step, M = {options.grid[-1]}")
     for axis, found, ideal in (
         (axes[0], rows["exact"], "N log N"),
@@ -323,6 +337,7 @@ def main() -> None:
             subprocess.run([sys.executable, *sys.argv, part], check=True)
         return
     numpyro.enable_x64()
+    print(f"{jax.devices()[0].device_kind}, float64\n")
     PARTS[options.part](options)
 
 

@@ -4,13 +4,18 @@
 ratio to the fastest peer. Every implementation runs in a process of its own; the processes take turns, several rounds
 each, so that a busy machine slows all of them alike. The model is the same: RBF kernels with lengthscales per column,
 shared by a layer's outputs, identity means, learned inducing inputs, full Gaussians over whitened inducing values,
-one sample of the hidden layers, Adam. ``start`` shows each one's first loss, which agrees up to that sample.
+one sample of the hidden layers, Adam. ``start`` shows each one's first loss, which agrees up to that sample. Peers that
+are not installed are left out.
+
+On an accelerator, launching a step may take as long as the step: ``--loop 100`` runs a hundred in one compiled program
+here, as ``dgp.fit`` does; peers do one at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import platform
 import subprocess
@@ -35,11 +40,13 @@ def make_data(batch: int, dims: int = 8, num_inducing: int = 100) -> tuple[np.nd
 def work(name: str) -> None:
     """Serve requests on stdin: build a configuration, or time some steps of one."""
     build = importlib.import_module(f"implementations.{IMPLEMENTATIONS[name]}").build
-    step = None
+    step, steps = None, 1
     for line in sys.stdin:
         request = json.loads(line)
         if "layers" in request:
-            step = build(*make_data(request["batch"]), request["layers"], request["dtype"])
+            steps = request["loop"] if name == "numpyro_dgp" else 1
+            several = {} if steps == 1 else {"steps": steps}
+            step = build(*make_data(request["batch"]), request["layers"], request["dtype"], **several)
             reply: Any = step()
         else:
             reply = []
@@ -47,8 +54,31 @@ def work(name: str) -> None:
             while time.perf_counter() < stop or len(reply) < 3:
                 start = time.perf_counter()
                 step()
-                reply.append(time.perf_counter() - start)
+                reply.append((time.perf_counter() - start) / steps)
         print(json.dumps(reply), flush=True)
+
+
+def installed(names: list[str]) -> list[str]:
+    """Those whose package is here; the package comes before a comma."""
+    return [name for name in names if importlib.util.find_spec(name.split(",")[0])]
+
+
+def device() -> str:
+    """What JAX runs on, asked in another process: on an accelerator this one would take the memory."""
+    program = "import jax; print(jax.devices()[0].device_kind)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    return f"{found}, {platform.processor() or platform.machine()}, Python {platform.python_version()}"
+
+
+def start_worker(script: str, name: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process of ``script`` that serves requests for one implementation."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(script).resolve()), "--worker", name, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
 
 
 def ask(worker: subprocess.Popen[str], request: dict[str, Any]) -> Any:
@@ -67,28 +97,20 @@ def main() -> None:
     parser.add_argument("--dtype", nargs="+", default=["float32", "float64"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one implementation in one round")
+    parser.add_argument("--loop", type=int, default=1, help="steps of numpyro_dgp in one compiled call")
     parser.add_argument("--only", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS))
     parser.add_argument("--worker", choices=IMPLEMENTATIONS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return work(arguments.worker)
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}; milliseconds per step")
-    names = arguments.only
+    print(f"{device()}; milliseconds per step")
+    names = installed(arguments.only)
     print(f"{'dtype':9s}{'batch':>7s}{'layers':>7s}" + "".join(f"{n:>13s}" for n in names) + f"{'ratio':>8s}  start")
     for dtype in arguments.dtype:
         for batch in arguments.batch:
             for layers in arguments.layers:
-                workers = {
-                    name: subprocess.Popen(
-                        [sys.executable, str(Path(__file__).resolve()), "--worker", name],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        text=True,
-                    )
-                    for name in names
-                }
-                config = {"dtype": dtype, "batch": batch, "layers": layers}
+                workers = {name: start_worker(__file__, name) for name in names}
+                config = {"dtype": dtype, "batch": batch, "layers": layers, "loop": arguments.loop}
                 losses = {name: ask(worker, config) for name, worker in workers.items()}
                 times: dict[str, list[float]] = {name: [] for name in names}
                 for round in range(arguments.rounds + 1):

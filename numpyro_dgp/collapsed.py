@@ -26,10 +26,10 @@ from numpyro_dgp.covariances import Dense
 from numpyro_dgp.expectations import Integrate, psi0, psi1, psi1_times_h, psi2
 from numpyro_dgp.gaussians import kl_full
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import matmul, solve_lower
+from numpyro_dgp.linalg import matmul, resolved, solve_lower
 from numpyro_dgp.quadratic import quadratic_forms
 
-__all__ = ["Quadratic", "from_features", "from_moments", "predict", "upper_bound"]
+__all__ = ["Quadratic", "from_features", "from_moments", "predict", "upper_bound", "with_features"]
 
 
 class Quadratic(NamedTuple):
@@ -163,40 +163,42 @@ def from_moments(
 
     Source: seed 000, sections 2.5 and 4.6; the Bayesian GPLVM of Titsias and Lawrence (2010).
     """
+    return with_features(kernel, Z, whiten, loc, variance, y, noise, tilt, slope, y_variance, weights, integrate)[0]
+
+
+def with_features(
+    kernel: Kernel,
+    Z: Array,
+    whiten: Array,
+    loc: Array,
+    variance: Array,
+    y: Array,
+    noise: ArrayLike,
+    tilt: Array | None = None,
+    slope: ArrayLike = 1.0,
+    y_variance: ArrayLike = 0.0,
+    weights: ArrayLike = 1.0,
+    integrate: Integrate = None,
+) -> tuple[Quadratic, Array]:
+    r""":func:`from_moments` and the expected features :math:`\langle \alpha_n \rangle` (N, M) behind it."""
     _require_rows("from_moments", y, loc=loc, variance=variance)
     datum = _Data(y, noise, slope, weights)
     square = jnp.square(y) + y_variance
-    linear = (datum.linear * y) @ psi1(kernel, loc, variance, Z, integrate=integrate)
+    first = psi1(kernel, loc, variance, Z, integrate=integrate)
+    linear = (datum.linear * y) @ first
     if tilt is not None:
         tilted = Dense.apply(variance, tilt) if variance.ndim == 3 else variance * tilt
         square = jnp.square(y + (tilt * loc).sum(-1)) + (tilt * tilted).sum(-1) + y_variance
         values = psi1_times_h(kernel, loc, variance, Z, integrate=integrate)
         linear = linear + jnp.einsum("n,nd,nmd->m", datum.linear, tilt, values)
     second = psi2(kernel, loc, variance, Z, weights=datum.quadratic, integrate=integrate)
-    whiten = _resolved(whiten, second)
+    whiten = resolved(whiten, second)
     Phi = matmul(matmul(whiten, second), whiten.T)
     Phi = 0.5 * (Phi + Phi.T)
     variances = psi0(kernel, loc, variance, integrate=integrate)
     open_ = (datum.quadratic * variances).sum() - jnp.trace(Phi)
-    return Quadratic(Phi, whiten @ linear, datum.constant(square) - 0.5 * open_)
-
-
-# Error in the precision of one direction of v, prior precision one, that rounding may make.
-_ROUNDING = 0.1
-
-
-def _resolved(whiten: Array, second: Array) -> Array:
-    r"""The whitening matrix without the directions of v that rounding drowns.
-
-    :math:`L^{-1} \psi_2 L^{-\top}` multiplies rounding errors of :math:`\psi_2` by the inverse eigenvalues of k(Z, Z),
-    which for a smooth kernel go down to the jitter. Where that exceeds ``_ROUNDING``, q(v) keeps the prior, which is
-    one of the q(v) allowed: the bound is that of the same layer at this q(v), lower by next to nothing in double
-    precision (``docs/numerics.md``).
-    """
-    rates, directions = jnp.linalg.eigh(jax.lax.stop_gradient(matmul(whiten, whiten.T)))
-    errors = jnp.finfo(whiten.dtype).eps * rates * jnp.linalg.norm(jax.lax.stop_gradient(second))
-    kept = directions * (errors < _ROUNDING)
-    return matmul(matmul(kept, kept.T), whiten)
+    features = matmul(first, whiten.T)
+    return Quadratic(Phi, whiten @ linear, datum.constant(square) - 0.5 * open_), features
 
 
 class _Data:
@@ -212,8 +214,7 @@ class _Data:
         self.quadratic = self.linear * self.slope
 
     def constant(self, square: Array) -> Array:
-        log_scale = jnp.log(math.sqrt(2 * math.pi) * self.noise)
-        return -(0.5 * self.precision * square + self.weights * log_scale).sum()
+        return -(0.5 * self.precision * square + self.weights * jnp.log(math.sqrt(2 * math.pi) * self.noise)).sum()
 
 
 def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[Array, Array]:
@@ -252,8 +253,7 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
     _require_rows("upper_bound", y, A=A, variances=variances)
     require_scalar("upper_bound", "noise", noise)
     gram, projected = matmul(A.T, A), A.T @ y
-    eye = jnp.eye(A.shape[1], dtype=A.dtype)
-    s2 = jnp.square(jnp.asarray(noise, A.dtype))
+    eye, s2 = jnp.eye(A.shape[1], dtype=A.dtype), jnp.square(jnp.asarray(noise, A.dtype))
     total = s2 + (variances - jnp.square(A).sum(-1)).sum()
     log_det = 2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(eye + gram / s2))).sum() + len(y) * jnp.log(s2)
     half = solve_lower(jnp.linalg.cholesky(eye + gram / total), projected[:, None])[:, 0]

@@ -25,16 +25,13 @@ __all__ = [
     "inverse_lower",
     "jitter",
     "matmul",
+    "resolved",
     "safe_sqrt",
     "set_diagonal",
     "solve_lower",
-    "squared_distances",
     "times_transpose",
 ]
 
-# Below this many columns, differences are summed column by column: exact where the product form
-# loses digits, and as fast, because XLA fuses the sum into one pass over the N x M result.
-_FEW_COLUMNS = 3
 # Outside a compiled program these run as one program each, not as dozens; inside one they leave no trace.
 _fused = partial(jax.jit, inline=True)
 # Up to this size a triangular solve stays on the thread that calls it.
@@ -70,45 +67,6 @@ def set_diagonal(K: Array, diagonal: Array) -> Array:
     """``K`` of shape (..., N, N) with its diagonal replaced by ``diagonal`` of shape (..., N)."""
     index = jnp.arange(K.shape[-1])
     return K.at[..., index, index].set(diagonal)
-
-
-@_fused
-def squared_distances(X1: Array, X2: Array) -> Array:
-    r"""Squared distances :math:`\lVert x_i - x'_j \rVert^2`, shape (..., N1, N2), without an N1 x N2 x D array.
-
-    Up to three columns the differences are squared and summed column by column. Beyond that, one
-    matrix product: inputs are centred first, since the product form loses the digits of
-    :math:`\lVert x \rVert^2`, and the result is clipped at zero.
-
-    Args:
-        X1: inputs (..., N1, D), already divided by the lengthscales.
-        X2: inputs (..., N2, D).
-    """
-    if X1.shape[-1] <= _FEW_COLUMNS:
-        columns = range(X1.shape[-1])
-        return sum(jnp.square(X1[..., :, None, d] - X2[..., None, :, d]) for d in columns)  # type: ignore[return-value]
-    centre = jax.lax.stop_gradient(X2.mean(-2, keepdims=True))
-    return _squared_distances(X1 - centre, X2 - centre)
-
-
-@jax.custom_jvp
-def _squared_distances(X1: Array, X2: Array) -> Array:
-    norms = jnp.square(X1).sum(-1)[..., :, None] + jnp.square(X2).sum(-1)[..., None, :]
-    return jnp.maximum(norms - 2 * matmul(X1, X2.mT), 0)
-
-
-@_squared_distances.defjvp
-def _squared_distances_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    # d r^2_ij = 2 (x_i . dx_i - x'_j . dx_i) + 2 (x'_j . dx'_j - x_i . dx'_j), each bracket one product with a column
-    # of ones. Transposed, the sums over rows and columns of the N1 x N2 derivatives are columns of these products too,
-    # where autodiff makes passes of their own.
-    def side(x: Array, dx: Array, other: Array) -> Array:
-        ones = jnp.ones((*other.shape[:-1], 1), other.dtype)
-        own = jnp.concatenate([(x * dx).sum(-1, keepdims=True), dx], -1)
-        return 2 * matmul(own, jnp.concatenate([ones, -other], -1).mT)
-
-    (X1, X2), (dX1, dX2) = primals, tangents
-    return _squared_distances(X1, X2), side(X1, dX1, X2) + side(X2, dX2, X1).mT
 
 
 def cholesky(K: Array, owner: str = "K") -> Array:
@@ -267,6 +225,24 @@ def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple
     # One product, where autodiff makes two: its transpose is (dS + dS') L.
     half = tangents[0] @ primals[0].mT
     return times_transpose(primals[0]), half + half.mT
+
+
+# Error in the precision of one whitened direction, prior precision one, that rounding may make.
+_ROUNDING = 0.1
+
+
+def resolved(whiten: Array, second: Array) -> Array:
+    r"""The whitening matrix without the directions of v that rounding drowns.
+
+    :math:`L^{-1} \psi_2 L^{-\top}` multiplies rounding errors of :math:`\psi_2` by the inverse eigenvalues of k(Z, Z),
+    which for a smooth kernel go down to the jitter. Where that exceeds ``_ROUNDING``, q(v) keeps the prior, which is
+    one of the q(v) allowed: the bound is that of the same layer at this q(v), lower by next to nothing in double
+    precision (``docs/numerics.md``).
+    """
+    rates, directions = jnp.linalg.eigh(jax.lax.stop_gradient(matmul(whiten, whiten.T)))
+    errors = jnp.finfo(whiten.dtype).eps * rates * jnp.linalg.norm(jax.lax.stop_gradient(second))
+    kept = directions * (errors < _ROUNDING)
+    return matmul(matmul(kept, kept.T), whiten)
 
 
 def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:

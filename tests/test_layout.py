@@ -12,6 +12,7 @@ LAYERS = {
     0: ["_typing", "_checks", "streams"],
     1: [
         "linalg",
+        "distances",
         "quadratic",
         "kernels",
         "means",
@@ -30,6 +31,7 @@ LAYERS = {
         "blocks",
         "expectations",
         "collapsed",
+        "following",
         "nested",
     ],
     2: [

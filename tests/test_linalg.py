@@ -7,6 +7,7 @@ import pytest
 
 from numpyro_dgp import linalg
 from numpyro_dgp.blocks import in_blocks
+from numpyro_dgp.distances import squared_distances
 from numpyro_dgp.quadratic import quadratic_forms
 
 
@@ -15,14 +16,14 @@ def test_squared_distances_both_ways(key):
         X = jax.random.normal(key, (2, 7, columns))
         Z = X[0, :5] + 1.0
         expected = ((X[:, :, None] - Z[None, None]) ** 2).sum(-1)
-        np.testing.assert_allclose(linalg.squared_distances(X, Z), expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(squared_distances(X, Z), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_squared_distances_keep_digits_in_float32():
     """Few columns: near neighbours far from the origin, where the product form has no digits left."""
     X = jnp.linspace(1000.0, 1000.1, 11, dtype=jnp.float32)[:, None]
     exact = (np.asarray(X, float) - np.asarray(X, float).T) ** 2
-    np.testing.assert_allclose(linalg.squared_distances(X, X), exact, rtol=1e-5)
+    np.testing.assert_allclose(squared_distances(X, X), exact, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
@@ -32,7 +33,7 @@ def test_cholesky_of_rbf_gram_matrices(dtype, lengthscale, columns):
     """The jitter policy holds from nearly diagonal to nearly constant matrices, in both precisions."""
     Z = np.random.default_rng(0).normal(size=(256, columns)) / lengthscale
     Z = jnp.asarray(Z, dtype)
-    K = linalg.set_diagonal(jnp.exp(-0.5 * linalg.squared_distances(Z, Z)), jnp.ones(256, dtype))
+    K = linalg.set_diagonal(jnp.exp(-0.5 * squared_distances(Z, Z)), jnp.ones(256, dtype))
     for scale in (1e-6, 1.0, 1e6):
         L = linalg.cholesky(dtype(scale) * K)
         assert L.dtype == dtype
@@ -158,8 +159,8 @@ def test_derivatives_written_by_hand(mode, key):
         return jnp.square(X[:, None] - Z).sum(-1)
 
     pairs = [
-        (lambda *a: jnp.exp(-linalg.squared_distances(*a)), lambda *a: jnp.exp(-direct(*a)), (X, Z)),
-        (lambda Z: jnp.exp(-linalg.squared_distances(Z, Z)), lambda Z: jnp.exp(-direct(Z, Z)), (Z,)),
+        (lambda *a: jnp.exp(-squared_distances(*a)), lambda *a: jnp.exp(-direct(*a)), (X, Z)),
+        (lambda Z: jnp.exp(-squared_distances(Z, Z)), lambda Z: jnp.exp(-direct(Z, Z)), (Z,)),
         (linalg.times_transpose, lambda L: jnp.einsum("pmk,pnk->pmn", L, L), (jnp.stack([Z, Z + 1]),)),
     ]
     for fast, dense, args in pairs:

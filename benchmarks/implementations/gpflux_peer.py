@@ -1,4 +1,4 @@
-"""One training step with GPflux, compiled by ``tf.function``."""
+"""Training with GPflux, a step compiled by ``tf.function``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import gpflux
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from implementations.training import RATE, Training
 
 
-def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
-    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
+def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int) -> Training:
+    """The model of ``ours.py``, trained by Adam."""
     gpflow.config.set_default_float(getattr(np, dtype))
     gpflow.config.set_default_jitter(1e-6 if dtype == "float64" else 1e-5)
     tf_keras.backend.set_floatx(dtype)
-    X, y, Z = (np.asarray(a, dtype) for a in (X, y, Z))
-    width, layers = X.shape[1], []
+    Z = np.asarray(Z, dtype)
+    width, layers = Z.shape[1], []
     for i in range(num_layers):
         last = i == num_layers - 1
         outputs = 1 if last else width
@@ -30,7 +31,7 @@ def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: s
         layer = gpflux.layers.GPLayer(
             gpflow.kernels.SharedIndependent(kernel, output_dim=outputs),
             gpflow.inducing_variables.SharedIndependentInducingVariables(gpflow.inducing_variables.InducingPoints(Z)),
-            num_data=len(X),
+            num_data=num_data,
             mean_function=gpflow.functions.Zero() if last else gpflow.functions.Identity(),
             whiten=True,
         )
@@ -38,17 +39,34 @@ def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: s
             layer.q_sqrt.assign(layer.q_sqrt * 1e-2)
         layers.append(layer)
     likelihood = gpflux.layers.LikelihoodLayer(gpflow.likelihoods.Gaussian(0.01))
-    model = gpflux.models.DeepGP(layers, likelihood, num_data=len(X)).as_training_model()
-    optimiser = tf_keras.optimizers.legacy.Adam(0.01)
-    data = {"inputs": tf.constant(X), "targets": tf.constant(y[:, None])}
+    deep = gpflux.models.DeepGP(layers, likelihood, num_data=num_data)
+    model, prediction = deep.as_training_model(), deep.as_prediction_model()
+    optimiser = tf_keras.optimizers.legacy.Adam(RATE)
 
     @tf.function
-    def update() -> tf.Tensor:
+    def update(X: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            model(data, training=True)
+            model({"inputs": X, "targets": y[:, None]}, training=True)
             loss = tf.add_n(model.losses)
         variables = model.trainable_variables
         optimiser.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
+        return loss * num_data
 
-    return lambda: float(update()) * len(X)
+    @tf.function
+    def one_draw(X: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        found = prediction(X)
+        return found.y_mean[:, 0], found.y_var[:, 0]
+
+    def predict(X: np.ndarray, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
+        draws = [one_draw(tf.constant(X, dtype)) for _ in range(num_draws)]
+        means, variances = np.asarray(draws).swapaxes(0, 1)
+        return means, variances
+
+    return Training(lambda X, y: update(tf.convert_to_tensor(X, dtype), tf.convert_to_tensor(y, dtype)), predict)
+
+
+def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
+    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
+    update, _ = train(Z, num_layers, dtype, len(X))
+    data = tf.constant(X, dtype), tf.constant(y, dtype)
+    return lambda: float(update(*data))

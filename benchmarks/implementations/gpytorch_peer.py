@@ -1,4 +1,4 @@
-"""One training step with GPyTorch."""
+"""Training with GPyTorch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from gpytorch.models.deep_gps import DeepGP, DeepGPLayer
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
+from implementations.training import RATE, Training
+
+ROWS = 1000  # predicted at once
 
 
 class Layer(DeepGPLayer):
@@ -46,28 +49,44 @@ class Model(DeepGP):
         return x
 
 
-def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
-    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
+def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int) -> Training:
+    """The model of ``ours.py``, trained by Adam."""
     kind = getattr(torch, dtype)
     torch.set_default_dtype(kind)
-    X, y, Z = (torch.as_tensor(a, dtype=kind) for a in (X, y, Z))
     torch.manual_seed(0)
-    model = Model(Z, num_layers)
+    model = Model(torch.as_tensor(Z, dtype=kind), num_layers)
     for layer in model.layers[:-1]:
         strategy = layer.variational_strategy
         strategy._variational_distribution.chol_variational_covar.data.mul_(1e-2)
         strategy.variational_params_initialized.fill_(1)
     model.layers[-1].variational_strategy.variational_params_initialized.fill_(1)
-    bound = gpytorch.mlls.DeepApproximateMLL(gpytorch.mlls.VariationalELBO(model.likelihood, model, len(X)))
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-    model.train()
+    bound = gpytorch.mlls.DeepApproximateMLL(gpytorch.mlls.VariationalELBO(model.likelihood, model, num_data))
+    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
 
-    def step() -> float:
+    def update(X: np.ndarray, y: np.ndarray) -> torch.Tensor:
+        model.train()
         optimiser.zero_grad()
         with gpytorch.settings.num_likelihood_samples(1):
-            loss = -bound(model(X), y)
+            loss = -bound(model(torch.as_tensor(X, dtype=kind)), torch.as_tensor(y, dtype=kind))
         loss.backward()
         optimiser.step()
-        return float(loss) * len(X)
+        return loss.detach() * num_data
 
-    return step
+    def predict(X: np.ndarray, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
+        model.eval()
+        found = []
+        with torch.no_grad(), gpytorch.settings.num_likelihood_samples(num_draws):
+            for rows in torch.as_tensor(X, dtype=kind).split(ROWS):
+                f = model(rows)
+                found.append((f.mean, f.variance + model.likelihood.noise))
+        means, variances = (torch.cat(parts, 1).numpy() for parts in zip(*found, strict=True))
+        return means, variances
+
+    return Training(update, predict)
+
+
+def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
+    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
+    update, _ = train(Z, num_layers, dtype, len(X))
+    data = [torch.as_tensor(a, dtype=getattr(torch, dtype)) for a in (X, y)]
+    return lambda: float(update(*data))

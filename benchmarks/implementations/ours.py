@@ -1,8 +1,10 @@
-"""One training step with numpyro_dgp."""
+"""Training with numpyro_dgp."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +12,18 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from implementations.training import RATE, Training
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
 
 import numpyro_dgp as dgp
+from numpyro_dgp.optim import NaturalGradient, log_linear
 
 
 def make_model(Z: np.ndarray, width: int, num_layers: int, dtype: str) -> Callable[..., None]:
     """RBF layers with identity means, everything learned."""
 
-    def model(X: jax.Array, y: jax.Array) -> None:
+    def model(X: jax.Array, y: jax.Array | None = None) -> None:
         def positive(name: str, value: float, shape: tuple[int, ...] = ()) -> jax.Array:
             return numpyro.param(name, jnp.full(shape, value, dtype), constraint=constraints.positive)
 
@@ -50,19 +54,55 @@ def make(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: st
     """The model with its guide, Adam and objective, and the data to give it."""
     model = make_model(Z, X.shape[1], num_layers, dtype)
     guide = dgp.guides.InducingPoint(model)
-    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    svi = SVI(model, guide, optax.adam(RATE), dgp.ELBO())
     return svi, (jnp.asarray(X, dtype), jnp.asarray(y, dtype))
 
 
-def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
-    """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
+def build(
+    X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str, steps: int = 1
+) -> Callable[[], float]:
+    """A function that does Adam steps on the minibatch (X, y), in one compiled call, and returns the first loss."""
     jax.config.update("jax_enable_x64", dtype == "float64")
     svi, data = make(X, y, Z, num_layers, dtype)
     state = [svi.init(jax.random.key(0), *data)]
-    update = jax.jit(svi.update)
+
+    @jax.jit
+    def update(state: Any, *data: jax.Array) -> tuple[Any, jax.Array]:
+        state, loss = svi.update(state, *data)
+        if steps > 1:
+            state = jax.lax.fori_loop(1, steps, lambda _, s: svi.update(s, *data)[0], state)
+        return state, loss
 
     def step() -> float:
-        state[0], loss = update(state[0], *data)
+        state[0], loss = jax.block_until_ready(update(state[0], *data))
         return float(loss)
 
     return step
+
+
+def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int, natural: bool = False) -> Training:
+    """The same model on minibatches, by Adam, and with ``natural`` by natural gradients for q(v) of the last layer."""
+    jax.config.update("jax_enable_x64", dtype == "float64")
+    model = dgp.minibatch(make_model(Z, Z.shape[1], num_layers, dtype), data=num_data)
+    guide = dgp.guides.InducingPoint(model)
+    adam = optax.adam(RATE)
+    optimiser = NaturalGradient(guide, log_linear(1e-4, 0.1, 40), adam) if natural else adam
+    svi = SVI(model, guide, optimiser, dgp.ELBO())
+    step, states = jax.jit(svi.update), []
+
+    def update(X: Any, y: Any) -> jax.Array:
+        data = jnp.asarray(X, dtype), jnp.asarray(y, dtype)
+        if not states:
+            states.append(svi.init(jax.random.key(0), *data))
+        states[0], loss = step(states[0], *data)
+        return loss
+
+    @partial(jax.jit, static_argnums=2)
+    def moments(params: dict[str, jax.Array], X: jax.Array, num_draws: int) -> dgp.Mixture:
+        return dgp.Posterior(model, guide, params).predict(jax.random.key(1), X, num_samples=num_draws)
+
+    def predict(X: np.ndarray, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
+        means, variances = moments(svi.get_params(states[0]), jnp.asarray(X, dtype), num_draws)
+        return np.asarray(means), np.asarray(variances)
+
+    return Training(update, predict)

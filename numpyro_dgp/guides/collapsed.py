@@ -16,6 +16,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import FullBelief
 from numpyro_dgp.expectations import Integrate
 from numpyro_dgp.guides.columns import input_columns
+from numpyro_dgp.guides.following import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.layers import Gaussian, Use, _arrays, uses_of
 from numpyro_dgp.guides.presets import Other
@@ -31,6 +32,7 @@ class _Solution(NamedTuple):
     """The optimum for one set of data."""
 
     beliefs: dict[str, FullBelief]
+    followed: dict[str, FollowedLayer]
     bound: Array
     sites: list[str]
     drawn: dict[str, Any]
@@ -38,7 +40,7 @@ class _Solution(NamedTuple):
 
 
 class Collapsed(Guide):
-    r"""Mean-field hidden layers and latents, with every q(v) at its optimum in closed form.
+    r"""Every q(v) at its optimum in closed form, under mean-field hidden layers and latents or layers that follow v.
 
     .. math:: q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, m_n, \mathrm{diag}\, s_n^2)
 
@@ -46,6 +48,10 @@ class Collapsed(Guide):
     ``f(x, noise=s)``: the mean-field deep bound. ``dgp.ELBO()`` evaluates all of it without drawing hidden layers, so
     that ``dgp.optim.minimize`` can be used; only hyperparameters with a posterior of their own are drawn. All data at
     once, Gaussian likelihoods, and layers whose inputs are columns of data, latents and hidden layers side by side.
+
+    ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + M_n, S_n)` with the weights T at
+    their optimum too, and S at most the variance of the process noise (:mod:`numpyro_dgp.following`): as many
+    parameters, and the larger bound.
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
     :math:`\log p(h \mid v, x)` that other guides use: where inducing points leave variance open, the bound is lower
@@ -57,7 +63,7 @@ class Collapsed(Guide):
 
     Args:
         model: the program.
-        hidden: rule for hidden values, ``Normal()`` (default) or ``Delta()``.
+        hidden: rule for hidden values, ``Normal()`` (default), ``Delta()`` or ``GivenInducing()``.
         latent: rule for latents per datum; ``Normal()`` by default.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
@@ -65,8 +71,9 @@ class Collapsed(Guide):
         **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
 
     Raises:
-        ValueError: when called, for a program outside this class: minibatches, another likelihood, mixed outputs, a
-            hidden layer without process noise, or inputs computed from Gaussian values.
+        ValueError: a rule for hidden values without a closed form; when called, a program outside this class:
+            minibatches, another likelihood, mixed outputs, a hidden layer without process noise, one that follows the
+            inducing values of a function used twice, or inputs computed from Gaussian values.
 
     Example:
         >>> import jax, numpyro, optax
@@ -85,7 +92,7 @@ class Collapsed(Guide):
         >>> sorted(found.params), bool(found.losses[-1] < found.losses[0])
         (['noise'], True)
 
-    Source: Titsias (2009), Titsias and Lawrence (2010); seed 000, section 2.5.
+    Source: Titsias (2009), Titsias and Lawrence (2010); seed 000, sections 2.5 and 4.3.
     """
 
     def __init__(
@@ -99,6 +106,8 @@ class Collapsed(Guide):
         **options: Any,
     ) -> None:
         super().__init__(model, inducing=Prior(), hidden=hidden, exact=Full(), latent=latent, other=other, **options)
+        self.rules = {name: closed_form(name, rule) for name, rule in self.rules.items()}
+        self.sites = {name: closed_form(name, rule) for name, rule in self.sites.items()}
         self.integrate = integrate
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -145,9 +154,12 @@ class Collapsed(Guide):
         columns: dict[str, Any],
         guide_sites: dict[str, Message],
     ) -> _Solution:
-        beliefs, bound, done = {}, jnp.zeros(()), list(uses)
+        followed, known = followed_layers(sites, guide_sites, uses, columns, known, self.integrate)
+        beliefs = {layer.inducing: layer.belief for layer in followed.values()}
+        bound = sum((layer.bound for layer in followed.values()), jnp.zeros(()))
+        done = [*uses, *beliefs]
         for name, site in sites.items():
-            if site["type"] != "sample" or site_kind(site) != "inducing":
+            if site["type"] != "sample" or site_kind(site) != "inducing" or name in beliefs:
                 continue
             mine = [use.quadratic(columns[n], known, self.integrate) for n, use in uses.items()
                     if use.function.u is site["value"]]  # fmt: skip
@@ -165,11 +177,11 @@ class Collapsed(Guide):
             bound = bound + beta * total.bound().sum()
             done.append(name)
         for name, use in uses.items():
-            if site_kind(sites[name]) == "hidden" and isinstance(unwrap(guide_sites[name]["fn"]), FunctionValues):
+            if name not in followed and name in known and isinstance(unwrap(guide_sites[name]["fn"]), FunctionValues):
                 entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
                 bound = bound + (use.weights[:, None] * entropy).sum()
-        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs}
-        return _Solution(beliefs, bound, done, drawn, {n: guide_sites[n]["kind"] for n in drawn})
+        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
+        return _Solution(beliefs, followed, bound, done, drawn, {n: guide_sites[n]["kind"] for n in drawn})
 
 
 class _AllData(Messenger):
@@ -191,7 +203,7 @@ class _Optimal(Replace):
         if name in self.solution.beliefs:
             msg["fn"], msg["own"], msg["kind"] = self.solution.beliefs[name], True, "inducing"
             return
-        super()._replace(msg, rule)
+        super()._replace(msg, self.solution.followed.get(name, rule))
         if self.on_data or self.solution.kinds.get(name) == "other":
             msg["value"] = self.solution.drawn.get(name)
 

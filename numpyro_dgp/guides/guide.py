@@ -23,7 +23,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.latents import Quadrature
 from numpyro_dgp.guides.replace import Replace
 from numpyro_dgp.guides.rules import Rule
-from numpyro_dgp.guides.run import resample, run
+from numpyro_dgp.guides.run import marginal, resample, run
 from numpyro_dgp.guides.sites import (
     Message,
     full_plates,
@@ -176,7 +176,7 @@ class Guide:
 
     def _quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
         args, kwargs = self.arguments()
-        program = full_plates(handlers.substitute(handlers.seed(self, 0), data=params))
+        program = full_plates(marginal(handlers.substitute(handlers.seed(self, 0), data=params)))
         with handlers.block():
             sites = handlers.trace(program).get_trace(*args, **kwargs)
         own = {name: site for name, site in sites.items() if site.get("own")}

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.closed_forms import normal_form
-from numpyro_dgp.collapsed import Quadratic, from_features, from_moments
+from numpyro_dgp.collapsed import Quadratic, from_features, with_features
 from numpyro_dgp.expectations import Integrate
 from numpyro_dgp.functions import SparseFunction
 from numpyro_dgp.guides.columns import Column
@@ -56,45 +56,53 @@ class Use:
 
     def quadratic(self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate) -> Quadratic:
         """What these data say about the whitened inducing values, for every output: b is (P, M), c is (P,)."""
+        return self.statistics(columns, known, integrate)[0]
+
+    def statistics(
+        self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate
+    ) -> tuple[Quadratic, Array]:
+        """The same, and expected features (P, N, M), or (N, M) where outputs share them."""
         f, P = self.function, self.target.shape[-1]
         exact = all(column is None for column in columns)
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
         weights = jnp.broadcast_to(self.weights, self.target.shape[:1])
         if exact:
             A, k = f._whitened(rows), variances(f.kernels, rows)
-            target = self.target - self.slope * f._mean(rows).reshape(-1, f.outputs or 1)
+            target = self.target - self.slope * f._mean(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         else:
             loc, variance = _moments(rows, columns, known)
             slopes, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
             target = self.target - self.slope * offset
 
-        def output(p: Any, y: Array, y_variance: Array, noise: Array, slope: Array, w: Array) -> Quadratic:
+        def output(
+            p: Any, y: Array, y_variance: Array, noise: Array, slope: Array, w: Array
+        ) -> tuple[Quadratic, Array]:
             options = {"slope": slope, "y_variance": y_variance, "weights": weights}
             if exact:
                 features = (A, k) if p is None else (A[p] if A.ndim == 3 else A, k[p] if k.ndim == 2 else k)
-                return from_features(*features, y, noise, **options)
+                return from_features(*features, y, noise, **options), features[0]
             kernel = f.kernels if not isinstance(f.kernels, tuple) else f.kernels[p]
             Z, whiten = (a if p is None or a.ndim == 2 else a[p] for a in (f.Z, f.whiten))
             tilt = None if isinstance(f.mean, Zero | Constant) else -slope[..., None] * w + 0 * loc
-            return from_moments(kernel, Z, whiten, loc, variance, y, noise, tilt=tilt, integrate=integrate, **options)
+            return with_features(kernel, Z, whiten, loc, variance, y, noise, tilt=tilt, integrate=integrate, **options)
 
         N = self.target.shape[0]
         each = [jnp.broadcast_to(a, (N, a.shape[-1])) for a in (self.noise, self.slope)]
         if isinstance(f.kernels, tuple) or f.Z.ndim == 3:
             each = [jnp.broadcast_to(a, (N, P)) for a in each]
-            quadratics = [
+            found = [
                 output(p, target[:, p], self.target_variance[:, p], each[0][:, p], each[1][:, p], slopes[:, p])
                 for p in range(P)
             ]
-            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *quadratics)
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
         shared = all(a.shape[-1] == 1 for a in each)  # then all outputs have one Phi, computed once
         axes = [None if shared else 1] * 2
         each = [a[:, 0] if shared else jnp.broadcast_to(a, (N, P)) for a in each]
         map_outputs: Any = jax.vmap(
             lambda y, v, s, a, w: output(None, y, v, s, a, w),
             (1, 1, *axes, 1),
-            Quadratic(None if shared else 0, 0, 0),  # type: ignore[arg-type]
+            (Quadratic(None if shared else 0, 0, 0), None if shared else 0),  # type: ignore[arg-type]
         )
         return map_outputs(target, self.target_variance, *each, slopes)
 

@@ -45,6 +45,8 @@ class GivenInducing(Rule):
               guide, so that it may call ``numpyro.param`` or ``flax_module``.
         scale: initial standard deviation; with ``"model"``, relative to the model's.
 
+    Where :class:`~numpyro_dgp.guides.Collapsed` takes this rule, T is at its optimum (``numpyro_dgp.following``).
+
     Raises:
         ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer.
 
@@ -62,7 +64,7 @@ class GivenInducing(Rule):
         _require_weights("GivenInducing", self.weights)
 
     def __call__(self, site: Site) -> dist.Distribution:
-        fn, function = _hidden(self, site)
+        fn, function = hidden_values(self, site)
         event_dim = fn.event_dim
         A = _by_output(function, function._whitened(_rows(fn)))
         if self.weights == "model":
@@ -80,13 +82,18 @@ class GivenInducing(Rule):
         if self.weights == "model":
             variance = jnp.square(scale) * fn.conditional_variance
             return ConditionalValues(fn.loc + shift, variance, fn.spread, None, event_dim)
-        u: Any = function.u
-        mean = u.loc if isinstance(u, Belief) else u
-        loc = shift + _unrows(jnp.einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
-        spread = gap = None
-        if isinstance(u, Belief):
-            spread, gap = _unrows(u.spread(T), fn), _unrows(u.spread(T - A), fn)
-        return ConditionalValues(loc, jnp.square(scale), spread, gap, event_dim)
+        return given_inducing(fn, T, shift, jnp.square(scale))
+
+
+def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> ConditionalValues:
+    """Values that follow the inducing values of their layer by T (P, N, M), for the model's distribution ``fn``."""
+    u, A = fn.function.u, _by_output(fn.function, fn.function._whitened(_rows(fn)))
+    mean = u.loc if isinstance(u, Belief) else u
+    loc = shift + _unrows(jnp.einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
+    spread = gap = None
+    if isinstance(u, Belief):
+        spread, gap = _unrows(u.spread(T), fn), _unrows(u.spread(T - A), fn)
+    return ConditionalValues(loc, variance, spread, gap, fn.event_dim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +126,7 @@ class JointOutputs(Rule):
             )
 
     def __call__(self, site: Site) -> dist.Distribution:
-        fn, function = _hidden(self, site)
+        fn, function = hidden_values(self, site)
         if fn.event_dim != 1:
             raise ValueError(
                 f"rule JointOutputs: expected several outputs at {site.name!r}, got a scalar function: use "
@@ -172,7 +179,7 @@ class GivenBelow(Rule):
         require_positive("rule GivenBelow", "scale", self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
-        fn, _ = _hidden(self, site)
+        fn, _ = hidden_values(self, site)
         x = fn.inputs
         D = x.shape[-1]
 
@@ -201,7 +208,8 @@ def _require_weights(rule: str, weights: Any) -> None:
         )
 
 
-def _hidden(rule: Rule, site: Site) -> tuple[FunctionValues, SparseFunction]:
+def hidden_values(rule: Rule, site: Site) -> tuple[FunctionValues, SparseFunction]:
+    """The model's distribution of a hidden layer and its function."""
     require_site(FunctionValues, rule, site, "the values of a hidden layer")
     fn: Any = site.fn
     return fn, fn.function
