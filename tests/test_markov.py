@@ -8,7 +8,6 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
-from numpyro.distributions import kl_divergence
 from numpyro.infer import SVI, Trace_ELBO
 from programs import X, Y, Z, agree, bound, draws_of_bound, random_params
 
@@ -55,18 +54,17 @@ def moved(model, guide, *args, **kwargs):
 @pytest.mark.parametrize("conditional", [G.Full(), pytest.param(G.Diagonal(), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rank", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_without_transition_it_is_the_conditional_alone(conditional, rank):
-    """The same numbers when v of the first layer is drawn at its mean; the same mean bound when it is not."""
+    """The same numbers where both guides draw v of the first layer, the same mean where only one does."""
     plain, guide = guide_of(conditional), guide_of(G.MarkovInducing("f", rank, conditional))
     params = random_params(two, plain, X, Y, scale=0.2)
     init = SVI(two, guide, optax.sgd(0.0), dgp.ELBO())
     start = init.get_params(init.init(jax.random.key(0), X, Y))
     assert set(start) - set(params) == {"g_auto_transition"} | ({"g_auto_basis"} if rank else set())
     params = start | params
-    point = params | {"f_auto_scale_tril": 1e-9 * params["f_auto_scale_tril"]}
-    # The key of h is the second of the guide with and without a draw of v, so that h is the same.
-    np.testing.assert_allclose(
-        bound(dgp.ELBO(), point, two, guide, X, Y), bound(dgp.ELBO(), point, two, plain, X, Y), rtol=1e-6
-    )
+    for scale, loss, rtol in ((1.0, Trace_ELBO(), 1e-12), (1e-9, dgp.ELBO(), 1e-6)):
+        at = params | {"f_auto_scale_tril": scale * params["f_auto_scale_tril"]}
+        values = (bound(loss, at, two, g, X, Y) for g in (guide, plain))
+        np.testing.assert_allclose(*values, rtol=rtol)
     ours = draws_of_bound(dgp.ELBO(), params, two, guide, X, Y)
     assert agree(ours, draws_of_bound(dgp.ELBO(), params, two, plain, X, Y))
 
@@ -151,3 +149,137 @@ def test_bound_by_hand():
     by_hand = jax.lax.map(jax.jit(draw), jax.random.split(jax.random.key(5), 20_000), batch_size=500)
     params = {f"{n[0]}_auto{n[1:]}": v for n, v in p.items()}
     assert agree(draws_of_bound(dgp.ELBO(), params, two, guide, X, Y, num=4000), by_hand)
+
+
+@pytest.mark.slow
+def test_training_on_from_independent_layers_gains():
+    """Never worse at the optimum: here from the optimum without a transition, with as many steps, on other draws."""
+
+    def train(guide, key, start=None):
+        svi = SVI(two, guide, optax.adam(optax.cosine_decay_schedule(0.02, 1500)), dgp.ELBO(4))
+        return svi.run(key, 1500, X, Y, init_params=start, progress_bar=False).params
+
+    plain, guide = guide_of(G.Full()), guide_of(RULES["dense"])
+    base = train(plain, jax.random.key(0))
+    longer, found = train(plain, jax.random.key(1), base), train(guide, jax.random.key(1), base)
+    before = draws_of_bound(dgp.ELBO(), longer, two, plain, X, Y)
+    after = draws_of_bound(dgp.ELBO(), found, two, guide, X, Y)
+    assert after.mean() > before.mean() - 3 * np.sqrt((before.var() + after.var()) / len(after))
+
+
+@pytest.mark.parametrize(("rank", "shapes"), [(None, [(2, 8, 16)]), (3, [(2, 8, 3), (3, 16)])])
+def test_shapes_minibatches_and_predictions(rank, shapes):
+    guide = G.InducingPoint(three, sites={"e": G.MarkovInducing("f", rank)})
+    if rank is None:  # a data plate that subsamples, and a scalar function
+        model, shapes = two, [(8, 16)]
+        guide = guide_of(G.MarkovInducing("f"))
+        svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO(2))
+        result = svi.run(jax.random.key(0), 20, X, Y, 10, progress_bar=False)
+        whole, parts = (
+            draws_of_bound(dgp.ELBO(), result.params, two, guide, X, Y, *a, num=n)
+            for a, n in (((), 500), ((10,), 4000))
+        )
+        assert agree(whole, parts)
+    else:
+        model, svi = three, SVI(three, guide, optax.adam(0.01), dgp.ELBO(2))
+        result = svi.run(jax.random.key(0), 20, X, Y, progress_bar=False)
+    assert np.isfinite(result.losses).all()
+    found = [v.shape for n, v in result.params.items() if n.endswith(("_transition", "_basis"))]
+    assert sorted(found) == sorted(shapes)
+    posterior = dgp.Posterior(model, guide, result.params)
+    assert posterior.predict(jax.random.key(1), X[:4], num_samples=3).mean.shape == (4,)
+    assert posterior.sample(jax.random.key(1), X[:4], num_samples=3).shape == (3, 4)
+
+
+def test_predictions_keep_the_dependence():
+    """Moments of predictions against those of everything drawn by the guide, with a transition that matters."""
+    guide = guide_of(RULES["dense"], G.Propagate())
+    params = moved(two, guide, X, Y)
+    params["g_auto_transition"] = 3 * params["g_auto_transition"]
+    posterior, x = dgp.Posterior(two, guide, params), X[::10]
+
+    def moments(key, other):
+        """Of f at x, given draws of both v; those of one layer from another draw if ``other`` is another key."""
+        drawn = [handlers.substitute(handlers.seed(guide, a), data=params)(x) for a in (key, other)]
+        given = handlers.substitute(handlers.seed(two, key), data={"f": drawn[0]["f"], "g": drawn[1]["g"]})
+        f_x = handlers.trace(given).get_trace(x)["y"]["fn"].f_x
+        return f_x.loc, f_x.variance
+
+    keys = jax.random.split(jax.random.key(0), 6000)
+    loc, variance = jax.lax.map(jax.jit(lambda a: moments(a, a)), keys, batch_size=500)
+    apart, _ = jax.lax.map(jax.jit(lambda a: moments(*a)), (keys, keys[::-1]), batch_size=500)
+    found = posterior.predict(jax.random.key(1), x, num_samples=6000)
+    error = np.sqrt(2 * found.variance / 6000)
+    assert (abs(found.mean - loc.mean(0)) < 4 * error).all()
+    assert (abs(apart.mean(0) - loc.mean(0)) > 4 * error).any()
+    np.testing.assert_allclose(found.variance, loc.var(0) + variance.mean(0) + NOISE**2, rtol=0.15)
+    curves = posterior.functions(jax.random.key(2), num_samples=2000, num_features=64)(x)["y"]
+    assert (abs(curves.mean(0) - loc.mean(0)) < 4 * np.sqrt(2) * error).all()
+
+
+def test_the_layer_above_is_integrated_given_the_draw():
+    guide = guide_of(RULES["dense"])
+    params = moved(two, guide, X, Y)
+    layers = dgp.Posterior(two, guide, params).layers(jax.random.key(0), X)
+    f, g = layers["h"][0], layers["y"][0]
+    assert isinstance(g.u, G.rules.FullBelief)
+    U = params["g_auto_transition"]
+    np.testing.assert_allclose(g.u.loc, params["g_auto_loc"] + U @ f.u.reshape(-1), rtol=1e-10)
+
+
+def test_medians_are_of_values_that_follow_nothing():
+    guide = guide_of(RULES["dense"])
+    params = moved(two, guide, X, Y)
+    handlers.seed(guide, 0)(X, Y)
+    assert set(guide.median(params)) == {"f", "h"}
+
+
+@pytest.mark.slow
+def test_natural_steps():
+    guide = guide_of(RULES["dense"])
+    optimiser = dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01))
+    result = SVI(two, guide, optimiser, dgp.ELBO(4)).run(jax.random.key(0), 200, X, Y, progress_bar=False)
+    assert result.losses[-20:].mean() < result.losses[:20].mean() - 10
+
+
+@pytest.mark.slow
+def test_single_precision(x32):
+    x, y, points = (jnp.asarray(np.asarray(a), jnp.float32) for a in (X, Y, Z))
+    model = lambda X, y=None: two(X, y, points=points)  # noqa: E731
+    for rule in RULES.values():
+        svi = SVI(model, guide_of(rule, model=model), optax.adam(0.01), dgp.ELBO())
+        result = svi.run(jax.random.key(0), 5, x, y, progress_bar=False)
+        assert result.losses.dtype == jnp.float32
+        assert np.isfinite(result.losses).all()
+        assert {v.dtype for v in result.params.values()} == {jnp.dtype(jnp.float32)}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: G.MarkovInducing(rank=0), "expected rank to be a positive integer, got 0"),
+        (lambda: G.MarkovInducing(rank=2.5), "expected rank to be a positive integer, got 2.5"),
+        (
+            lambda: G.MarkovInducing(conditional=G.Normal()),
+            r"expected conditional=Full\(\) or Diagonal\(\), got ",
+        ),
+    ],
+)
+def test_bad_rules(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        ({"g": G.MarkovInducing("k")}, r"expected below to be one of \['f'\].* come before 'g', got 'k'"),
+        ({"g": G.MarkovInducing("g")}, r"expected below to be one of \['f'\].* come before 'g', got 'g'"),
+        ({"f": G.MarkovInducing("g")}, r"expected a layer below 'f', got the first layer of \['f', 'g'\]"),
+        ({"f": G.MarkovInducing()}, r"expected a layer below 'f', got the first layer of \['f', 'g'\]"),
+        ({"h": G.MarkovInducing("f")}, "rule MarkovInducing: expected site 'h' to be inducing values"),
+    ],
+)
+def test_bad_sites(sites, message):
+    with pytest.raises(ValueError, match=message):
+        SVI(two, G.InducingPoint(two, sites=sites), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)

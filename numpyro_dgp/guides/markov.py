@@ -63,13 +63,13 @@ class MarkovInducing(Rule):
         >>> result.params["g_auto_transition"].shape
         (4, 10)
 
-    Source: seed 000, sections 4.7, 4.9 and A.6, whitened; there with one U per pair of outputs, and in section 4.9 one W
-    for all outputs together.
+    Source: seed 000, sections 4.7, 4.9 and A.6, whitened; there with one U per pair of outputs, and in section 4.9
+    with one W for all outputs together.
     """
 
     below: str | None = None
     rank: int | None = None
-    conditional: Full | Diagonal = Full()
+    conditional: Full | Diagonal = dataclasses.field(default_factory=Full)
 
     def __post_init__(self) -> None:
         if self.rank is not None:
@@ -91,8 +91,8 @@ class MarkovInducing(Rule):
         below = before[-1] if self.below is None else self.below
         if below not in before:
             raise ValueError(
-                f"rule MarkovInducing: expected below to be one of {list(before)}, the inducing values that come before "
-                f"{name!r}, got {below!r}: leave it out for the last of them"
+                f"rule MarkovInducing: expected below to be one of {list(before)}, the inducing values that come "
+                f"before {name!r}, got {below!r}: leave it out for the last of them"
             )
         return below
 
@@ -106,9 +106,8 @@ class MarkovInducing(Rule):
 
     def _transition(self, site: Site, loc: Array, below: Array) -> Array:
         """U vec(v⁻), of the shape of ``loc``."""
-        size = below.size
-        if self.rank is not None:
-            basis = site.param("basis", lambda: orthonormal(self.rank, size, loc.dtype))
-            below, size = basis @ below, self.rank
-        U = site.param("transition", lambda: jnp.zeros((*loc.shape, size), loc.dtype))
-        return U @ below
+        rank = self.rank
+        if rank is not None:
+            size = below.size
+            below = site.param("basis", lambda: orthonormal(rank, size, loc.dtype)) @ below
+        return site.param("transition", lambda: jnp.zeros((*loc.shape, below.size), loc.dtype)) @ below

@@ -40,6 +40,7 @@ class Replace(Messenger):
     def __init__(self, guide: Guide, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: dict[str, Any]) -> None:
         self.guide, self.args, self.kwargs, self.drawn = guide, args, kwargs, drawn
         self.values: dict[str, Any] = {}
+        self.followed: dict[str, Array] = {}
         self.met: set[str] = set()
         self.indices: dict[str, Array] = {}
         self.observes = self.weighted = False
@@ -114,7 +115,7 @@ class Replace(Messenger):
             is_inner=lambda: msg["name"] in self.program.inner,
             initial=lambda: self.initial[msg["name"]],
             data=lambda: self._data(msg),
-            below=lambda: self.values[self.below[msg["name"]]],
+            below=lambda: self.followed[self.below[msg["name"]]],
         )
         q = rule(site)
         if isinstance(msg["fn"], dist.MaskedDistribution):
@@ -154,5 +155,7 @@ class Replace(Messenger):
     def postprocess_message(self, msg: Message) -> None:
         if msg["type"] == "plate":
             self.indices[msg["name"]] = msg["value"]
+        if msg.get("drawn"):  # also where a handler outside hides the site
+            self.followed[msg["name"]] = msg["value"]
         if msg["type"] == "sample" and msg["name"] in self.met and not msg.get("stop"):
             self.values[msg["name"]] = msg["value"]
