@@ -31,6 +31,8 @@ LAYERS = {
         "expectations",
         "collapsed",
         "nested",
+        "coupled",
+        "markov",
     ],
     2: [
         "beliefs",

@@ -14,6 +14,10 @@ from programs import X, Y, Z, agree, bound, draws_of_bound, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
+from numpyro_dgp.coupled import Coupled, Target, expected_product, expected_square
+from numpyro_dgp.linalg import inverse_cholesky
+from numpyro_dgp.markov import HiddenLayer, MarkovLayer, markov_bound
+from numpyro_dgp.quadrature import white_nodes
 
 NOISE, PROCESS = 0.3, 0.2
 
@@ -283,3 +287,88 @@ def test_bad_rules(build, message):
 def test_bad_sites(sites, message):
     with pytest.raises(ValueError, match=message):
         SVI(two, G.InducingPoint(two, sites=sites), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)
+
+
+D, M, N = 2, 4, 5
+KERNELS = {"rbf": k.RBF(0.8, jnp.array([0.9, 1.3])), "sum": k.RBF(0.5, 1.1) + k.Linear(0.3).on(1)}
+
+
+def coupled_gaussian(full):
+    """A Gaussian over (h, t, v) for every datum, of which (v) is the same: its mean and covariance, (N, D + 1 + M)."""
+    rng = np.random.default_rng(3)
+    loc = np.concatenate([rng.normal(size=(N, D + 1)), np.tile(rng.normal(size=M), (N, 1))], 1)
+    own = 0.4 * rng.normal(size=(M, M)) + 0.5 * np.eye(M)
+    roots = np.zeros((N, D + 1 + M, D + 1 + M))
+    roots[:, D + 1 :, D + 1 :] = own
+    roots[:, : D + 1, D + 1 :] = 0.4 * rng.normal(size=(N, D + 1, M))
+    roots[:, : D + 1, : D + 1] = 0.5 * rng.normal(size=(N, D + 1, D + 1))
+    C = roots @ roots.transpose(0, 2, 1)
+    if not full:  # inputs independent of each other
+        h = np.linalg.cholesky(C[:, :D, :D])
+        turn = np.tile(np.eye(D + 1 + M), (N, 1, 1))
+        turn[:, :D, :D] = np.linalg.inv(h)
+        C = turn @ C @ turn.transpose(0, 2, 1)
+    return jnp.array(loc), jnp.array(C)
+
+
+@pytest.mark.parametrize(("name", "full"), [("rbf", False), pytest.param("sum", True, marks=pytest.mark.slow)])
+def test_expectations_under_coupling(name, full):
+    """Against quadrature over h, with v and t averaged given h by conditioning the dense joint Gaussian."""
+    kernel, (loc, C) = KERNELS[name], coupled_gaussian(full)
+    points = jnp.array(np.random.default_rng(1).normal(size=(M, D)))
+    whiten = inverse_cholesky(kernel.gram(points))
+    variance = C[:, :D, :D] if full else jnp.diagonal(C[:, :D, :D], axis1=1, axis2=2)
+    v = Coupled(loc[0, D + 1 :], C[0, D + 1 :, D + 1 :], C[:, D + 1 :, :D])
+    t = Target(loc[:, D], C[:, D, :D], C[:, D, D + 1 :])
+    where = kernel, points, whiten, loc[:, :D], variance, v
+    rule = white_nodes(dgp.GaussHermite(40), D, loc.dtype)
+    weights = jnp.exp(rule[1])
+    for n in range(N):
+        S = C[n, :D, :D]
+        h = loc[n, :D] + rule[0] @ jnp.linalg.cholesky(S).T
+        B = jnp.linalg.solve(S, C[n, :D, D:]).T  # slopes of (t, v)
+        mean, left = loc[n, D:] + (h - loc[n, :D]) @ B.T, C[n, D:, D:] - B @ S @ B.T
+        a = kernel(h, points) @ whiten.T
+        product = jnp.einsum("q,qm,qm->", weights, a, left[0, 1:] + mean[:, :1] * mean[:, 1:])
+        square = weights @ (jnp.einsum("qm,ml,ql->q", a, left[1:, 1:], a) + jnp.square((a * mean[:, 1:]).sum(1)))
+        np.testing.assert_allclose(expected_product(*where, t)[n], product, rtol=1e-6)
+        np.testing.assert_allclose(expected_square(*where)[n], square, rtol=1e-6)
+
+
+def test_expectations_against_draws():
+    kernel, (loc, C) = KERNELS["rbf"], coupled_gaussian(False)
+    points = jnp.array(np.random.default_rng(1).normal(size=(M, D)))
+    whiten = inverse_cholesky(kernel.gram(points))
+    draws = loc + (jnp.linalg.cholesky(C) @ jax.random.normal(jax.random.key(0), (100_000, N, D + 1 + M, 1)))[..., 0]
+    f = ((kernel(draws[..., :D], points) @ whiten.T) * draws[..., D + 1 :]).sum(-1)
+    v = Coupled(loc[0, D + 1 :], C[0, D + 1 :, D + 1 :], C[:, D + 1 :, :D])
+    where = kernel, points, whiten, loc[:, :D], jnp.diagonal(C[:, :D, :D], axis1=1, axis2=2), v
+    t = Target(loc[:, D], C[:, D, :D], C[:, D, D + 1 :])
+    for found, values in ((expected_product(*where, t), draws[..., D] * f), (expected_square(*where), f**2)):
+        assert (abs(found - values.mean(0)) < 4 * values.std(0) / np.sqrt(len(values))).all()
+
+
+def closed_form(p, outputs=2):
+    """The two layers of ``two`` with the parameters of its guide."""
+    A = dict(kernel=k.RBF(0.5, 0.9), Z=Z, noise=PROCESS, mean=X * jnp.ones(outputs))
+    hidden = HiddenLayer(
+        loc=p["f_auto_loc"],
+        scale_tril=jnp.tril(p["f_auto_scale_tril"]),
+        weights=p["h_auto_weights"],
+        shift=p["h_auto_shift"],
+        scale=p["h_auto_scale"],
+        **A,
+    )
+    U = p["g_auto_transition"].reshape(1, 8, outputs, 8)
+    root = jnp.tril(p["g_auto_scale_tril"])[None]
+    last = MarkovLayer(k.RBF(1.1, 0.9), jnp.tile(Z, outputs), U, p["g_auto_loc"][None], root, NOISE)
+    return markov_bound(hidden, last, X, Y[:, None])
+
+
+def test_closed_form_of_the_bound():
+    """Against the sampled bound of the same program and guide, and with several outputs at once."""
+    guide = guide_of(RULES["dense"])
+    params = moved(two, guide, X, Y)
+    draws = draws_of_bound(dgp.ELBO(), params, two, guide, X, Y, num=6000)
+    value = jax.jit(closed_form)(params)
+    assert abs(draws.mean() - value) < 3 * draws.std() / np.sqrt(len(draws))
