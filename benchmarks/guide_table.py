@@ -56,6 +56,7 @@ GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "JointOutputs": lambda m: per_layer(m, G.JointOutputs()),
     "Markov, free": lambda m: markov(m, G.GivenInducing("free")),  # by its closed form
     "Markov, free, drawn": lambda m: markov(m, G.GivenInducing("free")),
+    "Markov, free, 16 draws": lambda m: markov(m, G.GivenInducing("free")),
     "GivenBelow": lambda m: per_layer(m, G.GivenBelow()),
     "MeanField, Full": lambda m: G.MeanField(m, inducing=G.Full()),
     "MeanField": G.MeanField,
@@ -323,7 +324,8 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
         last = steps // 4  # the size of natural steps is held, then falls
         gamma = optax.join_schedules([log_linear(1e-3, 0.1, 50), log_linear(0.1, 1e-3, last)], [steps - last])
         rate = optax.cosine_decay_schedule(0.03, steps)
-        svi = SVI(model, guide, NaturalGradient(guide, gamma, optax.adam(rate)), dgp.ELBO())
+        loss = dgp.ELBO(16 if name.endswith("16 draws") else 1)
+        svi = SVI(model, guide, NaturalGradient(guide, gamma, optax.adam(rate)), loss)
         params = by_steps(svi, p, num, steps)
 
         @jax.jit

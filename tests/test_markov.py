@@ -1,5 +1,7 @@
 """Inducing values that follow those of the layer below: Markov dynamics, their bound, and its closed form."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,6 +122,7 @@ def test_beside_every_rule_for_hidden_values(hidden):
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, three, guide, X, Y, num=6000))
 
 
+@pytest.mark.slow
 def test_bound_by_hand():
     """The average over draws of v and h, written out from the definition of the bound."""
     guide = guide_of(RULES["dense"])
@@ -171,30 +174,34 @@ def test_training_on_from_independent_layers_gains():
     assert after.mean() > before.mean() - 3 * np.sqrt((before.var() + after.var()) / len(after))
 
 
-@pytest.mark.parametrize(("rank", "shapes"), [(None, [(2, 8, 16)]), (3, [(2, 8, 3), (3, 16)])])
-def test_shapes_minibatches_and_predictions(rank, shapes):
-    guide = G.InducingPoint(three, sites={"e": G.MarkovInducing("f", rank)})
-    if rank is None:  # a data plate that subsamples, and a scalar function
-        model, shapes = two, [(8, 16)]
-        guide = guide_of(G.MarkovInducing("f"))
-        svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO(2))
-        result = svi.run(jax.random.key(0), 20, X, Y, 10, progress_bar=False)
-        whole, parts = (
-            draws_of_bound(dgp.ELBO(), result.params, two, guide, X, Y, *a, num=n)
-            for a, n in (((), 500), ((10,), 4000))
-        )
-        assert agree(whole, parts)
-    else:
-        model, svi = three, SVI(three, guide, optax.adam(0.01), dgp.ELBO(2))
-        result = svi.run(jax.random.key(0), 20, X, Y, progress_bar=False)
+def fitted(model, guide, *args):
+    """Parameters after a few steps, by the end of their names, and predictions with them."""
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO(2))
+    result = svi.run(jax.random.key(0), 20, X, Y, *args, progress_bar=False)
     assert np.isfinite(result.losses).all()
-    found = [v.shape for n, v in result.params.items() if n.endswith(("_transition", "_basis"))]
-    assert sorted(found) == sorted(shapes)
     posterior = dgp.Posterior(model, guide, result.params)
     assert posterior.predict(jax.random.key(1), X[:4], num_samples=3).mean.shape == (4,)
     assert posterior.sample(jax.random.key(1), X[:4], num_samples=3).shape == (3, 4)
+    return result.params
 
 
+def test_low_rank():
+    params = fitted(three, G.InducingPoint(three, sites={"e": G.MarkovInducing("f", 3)}))
+    assert params["e_auto_transition"].shape == (2, 8, 3)
+    assert params["e_auto_basis"].shape == (3, 16)
+    assert abs(params["e_auto_transition"]).min() > 0
+
+
+@pytest.mark.slow
+def test_minibatches():
+    guide = guide_of(RULES["dense"])
+    params = fitted(two, guide, 10)
+    assert params["g_auto_transition"].shape == (8, 16)
+    whole = draws_of_bound(dgp.ELBO(), params, two, guide, X, Y, num=500)
+    assert agree(whole, draws_of_bound(dgp.ELBO(), params, two, guide, X, Y, 10, num=4000))
+
+
+@pytest.mark.slow
 def test_predictions_keep_the_dependence():
     """Moments of predictions against those of everything drawn by the guide, with a transition that matters."""
     guide = guide_of(RULES["dense"], G.Propagate())
@@ -372,3 +379,58 @@ def test_closed_form_of_the_bound():
     draws = draws_of_bound(dgp.ELBO(), params, two, guide, X, Y, num=6000)
     value = jax.jit(closed_form)(params)
     assert abs(draws.mean() - value) < 3 * draws.std() / np.sqrt(len(draws))
+
+
+def some_layers(Q=1, kernel=k.RBF(1.1, 0.9)):
+    rng = np.random.default_rng(5)
+    normal = lambda *shape: jnp.array(0.3 * rng.normal(size=shape))  # noqa: E731
+    root = jnp.tril(normal(2, 8, 8)) + 0.5 * jnp.eye(8)
+    hidden = HiddenLayer(
+        k.RBF(0.5, 0.9), Z, normal(2, 8), root, normal(30, 2, 8), normal(30, 2), jnp.exp(normal(30, 2)), PROCESS
+    )
+    roots = jnp.tril(normal(Q, 8, 8)) + 0.5 * jnp.eye(8)
+    return hidden, MarkovLayer(kernel, jnp.tile(Z, 2), normal(Q, 8, 2, 8), normal(Q, 8), roots, NOISE)
+
+
+@pytest.mark.slow
+def test_outputs_add_up():
+    """What the hidden layer costs counts once, whatever the number of outputs."""
+    hidden, last = some_layers(3)
+    y = jnp.stack([Y, Y**2, jnp.cos(Y)], 1)
+
+    def of(*q):
+        q = jnp.array(q)
+        layer = MarkovLayer(last.kernel, last.Z, last.transition[q], last.loc[q], last.scale_tril[q], NOISE)
+        return jax.jit(markov_bound)(hidden, layer, X, y[:, q])
+
+    np.testing.assert_allclose(of(0) + of(1, 2), of(0, 1) + of(2), rtol=1e-10)
+    np.testing.assert_allclose(of(0) + of(0, 1, 2), of(0, 1) + of(0, 2), rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_blocks_of_data(monkeypatch):
+    hidden, last = some_layers()
+    value, slope = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
+    monkeypatch.setattr("numpyro_dgp.blocks._CELLS", 700)
+    again, same = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
+    np.testing.assert_allclose(again, value, rtol=1e-10)
+    np.testing.assert_allclose(same.transition, slope.transition, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_closed_form_in_single_precision():
+    wide = some_layers()
+    narrow = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), wide)
+    value = jax.jit(markov_bound)(*narrow, jnp.asarray(X, jnp.float32), jnp.asarray(Y[:, None], jnp.float32))
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, jax.jit(markov_bound)(*wide, X, Y[:, None]), rtol=1e-3)
+
+
+def test_bad_layers():
+    hidden, last = some_layers()
+    with pytest.raises(ValueError, match=r"markov_bound: expected y of shape \(30, 1\), got \(30,\)"):
+        markov_bound(hidden, last, X, Y)
+    with pytest.raises(ValueError, match=r"expected last.transition of shape \(2, 8, 2, 8\), got \(1, 8, 2, 8\)"):
+        markov_bound(hidden, dataclasses.replace(some_layers(2)[1], transition=last.transition), X, Y[:, None])
+    with pytest.raises(ValueError, match="expected a kernel with expectations in closed form"):
+        markov_bound(*some_layers(kernel=k.Matern52()), X, Y[:, None])
