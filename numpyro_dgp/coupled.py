@@ -156,6 +156,14 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
     Raises:
         ValueError: a kernel without closed form.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Linear
+        >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
+        >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # E[h^2 v^2] = 1 + 2 Cov[v, h]^2
+        >>> print(expected_square(Linear(), one, one, zero, one, v))
+        [1.5]
+
     Source: seed 000, section 4.7.7.
     """
     layer = _Layer(kernel, Z, whiten, loc, variance, v)

@@ -92,6 +92,15 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
     Raises:
         ValueError: arrays that do not fit together, or a kernel of the last layer without closed form.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import RBF
+        >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> hidden = HiddenLayer(RBF(), Z, v, S, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)
+        >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), v, S, 0.5)
+        >>> markov_bound(hidden, last, Z, jnp.sin(Z)).shape
+        ()
+
     Source: seed 000, sections 4.7, 4.9 and A.5, with :math:`\log p(h \mid v, x)` for :math:`\log N(h; f, \sigma^2)`.
     """
     _require_shapes(hidden, last, X, y)

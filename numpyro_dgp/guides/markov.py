@@ -33,6 +33,8 @@ class MarkovInducing(Rule):
 
     Under ``dgp.ELBO`` the values :math:`v^-` are drawn, once for all data, and :math:`v` is integrated out given the
     draw, with the divergence of :math:`q(v \mid v^-)` in closed form. A layer that no other follows stays integrated.
+    The draw makes gradients noisier than those of independent layers: take several, ``ELBO(num_particles=...)``.
+    :mod:`numpyro_dgp.markov` has the bound of two layers in closed form.
 
     Args:
         below: the site of :math:`v^-`; by default that of the inducing values before this one in the program.
