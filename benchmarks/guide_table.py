@@ -36,6 +36,7 @@ import numpyro_dgp as dgp
 from numpyro_dgp import guides as G  # noqa: N812
 from numpyro_dgp.collapsed import from_features
 from numpyro_dgp.linalg import inverse_cholesky
+from numpyro_dgp.markov import HiddenLayer, MarkovLayer, markov_bound
 from numpyro_dgp.nested import NestedLayer, nested_bound
 from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
 
@@ -53,6 +54,9 @@ GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "GivenInducing, free": lambda m: per_layer(m, G.GivenInducing("free")),
     "GivenInducing, rank 3": lambda m: per_layer(m, G.GivenInducing(3)),
     "JointOutputs": lambda m: per_layer(m, G.JointOutputs()),
+    "Markov, free": lambda m: markov(m, G.GivenInducing("free")),  # by its closed form
+    "Markov, free, drawn": lambda m: markov(m, G.GivenInducing("free")),
+    "Markov, free, 16 draws": lambda m: markov(m, G.GivenInducing("free")),
     "GivenBelow": lambda m: per_layer(m, G.GivenBelow()),
     "MeanField, Full": lambda m: G.MeanField(m, inducing=G.Full()),
     "MeanField": G.MeanField,
@@ -152,6 +156,11 @@ def per_layer(model: Callable[..., None], rule: G.Rule) -> G.Guide:
     return G.MeanField(model, inducing=G.Full(), hidden=rule)
 
 
+def markov(model: Callable[..., None], rule: G.Rule) -> G.Guide:
+    """``rule`` for every hidden layer, and a q(v) that follows the v of the layer below."""
+    return G.MeanField(model, inducing=G.MarkovInducing(), hidden=rule, sites={"f0": G.Full()})
+
+
 def starts(svi: SVI, p: Problem, num: int) -> Any:
     """Initial states, stacked: the default one, and others with inner functions and hidden values moved at random.
 
@@ -239,14 +248,74 @@ def fit_nested(p: Problem, fixed: dict[str, Any], num: int) -> list[dict[str, ja
     return fits
 
 
+def fit_markov(p: Problem, fixed: dict[str, Any] | None, num: int) -> list[dict[str, Any]]:
+    """q(u | u below) and q(h | u) by L-BFGS: parameters in the names of the guide, the bound, and the bound without the
+    dependence of u on u, which the same optimiser reaches from the same start in as many steps."""
+    (first, last), width, N = p.layers, p.layers[0].outputs, len(p.X)
+    shape, priors = (width, len(first.Z)), {} if fixed else p.hyperparameters()
+
+    def tril(root: jax.Array) -> jax.Array:
+        return jnp.tril(root, -1) + jnp.exp(jnp.diagonal(root, axis1=-2, axis2=-1))[..., None] * jnp.eye(root.shape[-1])
+
+    def values(free: Any) -> dict[str, Any]:
+        return fixed or {n: jnp.exp(free[n]) for n in priors}
+
+    def bound(free: Any) -> jax.Array:
+        h, v = values(free), (free["loc0"], tril(free["root0"]))
+        T, s = free["weights"], jnp.exp(free["scale"])
+        hidden = HiddenLayer(p.kernel(h, 0), first.Z, *v, T, free["shift"], s, h["process0"], first.mean(p.X))
+        U, W = free["transition"][None], tril(free["root1"])[None]
+        above = MarkovLayer(p.kernel(h, 1), last.Z, U, free["loc1"][None], W, h["noise"])
+        return markov_bound(hidden, above, p.X, p.y[:, None]) + sum(q.log_prob(h[n]).sum() for n, q in priors.items())
+
+    def start(k: int) -> dict[str, Any]:
+        rng, eye = np.random.default_rng(k), np.eye(shape[1])
+        T = jnp.broadcast_to(own_weights(p, 0, 3), (N, *shape)) if k == num - 1 else jnp.zeros((N, *shape))
+        shift = first.mean(p.X) + (k > 0) * 0.1 * rng.normal(size=(N, width))
+        free = {"loc0": (k > 0) * 0.5 * rng.normal(size=shape), "root0": np.tile(math.log(0.01) * eye, (width, 1, 1))}
+        free |= {"weights": T, "shift": shift, "scale": np.full((N, width), math.log(0.1))}
+        free |= {"transition": np.zeros((len(last.Z), *shape)), "loc1": np.zeros(len(last.Z)), "root1": 0 * eye}
+        medians = {n: jnp.median(q.sample(jax.random.key(0), (1000,)), 0) for n, q in priors.items()}
+        return free | {n: jnp.log(m) for n, m in medians.items()}
+
+    _, unravel = ravel_pytree(start(0))
+
+    def loss(x: jax.Array, coupled: jax.Array) -> jax.Array:
+        free = unravel(x)
+        return -bound(free | {"transition": coupled * free["transition"]})
+
+    slope = jax.jit(jax.value_and_grad(loss))
+
+    def run(x: Any, coupled: float) -> Any:
+        objective = lambda x: tuple(np.asarray(a, float) for a in slope(jnp.asarray(x), coupled))  # noqa: E731
+        options = {"maxiter": 1000, "maxfun": 2000}
+        return scipy.optimize.minimize(objective, x, jac=True, method="L-BFGS-B", options=options)
+
+    fits = []
+    for k in range(num):
+        x = run(np.asarray(ravel_pytree(start(k))[0]), 0.0).x
+        apart, found = run(x, 0.0), run(x, 1.0)
+        free = unravel(jnp.asarray(found.x))
+        params = {"f0_auto_loc": free["loc0"], "f0_auto_scale_tril": tril(free["root0"]), "f1_auto_loc": free["loc1"]}
+        params |= {f"{n}_auto_loc": v for n, v in values(free).items() if n in priors}
+        params["f1_auto_transition"] = free["transition"].reshape(len(last.Z), -1)
+        params["f1_auto_scale_tril"] = tril(free["root1"])
+        fits.append(params | {"bound": -found.fun, "apart": -apart.fun})
+    return fits
+
+
 def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: int) -> dict[str, Any]:
     """Bounds of every start with their standard errors, and the best one's density of test rows."""
     model = program(p, fixed, latent=name.startswith("latent"))
     guide = GUIDES[name](model)
-    began = time.perf_counter()
+    began, apart = time.perf_counter(), {}
     if name == "nested":
         params = fit_nested(p, fixed or {}, num)
         bounds, errors = [float(q.pop("bound")) for q in params], [0.0] * num
+    elif name == "Markov, free":
+        params = fit_markov(p, fixed, num)
+        bounds, errors = [float(q.pop("bound")) for q in params], [0.0] * num
+        apart = {"apart": [float(q.pop("apart")) for q in params]}
     elif name.startswith("Collapsed"):
         svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
         params = by_quasi_newton(svi, p, num, steps)
@@ -256,7 +325,8 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
         last = steps // 4  # the size of natural steps is held, then falls
         gamma = optax.join_schedules([log_linear(1e-3, 0.1, 50), log_linear(0.1, 1e-3, last)], [steps - last])
         rate = optax.cosine_decay_schedule(0.03, steps)
-        svi = SVI(model, guide, NaturalGradient(guide, gamma, optax.adam(rate)), dgp.ELBO())
+        loss = dgp.ELBO(16 if name.endswith("16 draws") else 1)
+        svi = SVI(model, guide, NaturalGradient(guide, gamma, optax.adam(rate)), loss)
         params = by_steps(svi, p, num, steps)
 
         @jax.jit
@@ -267,7 +337,7 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
         draws = [np.asarray(evaluate(q, jax.random.split(jax.random.key(9), 1000))) for q in params]
         bounds, errors = ([float(f(d)) for d in draws] for f in (np.mean, lambda d: np.std(d) / math.sqrt(len(d))))
     chosen = params[int(np.nanargmax(bounds))]
-    found = {"bounds": bounds, "errors": errors, "seconds": time.perf_counter() - began}
+    found = {"bounds": bounds, "errors": errors, "seconds": time.perf_counter() - began} | apart
     found |= score(dgp.Posterior(model, guide, chosen), p)
     if fixed is None:
         found["learned"] = {n: np.asarray(chosen[f"{n}_auto_loc"]).tolist() for n in p.hyperparameters()}
@@ -433,6 +503,7 @@ def main() -> None:
         case = {"set": name, "layers": arguments.layers, "width": arguments.width}
         key = case | {"num_inducing": arguments.num_inducing} | {"hyperparameters": hyperparameters, "guide": guide}
         impossible = {"JointOutputs": arguments.width == 1, "nested": hyperparameters == "learned"}
+        impossible["Markov, free"] = arguments.layers != 2
         if impossible.get(guide) or any(key.items() <= r.items() for r in records()):
             continue
         p = problem(name, arguments.layers, arguments.width, arguments.data, arguments.num, arguments.num_inducing)

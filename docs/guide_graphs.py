@@ -47,6 +47,8 @@ PANELS = (
     Panel("GivenInducing('free'), rank r", r"$N(T_nu+M_n,\; S_n)$", FROM_U, ("u1", "u2", "u3", "h1", "h2")),
     Panel("JointOutputs()", r"$N(T_n\,(u_1,u_2)+M_n,\; S_n)$, two outputs", ("ua ha", "ua hb", "ub ha", "ub hb"),
           ("ua", "ub", "u2", "ha", "hb"), ("ha hb",), OUTPUTS),
+    Panel("MarkovInducing()", r"$q(u^l|u^{l-1})$, $q(h_n|u)=N(T_nu+M_n,\; S_n)$", (*FROM_U, "u1 u2", "u2 u3"),
+          ("u1", "u2", "u3", "h1", "h2")),
     Panel("GivenBelow()", r"$N(B_n h^-_n+M_n,\; S_n)$", ALONG, ("u1", "u2", "u3", "h1", "h2")),
     Panel("MeanField, Collapsed", r"$N(M_n,\; S_n)$", (), ("u1", "u2", "u3", "h1", "h2")),
     Panel("ImportanceWeighted", r"$K$ values of $w_n$, weighted; $h$ as InducingPoint", ("x h1", "w h1", "u1 h1"),
@@ -87,7 +89,7 @@ def draw(panel: Panel, ax: Any) -> None:
 
 
 def main() -> None:
-    figure, axes = plt.subplots(2, 4, figsize=(13, 4.9), layout="constrained")
+    figure, axes = plt.subplots(3, 3, figsize=(10, 7.4), layout="constrained")
     for ax, panel in zip(axes.flat, PANELS, strict=True):
         draw(panel, ax)
     figure.savefig(Path(__file__).parent / "figures" / "guide_graphs.png", dpi=110)

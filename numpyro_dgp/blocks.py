@@ -18,12 +18,13 @@ __all__ = ["each_row", "sum_symmetric"]
 _CELLS = 2**20
 
 
-def each_row(loc: Array, variance: Array, cells: int, row: Callable[[Array, Array], Array]) -> Array:
-    """``row`` of every mean (N, D) and variance (N, D) or (N, D, D); it holds ``cells`` numbers for each."""
+def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array], *others: Array) -> Array:
+    """``row`` of every mean (N, D), variance (N, D) or (N, D, D) and row of ``others``; it holds ``cells`` numbers
+    for each."""
     block = max(1, _CELLS // cells)
     if len(loc) <= block:
-        return jax.vmap(row)(loc, variance)
-    return jax.lax.map(lambda x: row(*x), (loc, variance), batch_size=block)
+        return jax.vmap(row)(loc, variance, *others)
+    return jax.lax.map(lambda x: row(*x), (loc, variance, *others), batch_size=block)
 
 
 def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Array], *data: Array) -> Array:

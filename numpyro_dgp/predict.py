@@ -160,7 +160,8 @@ class Posterior:
         """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
 
         Under a guide of Gaussian inducing values, ``f(x)`` is the posterior of the layer at any x of its own inputs.
-        An exact process comes conditioned on the draw of its values, and with MCMC every layer on the first draw kept.
+        An exact process comes conditioned on the draw of its values, a layer whose inducing values others follow on a
+        draw of those, and with MCMC every layer on the first draw kept.
         """
         found, sample = {}, {name: values[0] for name, values in self._thinned(1).items()}
         for name, site in self._trace(key, sample, args, kwargs).items():

@@ -33,6 +33,8 @@ LAYERS = {
         "collapsed",
         "following",
         "nested",
+        "coupled",
+        "markov",
     ],
     2: [
         "beliefs",

@@ -3,6 +3,7 @@
 from numpyro_dgp.guides.collapsed import Collapsed
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.latents import Amortised, Quadrature
+from numpyro_dgp.guides.markov import MarkovInducing
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
 from numpyro_dgp.guides.ring_rules import (
     Circulant,
@@ -38,6 +39,7 @@ __all__ = [
     "ImportanceWeighted",
     "InducingPoint",
     "JointOutputs",
+    "MarkovInducing",
     "MeanField",
     "Normal",
     "OpperArchambeau",

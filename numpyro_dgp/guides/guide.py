@@ -146,7 +146,8 @@ class Guide:
     def quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
         """Quantiles of the sites that have a variational distribution of their own.
 
-        Hidden layers that follow the model have none: draw them with :meth:`sample_posterior`.
+        Hidden layers that follow the model have none, nor have inducing values that follow others: draw them with
+        :meth:`sample_posterior`.
 
         Args:
             params: parameters, from ``svi_result.params``.
@@ -179,7 +180,7 @@ class Guide:
         program = full_plates(marginal(handlers.substitute(handlers.seed(self, 0), data=params)))
         with handlers.block():
             sites = handlers.trace(program).get_trace(*args, **kwargs)
-        own = {name: site for name, site in sites.items() if site.get("own")}
+        own = {name: site for name, site in sites.items() if site.get("own") and not site.get("follows")}
         return {name: _quantiles(unwrap(site["fn"]), quantiles) for name, site in own.items()}
 
     def _is_not_other(self, msg: Message) -> bool:

@@ -13,6 +13,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.latents import Quadrature
+from numpyro_dgp.guides.markov import MarkovInducing
 from numpyro_dgp.guides.rules import Prior, Propagate, Rule, Site
 from numpyro_dgp.guides.sites import (
     Message,
@@ -39,6 +40,7 @@ class Replace(Messenger):
     def __init__(self, guide: Guide, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: dict[str, Any]) -> None:
         self.guide, self.args, self.kwargs, self.drawn = guide, args, kwargs, drawn
         self.values: dict[str, Any] = {}
+        self.followed: dict[str, Array] = {}
         self.met: set[str] = set()
         self.indices: dict[str, Array] = {}
         self.observes = self.weighted = False
@@ -69,6 +71,16 @@ class Replace(Messenger):
     @cached_property
     def initial(self) -> dict[str, Array]:
         return initial_values(self.guide.model, self.args, self.kwargs, self.guide.init_loc_fn)
+
+    @cached_property
+    def below(self) -> dict[str, str]:
+        """The inducing sites that follow others: ``{site: site below}``. Those below are drawn, never integrated."""
+        named, default = self.guide.sites, self.guide.rules["inducing"]
+        if not any(isinstance(rule, MarkovInducing) for rule in [*named.values(), default]):
+            return {}
+        order = self.program.inducing
+        rules = {name: named.get(name, default) for name in order}
+        return {n: rule.layer_below(n, order) for n, rule in rules.items() if isinstance(rule, MarkovInducing)}
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "deterministic":
@@ -103,11 +115,13 @@ class Replace(Messenger):
             is_inner=lambda: msg["name"] in self.program.inner,
             initial=lambda: self.initial[msg["name"]],
             data=lambda: self._data(msg),
+            below=lambda: self.followed[self.below[msg["name"]]],
         )
         q = rule(site)
         if isinstance(msg["fn"], dist.MaskedDistribution):
             q = q.mask(msg["fn"]._mask)
         msg["own"], msg["kind"] = not isinstance(rule, FOLLOWS_MODEL), kind
+        msg["drawn"], msg["follows"] = msg["name"] in self.below.values(), msg["name"] in self.below
         if kind == "latent" and self.program.is_per_datum(msg):
             msg["copies"] = rule if isinstance(rule, Quadrature) else self.guide.num_samples
             self.weighted = self.weighted or msg["copies"] is not None
@@ -141,5 +155,7 @@ class Replace(Messenger):
     def postprocess_message(self, msg: Message) -> None:
         if msg["type"] == "plate":
             self.indices[msg["name"]] = msg["value"]
+        if msg.get("drawn"):  # also where a handler outside hides the site
+            self.followed[msg["name"]] = msg["value"]
         if msg["type"] == "sample" and msg["name"] in self.met and not msg.get("stop"):
             self.values[msg["name"]] = msg["value"]

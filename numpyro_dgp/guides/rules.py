@@ -43,6 +43,7 @@ class Site:
         is_inner: whether it holds the inducing values of an inner layer.
         initial: gives the initial value of the site, over all data.
         data: gives inputs and observations beside the site, in columns: rows of the minibatch (..., C).
+        below: gives the draw of the inducing values that the site follows, where its rule says that it follows some.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Site:
     is_inner: Callable[[], bool]
     initial: Callable[[], Array]
     data: Callable[[], Array]
+    below: Callable[[], Array]
 
     def param(
         self, name: str, init: Callable[[], Array], *, event_dim: int | None = None, constraint: Any = constraints.real

@@ -21,10 +21,12 @@ __all__ = ["Run", "marginal", "mutable", "resample", "run"]
 
 class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     """Handler of *marginal mode*: where a guide offers a Gaussian belief about inducing values, the layer gets
-    the belief itself instead of a draw from it, and integrates it out."""
+    the belief itself instead of a draw from it, and integrates it out. Values that others follow are drawn."""
 
     def process_message(self, msg: Message) -> None:
-        if msg["type"] == "sample" and msg["value"] is None and isinstance(unwrap(msg["fn"]), Belief):
+        if msg["type"] != "sample" or msg["value"] is not None or msg.get("drawn"):
+            return
+        if isinstance(unwrap(msg["fn"]), Belief):
             msg["value"] = unwrap(msg["fn"])
 
 

@@ -103,12 +103,14 @@ class Program:
     """The structure of a program for given arguments.
 
     Args:
-        inner: inducing sites of functions whose values feed another layer.
+        inducing: inducing sites, in the order of the program.
+        inner: those of functions whose values feed another layer.
         data_plates: the plate sets of function values, likelihoods and observations.
         observed_plates: the plate sets of sites observed in this call.
         nesting: how many batch dimensions the plates take.
     """
 
+    inducing: tuple[str, ...]
     inner: frozenset[str]
     data_plates: tuple[frozenset[str], ...]
     observed_plates: tuple[frozenset[str], ...]
@@ -160,9 +162,10 @@ def structure(sites: dict[str, Message]) -> Program:
     outputs = [f for f in values["observed"] if f is not None] or values["hidden"][-1:]
     last = {id(f.u) for f in outputs if hasattr(f, "u")}
     inducing = [site for site in samples if site_kind(site) == "inducing"]
+    names = tuple(site["name"] for site in inducing)
     inner = frozenset(site["name"] for site in inducing if id(site["value"]) not in last)
     nesting = max([-frame.dim for site in samples for frame in site["cond_indep_stack"]], default=0)
-    return Program(inner, tuple(data), tuple(observed), nesting)
+    return Program(names, inner, tuple(data), tuple(observed), nesting)
 
 
 def observations(

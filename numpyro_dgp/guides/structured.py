@@ -238,14 +238,14 @@ def _weights(weights: Weights, site: Site, fn: Any, inner: tuple[int, ...]) -> A
         return site.param("weights", start, event_dim=event_dim + len(inner) + 1)
     R = site.param("weights", lambda: jnp.zeros((*site.initial().shape, weights), dtype), event_dim=event_dim + 1)
     if inner:
-        basis = site.param("basis", lambda: _orthonormal(weights, inner[0] * M, dtype).reshape(weights, *inner, M))
+        basis = site.param("basis", lambda: orthonormal(weights, inner[0] * M, dtype).reshape(weights, *inner, M))
         return jnp.tensordot(R, basis, 1)
     shape = (*fn.event_shape, weights, M)
-    basis = site.param("basis", lambda: jnp.broadcast_to(_orthonormal(weights, M, dtype), shape))
+    basis = site.param("basis", lambda: jnp.broadcast_to(orthonormal(weights, M, dtype), shape))
     return (R[..., None, :] @ basis)[..., 0, :]
 
 
-def _orthonormal(rows: int, columns: int, dtype: Any) -> Array:
+def orthonormal(rows: int, columns: int, dtype: Any) -> Array:
     """Rows that are orthonormal as far as they can be: no direction of the first step is lost."""
     draw = jax.random.normal(jax.random.key(0), (rows, columns), dtype)
     left, _, right = jnp.linalg.svd(draw, full_matrices=False)
