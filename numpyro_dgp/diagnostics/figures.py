@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numpyro_dgp._typing import ArrayLike
-from numpyro_dgp.plots import _axes, _figure, bounds
+from numpyro_dgp.plots import bounds
+from numpyro_dgp.plots.axes import figure_of, open_axes
 
 if TYPE_CHECKING:
     from numpyro_dgp.diagnostics.comparison import Comparison
@@ -71,10 +72,10 @@ def calibration(u: ArrayLike, *, bins: int = 20, ax: Axes | None = None) -> Figu
     from scipy.stats import binom
 
     values = np.ravel(np.asarray(u))
-    ax = _axes(ax)
+    ax = open_axes(ax)
     low, high = binom.ppf([0.025, 0.975], len(values), 1 / bins)
     ax.axhspan(low, high, color="0.9")
     ax.axhline(len(values) / bins, color="0.5", lw=1)
     ax.hist(values, bins=bins, range=(0, 1), color="C0", alpha=0.7)
     ax.set(xlabel="probability integral transform", ylabel="data", xlim=(0, 1))
-    return _figure(ax)
+    return figure_of(ax)

@@ -1,0 +1,98 @@
+"""S4: figures of a fitted program: the trace of its bound, and its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.plots.axes import band, figure_of, open_axes
+from numpyro_dgp.predict import Posterior
+
+__all__ = ["bounds", "layers"]
+
+_MAX_OUTPUTS = 4
+
+
+def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, ax: Axes | None = None) -> Figure:
+    """Curves of the bound per datum against steps, means over ``window`` steps.
+
+    Args:
+        losses: ``{name: svi_result.losses}``.
+        size: number of data, to divide by.
+        window: steps averaged.
+        ax: axes to draw into.
+    """
+    ax = open_axes(ax)
+    curves = {}
+    for name, loss in losses.items():
+        values = -np.asarray(loss) / size
+        width = max(1, min(window, len(values) // 4))
+        curves[name] = values[: len(values) // width * width].reshape(-1, width).mean(1)
+        ax.plot((np.arange(len(curves[name])) + 0.5) * width, curves[name], label=name)
+    late = np.concatenate([curve[len(curve) // 4 :] for curve in curves.values()])
+    top = max(curve.max() for curve in curves.values())
+    ax.set(xlabel="step", ylabel="ELBO per datum", ylim=(late.min() - 0.1 * (top - late.min()) - 1e-3, None))
+    ax.legend(frameon=False)
+    return figure_of(ax)
+
+
+def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_points: int = 200) -> Figure:
+    """Every layer as a function of its own inputs, with its inducing points.
+
+    One row per layer, one column per output (at most four). A panel shows the posterior of the layer's function, two
+    standard deviations wide, along the first principal direction of its inputs and through their mean; with one
+    input column that is the function itself. Bars are the posterior at the inducing inputs, which lie off the line
+    where the inputs have several columns. Ticks at the bottom are the inputs that reach the layer.
+
+    Args:
+        posterior: a fitted program.
+        key: PRNG key, for the draw of the inputs of deeper layers.
+        X: inputs (N, D), the first argument of the model.
+        *args: its other arguments.
+        num_points: resolution.
+
+    Raises:
+        ValueError: a program without layers.
+
+    Source: seed 000, figures 3.5 and 3.7.
+    """
+    found = posterior.layers(key, X, *args)
+    if not found:
+        raise ValueError("plots.layers: expected a program with dgp.gp layers, got none: nothing to draw")
+    widths = [min(f.outputs or 1, _MAX_OUTPUTS) for f, _ in found.values()]
+    size = (max(4.0 + 3.0 * (max(widths) - 1), 6.0), 2.4 * len(found))
+    figure, axes = plt.subplots(len(found), max(widths), figsize=size, squeeze=False, layout="constrained")
+    for row, (name, (function, inputs)), width in zip(axes, found.items(), widths, strict=True):
+        _layer(row[:width], name, function, np.asarray(inputs), num_points)
+        for ax in row[width:]:
+            ax.set_visible(False)
+    return figure
+
+
+def _layer(axes: np.ndarray, name: str, function: Any, inputs: np.ndarray, num_points: int) -> None:
+    """One row of :func:`layers`."""
+    centre = inputs.mean(0)
+    direction = np.ones(1) if len(centre) == 1 else np.linalg.svd(inputs - centre, full_matrices=False)[2][0]
+    centre = centre - direction * (centre @ direction)
+    data = inputs @ direction
+    line = np.linspace(data.min(), data.max(), num_points)
+    curve = function(jnp.asarray(centre + line[:, None] * direction))
+    for p, ax in enumerate(axes):
+        Z = function.Z if function.Z.ndim == 2 else function.Z[p]
+        at_Z = function(Z)
+        mean, variance, mean_Z, variance_Z = (
+            np.asarray(a).reshape(len(a), -1)[:, p] for a in (curve.mean, curve.variance, at_Z.mean, at_Z.variance)
+        )
+        band(ax, line, mean, np.sqrt(variance), f"C{p}")
+        ax.errorbar(np.asarray(Z) @ direction, mean_Z, 2 * np.sqrt(variance_Z), fmt="o", color="0.2", ms=2.5, lw=0.8)
+        bottom = ax.get_ylim()[0]
+        ax.plot(data, np.full_like(data, bottom), "|", color="0.5", ms=6, alpha=0.3)
+        where = "input" if len(centre) == 1 else "first principal direction of the inputs"
+        ax.set(xlabel=where, ylabel=name if len(axes) == 1 else f"{name}[{p}]")
