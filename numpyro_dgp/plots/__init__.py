@@ -4,6 +4,7 @@ Every function returns the figure, or draws into ``ax`` where one is given.
 """
 
 from numpyro_dgp.plots.predictions import density, fit, marginals, observed
-from numpyro_dgp.plots.programs import bounds, layers
+from numpyro_dgp.plots.programs import bounds, latent_space, layers
+from numpyro_dgp.plots.spectra import ring_spectra
 
-__all__ = ["bounds", "density", "fit", "layers", "marginals", "observed"]
+__all__ = ["bounds", "density", "fit", "latent_space", "layers", "marginals", "observed", "ring_spectra"]
