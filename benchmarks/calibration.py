@@ -125,8 +125,8 @@ def transforms(steps: int, warmup: int, samples: int) -> dict[str, tuple[np.ndar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=200, help="simulated data sets (default: 200)")
-    parser.add_argument("--steps", type=int, default=2000, help="of each fit (default: 2000)")
+    parser.add_argument("--repeats", type=int, default=120, help="simulated data sets (default: 120)")
+    parser.add_argument("--steps", type=int, default=1500, help="of each fit (default: 1500)")
     parser.add_argument("--warmup", type=int, default=300, help="of NUTS (default: 300)")
     parser.add_argument("--thinning", type=int, default=4, help="of NUTS on simulated data (default: 4)")
     parser.add_argument("--samples", type=int, default=500, help="of NUTS on the diabetes set (default: 500)")

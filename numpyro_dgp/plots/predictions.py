@@ -48,6 +48,7 @@ def fit(
         ax.plot(np.asarray(data[0]), np.asarray(data[1]), ".", color="0.2", ms=3, label="data")
     sd = np.sqrt(np.asarray(prediction.variance))
     band(ax, x[order], np.asarray(prediction.mean)[order], sd[order], "C0", "mean, 2 sd")
+    ax.set(xlabel="x", ylabel="y")
     ax.legend(frameon=False)
     return figure_of(ax)
 
