@@ -58,6 +58,9 @@ def test_bounds_are_means_over_windows():
     a, b = figure.axes[0].lines
     np.testing.assert_allclose(a.get_xydata(), [[1, -0.25], [3, -1.25], [5, -2.25], [7, -3.25]])
     np.testing.assert_allclose(b.get_ydata(), -0.5)
+    low, high = plots.bounds({"a": np.array([1000.0, 9.0, 9.0, 9.0, 5.0] + 11 * [1.0])}, window=1).axes[0].get_ylim()
+    assert -6 < low < -4  # of the last three quarters: the first steps are far below
+    assert -1 < high < 0
 
 
 def test_observed_draws_into_given_axes():

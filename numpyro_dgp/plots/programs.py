@@ -41,8 +41,9 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
         ax.plot((np.arange(len(curves[name])) + 0.5) * width, curves[name], label=name)
     late = np.concatenate([curve[len(curve) // 4 :] for curve in curves.values()])
     top = max(curve.max() for curve in curves.values())
-    ax.set(xlabel="step", ylabel="ELBO per datum", ylim=(late.min() - 0.1 * (top - late.min()) - 1e-3, None))
-    ax.legend(frameon=False)
+    room = 0.1 * (top - late.min()) + 1e-3
+    ax.set(xlabel="step", ylabel="ELBO per datum", ylim=(late.min() - room, top + room))
+    ax.legend(frameon=False, loc="lower right")
     return figure_of(ax)
 
 
