@@ -2,7 +2,7 @@
 
 Simulation-based calibration of a two-layer program with eight data: parameters and data from the program itself, then
 the rank of the truth among the draws of each posterior. And probability integral transforms of held-out rows of
-scikit-learn's diabetes set, under two layers fitted to the other half. Some eight minutes on one core.
+scikit-learn's diabetes set, under two layers fitted to the other half. Two minutes on one core.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ def transforms(steps: int, warmup: int, samples: int) -> dict[str, tuple[np.ndar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=120, help="simulated data sets (default: 120)")
-    parser.add_argument("--steps", type=int, default=1500, help="of each fit (default: 1500)")
-    parser.add_argument("--warmup", type=int, default=300, help="of NUTS (default: 300)")
-    parser.add_argument("--thinning", type=int, default=4, help="of NUTS on simulated data (default: 4)")
-    parser.add_argument("--samples", type=int, default=500, help="of NUTS on the diabetes set (default: 500)")
+    parser.add_argument("--repeats", type=int, default=60, help="simulated data sets (default: 60)")
+    parser.add_argument("--steps", type=int, default=800, help="of each fit (default: 800)")
+    parser.add_argument("--warmup", type=int, default=200, help="of NUTS (default: 200)")
+    parser.add_argument("--thinning", type=int, default=2, help="of NUTS on simulated data (default: 2)")
+    parser.add_argument("--samples", type=int, default=200, help="of NUTS on the diabetes set (default: 200)")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))
     parser.add_argument("--smoke", action="store_true", help="a few short runs, to see that it works")
     args = parser.parse_args()
