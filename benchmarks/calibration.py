@@ -59,6 +59,19 @@ def falling(steps: int) -> optax.GradientTransformation:
     return optax.adam(optax.cosine_decay_schedule(0.03, steps))
 
 
+def converged(steps: int, repeats: int = 4) -> None:
+    """Is it the optimiser? The median of the noise and the bound after ``steps`` and after five times as many."""
+    print("| true noise | noise | bound | noise, five times the steps | bound |")
+    for i in range(repeats):
+        truth = handlers.trace(handlers.seed(program, jax.random.key(100 + i))).get_trace(X)
+        cells = [float(truth["noise"]["value"])]
+        for number in (steps, 5 * steps):
+            svi = SVI(program, guides(program)["full"], falling(number), dgp.ELBO())
+            result = svi.run(jax.random.key(0), number, X, truth["y"]["value"], progress_bar=False)
+            cells += [float(jnp.exp(result.params["noise_auto_loc"])), -float(result.losses[-100:].mean())]
+        print("| " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+
+
 def ranks_of_chains(repeats: int, warmup: int, thinning: int) -> Simulated:
     """Ranks of true values among draws by NUTS given data simulated with them."""
     transformed = dgp.for_mcmc(program)
@@ -142,6 +155,7 @@ def main() -> None:
                    num_steps=args.steps, num_samples=DRAWS)
         for name, guide in guides(program).items()
     }  # fmt: skip
+    converged(args.steps)
     print(f"{time.perf_counter() - start:.0f} s for {2 * args.repeats} fits", flush=True)
     found["NUTS"] = ranks_of_chains(args.repeats, args.warmup, args.thinning)
     print(f"{time.perf_counter() - start:.0f} s with {args.repeats} chains", flush=True)
