@@ -1,8 +1,8 @@
 """Digits from one latent number each (GPLVM): the collapsed bound, natural gradients, Adam and importance weighting.
 
 100 handwritten ones of scikit-learn's set, 8 by 8 pixels, no inputs: y = g(w) + noise with w ~ N(0, 1) per digit and a
-function per pixel. One program, four ways of inference from the same start. It prints a table and draws the mean image
-along w for each. After seed 002, section 4.4 and figure 4.7.
+function per pixel. One program, four ways of inference from the same start. It prints a table and draws, for each, the
+mean image along w and the posterior of every digit's w. After seed 002, section 4.4 and figure 4.7.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpyro.infer import SVI
 from scipy.stats import spearmanr
 
 import numpyro_dgp as dgp
+from numpyro_dgp import plots
 from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
 
 matplotlib.use("Agg")
@@ -126,9 +127,10 @@ def main() -> None:
     methods: list[str] = ["collapsed", "natural gradients", "Adam", "importance weighting"]
     w = np.linspace(-2, 2, 9)
     figure, axes = plt.subplots(len(methods), len(w), figsize=(len(w), 1.15 * len(methods)), layout="constrained")
+    space, panels = plt.subplots(2, 2, figsize=(9, 7), sharex=True, sharey=True, layout="constrained")
     print(f"{'inference':22s}{'bound per digit':>16s}{'noise':>8s}{'order':>8s}{'slant':>8s}")
     orders: dict[str, np.ndarray] = {}
-    for name, row in zip(methods, axes, strict=True):
+    for name, row, panel in zip(methods, axes, panels.flat, strict=True):
         guide, params, bound = fit(name, digits, start, arguments)
         orders[name] = np.asarray(params["w_auto_loc"])[:, 0]
         order = abs(spearmanr(orders[name], orders["collapsed"]).statistic)
@@ -141,9 +143,15 @@ def main() -> None:
             if name == methods[-1]:
                 ax.set(xlabel=f"w = {place:g}")
         row[0].set_ylabel(name.replace(" ", "\n"), fontsize=7)
+        data = digits.y, len(digits.y), Z, digits.y.shape[1]
+        draws = guide.sample_posterior(jax.random.key(3), params, *data, sample_shape=(200,))["w"]
+        plots.latent_space(sign * draws, colours=digits.slant, label="slant, columns per row", ax=panel)
+        panel.set(title=name, xlabel="w", ylabel="digit")
+        panel.label_outer()
     figure.savefig(arguments.out / "digits.png", dpi=120)
+    space.savefig(arguments.out / "latents.png", dpi=100)
     print("order, slant: rank correlations of w with w of the collapsed bound and with the slant of the digits")
-    print(f"the figure is in {arguments.out}")
+    print(f"figures are in {arguments.out}")
 
 
 if __name__ == "__main__":

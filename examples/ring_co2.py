@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from functools import partial
+import operator
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from numpyro.infer.autoguide import AutoLaplaceApproximation
 from numpyro.infer.initialization import init_to_median
 
 import numpyro_dgp as dgp
+from numpyro_dgp import plots
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -115,22 +117,51 @@ def co2_series(smoke: bool) -> tuple[dgp.rings.Ring, np.ndarray, np.ndarray, np.
     return dgp.rings.Ring(begin, begin + years, size), y, (np.arange(size) < last) & ~inside, inside
 
 
+def co2_terms(decade: bool) -> dict[str, dgp.kernels.Kernel]:
+    """A season with two harmonics, and variations over half a decade, a year and weeks."""
+    stable = positive("season_lengthscale", 20.0, 0.5)
+    season = Wave(positive("season1", 2.0) ** 2, stable, 1.0) + Wave(positive("season2", 0.7) ** 2, stable, 0.5)
+    terms: dict[str, dgp.kernels.Kernel] = {"season": season}
+    if decade:  # no longer than about a third of what the ring has to spare beyond the data
+        terms["decade"] = dgp.kernels.RBF(positive("decade", 1.0) ** 2, positive("decade_lengthscale", 4.5, 0.1))
+    terms["years"] = dgp.kernels.RBF(positive("years", 0.5) ** 2, positive("years_lengthscale", 1.0, 0.5))
+    terms["weeks"] = dgp.kernels.Matern32(positive("weeks", 0.3) ** 2, positive("weeks_lengthscale", 0.1, 0.5))
+    return terms
+
+
 def co2_model(ring: dgp.rings.Ring, observed: np.ndarray, y: Any = None, decade: bool = True) -> None:
-    """A quadratic trend, a season with two harmonics, variations over half a decade, a year and weeks, noise."""
+    """A quadratic trend, the terms of the kernel, noise."""
     t = (ring.points()[:, 0] - 1980.0) / DECADE
     level = numpyro.sample("level", dist.Normal(340.0, 20.0))
     slope = numpyro.sample("slope", dist.Normal(13.0, 5.0))
     bend = numpyro.sample("bend", dist.Normal(1.0, 1.0))
     numpyro.deterministic("trend", level + slope * t + bend * t**2)
-    stable = positive("season_lengthscale", 20.0, 0.5)
-    kernel = Wave(positive("season1", 2.0) ** 2, stable, 1.0) + Wave(positive("season2", 0.7) ** 2, stable, 0.5)
-    if decade:  # no longer than about a third of what the ring has to spare beyond the data
-        kernel = kernel + dgp.kernels.RBF(positive("decade", 1.0) ** 2, positive("decade_lengthscale", 4.5, 0.1))
-    kernel = kernel + dgp.kernels.RBF(positive("years", 0.5) ** 2, positive("years_lengthscale", 1.0, 0.5))
-    kernel = kernel + dgp.kernels.Matern32(positive("weeks", 0.3) ** 2, positive("weeks_lengthscale", 0.1, 0.5))
+    kernel = reduce(operator.add, co2_terms(decade).values())
     loc = (level + slope * t + bend * t**2)[observed]
     series = dgp.rings.RingNormal(kernel, ring, positive("noise", 0.3), np.asarray(observed), loc)
     numpyro.sample("y", series, obs=y)
+
+
+def spectra(model: Any, values: dict[str, jax.Array], y: jax.Array, ring: dgp.rings.Ring, *args: Any) -> plt.Figure:
+    """Power of the terms of the kernel and of 200 draws of the whole function given the data, at one set of values."""
+    program = numpyro.handlers.substitute(numpyro.handlers.seed(model, 0), data=values)
+    series = numpyro.handlers.trace(program).get_trace(ring, *args, y)["y"]["fn"]
+    noise = jnp.sqrt(series.noise_variance)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key: jax.Array) -> jax.Array:
+        """A draw from the prior, and what it takes to explain the data (Matheron's rule)."""
+        prior_key, noise_key = jax.random.split(key)
+        f = series.process.sqrt(jax.random.normal(prior_key, series.white_shape))
+        error = noise * jax.random.normal(noise_key, y.shape)
+        return f + series.posterior(y - f[series.present] - error)[0]
+
+    terms = numpyro.handlers.substitute(numpyro.handlers.seed(co2_terms, 0), data=values)("decade" in values)
+    draws = draw(jax.random.split(jax.random.key(2), 200))
+    figure = plots.ring_spectra(ring, terms, values=draws, noise=noise, unit="year")
+    figure.axes[0].set(ylabel="power, squared parts per million")
+    return figure
 
 
 def predict(model: Any, samples: dict[str, jax.Array], y: jax.Array, *args: Any) -> tuple[jax.Array, jax.Array]:
@@ -168,6 +199,8 @@ def fit_co2(out: Path, steps: int, draws: int, smoke: bool, decade: bool) -> lis
         score("CO2, forecast, first year", y[first_year], means, variances, first_year),
         score("CO2, forecast, all years", y[later], means, variances, later),
     ]
+    middle = {k: jnp.median(v) for k, v in samples.items()}
+    spectra(model, middle, jnp.asarray(y[train]), ring, train).savefig(out / "ring_spectra.png", dpi=110)
     x = np.asarray(ring.points()[:, 0])
     prediction = dgp.Mixture(means, variances)
     mean, sd = np.asarray(prediction.mean), np.sqrt(np.asarray(prediction.variance))

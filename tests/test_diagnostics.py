@@ -4,20 +4,32 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
 from dense import log_normal, rbf
+from matplotlib.patches import StepPatch
 from numpyro.infer import MCMC, NUTS, SVI, psis_diagnostic
 from numpyro.infer.autoguide import AutoNormal
 from programs import NOISE, X, Y, Z, random_params, shallow
 from scipy.stats import norm
 
 import numpyro_dgp as dgp
-from numpyro_dgp.diagnostics import coverage, khat, local_khat, loo, pareto_shape, pit, uniformity, vsbc
-from numpyro_dgp.diagnostics.figures import calibration
+from numpyro_dgp.diagnostics import (
+    Simulated,
+    coverage,
+    figures,
+    khat,
+    local_khat,
+    loo,
+    pareto_shape,
+    pit,
+    uniformity,
+    vsbc,
+)
 
 few, few_y = X[::3], Y[::3]
 x, y = np.asarray(few), np.asarray(few_y)
@@ -193,11 +205,35 @@ def test_transforms_of_a_fit_on_data_of_its_own(key):
 
 
 def test_figure_of_transforms():
-    figure = calibration(np.linspace(0.001, 0.999, 200), bins=10)
+    figure = figures.calibration(np.linspace(0.001, 0.999, 200), bins=10)
     (ax,) = figure.axes
     bars = [patch.get_height() for patch in ax.patches if patch.get_width() < 0.5]
     np.testing.assert_allclose(bars, 20, atol=1)
     assert ax.get_ylabel() == "data"
+
+
+def test_figure_of_ranks():
+    """Bars count ranks, the band is binomial, and the tests are those of the columns."""
+    narrow = 49.5 + 49.5 * np.sign(rng.normal(size=200)) * rng.beta(4, 1, size=200)
+    found = Simulated.of(
+        {"noise": rng.integers(0, 100, 200), "g": np.stack([np.rint(narrow), np.arange(200) // 2], -1)}, 99
+    )
+    assert found.uniform["noise"] > 0.01
+    assert found.uniform["g"][0] < 1e-6 < 0.99 < found.uniform["g"][1]
+    noise, g = figures.ranks(found).axes
+    (bars,) = [patch for patch in noise.patches if isinstance(patch, StepPatch)]
+    np.testing.assert_array_equal(bars.get_data().values, np.histogram(found.ranks["noise"], np.arange(0, 101, 10))[0])
+    lines = [patch for patch in g.patches if isinstance(patch, StepPatch)]
+    np.testing.assert_array_equal(lines[1].get_data().values, 20)
+    band = next(patch for patch in g.patches if not isinstance(patch, StepPatch))
+    assert (band.get_y(), band.get_y() + band.get_height()) == (12, 29)  # quantiles of B(200, 0.1)
+    assert g.get_title().startswith("g, p = ")
+    (again,) = figures.ranks(found, axes={"g": plt.subplots()[1]}).axes
+    assert again.get_title() == g.get_title()
+    with pytest.raises(ValueError, match=r"expected axes for some of the sites \['noise', 'g'\], got \['h'\]"):
+        figures.ranks(found, axes={"h": again})
+    with pytest.raises(ValueError, match=r"expected ranks from 0 to 99, got 0 to 100 at site 'g'"):
+        Simulated.of({"g": np.arange(101)}, 99)
 
 
 def natural(guide):

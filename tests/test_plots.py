@@ -5,7 +5,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from programs import X, Y, Z, deep, random_params
+from programs import X, Y, Z, bayesian, deep, random_params
 
 import numpyro_dgp as dgp
 
@@ -13,6 +13,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from numpyro_dgp import plots
+from numpyro_dgp.spectra import periodised
+
+rng = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +58,9 @@ def test_bounds_are_means_over_windows():
     a, b = figure.axes[0].lines
     np.testing.assert_allclose(a.get_xydata(), [[1, -0.25], [3, -1.25], [5, -2.25], [7, -3.25]])
     np.testing.assert_allclose(b.get_ydata(), -0.5)
+    low, high = plots.bounds({"a": np.array([1000.0, 9.0, 9.0, 9.0, 5.0] + 11 * [1.0])}, window=1).axes[0].get_ylim()
+    assert -6 < low < -4  # of the last three quarters: the first steps are far below
+    assert -1 < high < 0
 
 
 def test_observed_draws_into_given_axes():
@@ -125,3 +131,88 @@ def test_marginals_are_histograms_under_the_mixture():
     assert figure.axes[2].lines[1].get_xdata()[0] == 2.0
     with pytest.raises(ValueError, match=r"plots.marginals: expected draws \(S, N\) and log_density \(50, N\)"):
         plots.marginals(draws, y, values.T)
+
+
+def test_latent_space_draws_two_standard_deviations():
+    draws = rng.normal(size=(50, 6, 2)) @ np.array([[1.0, 0.6], [0.0, 0.3]]) + rng.normal(size=(6, 2))
+    ax = plots.latent_space(draws, colours=list("aabbcc"), label="letter").axes[0]
+    outlines, points = ax.collections
+    np.testing.assert_allclose(points.get_offsets(), draws.mean(0))
+    for n, path in enumerate(outlines.get_paths()):
+        away = path.vertices - draws[:, n].mean(0)
+        inverse = np.linalg.inv(np.cov(draws[:, n].T))
+        np.testing.assert_allclose(np.einsum("vp,pq,vq->v", away, inverse, away), 4)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b", "c"]
+    assert ax.get_legend().get_title().get_text() == "letter"
+    shades = [tuple(shade) for shade in points.get_facecolors()]
+    assert shades[0] == shades[1] != shades[2]
+
+
+def test_latents_of_one_column_lie_in_their_order():
+    draws = rng.normal(size=(40, 5, 1)) + np.array([3.0, 1.0, 2.0, 5.0, 4.0])[:, None] * 10
+    slope = np.array([0.3, 0.1, 0.2, 0.5, 0.4])
+    figure = plots.latent_space(draws, colours=slope, label="slope, pixels per row")
+    ax, bar = figure.axes
+    bars, points = ax.collections
+    mean, sd = draws.mean(0)[:, 0], draws.std(0, ddof=1)[:, 0]
+    np.testing.assert_allclose(points.get_offsets(), np.stack([mean, [2, 0, 1, 4, 3]], -1))
+    np.testing.assert_allclose([s[:, 0] for s in bars.get_segments()], np.stack([mean - 2 * sd, mean + 2 * sd], -1))
+    assert bar.get_ylabel() == "slope, pixels per row"
+    np.testing.assert_allclose(points.get_facecolors()[[1, 3]], plt.get_cmap("viridis")([0.0, 1.0]))
+
+
+@pytest.mark.slow
+def test_latent_space_of_a_guide(key):
+    """Draws of a latent as a guide gives them, of latents without spread too."""
+    guide = dgp.guides.InducingPoint(bayesian)
+    params = random_params(bayesian, guide, X, Y)
+    draws = guide.sample_posterior(key, params, X, Y, sample_shape=(20,))["w"]
+    assert draws.shape == (20, 30, 1)
+    plots.latent_space(draws, colours=Y, label="y")
+    ax = plots.latent_space(np.zeros((3, 4, 2))).axes[0]
+    np.testing.assert_allclose(ax.collections[0].get_paths()[0].vertices, 0)
+
+
+def test_latent_space_refuses_bad_input():
+    with pytest.raises(ValueError, match=r"expected draws \(S, N, 1\) or \(S, N, 2\).*got shape \(9, 4, 3\)"):
+        plots.latent_space(np.zeros((9, 4, 3)))
+    with pytest.raises(ValueError, match=r"with S at least 3, got shape \(4, 2\)"):
+        plots.latent_space(np.zeros((4, 2)))
+    with pytest.raises(ValueError, match=r"expected colours of shape \(4,\), one per datum, got \(3,\)"):
+        plots.latent_space(np.zeros((9, 4, 2)), colours=np.zeros(3))
+
+
+@pytest.mark.parametrize("size", [15, 16])
+def test_spectra_are_the_eigenvalues_at_their_frequencies(size):
+    """Against the dense covariance and its Fourier vectors; power of prior draws has them as its mean."""
+    ring = dgp.rings.Ring(1.0, 6.0, size)
+    kernel = dgp.kernels.Matern32(1.3, 0.4)
+    C = np.asarray(periodised(kernel, ring, ring.points(), ring.points()))
+    k = np.arange(1, size // 2 + 1)
+    waves = np.exp(-2j * np.pi * np.outer(k, np.arange(size)) / size) / np.sqrt(size)
+    expected = np.einsum("kj,jl,kl->k", waves, C, waves.conj()).real
+    draws = rng.normal(size=(4000, size)) @ np.linalg.cholesky(C).T
+    ax = plots.ring_spectra(ring, {"rough": kernel}, values=draws, noise=0.2, unit="day").axes[0]
+    values, curve, noise = ax.lines
+    np.testing.assert_allclose(curve.get_xdata(), k / 5)
+    np.testing.assert_allclose(curve.get_ydata(), expected, rtol=1e-6)
+    ordinary = slice(0, (size - 1) // 2)  # where the transform is complex, and its power exponential
+    np.testing.assert_allclose(values.get_ydata()[ordinary], (expected * np.log(2))[ordinary], rtol=0.15)
+    np.testing.assert_allclose(noise.get_ydata(), 0.04)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("cycles per day", "power, squared unit of the output")
+
+
+def test_spectrum_of_a_wave_is_a_line():
+    ring = dgp.rings.Ring(0.0, 8.0, 64)
+    values = 2 * np.sin(2 * np.pi * 1.5 * np.asarray(ring.points()[:, 0]))
+    ax = plots.ring_spectra(ring, {}, values=values).axes[0]
+    (curve,) = ax.lines
+    assert curve.get_xdata()[np.argmax(curve.get_ydata())] == 1.5
+    np.testing.assert_allclose(curve.get_ydata().max(), 64)  # half of the sum of squares, 2^2 / 2 * 64, at each sign
+
+
+def test_ring_spectra_refuse_bad_input():
+    with pytest.raises(ValueError, match=r"expected a ring of one dimension, got 2"):
+        plots.ring_spectra(dgp.rings.Ring(0.0, 1.0, (4, 4)), {})
+    with pytest.raises(ValueError, match=r"expected values at all 8 points of the grid.*got shape \(7,\)"):
+        plots.ring_spectra(dgp.rings.Ring(0.0, 1.0, 8), {}, values=np.zeros(7))

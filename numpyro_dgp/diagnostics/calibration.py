@@ -2,7 +2,7 @@ r"""S4: calibration: do intervals cover what they claim, on held-out data and on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +38,36 @@ class Simulated(NamedTuple):
     """p-values of Wilcoxon's signed-rank test that they are symmetric: small where a marginal is biased (...)."""
     uniform: dict[str, np.ndarray]
     """p-values of a chi-square test that they are uniform: small too where a marginal is too narrow or wide (...)."""
+
+    @classmethod
+    def of(cls, ranks: Mapping[str, ArrayLike], num_samples: int, bins: int | None = None) -> Simulated:
+        """The tests for ranks from elsewhere, such as chains run on simulated data.
+
+        Args:
+            ranks: by site (R, ...), from 0 to S.
+            num_samples: S.
+            bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
+
+        Raises:
+            ValueError: ranks outside of 0 to S, or fewer than five replications for each bin.
+
+        Example:
+            >>> rng = np.random.default_rng(0)
+            >>> bool(Simulated.of({"f": rng.integers(0, 100, 500)}, 99).uniform["f"] > 0.05)
+            True
+        """
+        found = {name: np.asarray(rank) for name, rank in ranks.items()}
+        for name, rank in found.items():
+            if rank.min() < 0 or rank.max() > num_samples:
+                raise ValueError(
+                    f"Simulated: expected ranks from 0 to {num_samples}, got {rank.min()} to {rank.max()} at site "
+                    f"{name!r}: a rank is the number of the S draws that are below the truth"
+                )
+        count = min(len(rank) for rank in found.values())
+        bins = min(10, max(1, count // 5)) if bins is None else bins
+        symmetry = {name: _symmetry(rank - num_samples / 2) for name, rank in found.items()}
+        uniform = {name: uniformity((rank + 0.5) / (num_samples + 1), bins) for name, rank in found.items()}
+        return cls(found, num_samples, symmetry, uniform)
 
 
 def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
@@ -205,11 +235,7 @@ def vsbc(
     )  # fmt: skip
     if isinstance(guide, Guide):  # it keeps the data of its latest call, which predictions may need
         guide._arguments = fitted_to
-    bins = min(10, num_replications // 5) if bins is None else bins
-    ranks = dict(found.ranks)
-    symmetry = {name: _symmetry(rank - num_samples / 2) for name, rank in ranks.items()}
-    uniform = {name: uniformity((rank + 0.5) / (num_samples + 1), bins) for name, rank in ranks.items()}
-    return Simulated(ranks, num_samples, symmetry, uniform)
+    return Simulated.of(found.ranks, num_samples, bins)
 
 
 def _symmetry(centred: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
@@ -10,12 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numpyro_dgp._typing import ArrayLike
-from numpyro_dgp.plots import _axes, _figure, bounds
+from numpyro_dgp.plots import bounds
+from numpyro_dgp.plots.axes import figure_of, open_axes
 
 if TYPE_CHECKING:
+    from numpyro_dgp.diagnostics.calibration import Simulated
     from numpyro_dgp.diagnostics.comparison import Comparison
 
-__all__ = ["calibration", "comparison"]
+__all__ = ["calibration", "comparison", "ranks"]
 
 # Above, importance weights have no usable moments.
 _HIGH = 0.7
@@ -68,13 +71,55 @@ def calibration(u: ArrayLike, *, bins: int = 20, ax: Axes | None = None) -> Figu
         bins: number of bars.
         ax: axes to draw into.
     """
-    from scipy.stats import binom
-
     values = np.ravel(np.asarray(u))
-    ax = _axes(ax)
-    low, high = binom.ppf([0.025, 0.975], len(values), 1 / bins)
-    ax.axhspan(low, high, color="0.9")
-    ax.axhline(len(values) / bins, color="0.5", lw=1)
+    ax = open_axes(ax)
+    _band_of_bars(ax, len(values), bins)
     ax.hist(values, bins=bins, range=(0, 1), color="C0", alpha=0.7)
     ax.set(xlabel="probability integral transform", ylabel="data", xlim=(0, 1))
-    return _figure(ax)
+    return figure_of(ax)
+
+
+def ranks(found: Simulated, *, bins: int = 10, axes: Mapping[str, Axes] | None = None) -> Figure:
+    """Histograms of the ranks of true values by site, with the band that 95 % of the bars of uniform ones fall in.
+
+    Sites with several values have one line for each. A bowl means posteriors that are too narrow, a hump ones that are
+    too wide, a slope to the right values that are too low. Above each panel is the smallest p-value of the test of
+    uniformity, times the number of values (Bonferroni).
+
+    Args:
+        found: from ``diagnostics.vsbc``, or ``Simulated.of`` ranks of chains.
+        bins: number of bars; S + 1 should be a multiple.
+        axes: by site, to draw into these and these sites only; all sites in a new figure by default.
+
+    Raises:
+        ValueError: sites that have no ranks.
+    """
+    if axes is None:
+        _, new = plt.subplots(
+            1, len(found.ranks), figsize=(2.8 * len(found.ranks), 2.4), squeeze=False, sharey=True,
+            layout="constrained",
+        )  # fmt: skip
+        axes = dict(zip(found.ranks, new[0], strict=True))
+    if not axes or not set(axes) <= set(found.ranks):
+        raise ValueError(f"figures.ranks: expected axes for some of the sites {list(found.ranks)}, got {list(axes)}")
+    for name, ax in axes.items():
+        columns = found.ranks[name].reshape(len(found.ranks[name]), -1).T
+        share = (columns + 0.5) / (found.num_samples + 1)
+        _band_of_bars(ax, columns.shape[1], bins)
+        edges = np.linspace(0, 1, bins + 1)
+        for i, column in enumerate(share):
+            counts, _ = np.histogram(column, edges)
+            ax.stairs(counts, edges, color=f"C{i % 10}", alpha=0.7, fill=len(share) == 1, lw=1.2)
+        smallest = min(1.0, float(np.min(found.uniform[name])) * len(share))
+        ax.set(title=f"{name}, p = {smallest:.1g}", xlabel="rank of the truth / draws", xlim=(0, 1), ylim=(0, None))
+    next(iter(axes.values())).set(ylabel="replications")
+    return figure_of(next(iter(axes.values())))
+
+
+def _band_of_bars(ax: Axes, size: int, bins: int) -> None:
+    """The mean, and the 2.5 and 97.5 per cent quantiles, of the bars of a histogram of uniform values."""
+    from scipy.stats import binom
+
+    low, high = binom.ppf([0.025, 0.975], size, 1 / bins)
+    ax.axhspan(low, high, color="0.9")
+    ax.axhline(size / bins, color="0.5", lw=1)

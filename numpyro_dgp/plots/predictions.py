@@ -1,0 +1,135 @@
+"""S4: figures of predictions: functions of one input, observed against predicted, densities."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from numpyro_dgp._typing import ArrayLike
+from numpyro_dgp.densities import Mixture
+from numpyro_dgp.plots.axes import band, figure_of, open_axes
+
+__all__ = ["density", "fit", "marginals", "observed"]
+
+
+def fit(
+    x: ArrayLike,
+    prediction: Mixture,
+    *,
+    data: tuple[ArrayLike, ArrayLike] | None = None,
+    functions: ArrayLike | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """A prediction over one input: mean, two standard deviations of y, data, draws of the function.
+
+    Args:
+        x: input values (N,).
+        prediction: ``posterior.predict(key, x[:, None])``.
+        data: x and y of the training rows.
+        functions: draws (S, N), from ``posterior.functions``.
+        ax: axes to draw into.
+
+    Raises:
+        ValueError: several input columns or outputs.
+    """
+    x = np.asarray(x)
+    if x.ndim != 1 or prediction.means.ndim != 2:
+        raise ValueError(
+            f"plots.fit: expected x of shape (N,) and one output, got {x.shape} and {prediction.means.shape[1:]}: "
+            "plots.observed shows predictions for several inputs"
+        )
+    ax = open_axes(ax)
+    order = np.argsort(x)
+    if functions is not None:
+        ax.plot(x[order], np.asarray(functions)[:, order].T, color="C0", lw=0.5, alpha=0.6)
+    if data is not None:
+        ax.plot(np.asarray(data[0]), np.asarray(data[1]), ".", color="0.2", ms=3, label="data")
+    sd = np.sqrt(np.asarray(prediction.variance))
+    band(ax, x[order], np.asarray(prediction.mean)[order], sd[order], "C0", "mean, 2 sd")
+    ax.set(xlabel="x", ylabel="y")
+    ax.legend(frameon=False)
+    return figure_of(ax)
+
+
+def observed(y: ArrayLike, prediction: Mixture, *, ax: Axes | None = None) -> Figure:
+    """Observed values (N,) against predicted ones, with two standard deviations and the diagonal."""
+    ax = open_axes(ax)
+    mean, sd = np.asarray(prediction.mean), np.sqrt(np.asarray(prediction.variance))
+    ax.errorbar(mean, np.asarray(y), xerr=2 * sd, fmt=".", color="C0", ecolor="0.8", ms=3)
+    ax.axline((mean.mean(), mean.mean()), slope=1, color="0.3", lw=1)
+    ax.set(xlabel="predicted, 2 sd", ylabel="observed")
+    return figure_of(ax)
+
+
+def density(
+    x: ArrayLike,
+    y: ArrayLike,
+    log_density: ArrayLike,
+    *,
+    data: tuple[ArrayLike, ArrayLike] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """A conditional density p(y | x) over one input as a heat map; every column is a density of its own.
+
+    With ``grid = jnp.broadcast_to(y[:, None], (len(y), len(x)))`` the densities are
+    ``posterior.log_density(key, grid, x[:, None])``.
+
+    Args:
+        x: input values (N,), increasing.
+        y: levels (G,), increasing.
+        log_density: log p(y | x) (G, N).
+        data: x and y of the training rows.
+        ax: axes to draw into.
+
+    Raises:
+        ValueError: shapes that do not fit together.
+
+    Source: seed 002, figure 5.4.
+    """
+    x, y, values = np.asarray(x), np.asarray(y), np.asarray(log_density)
+    if values.shape != (len(y), len(x)):
+        raise ValueError(
+            f"plots.density: expected log_density of shape ({len(y)}, {len(x)}), one row per level and one column per "
+            f"input, got {values.shape}: broadcast the levels to that shape and ask posterior.log_density"
+        )
+    ax = open_axes(ax)
+    ax.pcolormesh(x, y, np.exp(values), shading="nearest", cmap="magma", rasterized=True)
+    if data is not None:
+        ax.plot(np.asarray(data[0]), np.asarray(data[1]), ".", color="w", ms=1, alpha=0.3)
+    ax.set(xlabel="x", ylabel="y", xlim=(x.min(), x.max()), ylim=(y.min(), y.max()))
+    return figure_of(ax)
+
+
+def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observed: ArrayLike | None = None) -> Figure:
+    """Predictive distributions at a few test points: histograms of draws of y under the density of the mixture.
+
+    Args:
+        draws: of y (S, N), from ``posterior.sample``; one panel per column.
+        y: levels (G,), increasing.
+        log_density: log p(y | x) (G, N), as in :func:`density`.
+        observed: what was observed there (N,).
+
+    Raises:
+        ValueError: shapes that do not fit together.
+
+    Source: seed 002, figures 5.6 and 5.7.
+    """
+    draws, y, values = np.asarray(draws), np.asarray(y), np.asarray(log_density)
+    if draws.ndim != 2 or values.shape != (len(y), draws.shape[1]):
+        raise ValueError(
+            f"plots.marginals: expected draws (S, N) and log_density ({len(y)}, N), got {draws.shape} and "
+            f"{values.shape}: choose a few test points for both"
+        )
+    number = draws.shape[1]
+    figure, axes = plt.subplots(
+        1, number, figsize=(2.6 * number, 2.4), squeeze=False, sharey=False, layout="constrained"
+    )
+    for n, ax in enumerate(axes[0]):
+        ax.hist(draws[:, n], bins=60, range=(y.min(), y.max()), density=True, color="0.8")
+        ax.plot(y, np.exp(values[:, n]), color="C0", lw=1.5)
+        if observed is not None:
+            ax.axvline(np.asarray(observed)[n], color="0.2", lw=1, ls="--")
+        ax.set(xlabel="y", yticks=[])
+    return figure
