@@ -15,7 +15,7 @@ from numpyro_dgp.guides.sites import Message, refuse_subsampling, site_kind
 __all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws"]
 
 # Rows (draws times inputs) that go through the layers at once.
-_BLOCK = 20_000
+_BLOCK = 2_000
 
 
 def over_draws(

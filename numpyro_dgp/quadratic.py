@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.linalg import matmul
 
 __all__ = ["quadratic_forms"]
+
+# Bytes of products S_p a_n that are kept for the derivative. More would leave the cache, and with a few layers make the
+# step's memory one that the C library gives back to the system, page by page, every time.
+_KEPT = 2**22
+# Columns in a block; blocks below the diagonal are left out.
+_WIDTH = 32
+
+
+def _blocks(M: int) -> list[tuple[int, int]]:
+    """First and last column of every block."""
+    return list(pairwise([*range(0, M, _WIDTH), M]))
 
 
 def _products(A: Array, S: Array) -> Array:
     """Products of rows A (N, K) with matrices (P, K, M), by one matrix product: (N, P, M)."""
     side_by_side = jnp.moveaxis(S, 0, 1).reshape(S.shape[1], -1)
     return (A @ side_by_side).reshape(len(A), len(S), -1)
-
-
-def _sums(A: Array, weights: Array, B: Array) -> Array:
-    """Sums over rows of weights w_np (N, P) times the outer products of A (N, K) and B (N, M): (P, K, M)."""
-    weighted = (B[:, None, :] * weights[..., None]).reshape(len(B), -1)
-    return jnp.moveaxis((A.T @ weighted).reshape(A.shape[1], weights.shape[1], -1), 1, 0)
 
 
 def _forms(A: Array, products: Array) -> Array:
@@ -33,10 +40,11 @@ def _forms(A: Array, products: Array) -> Array:
 def quadratic_forms(S: Array, A: Array) -> Array:
     r"""All quadratic forms :math:`v_{np} = a_n^\top S_p\, a_n` at once, shape (N, P).
 
-    By matrix products over all p. Symmetry saves a quarter of the value, with halves of the columns
-    :math:`a_1^\top S_{11}\, a_1 + (2 S_{21} a_1 + S_{22} a_2)^\top a_2`, and of the derivative by S. Autodiff does
-    not know about it, and spends a third product on :math:`\partial v / \partial A = 2 S_p A`. For a derivative the
-    products S_p A, N P M numbers, are kept: for many rows call it inside :func:`numpyro_dgp.blocks.in_blocks`.
+    By matrix products over all p, with blocks j of columns:
+    :math:`\sum_j (S_{jj} a_j + 2 \sum_{i < j} S_{ji} a_i)^\top a_j`. Leaving out the other blocks saves a third of
+    the value and of the derivative by S. Autodiff does not know about symmetry, and spends a third product on
+    :math:`\partial v / \partial A = 2 S_p A`. Where the products :math:`S_p a_n` are few they are kept for that;
+    otherwise rows times their weights serve both derivatives.
 
     Args:
         S: symmetric matrices (P, M, M).
@@ -44,23 +52,36 @@ def quadratic_forms(S: Array, A: Array) -> Array:
 
     Source: measured in ``docs/performance.md``.
     """
-    half = A.shape[1] // 2
-    below = jnp.concatenate([2 * S[:, :half, half:], S[:, half:, half:]], 1)
-    first = _forms(A[:, :half], _products(A[:, :half], S[:, :half, :half]))
-    return first + _forms(A[:, half:], _products(A, below))
+    total = jnp.zeros((len(A), len(S)), A.dtype)
+    for start, end in _blocks(A.shape[1]):
+        above = jnp.concatenate([2 * S[:, :start, start:end], S[:, start:end, start:end]], 1)
+        total = total + _forms(A[:, start:end], _products(A[:, :end], above))
+    return total
 
 
-def _quadratic_forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array]]:
+def _quadratic_forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
+    if len(A) * S.nbytes > _KEPT * S.shape[1]:
+        return quadratic_forms(S, A), (S, A, None)
     products = _products(A, S)
-    return _forms(A, products), (A, products)
+    return _forms(A, products), (S, A, products)
 
 
-def _quadratic_forms_backward(kept: tuple[Array, Array], weights: Array) -> tuple[Array, Array]:
-    A, products = kept
-    half = A.shape[1] // 2
-    left, right = _sums(A[:, :half], weights, A[:, :half]), _sums(A, weights, A[:, half:])
-    dS = jnp.concatenate([jnp.concatenate([left, right[:, :half].mT], 1), right], 2)
-    return dS, 2 * jnp.einsum("np,npm->nm", weights, products)
+def _quadratic_forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> tuple[Array, Array]:
+    S, A, products = kept
+    P, M = S.shape[:2]
+    # The identity: what a product returns is computed once, where XLA would compute weights again for every column.
+    weights = matmul(weights, jnp.eye(P, dtype=weights.dtype))
+    dA, columns = jnp.zeros_like(A), []
+    for start, end in _blocks(M):
+        weighted = (A[:, None, start:end] * weights[..., None]).reshape(len(A), -1)
+        sums = (A[:, :end].T @ weighted).reshape(end, P, end - start)
+        columns.append(jnp.pad(jnp.moveaxis(sums, 1, 0), ((0, 0), (0, M - end), (0, 0))))
+        if products is None:
+            dA = dA + weighted @ S[:, start:end].reshape(-1, M)
+    upper = jnp.concatenate(columns, 2)
+    block = jnp.arange(M) // _WIDTH
+    dS = upper + (upper * (block[:, None] < block)).mT
+    return dS, 2 * (dA if products is None else jnp.einsum("np,npm->nm", weights, products))
 
 
 quadratic_forms.defvjp(_quadratic_forms_forward, _quadratic_forms_backward)
