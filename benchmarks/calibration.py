@@ -181,7 +181,7 @@ def main() -> None:
         figures.calibration(held_out[name][0], bins=10, ax=row[-1])
         row[-1].set(title="diabetes, held-out rows", ylim=(0, None))
         row[0].set_ylabel(f"{name}\nreplications")
-        if row is not axes[-1]:
+        if name != list(found)[-1]:
             for ax in row:
                 ax.set(xlabel="")
     figure.savefig(args.out / "calibration_ranks.png", dpi=100)
