@@ -12,10 +12,12 @@ import numpy as np
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["each_row", "sum_symmetric"]
+__all__ = ["each_row", "in_blocks", "sum_symmetric"]
 
 # Numbers held at once.
 _CELLS = 2**20
+# Rows whose moments under a layer stay in cache.
+_ROWS = 2000
 
 
 def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array], *others: Array) -> Array:
@@ -58,10 +60,6 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
     upper, _ = jax.lax.scan(add, jnp.zeros(len(pairs[0]), weights.dtype), parts)
     full = jnp.zeros((size, size), weights.dtype).at[pairs].set(upper)
     return full + jnp.triu(full, 1).T
-
-
-# Rows whose moments under a layer stay in cache.
-_ROWS = 2000
 
 
 def in_blocks(function: Callable[[Array], Any], rows: Array) -> Any:
