@@ -101,7 +101,7 @@ def test_solve_lower_broadcasts(key, transpose):
     )
 
 
-@pytest.mark.parametrize("rows,size", [(1, 4), (6, 32), (9, 70), (2000, 4), (2001, 4), (4501, 5), (2500, 200)])
+@pytest.mark.parametrize(("rows", "size"), [(1, 4), (6, 32), (9, 70), (2000, 4), (2001, 4), (4501, 5), (2500, 200)])
 def test_quadratic_forms(key, rows, size):
     a, b, c = jax.random.split(key, 3)
     root = jax.random.normal(a, (3, size, size))
