@@ -75,6 +75,7 @@ def test_without_transition_it_is_the_conditional_alone(conditional, rank):
     assert agree(ours, draws_of_bound(dgp.ELBO(), params, two, plain, X, Y))
 
 
+@pytest.mark.slow
 def test_draws_follow_the_dynamics():
     guide = G.InducingPoint(three, sites={"e": G.MarkovInducing(), "g": G.MarkovInducing("f", 2, G.Diagonal())})
     params = moved(three, guide, X, Y)
@@ -185,6 +186,7 @@ def fitted(model, guide, *args):
     return result.params
 
 
+@pytest.mark.slow
 def test_low_rank():
     params = fitted(three, G.InducingPoint(three, sites={"e": G.MarkovInducing("f", 3)}))
     assert params["e_auto_transition"].shape == (2, 8, 3)
