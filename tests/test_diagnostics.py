@@ -277,6 +277,7 @@ def test_simulated_calibration_notices_bias(key):
         vsbc(key, model, biased, optax.sgd(0.0), few, num_replications=9)
 
 
+@pytest.mark.slow
 def test_comparison_of_exact_fits(key):
     """Columns against closed forms where there are any; a guide that comes with its fit, and one to be fitted."""
     guide = dgp.guides.InducingPoint(exact)

@@ -220,6 +220,7 @@ def test_quadrature_under_a_second_layer_is_above_a_gaussian():
     assert optimal.mean() > gaussian.mean() + 3 * gaussian.std() / np.sqrt(len(gaussian))
 
 
+@pytest.mark.slow
 def test_draws_from_the_implied_posterior():
     """Section 5.2.4: moments of the exact posterior of every latent."""
     _, integrand = integrals(SHALLOW)

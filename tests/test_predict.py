@@ -157,6 +157,7 @@ def test_hidden_layer_draws(key):
     assert (jnp.abs(values.mean(0) - q.mean) < 5 * jnp.sqrt(q.variance / 4000)).all()
 
 
+@pytest.mark.slow
 def test_from_mcmc_draws(key):
     """Draws of the global sites; per-datum sites among them, with 30 rows, are ignored."""
     guide = dgp.guides.InducingPoint(bayesian, other=dgp.guides.Normal())

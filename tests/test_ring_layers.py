@@ -310,6 +310,7 @@ def test_single_precision_data_stay_single(x64):
 
 
 @pytest.mark.usefixtures("x32")
+@pytest.mark.slow
 def test_two_layers_on_rings_train_in_single_precision():
     """Smooth kernels, many grid points per lengthscale; the fit explains a step that a stationary layer cannot."""
     x = np.linspace(-2, 2, 80, dtype=np.float32)[:, None]
@@ -401,6 +402,7 @@ def families():
     ("family", "nats"),
     [("sites", 182.6), ("scaled prior", 75.7), ("whitened", 73.9), ("circulant", 24.9), ("scaled circulant", 22.1)],
 )
+@pytest.mark.slow
 def test_gaps_of_the_toy(families, family, nats):
     """Trap 6, on other random inputs, with a nugget of 1e-6, to which the first two are sensitive."""
     A, prior, found = families

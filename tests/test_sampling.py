@@ -83,6 +83,7 @@ def test_exact_layer_non_centred():
     np.testing.assert_allclose(draws.std(0), np.sqrt(np.diag(K - gain @ K)), rtol=0.12)
 
 
+@pytest.mark.slow
 def test_hyperparameters_by_nuts_from_an_svi_start():
     """init_to_value from a fit, hyperparameters from sample sites, numpyro.param sites from the fit."""
     guide = dgp.guides.InducingPoint(bayesian)
