@@ -208,6 +208,18 @@ def by_quasi_newton(svi: SVI, p: Problem, num: int, steps: int) -> list[dict[str
     return [run(init_params=start).params for start in params]
 
 
+def tril(root: jax.Array) -> jax.Array:
+    """Triangular roots with a positive diagonal, from matrices of free numbers."""
+    return jnp.tril(root, -1) + jnp.exp(jnp.diagonal(root, axis1=-2, axis2=-1))[..., None] * jnp.eye(root.shape[-1])
+
+
+def lbfgs(slope: Callable[[jax.Array], tuple[jax.Array, jax.Array]], x: np.ndarray, steps: int) -> Any:
+    """Minimise a function of a vector that comes with its gradient."""
+    objective = lambda x: tuple(np.asarray(a, float) for a in slope(jnp.asarray(x)))  # noqa: E731
+    options = {"maxiter": steps, "maxfun": 2 * steps}
+    return scipy.optimize.minimize(objective, x, jac=True, method="L-BFGS-B", options=options)
+
+
 def fit_nested(p: Problem, fixed: dict[str, Any], num: int) -> list[dict[str, jax.Array]]:
     """Nested variational compression by L-BFGS: parameters of q(v) in the names of ``InducingPoint``, and the bound."""
     sizes = [(layer.outputs or 1, len(layer.Z)) for layer in p.layers]
@@ -215,12 +227,10 @@ def fit_nested(p: Problem, fixed: dict[str, Any], num: int) -> list[dict[str, ja
     def layers(free: Any) -> list[NestedLayer]:
         built = []
         for i, (layer, (loc, root)) in enumerate(zip(p.layers, free, strict=True)):
-            diagonal = jnp.exp(jnp.diagonal(root, axis1=-2, axis2=-1))
-            tril = jnp.tril(root, -1) + diagonal[..., None] * jnp.eye(root.shape[-1])
             W = layer.mean.W if isinstance(layer.mean, dgp.means.Linear) else None
             W = jnp.eye(layer.outputs) if isinstance(layer.mean, dgp.means.Identity) else W
             noise = fixed.get(f"process{i}", fixed["noise"])
-            built.append(NestedLayer(p.kernel(fixed, i), layer.Z, loc, tril, noise, W))
+            built.append(NestedLayer(p.kernel(fixed, i), layer.Z, loc, tril(root), noise, W))
         return built
 
     def start(k: int) -> Any:
@@ -236,9 +246,7 @@ def fit_nested(p: Problem, fixed: dict[str, Any], num: int) -> list[dict[str, ja
     fits = []
     for k in range(num):
         x = np.asarray(ravel_pytree(start(k))[0])
-        objective = lambda x: tuple(np.asarray(a, float) for a in loss(jnp.asarray(x)))  # noqa: E731
-        options = {"maxiter": 1500, "maxfun": 3000}
-        found = scipy.optimize.minimize(objective, x, jac=True, method="L-BFGS-B", options=options)
+        found = lbfgs(loss, x, 1500)
         params = {"bound": jnp.asarray(-found.fun)}
         for i, layer in enumerate(layers(unravel(jnp.asarray(found.x)))):
             scalar = p.layers[i].outputs is None
@@ -253,9 +261,6 @@ def fit_markov(p: Problem, fixed: dict[str, Any] | None, num: int) -> list[dict[
     dependence of u on u, which the same optimiser reaches from the same start in as many steps."""
     (first, last), width, N = p.layers, p.layers[0].outputs, len(p.X)
     shape, priors = (width, len(first.Z)), {} if fixed else p.hyperparameters()
-
-    def tril(root: jax.Array) -> jax.Array:
-        return jnp.tril(root, -1) + jnp.exp(jnp.diagonal(root, axis1=-2, axis2=-1))[..., None] * jnp.eye(root.shape[-1])
 
     def values(free: Any) -> dict[str, Any]:
         return fixed or {n: jnp.exp(free[n]) for n in priors}
@@ -287,9 +292,7 @@ def fit_markov(p: Problem, fixed: dict[str, Any] | None, num: int) -> list[dict[
     slope = jax.jit(jax.value_and_grad(loss))
 
     def run(x: Any, coupled: float) -> Any:
-        objective = lambda x: tuple(np.asarray(a, float) for a in slope(jnp.asarray(x), coupled))  # noqa: E731
-        options = {"maxiter": 1000, "maxfun": 2000}
-        return scipy.optimize.minimize(objective, x, jac=True, method="L-BFGS-B", options=options)
+        return lbfgs(lambda x: slope(x, coupled), x, 1000)
 
     fits = []
     for k in range(num):

@@ -183,9 +183,10 @@ def main() -> None:
     options = parser.parse_args()
     draw_in_single_precision()
 
+    settings = {k: getattr(options, k) for k in ("steps", "batch", "num_inducing", "learning_rate", "seed")}
+
     def records() -> list[dict[str, Any]]:
         lines = options.out.read_text().splitlines() if options.out.exists() else []
-        settings = {k: getattr(options, k) for k in ("steps", "batch", "num_inducing", "learning_rate", "seed")}
         return [r for r in map(json.loads, lines) if settings.items() <= r.items()]
 
     jobs = [(g, n, s) for g in options.guides for n in options.layers for s in options.sets if n in CASES[g].depths]
@@ -194,7 +195,6 @@ def main() -> None:
         if any(key.items() <= r.items() for r in records()):
             continue
         split = regression.split_data(*regression.load(str(options.data / f"{name}.npz")), 0, "B", TEST)
-        settings = {k: getattr(options, k) for k in ("steps", "batch", "num_inducing", "learning_rate", "seed")}
         record = key | settings | compare(split, guide, layers, options)
         with options.out.open("a") as file:
             file.write(json.dumps(record) + "\n")

@@ -12,12 +12,12 @@ import numpy as np
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["each_row", "in_blocks", "sum_symmetric"]
+__all__ = ["ROWS_IN_CACHE", "each_row", "in_blocks", "sum_symmetric"]
 
 # Numbers held at once.
 _CELLS = 2**20
 # Rows whose moments under a layer stay in cache.
-_ROWS = 2000
+ROWS_IN_CACHE = 2000
 
 
 def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array], *others: Array) -> Array:
@@ -68,9 +68,9 @@ def in_blocks(function: Callable[[Array], Any], rows: Array) -> Any:
     A block has rows from everywhere, so that every device has its share where the rows are spread over devices.
     """
     N = len(rows)
-    if N <= _ROWS:
+    if N <= ROWS_IN_CACHE:
         return function(rows)
-    least = -(-N // _ROWS)
+    least = -(-N // ROWS_IN_CACHE)
     count = next((c for c in range(least, 2 * least) if N % c == 0), least)
     size = -(-N // count)
     padded = jnp.pad(rows, [(0, count * size - N), (0, 0)], mode="edge")

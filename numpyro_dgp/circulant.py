@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.gaussians import log_determinant
-from numpyro_dgp.linalg import matmul
+from numpyro_dgp.linalg import times_transpose
 
 __all__ = [
     "Blocks",
@@ -207,7 +207,7 @@ def kl_between_circulants(q: tuple[Array, Circulant], p: tuple[Array, Circulant]
 
 def kl_dense_to_circulant(loc: Array, scale_tril: Array, p: tuple[Array, Circulant]) -> Array:
     r""":math:`\mathrm{KL}[N(m, L L^\top) \,\|\, N(m_p, C_p)]` for a dense factor (..., M, M): O(M^2)."""
-    S, C = matmul(scale_tril, scale_tril.mT), p[1]
+    S, C = times_transpose(scale_tril), p[1]
     shift = loc - p[0]
     trace = jnp.trace(Circulant(C.spectrum[..., None, :], C.blocks).solve(S), axis1=-2, axis2=-1)
     log_ratio = C.log_determinant() - 2 * log_determinant(scale_tril)

@@ -26,7 +26,7 @@ from numpyro_dgp.covariances import Dense
 from numpyro_dgp.expectations import Integrate, psi0, psi1, psi1_times_h, psi2
 from numpyro_dgp.gaussians import kl_full
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import matmul, resolved, solve_lower
+from numpyro_dgp.linalg import matmul, resolved, solve_lower, times_transpose
 from numpyro_dgp.quadratic import quadratic_forms
 
 __all__ = ["Quadratic", "from_features", "from_moments", "predict", "upper_bound", "with_features"]
@@ -228,7 +228,7 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
         loc: m (M,), from :meth:`Quadratic.optimum`.
         scale_tril: triangular root of S (M, M).
     """
-    spread = quadratic_forms(matmul(scale_tril, scale_tril.T)[None], A)[:, 0]
+    spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]
     return A @ loc, variances - jnp.square(A).sum(-1) + spread
 
 

@@ -10,12 +10,10 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import FunctionDraw
+from numpyro_dgp.blocks import ROWS_IN_CACHE
 from numpyro_dgp.guides.sites import Message, refuse_subsampling, site_kind
 
 __all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws"]
-
-# Rows (draws times inputs) that go through the layers at once.
-_BLOCK = 2_000
 
 
 def over_draws(
@@ -32,7 +30,7 @@ def over_draws(
     args, kwargs = jax.tree.unflatten(treedef, leaves)
     rows = max([a.shape[0] for a in arrays if a is not None], default=1)
     draws = jax.random.split(key, num_samples), samples
-    return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, _BLOCK // rows))
+    return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, ROWS_IN_CACHE // rows))
 
 
 def hidden_values(sites: dict[str, Message]) -> dict[str, Array]:

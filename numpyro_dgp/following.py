@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.collapsed import Quadratic
-from numpyro_dgp.linalg import matmul
+from numpyro_dgp.linalg import matmul, times_transpose
 from numpyro_dgp.quadratic import quadratic_forms
 
 __all__ = ["Following", "follow"]
@@ -77,7 +77,7 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
     shared = matmul((w * ratio / s2) * features.T, features)
     root = Quadratic(data.Phi - shared, data.b, data.c).optimum()[1]
     loc = data.optimum()[0]
-    spread = quadratic_forms(matmul(root, root.T)[None], features)[:, 0]
+    spread = quadratic_forms(times_transpose(root)[None], features)[:, 0]
     variance = ratio * s2
     entropy = 0.5 * jnp.log(2 * math.pi * math.e * variance)
     own = entropy - 0.5 * ratio + ratio * (1 - 0.5 * ratio) / s2 * spread

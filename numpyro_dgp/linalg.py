@@ -217,13 +217,13 @@ def inverse_cholesky(K: Array, owner: str = "K") -> Array:
 @jax.custom_jvp
 def times_transpose(L: Array) -> Array:
     r""":math:`L L^\top` of matrices (..., M, K)."""
-    return L @ L.mT
+    return matmul(L, L.mT)
 
 
 @times_transpose.defjvp
 def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     # One product, where autodiff makes two: its transpose is (dS + dS') L.
-    half = tangents[0] @ primals[0].mT
+    half = matmul(tangents[0], primals[0].mT)
     return times_transpose(primals[0]), half + half.mT
 
 

@@ -22,7 +22,7 @@ from numpyro_dgp.coupled import Coupled, Target, expected_product, expected_squa
 from numpyro_dgp.expectations import psi0, psi2
 from numpyro_dgp.gaussians import kl_full
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import inverse_cholesky, matmul, resolved
+from numpyro_dgp.linalg import inverse_cholesky, matmul, resolved, times_transpose
 
 __all__ = ["HiddenLayer", "MarkovLayer", "markov_bound"]
 
@@ -104,14 +104,14 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
     """
     _require_shapes(hidden, last, X, y)
     mu, T, U = hidden.loc, hidden.weights, last.transition
-    Sigma = matmul(hidden.scale_tril, hidden.scale_tril.mT)
+    Sigma = times_transpose(hidden.scale_tril)
     TS = jnp.einsum("npk,pkl->npl", T, Sigma)
     means, variances = last.loc + jnp.einsum("qmpk,pk->qm", U, mu), jnp.square(hidden.scale) + (TS * T).sum(-1)
     roots = jnp.einsum("qmpk,pkl->qmpl", U, hidden.scale_tril)
     spread = jnp.einsum("qmpl,qopl->qmo", roots, roots)
     divergence = kl_full(mu, hidden.scale_tril).sum() + kl_full(means, last.scale_tril).sum()
     divergence = divergence + 0.5 * jnp.square(roots).sum() + _hidden_divergence(hidden, Sigma, X)
-    v = Coupled(means, matmul(last.scale_tril, last.scale_tril.mT) + spread, jnp.einsum("qmpk,npk->qnmp", U, TS))
+    v = Coupled(means, times_transpose(last.scale_tril) + spread, jnp.einsum("qmpk,npk->qnmp", U, TS))
     return _expected_likelihood(last, hidden.shift + jnp.einsum("npk,pk->np", T, mu), variances, v, y) - divergence
 
 

@@ -30,7 +30,7 @@ from numpyro_dgp.collapsed import Quadratic, from_features, from_moments
 from numpyro_dgp.expectations import Integrate, psi1
 from numpyro_dgp.gaussians import kl_full
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import inverse_cholesky, matmul
+from numpyro_dgp.linalg import inverse_cholesky, matmul, times_transpose
 from numpyro_dgp.quadratic import quadratic_forms
 
 __all__ = ["NestedLayer", "nested_bound"]
@@ -108,8 +108,7 @@ def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: I
     N, P = len(loc), len(layer.loc)
     A = _features(layer, loc, variance, integrate)
     mean = _mean(layer, loc) + A @ layer.loc.T
-    S = matmul(layer.scale_tril, layer.scale_tril.mT)
-    spread = in_blocks(partial(quadratic_forms, S), A)
+    spread = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)
     # About y = 0 the expected log-likelihood holds the expected square of g(h) + open variance.
     square = _data(layer, loc, variance, jnp.zeros((N, P), loc.dtype), integrate)
     scale = N * P * jnp.log(math.sqrt(2 * math.pi) * layer.noise)

@@ -88,3 +88,13 @@ def agree(a, b, width=3.0):
     """Whether two sets of independent estimates have the same mean, by their own standard errors."""
     error = np.sqrt(np.var(a) / len(a) + np.var(b) / len(b))
     return abs(np.mean(a) - np.mean(b)) < width * error + 1e-9
+
+
+def sizes(jaxpr):
+    """Of every array in a program and in those that it calls."""
+    for equation in jaxpr.eqns:
+        yield from (int(np.prod(v.aval.shape)) for v in equation.outvars)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from sizes(inner)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from programs import sizes
 
 from numpyro_dgp import linalg
 from numpyro_dgp.blocks import in_blocks
@@ -139,15 +140,6 @@ def test_blocks_of_rows_hold_no_more_than_a_block():
 
     found = jax.make_jaxpr(jax.grad(loss, (0, 1)))(jnp.ones((P, M, M)), jnp.ones((N, M)))
     assert 2000 * P * M <= max(sizes(found.jaxpr)) <= N * M
-
-
-def sizes(jaxpr):
-    for equation in jaxpr.eqns:
-        yield from (v.aval.size for v in equation.outvars)
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from sizes(inner)
 
 
 @pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])

@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import SVI
+from programs import sizes
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -199,16 +200,6 @@ def program(x, y=None, batch=None, grid=None):
     with numpyro.plate("data", len(x), subsample_size=batch) as i:
         likelihood = dgp.Likelihood(f(x[i]), lambda v: dist.Normal(v, 0.3))
         numpyro.sample("y", likelihood, obs=None if y is None else y[i])
-
-
-def sizes(jaxpr):
-    """Of every array in a program and in those that it calls."""
-    for equation in jaxpr.eqns:
-        yield from (int(np.prod(v.aval.shape)) for v in equation.outvars)
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from sizes(inner)
 
 
 @pytest.mark.parametrize(
