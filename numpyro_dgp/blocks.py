@@ -12,12 +12,15 @@ import numpy as np
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["ROWS_IN_CACHE", "each_row", "in_blocks", "sum_symmetric"]
+__all__ = ["each_row", "in_blocks", "rows_in_cache", "sum_symmetric"]
 
 # Numbers held at once.
 _CELLS = 2**20
-# Rows whose moments under a layer stay in cache.
-ROWS_IN_CACHE = 2000
+
+
+def rows_in_cache(dtype: jnp.dtype) -> int:
+    """Rows whose moments under a layer stay in cache."""
+    return 2000 if jnp.dtype(dtype).itemsize <= 4 else 1250
 
 
 def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array], *others: Array) -> Array:
@@ -62,18 +65,24 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
     return full + jnp.triu(full, 1).T
 
 
-def in_blocks(function: Callable[[Array], Any], rows: Array) -> Any:
+def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "") -> Any:
     """``function`` of rows (N, D), block by block where they are many; what it computes is computed again backwards.
 
     A block has rows from everywhere, so that every device has its share where the rows are spread over devices.
+
+    Args:
+        function: what to compute of some of the rows.
+        rows: all of them.
+        keep: the checkpoint name of what is not computed again.
     """
-    N = len(rows)
-    if N <= ROWS_IN_CACHE:
+    N, most = len(rows), rows_in_cache(rows.dtype)
+    if most >= N:
         return function(rows)
-    least = -(-N // ROWS_IN_CACHE)
+    least = -(-N // most)
     count = next((c for c in range(least, 2 * least) if N % c == 0), least)
     size = -(-N // count)
     padded = jnp.pad(rows, [(0, count * size - N), (0, 0)], mode="edge")
     blocks = padded.reshape(size, count, -1).swapaxes(0, 1)
-    found = jax.lax.map(jax.checkpoint(function), blocks)
+    policy = jax.checkpoint_policies.save_only_these_names(keep)
+    found = jax.lax.map(jax.checkpoint(function, policy=policy), blocks)
     return jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(count * size, *a.shape[2:])[:N], found)

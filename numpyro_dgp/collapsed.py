@@ -26,8 +26,9 @@ from numpyro_dgp.covariances import Dense
 from numpyro_dgp.expectations import Integrate, psi0, psi1, psi1_times_h, psi2
 from numpyro_dgp.gaussians import kl_full
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import matmul, resolved, solve_lower, times_transpose
+from numpyro_dgp.linalg import matmul, solve_lower, times_transpose
 from numpyro_dgp.quadratic import quadratic_forms
+from numpyro_dgp.whitening import resolved
 
 __all__ = ["Quadratic", "from_features", "from_moments", "predict", "upper_bound", "with_features"]
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.linalg import inverse_factor, inverse_lower, matmul
+from numpyro_dgp.linalg import matmul
+from numpyro_dgp.whitening import inverse_factor, inverse_lower
 
 __all__ = ["Dense", "Diagonal"]
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import FunctionDraw
-from numpyro_dgp.blocks import ROWS_IN_CACHE
+from numpyro_dgp.blocks import rows_in_cache
 from numpyro_dgp.guides.sites import Message, refuse_subsampling, site_kind
 
 __all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws"]
@@ -28,9 +29,10 @@ def over_draws(
     """``function`` of every draw, in blocks of draws that keep the intermediates in cache."""
     leaves = [c if a is None else a for a, c in zip(arrays, constants, strict=True)]
     args, kwargs = jax.tree.unflatten(treedef, leaves)
-    rows = max([a.shape[0] for a in arrays if a is not None], default=1)
+    data = [a for a in arrays if a is not None]
+    most = rows_in_cache(jnp.result_type(jnp.float32, *data)) // max([len(a) for a in data], default=1)
     draws = jax.random.split(key, num_samples), samples
-    return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, ROWS_IN_CACHE // rows))
+    return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, most))
 
 
 def hidden_values(sites: dict[str, Message]) -> dict[str, Array]:

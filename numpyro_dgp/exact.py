@@ -10,9 +10,9 @@ from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.functions import SparseFunction, whiten_columns
 from numpyro_dgp.induced import checked_inputs, mean_values, noise_covariance
 from numpyro_dgp.inducing import Kernels, covariances, gram
-from numpyro_dgp.linalg import inverse_cholesky
 from numpyro_dgp.means import Mean
 from numpyro_dgp.values import JointValues
+from numpyro_dgp.whitening import inverse_cholesky
 
 __all__ = ["ExactFunction"]
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.beliefs import Belief, FunctionDraw, project
-from numpyro_dgp.induced import InducedFunction
-from numpyro_dgp.inducing import Kernels, covariances, cross_covariance, features, variances
-from numpyro_dgp.linalg import jitter, matmul
+from numpyro_dgp.beliefs import Belief, FullBelief, FunctionDraw, project
+from numpyro_dgp.induced import InducedFunction, Moments
+from numpyro_dgp.inducing import Kernels, covariances, cross_covariance, features, gram, variances
+from numpyro_dgp.linalg import jitter, matmul, rows_times
 from numpyro_dgp.means import Mean
+from numpyro_dgp.projected import belief_moments
+from numpyro_dgp.whitening import relative_change
 
 __all__ = ["SparseFunction", "whiten_columns"]
 
@@ -54,7 +57,8 @@ class SparseFunction(InducedFunction):
         """A = k(x, Z) L^{-T}."""
         dtype = jnp.result_type(rows, self.whiten)
         cross = cross_covariance(self.kernels, rows, self.Z).astype(dtype)
-        return matmul(cross, self.whiten.astype(dtype).mT)
+        whiten = self.whiten.astype(dtype)
+        return rows_times(cross, whiten.T) if cross.ndim == whiten.ndim == 2 else matmul(cross, whiten.mT)
 
     def _covariances(self, x: Array, y: Array | None = None) -> Array:
         return covariances(self.kernels, x, y)
@@ -67,6 +71,31 @@ class SparseFunction(InducedFunction):
         k = variances(self.kernels, rows)
         # Rounding can push the difference below zero; what is left there is the jitter.
         return jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.size) * k)
+
+    def _row_moments(self) -> Callable[[Array], Moments]:
+        u, M = self.u, self.size
+        if not isinstance(u, FullBelief) or self.whiten.ndim == 3:
+            return super()._row_moments()
+        change = relative_change(gram(self.kernels, self.Z), self.whiten)
+        T = u.covariance.reshape(-1, M, M) - jnp.eye(M, dtype=u.loc.dtype)
+
+        def moments(rows: Array) -> Moments:
+            cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
+            whiten = jax.lax.stop_gradient(self.whiten)
+            loc, explained, gain = belief_moments(change, whiten, cross, self._rows(u.loc), T)
+            conditional = jnp.maximum(k - explained[:, None], jitter(cross.dtype, M) * k)
+            spread = jnp.maximum(gain + explained[:, None], 0)
+            return loc, jnp.broadcast_to(conditional, loc.shape), spread, k + gain
+
+        return moments
+
+    def _moments(self, rows: Array) -> Moments:
+        loc, conditional, spread, total = super()._moments(rows)
+        if total is not None:
+            # Here and not in a block, which would have to compute it again for the derivative.
+            least = jitter(total.dtype, self.size) * variances(self.kernels, rows)
+            total = jnp.maximum(total, least[:, None])
+        return loc, conditional, spread, total
 
     def _prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         def values(x: Array) -> Array:

@@ -12,6 +12,7 @@ where q(v) = N(m, S). Source: seed 002, equations 1.28 and 1.29, whitened.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -24,10 +25,16 @@ from numpyro_dgp.blocks import in_blocks
 from numpyro_dgp.inducing import Kernels
 from numpyro_dgp.linalg import conditional_cholesky, matmul, solve_lower
 from numpyro_dgp.means import Mean
+from numpyro_dgp.projected import ROWS
 from numpyro_dgp.values import FunctionValues, JointValues
 
-__all__ = ["InducedFunction", "checked_inputs", "mean_values", "noise_covariance", "noise_variance"]
+__all__ = ["InducedFunction", "Moments", "checked_inputs", "mean_values", "noise_covariance", "noise_variance"]
 
+# Mean, variance given u, what a belief adds, and the sum of these two where it was computed without them; each (N, P).
+Moments = tuple[Array, Array, Array | None, Array | None]
+# Bytes of whitened rows that a layer of many blocks keeps for the derivative: with more, a few layers make the step's
+# memory one that the C library gives back to the system every time.
+_KEPT = 2**22
 _DATA_HINT = "drop, impute or mask the rows with missing values before building the model"
 
 
@@ -125,12 +132,14 @@ class InducedFunction:
             ValueError: inputs of another width, NaN or infinite inputs, noise that is not positive.
         """
         x = self._inputs(x, noise)
-        loc, conditional, spread = self._moments(x.reshape(-1, x.shape[-1]))
+        loc, conditional, spread, total = self._moments(x.reshape(-1, x.shape[-1]))
+        extra = noise_variance(noise, loc.dtype)
         values = FunctionValues(
             self._unflatten(loc, x) + self._mean(x),
-            self._unflatten(conditional, x) + noise_variance(noise, loc.dtype),
+            self._unflatten(conditional, x) + extra,
             None if spread is None else self._unflatten(spread, x),
             event_dim=0 if self.outputs is None else 1,
+            total=None if total is None else self._unflatten(total, x) + extra,
         )
         values.function, values.inputs, values.noise = self, x, noise
         return values
@@ -190,21 +199,26 @@ class InducedFunction:
         known = (A + B - stop(B)) @ v
         return (known + L @ white + (cross - stop(C)) @ weights)[..., 0].mT + self.mean(x)
 
-    def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
-        """Mean without the mean function, conditional variance and spread at rows (N, D), each (N, P)."""
+    def _moments(self, rows: Array) -> Moments:
+        """Moments at rows (N, D), the mean without the mean function."""
         if isinstance(self.u, FunctionDraw):
             loc = self._known(self._whitened(rows), rows)
-            return loc, jnp.zeros_like(loc), None
+            return loc, jnp.zeros_like(loc), None, None
+        small = len(rows) * self.size * rows.dtype.itemsize <= _KEPT
+        return in_blocks(self._row_moments(), rows, keep=ROWS if small else "")
+
+    def _row_moments(self) -> Callable[[Array], Moments]:
+        """:meth:`_moments` of a block of rows; what does not depend on the rows is computed once."""
         spreading = self.u.spreading() if isinstance(self.u, Belief) else None
 
-        def moments(rows: Array) -> tuple[Array, Array, Array | None]:
+        def moments(rows: Array) -> Moments:
             A = self._whitened(rows)
             loc = self._known(A, rows)
             conditional = self._conditional_variance(rows, A)
             spread = None if spreading is None else spreading(A)
-            return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), spread
+            return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), spread, None
 
-        return in_blocks(moments, rows)
+        return moments
 
     def _known(self, A: Array, rows: Array) -> Array:
         """Mean (N, P) without the mean function."""

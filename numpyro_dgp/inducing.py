@@ -16,7 +16,7 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.beliefs import InducingPrior, whitened_values
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import inverse_cholesky
+from numpyro_dgp.whitening import inverse_cholesky
 
 if TYPE_CHECKING:
     from numpyro_dgp.functions import SparseFunction

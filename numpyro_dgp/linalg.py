@@ -7,7 +7,6 @@ what rounding does to the smallest eigenvalue (``docs/numerics.md`` has the meas
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import jax
@@ -18,27 +17,24 @@ from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 
 __all__ = [
+    "checked_factor",
     "cholesky",
     "conditional_cholesky",
-    "inverse_cholesky",
-    "inverse_factor",
-    "inverse_lower",
+    "fused",
     "jitter",
     "matmul",
-    "resolved",
+    "rows_times",
     "safe_sqrt",
     "set_diagonal",
     "solve_lower",
     "times_transpose",
+    "with_jitter",
 ]
 
 # Outside a compiled program these run as one program each, not as dozens; inside one they leave no trace.
-_fused = partial(jax.jit, inline=True)
-# Up to this size a triangular solve stays on the thread that calls it.
-_SMALL_SOLVE = 25
-# From this many matrices of at most that size on, LAPACK, which takes them one by one, is left aside: products over all
-# of them at once, down to blocks of the second size, are faster.
-_MANY, _LEAF = 8, 4
+fused = partial(jax.jit, inline=True)
+# Rows of a product that may wait for one thread.
+_ONE_THREAD = range(700, 1800)
 
 
 def jitter(dtype: jnp.dtype, size: int) -> float:
@@ -56,13 +52,25 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
+def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Array:
+    """``A @ B`` for many rows A (N, K).
+
+    XLA's CPU backend gives a product of about a thousand rows to one thread, a batch of two products to two: the same
+    numbers in up to 0.55 of the time on two cores (docs/performance.md).
+    """
+    if len(A) % 2 or len(A) not in _ONE_THREAD:
+        return jnp.matmul(A, B, precision=precision)
+    halves = A.reshape(2, -1, A.shape[1])
+    return jnp.matmul(halves, jnp.broadcast_to(B, (2, *B.shape)), precision=precision).reshape(len(A), -1)
+
+
 def safe_sqrt(x: Array) -> Array:
     """Square root of ``max(x, 0)`` whose derivative at zero is zero instead of infinite."""
     positive = x > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
 
 
-@_fused
+@fused
 def set_diagonal(K: Array, diagonal: Array) -> Array:
     """``K`` of shape (..., N, N) with its diagonal replaced by ``diagonal`` of shape (..., N)."""
     index = jnp.arange(K.shape[-1])
@@ -80,17 +88,19 @@ def cholesky(K: Array, owner: str = "K") -> Array:
         ValueError: the factorisation failed (only detectable outside ``jit``; inside, the factor
             is NaN and so is every quantity that follows, see ``dgp.fit``).
     """
-    return _checked(jnp.linalg.cholesky(_with_jitter(K)), owner)
+    return checked_factor(jnp.linalg.cholesky(with_jitter(K)), owner)
 
 
-@_fused
-def _with_jitter(K: Array) -> Array:
+@fused
+def with_jitter(K: Array) -> Array:
+    """K with the jitter of its size and dtype on its diagonal."""
     size = K.shape[-1]
     nugget = jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
     return K + nugget[..., None, None] * jnp.eye(size, dtype=K.dtype)
 
 
-def _checked(factor: Array, owner: str) -> Array:
+def checked_factor(factor: Array, owner: str) -> Array:
+    """``factor``, unless it is not finite and known: an error that names the owner of the matrix."""
     if is_concrete(factor) and not np.isfinite(np.asarray(factor)).all():
         raise ValueError(
             f"Cholesky factorisation of {owner} failed: expected a positive definite matrix, got one of size "
@@ -129,91 +139,6 @@ def conditional_cholesky(C: Array, scale: Array) -> Array:
     return jnp.linalg.cholesky(C + epsilon[..., None, None] * nugget)
 
 
-def _halves(A: Array, B: Array, C: Array) -> Array:
-    """[A 0; B C]."""
-    zeros = jnp.zeros((*A.shape[:-1], C.shape[-1]), A.dtype)
-    return jnp.concatenate([jnp.concatenate([A, zeros], -1), jnp.concatenate([B, C], -1)], -2)
-
-
-@_fused
-def inverse_lower(L: Array) -> Array:
-    """Inverse of lower triangular matrices by halves: inv [A 0; B C] = [A' 0; -C' B A', C'] with A', C' inverses.
-
-    Only small blocks meet LAPACK's triangular solve. Larger ones wake the threads of OpenBLAS, which then spin
-    on the cores that XLA needs: a third of a training step (docs/performance.md).
-    """
-    size = L.shape[-1]
-    if size <= _SMALL_SOLVE:
-        eye = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
-        return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
-    half = size // 2
-    A, C = inverse_lower(L[..., :half, :half]), inverse_lower(L[..., half:, half:])
-    return _halves(A, -matmul(C, matmul(L[..., half:, :half], A)), C)
-
-
-def _inverse_factor_of_many(K: Array) -> Array:
-    """Factorisation and inverse by halves in one, with the names of :func:`inverse_lower`."""
-    size = K.shape[-1]
-    if size <= _LEAF:
-        return _inverse_factor_by_rows(K)
-    half = size // 2
-    A = _inverse_factor_of_many(K[..., :half, :half])
-    B = matmul(K[..., half:, :half], A.mT)
-    C = _inverse_factor_of_many(K[..., half:, half:] - matmul(B, B.mT))
-    return _halves(A, -matmul(C, matmul(B, A)), C)
-
-
-def _inverse_factor_by_rows(K: Array) -> Array:
-    """The same for a few rows: Cholesky's recursion number by number, for all matrices at once."""
-    L: dict[tuple[int, int], Array] = {}
-    rows: list[Array] = []
-    for i, row in enumerate(jnp.eye(K.shape[-1], dtype=K.dtype)):
-        pivot = K[..., i, i]
-        for j in range(i):
-            known = sum((L[i, k] * L[j, k] for k in range(j)), jnp.zeros_like(pivot))
-            L[i, j] = (K[..., i, j] - known) / L[j, j]
-            pivot = pivot - jnp.square(L[i, j])
-            row = row - L[i, j][..., None] * rows[j]
-        L[i, i] = jnp.sqrt(pivot)
-        rows.append(row / L[i, i][..., None])
-    return jnp.stack(rows, -2)
-
-
-@jax.custom_jvp
-@_fused
-def inverse_factor(K: Array) -> Array:
-    r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; not finite where K is not positive definite."""
-    if K.shape[-1] <= _SMALL_SOLVE and math.prod(K.shape[:-2]) >= _MANY:
-        return _inverse_factor_of_many(K)
-    return inverse_lower(jnp.linalg.cholesky(K))
-
-
-@inverse_factor.defjvp
-def inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # With W = L^{-1}: dL = L Phi(W dK W'), hence dW = -Phi(W dK W') W, where Phi halves the diagonal of the
-    # lower triangle. Products only, where differentiating through the factorisation costs triangular solves.
-    W = inverse_factor(primals[0])
-    inner = jnp.tril(matmul(matmul(W, tangents[0]), W.mT))
-    inner = inner - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
-    return W, -matmul(inner, W)
-
-
-def inverse_cholesky(K: Array, owner: str = "K") -> Array:
-    r"""The whitening matrix :math:`L^{-1}` of :math:`K + \mathrm{jitter} = L L^\top`; jitter as in :func:`cholesky`.
-
-    A product with it has the accuracy of a triangular solve here (both are limited by the factorisation,
-    see ``docs/numerics.md``) and is faster, forwards and backwards.
-
-    Args:
-        K: symmetric positive semi-definite (..., M, M).
-        owner: whose matrix it is, for the error message.
-
-    Raises:
-        ValueError: as :func:`cholesky`.
-    """
-    return _checked(inverse_factor(_with_jitter(K)), owner)
-
-
 @jax.custom_jvp
 def times_transpose(L: Array) -> Array:
     r""":math:`L L^\top` of matrices (..., M, K)."""
@@ -225,24 +150,6 @@ def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple
     # One product, where autodiff makes two: its transpose is (dS + dS') L.
     half = matmul(tangents[0], primals[0].mT)
     return times_transpose(primals[0]), half + half.mT
-
-
-# Error in the precision of one whitened direction, prior precision one, that rounding may make.
-_ROUNDING = 0.1
-
-
-def resolved(whiten: Array, second: Array) -> Array:
-    r"""The whitening matrix without the directions of v that rounding drowns.
-
-    :math:`L^{-1} \psi_2 L^{-\top}` multiplies rounding errors of :math:`\psi_2` by the inverse eigenvalues of k(Z, Z),
-    which for a smooth kernel go down to the jitter. Where that exceeds ``_ROUNDING``, q(v) keeps the prior, which is
-    one of the q(v) allowed: the bound is that of the same layer at this q(v), lower by next to nothing in double
-    precision (``docs/numerics.md``).
-    """
-    rates, directions = jnp.linalg.eigh(jax.lax.stop_gradient(matmul(whiten, whiten.T)))
-    errors = jnp.finfo(whiten.dtype).eps * rates * jnp.linalg.norm(jax.lax.stop_gradient(second))
-    kept = directions * (errors < _ROUNDING)
-    return matmul(matmul(kept, kept.T), whiten)
 
 
 def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:

@@ -22,7 +22,8 @@ from numpyro_dgp.coupled import Coupled, Target, expected_product, expected_squa
 from numpyro_dgp.expectations import psi0, psi2
 from numpyro_dgp.gaussians import kl_full
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import inverse_cholesky, matmul, resolved, times_transpose
+from numpyro_dgp.linalg import matmul, times_transpose
+from numpyro_dgp.whitening import inverse_cholesky, resolved
 
 __all__ = ["HiddenLayer", "MarkovLayer", "markov_bound"]
 

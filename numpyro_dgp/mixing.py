@@ -54,8 +54,8 @@ class MixedValues(FunctionValues):
         require_finite("weights of mix", P, "check the data the directions came from")
         self.functions, self.P = functions, jnp.asarray(P, functions.loc.dtype)
         squares = jnp.square(self.P).T
-        spread = None if functions.spread is None else functions.spread @ squares
-        super().__init__(self.mixed(functions.loc), functions.conditional_variance @ squares, spread)
+        spread, total = (None if a is None else a @ squares for a in (functions.spread, functions.total))
+        super().__init__(self.mixed(functions.loc), functions.conditional_variance @ squares, spread, total=total)
         self._from(functions)
 
     def mixed(self, g: Array) -> Array:

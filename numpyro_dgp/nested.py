@@ -30,8 +30,9 @@ from numpyro_dgp.collapsed import Quadratic, from_features, from_moments
 from numpyro_dgp.expectations import Integrate, psi1
 from numpyro_dgp.gaussians import kl_full
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.linalg import inverse_cholesky, matmul, times_transpose
+from numpyro_dgp.linalg import matmul, times_transpose
 from numpyro_dgp.quadratic import quadratic_forms
+from numpyro_dgp.whitening import inverse_cholesky
 
 __all__ = ["NestedLayer", "nested_bound"]
 

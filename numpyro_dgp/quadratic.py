@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.linalg import matmul
+from numpyro_dgp.linalg import matmul, rows_times
 
-__all__ = ["quadratic_forms"]
+__all__ = ["forms", "kept_products", "pull_back", "quadratic_forms", "weighted_products", "weighted_squares"]
 
 # Bytes of products S_p a_n that are kept for the derivative. More would leave the cache, and with a few layers make the
 # step's memory one that the C library gives back to the system, page by page, every time.
@@ -28,10 +28,11 @@ def _blocks(M: int) -> list[tuple[int, int]]:
 def _products(A: Array, S: Array) -> Array:
     """Products of rows A (N, K) with matrices (P, K, M), by one matrix product: (N, P, M)."""
     side_by_side = jnp.moveaxis(S, 0, 1).reshape(S.shape[1], -1)
-    return (A @ side_by_side).reshape(len(A), len(S), -1)
+    return rows_times(A, side_by_side, jax.lax.Precision.DEFAULT).reshape(len(A), len(S), -1)
 
 
-def _forms(A: Array, products: Array) -> Array:
+def forms(A: Array, products: Array) -> Array:
+    """Quadratic forms (N, P) from the products S_p a_n."""
     return jnp.einsum("nm,npm->np", A, products)
 
 
@@ -55,33 +56,61 @@ def quadratic_forms(S: Array, A: Array) -> Array:
     total = jnp.zeros((len(A), len(S)), A.dtype)
     for start, end in _blocks(A.shape[1]):
         above = jnp.concatenate([2 * S[:, :start, start:end], S[:, start:end, start:end]], 1)
-        total = total + _forms(A[:, start:end], _products(A[:, :end], above))
+        total = total + forms(A[:, start:end], _products(A[:, :end], above))
     return total
 
 
+def kept_products(S: Array, A: Array) -> Array | None:
+    """The products S_p a_n of :func:`quadratic_forms`, (N, P, M), where they are few enough to be kept."""
+    return _products(A, S) if len(A) * S.nbytes <= _KEPT * S.shape[1] else None
+
+
+def _weighted_rows(A: Array, weights: Array) -> list[Array]:
+    """w_np a_n, as blocks of columns (N, P * width)."""
+    # The identity: what a product returns is computed once, where XLA would compute weights again for every column.
+    weights = matmul(weights, jnp.eye(weights.shape[1], dtype=weights.dtype))
+    return [(A[:, None, start:end] * weights[..., None]).reshape(len(A), -1) for start, end in _blocks(A.shape[1])]
+
+
+def _squares(A: Array, weighted: list[Array], P: int) -> Array:
+    M, columns = A.shape[1], []
+    for (start, end), block in zip(_blocks(M), weighted, strict=True):
+        sums = (A[:, :end].T @ block).reshape(end, P, end - start)
+        columns.append(jnp.pad(jnp.moveaxis(sums, 1, 0), ((0, 0), (0, M - end), (0, 0))))
+    upper = jnp.concatenate(columns, 2)
+    number = jnp.arange(M) // _WIDTH
+    return upper + (upper * (number[:, None] < number)).mT
+
+
+def weighted_squares(A: Array, weights: Array) -> Array:
+    r""":math:`\sum_n w_{np} a_n a_n^\top` (P, M, M), without the blocks below the diagonal."""
+    return _squares(A, _weighted_rows(A, weights), weights.shape[1])
+
+
+def pull_back(A: Array, weights: Array, R: Array) -> tuple[Array, Array]:
+    r""":func:`weighted_squares`, and :math:`\sum_p w_{np} R_p^\top a_n` (N, K) for R of shape (P, M, K)."""
+    weighted = _weighted_rows(A, weights)
+    parts = zip(_blocks(A.shape[1]), weighted, strict=True)
+    product = sum(block @ R[:, start:end].reshape(-1, R.shape[2]) for (start, end), block in parts)
+    return _squares(A, weighted, len(R)), product  # type: ignore[return-value]
+
+
+def weighted_products(weights: Array, products: Array) -> Array:
+    r""":math:`\sum_p w_{np} S_p a_n`, (N, M), from the kept products."""
+    return jnp.einsum("np,npm->nm", weights, products)
+
+
 def _quadratic_forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
-    if len(A) * S.nbytes > _KEPT * S.shape[1]:
-        return quadratic_forms(S, A), (S, A, None)
-    products = _products(A, S)
-    return _forms(A, products), (S, A, products)
+    products = kept_products(S, A)
+    return quadratic_forms(S, A) if products is None else forms(A, products), (S, A, products)
 
 
 def _quadratic_forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> tuple[Array, Array]:
     S, A, products = kept
-    P, M = S.shape[:2]
-    # The identity: what a product returns is computed once, where XLA would compute weights again for every column.
-    weights = matmul(weights, jnp.eye(P, dtype=weights.dtype))
-    dA, columns = jnp.zeros_like(A), []
-    for start, end in _blocks(M):
-        weighted = (A[:, None, start:end] * weights[..., None]).reshape(len(A), -1)
-        sums = (A[:, :end].T @ weighted).reshape(end, P, end - start)
-        columns.append(jnp.pad(jnp.moveaxis(sums, 1, 0), ((0, 0), (0, M - end), (0, 0))))
-        if products is None:
-            dA = dA + weighted @ S[:, start:end].reshape(-1, M)
-    upper = jnp.concatenate(columns, 2)
-    block = jnp.arange(M) // _WIDTH
-    dS = upper + (upper * (block[:, None] < block)).mT
-    return dS, 2 * (dA if products is None else jnp.einsum("np,npm->nm", weights, products))
+    if products is None:
+        dS, half = pull_back(A, weights, S)
+        return dS, 2 * half
+    return weighted_squares(A, weights), 2 * weighted_products(weights, products)
 
 
 quadratic_forms.defvjp(_quadratic_forms_forward, _quadratic_forms_backward)

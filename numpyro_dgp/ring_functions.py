@@ -14,7 +14,7 @@ from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.circulant import Circulant, hartley, split
-from numpyro_dgp.induced import InducedFunction
+from numpyro_dgp.induced import InducedFunction, Moments
 from numpyro_dgp.inducing import Kernels
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.means import Mean
@@ -92,7 +92,7 @@ class RingFunction(InducedFunction):
                 )
         return x
 
-    def _moments(self, rows: Array) -> tuple[Array, Array, Array | None]:
+    def _moments(self, rows: Array) -> Moments:
         u = self.u
         spreads_far = isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local)
         if self.grid.neighbours is None or isinstance(u, FunctionDraw) or spreads_far:
@@ -101,7 +101,7 @@ class RingFunction(InducedFunction):
         loc = self._near(windows, self._rows(u.loc if isinstance(u, Belief) else u))
         conditional: Any = sum(w.conditional_variance() for w in windows)
         spread = u.spread_near(windows) if isinstance(u, RingBelief) else None
-        return loc, jnp.broadcast_to(conditional.T, loc.shape), spread
+        return loc, jnp.broadcast_to(conditional.T, loc.shape), spread, None
 
     def _windows(self, rows: Array) -> tuple[Window, ...]:
         """What rows (N, D) have to do with the neighbours on each of the rings."""

@@ -73,22 +73,28 @@ class FunctionValues(_Values):
         conditional_variance: variances given u, including process noise; broadcasts against ``loc``.
         spread: variances that a belief about u adds, or ``None``.
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
+        total: the sum of the two variances, where it was computed without them.
     """
 
-    pytree_data_fields: tuple[str, ...] = ("loc", "conditional_variance", "spread")
+    pytree_data_fields: tuple[str, ...] = ("loc", "conditional_variance", "spread", "total")
 
     def __init__(
-        self, loc: Array, conditional_variance: Array, spread: Array | None = None, event_dim: int = 1
+        self,
+        loc: Array,
+        conditional_variance: Array,
+        spread: Array | None = None,
+        event_dim: int = 1,
+        total: Array | None = None,
     ) -> None:
-        self.loc = loc
+        self.loc, self.spread, self.total = loc, spread, total
         self.conditional_variance = jnp.broadcast_to(conditional_variance, loc.shape)
-        self.spread = spread
         split = loc.ndim - event_dim
         super().__init__(loc.shape[:split], loc.shape[split:])
 
     @property
     def variance(self) -> Array:
-        return self.conditional_variance if self.spread is None else self.conditional_variance + self.spread
+        spread = 0 if self.spread is None else self.spread
+        return self.conditional_variance + spread if self.total is None else self.total
 
     def from_white(self, white: Array) -> Array:
         return self.loc + safe_sqrt(self.variance) * white
@@ -103,13 +109,13 @@ class FunctionValues(_Values):
 
     def expand(self, batch_shape: Any) -> FunctionValues:
         shape = (*batch_shape, *self.event_shape)
-        spread = None if self.spread is None else jnp.broadcast_to(self.spread, shape)
+        spread, total = (None if a is None else jnp.broadcast_to(a, shape) for a in (self.spread, self.total))
         arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
-        return type(self)(*arrays, spread, self.event_dim)._from(self)
+        return type(self)(*arrays, spread, self.event_dim, total)._from(self)
 
     def propagated(self) -> Propagated:
         """The same distribution, as a posterior that equals the model's own conditional."""
-        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim)._from(self)
+        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim, self.total)._from(self)
 
     def mix(self, P: ArrayLike) -> MixedValues:
         r"""Values of P linear mixtures of the Q functions, :math:`v = P g(x)`, inside a ``Likelihood``.

@@ -14,7 +14,8 @@ from programs import NOISE, X, Y, Z, draws_of_bound, random_params, shallow
 import numpyro_dgp as dgp
 from numpyro_dgp import collapsed as C
 from numpyro_dgp import kernels as k
-from numpyro_dgp.linalg import cholesky, inverse_cholesky, matmul
+from numpyro_dgp.linalg import cholesky, matmul
+from numpyro_dgp.whitening import inverse_cholesky
 
 RBF = k.RBF(1.2, 0.7)
 rng = np.random.default_rng(2)

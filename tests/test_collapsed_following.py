@@ -17,8 +17,8 @@ from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
 from numpyro_dgp.beliefs import InducingPrior
 from numpyro_dgp.collapsed import from_features
-from numpyro_dgp.linalg import inverse_cholesky
 from numpyro_dgp.values import FunctionValues
+from numpyro_dgp.whitening import inverse_cholesky
 
 N = 12
 X, Y = X[::3][:N], Y[::3][:N]

@@ -12,8 +12,10 @@ LAYERS = {
     0: ["_typing", "_checks", "streams"],
     1: [
         "linalg",
+        "whitening",
         "distances",
         "quadratic",
+        "projected",
         "kernels",
         "means",
         "gaussians",

@@ -17,9 +17,9 @@ import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
 from numpyro_dgp.coupled import Coupled, Target, expected_product, expected_square
-from numpyro_dgp.linalg import inverse_cholesky
 from numpyro_dgp.markov import HiddenLayer, MarkovLayer, markov_bound
 from numpyro_dgp.quadrature import white_nodes
+from numpyro_dgp.whitening import inverse_cholesky
 
 NOISE, PROCESS = 0.3, 0.2
 

@@ -9,8 +9,8 @@ from jax.scipy.special import logsumexp
 
 from numpyro_dgp.gaussians import kl_full
 from numpyro_dgp.kernels import RBF, Linear, Matern32
-from numpyro_dgp.linalg import inverse_cholesky
 from numpyro_dgp.nested import NestedLayer, nested_bound
+from numpyro_dgp.whitening import inverse_cholesky
 
 rng = np.random.default_rng(0)
 N, M = 7, 4

@@ -1,0 +1,100 @@
+"""Moments of many inputs under a Gaussian belief, and their hand-written derivatives, against dense autodiff."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.handlers import seed, substitute
+
+import numpyro_dgp as dgp
+from numpyro_dgp.beliefs import FullBelief
+from numpyro_dgp.blocks import rows_in_cache
+from numpyro_dgp.linalg import rows_times
+from numpyro_dgp.projected import belief_moments
+from numpyro_dgp.whitening import inverse_cholesky, relative_change
+
+# Few products, which are kept; more rows than numbers in the means; fewer rows than that.
+SHAPES = {"kept": (40, 70, 3), "many rows": (6000, 40, 8), "large matrices": (900, 90, 20)}
+
+
+def setting(shape):
+    N, M, P = shape
+    rng = np.random.default_rng(1)
+    Z, X = jnp.array(rng.uniform(-6, 6, size=(M, 2))), jnp.array(rng.normal(size=(N, 2)))
+    root = rng.normal(size=(P, M, M)) / np.sqrt(M)
+    weights = [jnp.array(rng.normal(size=s)) for s in ((N, P), (N,), (N, P))]
+    return X, weights, (Z, jnp.array(1.3), jnp.array(rng.normal(size=(P, M))), jnp.array(root @ root.mT))
+
+
+def dense(change, whiten, cross, loc, T):
+    A = cross @ whiten.T
+    return A @ loc.T, jnp.square(A).sum(-1), jnp.einsum("ni,pij,nj->np", A, T, A, optimize=True)
+
+
+def weighted(moments, X, weights, held, Z, lengthscale, loc, S):
+    kernel = dgp.kernels.RBF(1.7, lengthscale)
+    whiten = inverse_cholesky(kernel.gram(Z))
+    change = relative_change(kernel.gram(Z), whiten)
+    T = S - jnp.eye(len(Z))
+    found = moments(change, jax.lax.stop_gradient(whiten) if held else whiten, kernel(X, Z), loc, T)
+    return sum((w * m).sum() for w, m in zip(weights, found, strict=True))
+
+
+@pytest.mark.parametrize("explained", [0.0, 1.0], ids=["variance only", "its parts too"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_derivatives_by_everything(shape, explained):
+    X, weights, parameters = setting(shape)
+    weights[1] = weights[1] * explained
+    every = tuple(range(len(parameters)))
+
+    def both(moments, held):
+        return jax.jit(jax.value_and_grad(lambda *p: weighted(moments, X, weights, held, *p), every))(*parameters)
+
+    for a, b in zip(jax.tree.leaves(both(belief_moments, True)), jax.tree.leaves(both(dense, False)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * float(jnp.abs(b).max()))
+
+
+def test_relative_change_is_zero_with_the_derivative_of_the_whitening_matrix():
+    Z, kernel = jnp.linspace(0, 5, 6)[:, None], dgp.kernels.Matern32
+
+    def whiten(lengthscale):
+        return inverse_cholesky(kernel(1.2, lengthscale).gram(Z))
+
+    W, dW = jax.jvp(whiten, (0.9,), (1.0,))
+    zero, change = jax.jvp(lambda s: relative_change(kernel(1.2, s).gram(Z), whiten(s)), (0.9,), (1.0,))
+    assert not zero.any()
+    np.testing.assert_allclose(change @ W, dW, atol=1e-12)
+
+
+@pytest.mark.parametrize("N", [10, 701, 1000, 2000])
+def test_rows_times_is_a_product(N):
+    rng = np.random.default_rng(N)
+    A, B = jnp.array(rng.normal(size=(N, 5))), jnp.array(rng.normal(size=(5, 4)))
+    np.testing.assert_allclose(rows_times(A, B), np.asarray(A) @ np.asarray(B), rtol=1e-12, atol=1e-12)
+    for argument in (0, 1):
+        found, expected = (
+            jax.grad(lambda A, B, f=f: jnp.sin(f(A, B)).sum(), argument)(A, B) for f in (rows_times, jnp.matmul)
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("outputs", [None, 3])
+def test_variance_is_the_sum_of_its_parts(outputs):
+    """Also over several blocks of rows, and where the inputs are the inducing ones."""
+    rng = np.random.default_rng(4)
+    Z, P = jnp.array(rng.normal(size=(12, 2))), outputs or 1
+    root = jnp.tril(jnp.array(rng.normal(size=(P, 12, 12)))) / 3
+    loc = jnp.array(rng.normal(size=(P, 12)))
+    belief = FullBelief(loc, root) if outputs else FullBelief(loc[0], root[0])
+    extra = jnp.array(rng.normal(size=(rows_in_cache(Z.dtype), 2)))
+
+    def layer():
+        return dgp.gp("f", dgp.kernels.RBF(1.5, 0.8), dgp.Points(Z), outputs=outputs)
+
+    with seed(rng_seed=0), substitute(data={"f": belief}):
+        f = layer()
+        values = f(jnp.concatenate([Z, extra]))
+        joint = f.joint(Z)
+    np.testing.assert_allclose(values.variance, values.conditional_variance + values.spread, atol=1e-12)
+    diagonal = jnp.diagonal(joint.conditional_covariance + joint.spread, axis1=-2, axis2=-1)
+    np.testing.assert_allclose(values.variance[:12], diagonal.T if outputs else diagonal.reshape(-1), atol=1e-8)
