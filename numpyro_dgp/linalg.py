@@ -55,8 +55,8 @@ def matmul(a: Array, b: Array) -> Array:
 def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Array:
     """``A @ B`` for many rows A (N, K).
 
-    XLA's CPU backend gives a product of about a thousand rows to one thread, a batch of two products to two: the same
-    numbers in up to 0.55 of the time on two cores (docs/performance.md).
+    XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
+    two (docs/performance.md).
     """
     if len(A) % 2 or len(A) not in _ONE_THREAD:
         return jnp.matmul(A, B, precision=precision)
