@@ -263,9 +263,8 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
 
 
 def _require_rows(owner: str, y: Array, **arrays: Array) -> None:
-    shapes = {name: np.shape(a) for name, a in arrays.items()}
-    if np.ndim(y) != 1 or any(shape[:1] != np.shape(y) for shape in shapes.values()):
+    if np.ndim(y) != 1 or any(np.shape(a)[:1] != np.shape(y) for a in arrays.values()):
         raise ValueError(
             f"{owner}: expected y of shape (N,) and one row per datum in everything else, got y {np.shape(y)} with "
-            f"{shapes}: for several outputs, jax.vmap over them"
+            f"{ {name: np.shape(a) for name, a in arrays.items()} }: for several outputs, jax.vmap over them"
         )

@@ -39,7 +39,7 @@ def belief_moments(change: Array, whiten: Array, cross: Array, loc: Array, T: Ar
     """The three moments above, (N, P), (N,) and (N, P).
 
     Args:
-        change: zeros (M, M), see :func:`~numpyro_dgp.whitening.relative_change`; it gets the derivative that W does not.
+        change: zeros (M, M), see :func:`~numpyro_dgp.whitening.relative_change`, with the derivative that W lacks.
         whiten: W (M, M).
         cross: covariances k (N, M) of the inputs with the inducing values.
         loc: means m (P, M).
