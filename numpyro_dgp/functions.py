@@ -81,9 +81,9 @@ class SparseFunction(InducedFunction):
 
         def moments(rows: Array) -> Moments:
             cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
-            whiten = jax.lax.stop_gradient(self.whiten)
-            loc, explained, gain = belief_moments(change, whiten, cross, self._rows(u.loc), T)
-            conditional = jnp.maximum(k - explained[:, None], jitter(cross.dtype, M) * k)
+            arrays = change, jax.lax.stop_gradient(self.whiten), cross, self._rows(u.loc), T
+            loc, explained, gain = belief_moments(*(a.astype(jnp.result_type(*arrays)) for a in arrays))
+            conditional = jnp.maximum(k - explained[:, None], jitter(loc.dtype, M) * k)
             spread = jnp.maximum(gain + explained[:, None], 0)
             return loc, jnp.broadcast_to(conditional, loc.shape), spread, k + gain
 

@@ -59,7 +59,7 @@ def _backward(kept: _Kept, weights: _Moments) -> tuple[Array, None, Array, Array
     whiten, A, loc, T, products = kept
     by_mean, by_explained, by_gain = weights
     by_loc = by_mean.T @ A
-    if products is None and len(A) > loc.size:
+    if products is None and len(A) > loc.size:  # otherwise T W, P products of M rows, costs more than it saves
         by_T, half = pull_back(A, by_gain, matmul(T, whiten))
         by_cross = 2 * half + matmul(by_mean, matmul(loc, whiten))
         change = matmul(loc.T, by_loc) + 2 * jnp.einsum("pij,pjk->ik", T, by_T)

@@ -98,3 +98,21 @@ def test_variance_is_the_sum_of_its_parts(outputs):
     np.testing.assert_allclose(values.variance, values.conditional_variance + values.spread, atol=1e-12)
     diagonal = jnp.diagonal(joint.conditional_covariance + joint.spread, axis1=-2, axis2=-1)
     np.testing.assert_allclose(values.variance[:12], diagonal.T if outputs else diagonal.reshape(-1), atol=1e-8)
+
+
+@pytest.mark.parametrize("single", ["inputs", "layer"])
+def test_layers_and_inputs_of_two_precisions(single):
+    rng = np.random.default_rng(5)
+    first, second = (np.float32, np.float64) if single == "inputs" else (np.float64, np.float32)
+    x, Z = rng.normal(size=(20, 2)).astype(first), rng.normal(size=(6, 2)).astype(second)
+
+    def variance(root, lengthscale):
+        belief = FullBelief(jnp.ones(6, second), root)
+        with seed(rng_seed=0), substitute(data={"f": belief}):
+            return dgp.gp("f", dgp.kernels.RBF(1.5, lengthscale), dgp.Points(Z))(x).variance.sum()
+
+    value, (by_root, by_lengthscale) = jax.value_and_grad(variance, (0, 1))(jnp.eye(6, dtype=second), jnp.asarray(1.0))
+    assert value.dtype == jnp.float64
+    assert by_root.dtype == second
+    np.testing.assert_allclose(value, 20 * 1.5, rtol=1e-5)
+    assert abs(float(by_lengthscale)) < 1e-4  # S = I: the variance is that of the prior
