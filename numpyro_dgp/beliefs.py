@@ -20,7 +20,7 @@ from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.gaussians import kl_diagonal, kl_full, log_density, log_determinant
-from numpyro_dgp.linalg import solve_lower, times_transpose
+from numpyro_dgp.linalg import fused, solve_lower, times_transpose
 from numpyro_dgp.quadratic import quadratic_forms
 
 __all__ = [
@@ -114,6 +114,11 @@ def project(u: Array, A: Array) -> Array:
     return A @ u.T if A.ndim == 2 else (A @ u[..., None])[..., 0].T
 
 
+@fused
+def _correlated(loc: Array, scale_tril: Array, white: Array) -> Array:
+    return loc + (scale_tril @ white[..., None])[..., 0]
+
+
 class FullBelief(Belief):
     r"""Full covariance per output: :math:`q(v_p) = N(m_p, L_p L_p^\top)`.
 
@@ -131,7 +136,7 @@ class FullBelief(Belief):
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
-        return self.loc + (self.scale_tril @ white[..., None])[..., 0], [white]
+        return _correlated(self.loc, self.scale_tril, white), [white]
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         if intermediates:

@@ -64,6 +64,7 @@ def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precis
     return jnp.matmul(halves, jnp.broadcast_to(B, (2, *B.shape)), precision=precision).reshape(len(A), -1)
 
 
+@fused
 def safe_sqrt(x: Array) -> Array:
     """Square root of ``max(x, 0)`` whose derivative at zero is zero instead of infinite."""
     positive = x > 0

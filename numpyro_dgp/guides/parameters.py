@@ -15,6 +15,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ParameterFreeTransform
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.linalg import fused
 
 __all__ = ["RowScaledTransform", "row_scaled_tril"]
 
@@ -39,6 +40,13 @@ class _RowScaledTril(constraints.Constraint):
 row_scaled_tril = _RowScaledTril()
 
 
+@fused
+def _from_factor(y: Array) -> Array:
+    scale = jnp.diagonal(y, axis1=-2, axis2=-1)
+    unit = jnp.tril(y * (1 / scale)[..., None], -1)
+    return unit + jnp.log(scale)[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
+
+
 class RowScaledTransform(ParameterFreeTransform):
     r"""From a real matrix, :math:`\rho` on the diagonal and N below, to :math:`\mathrm{diag}(e^\rho)(I + N)`."""
 
@@ -51,9 +59,7 @@ class RowScaledTransform(ParameterFreeTransform):
         return scale[..., None] * unit
 
     def _inverse(self, y: Array) -> Array:
-        scale = jnp.diagonal(y, axis1=-2, axis2=-1)
-        unit = jnp.tril(y * (1 / scale)[..., None], -1)
-        return unit + jnp.log(scale)[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
+        return _from_factor(y)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
         return (jnp.diagonal(x, axis1=-2, axis2=-1) * jnp.arange(1, x.shape[-1] + 1)).sum(-1)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
@@ -109,13 +110,13 @@ class Full(Rule):
         return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
 
     def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
-        eye = jnp.eye(shape[-1], dtype=dtype)
+        def factors() -> Array:
+            # In NumPy: JAX would compile every one of these operations.
+            one = initial_scale(self.scale, site) * np.eye(shape[-1])
+            return jnp.asarray(np.broadcast_to(one, (*shape, shape[-1])), dtype)
+
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
-        tril = site.param(
-            "scale_tril",
-            lambda: jnp.broadcast_to(initial_scale(self.scale, site) * eye, (*shape, shape[-1])),
-            constraint=row_scaled_tril,
-        )
+        tril = site.param("scale_tril", factors, constraint=row_scaled_tril)
         return loc, jnp.tril(tril)
 
 
