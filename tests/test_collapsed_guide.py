@@ -151,6 +151,7 @@ def test_bound_against_draws_of_hidden_layers(name):
         assert abs(value - same.mean()) < 3 * error + 0.1
 
 
+@pytest.mark.slow
 def test_latents_as_numpyro_writes_them():
     """Their divergence is in closed form too: the bound has no noise, and that of dgp.latent for a standard normal."""
 

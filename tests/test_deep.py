@@ -145,6 +145,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_stock_objectives_agree_in_expectation(name):
     """Check 13: three estimators of one bound, ours with the smallest variance."""
     model, make = CASES[name]

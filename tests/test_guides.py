@@ -144,6 +144,7 @@ def test_sites_override_single_rules():
     assert {"noise_auto_loc", "auto_loc"} <= set(params_of(bayesian, mixed, X, Y))
 
 
+@pytest.mark.slow
 def test_quantiles_are_those_of_the_posterior():
     guide = G.MeanField(bayesian, other=G.Normal())
     params = random_params(bayesian, guide, X, Y)

@@ -65,6 +65,7 @@ def by_draws(key, layers, y, num):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.slow
 def test_monte_carlo_form(depth):
     """Check 28."""
     layers = LAYERS[:1] + (LAYERS[1 - depth :] if depth > 1 else [])

@@ -98,6 +98,7 @@ def test_hyperparameters_by_nuts_from_an_svi_start():
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.5
 
 
+@pytest.mark.slow
 def test_lifted_parameters_are_sampled():
     lifted = handlers.lift(bayesian, prior={"g_Z": dist.Normal(Z, 0.1).to_event(2)})
     draws = run(dgp.for_mcmc(lifted), X, Y, warmup=20, samples=20).get_samples()
