@@ -22,14 +22,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.linalg import matmul, rows_times
-from numpyro_dgp.quadratic import forms, kept_products, pull_back, quadratic_forms, weighted_products, weighted_squares
+from numpyro_dgp.quadratic import forms_backward, forms_forward, pull_back
 
 __all__ = ["ROWS", "belief_moments"]
 
 # The name of the rows a among what a checkpoint may keep.
 ROWS = "whitened rows"
 
-_Kept = tuple[Array, Array, Array, Array, Array | None]
+_Kept = tuple[Array, Array, tuple[Array, Array, Array | None]]
 _Moments = tuple[Array, Array, Array]
 
 
@@ -50,13 +50,13 @@ def belief_moments(change: Array, whiten: Array, cross: Array, loc: Array, T: Ar
 
 def _forward(change: Array, whiten: Array, cross: Array, loc: Array, T: Array) -> tuple[_Moments, _Kept]:
     A = checkpoint_name(rows_times(cross, whiten.T), ROWS)
-    products = kept_products(T, A)
-    gain = quadratic_forms(T, A) if products is None else forms(A, products)
-    return (A @ loc.T, jnp.square(A).sum(-1), gain), (whiten, A, loc, T, products)
+    gain, kept = forms_forward(T, A)
+    return (A @ loc.T, jnp.square(A).sum(-1), gain), (whiten, loc, kept)
 
 
 def _backward(kept: _Kept, weights: _Moments) -> tuple[Array, None, Array, Array, Array]:
-    whiten, A, loc, T, products = kept
+    whiten, loc, forms = kept
+    T, A, products = forms
     by_mean, by_explained, by_gain = weights
     by_loc = by_mean.T @ A
     if products is None and len(A) > loc.size:  # otherwise T W, P products of M rows, costs more than it saves
@@ -72,11 +72,8 @@ def _backward(kept: _Kept, weights: _Moments) -> tuple[Array, None, Array, Array
         used = (by_explained != 0).any()
         change, by_cross = jax.lax.cond(used, explained, lambda found: found, (change, by_cross))
         return change, None, by_cross, by_loc, by_T
-    if products is None:
-        by_T, half = pull_back(A, by_gain, T)
-    else:
-        by_T, half = weighted_squares(A, by_gain), weighted_products(by_gain, products)
-    by_rows = matmul(by_mean, loc) + 2 * (half + by_explained[:, None] * A)
+    by_T, by_rows = forms_backward(forms, by_gain)
+    by_rows = by_rows + matmul(by_mean, loc) + 2 * by_explained[:, None] * A
     return matmul(by_rows.T, A), None, rows_times(by_rows, whiten), by_loc, by_T
 
 

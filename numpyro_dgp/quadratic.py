@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro_dgp._typing import Array
 from numpyro_dgp.linalg import matmul, rows_times
 
-__all__ = ["forms", "kept_products", "pull_back", "quadratic_forms", "weighted_products", "weighted_squares"]
+__all__ = ["forms_backward", "forms_forward", "pull_back", "quadratic_forms"]
 
 # Bytes of products S_p a_n that are kept for the derivative. More would leave the cache, and with a few layers make the
 # step's memory one that the C library gives back to the system, page by page, every time.
@@ -31,8 +31,7 @@ def _products(A: Array, S: Array) -> Array:
     return rows_times(A, side_by_side, jax.lax.Precision.DEFAULT).reshape(len(A), len(S), -1)
 
 
-def forms(A: Array, products: Array) -> Array:
-    """Quadratic forms (N, P) from the products S_p a_n."""
+def _forms(A: Array, products: Array) -> Array:
     return jnp.einsum("nm,npm->np", A, products)
 
 
@@ -56,13 +55,8 @@ def quadratic_forms(S: Array, A: Array) -> Array:
     total = jnp.zeros((len(A), len(S)), A.dtype)
     for start, end in _blocks(A.shape[1]):
         above = jnp.concatenate([2 * S[:, :start, start:end], S[:, start:end, start:end]], 1)
-        total = total + forms(A[:, start:end], _products(A[:, :end], above))
+        total = total + _forms(A[:, start:end], _products(A[:, :end], above))
     return total
-
-
-def kept_products(S: Array, A: Array) -> Array | None:
-    """The products S_p a_n of :func:`quadratic_forms`, (N, P, M), where they are few enough to be kept."""
-    return _products(A, S) if len(A) * S.nbytes <= _KEPT * S.shape[1] else None
 
 
 def _weighted_rows(A: Array, weights: Array) -> list[Array]:
@@ -73,6 +67,7 @@ def _weighted_rows(A: Array, weights: Array) -> list[Array]:
 
 
 def _squares(A: Array, weighted: list[Array], P: int) -> Array:
+    r""":math:`\sum_n w_{np} a_n a_n^\top` (P, M, M), without the blocks below the diagonal."""
     M, columns = A.shape[1], []
     for (start, end), block in zip(_blocks(M), weighted, strict=True):
         sums = (A[:, :end].T @ block).reshape(end, P, end - start)
@@ -82,35 +77,31 @@ def _squares(A: Array, weighted: list[Array], P: int) -> Array:
     return upper + (upper * (number[:, None] < number)).mT
 
 
-def weighted_squares(A: Array, weights: Array) -> Array:
-    r""":math:`\sum_n w_{np} a_n a_n^\top` (P, M, M), without the blocks below the diagonal."""
-    return _squares(A, _weighted_rows(A, weights), weights.shape[1])
-
-
 def pull_back(A: Array, weights: Array, R: Array) -> tuple[Array, Array]:
-    r""":func:`weighted_squares`, and :math:`\sum_p w_{np} R_p^\top a_n` (N, K) for R of shape (P, M, K)."""
+    r""":math:`\sum_n w_{np} a_n a_n^\top` (P, M, M), and :math:`\sum_p w_{np} R_p^\top a_n` (N, K) for R (P, M, K)."""
     weighted = _weighted_rows(A, weights)
     parts = zip(_blocks(A.shape[1]), weighted, strict=True)
     product = sum(block @ R[:, start:end].reshape(-1, R.shape[2]) for (start, end), block in parts)
     return _squares(A, weighted, len(R)), product  # type: ignore[return-value]
 
 
-def weighted_products(weights: Array, products: Array) -> Array:
-    r""":math:`\sum_p w_{np} S_p a_n`, (N, M), from the kept products."""
-    return jnp.einsum("np,npm->nm", weights, products)
+def forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
+    """:func:`quadratic_forms`, and what :func:`forms_backward` needs: the products S_p a_n too where they are few."""
+    if len(A) * S.nbytes > _KEPT * S.shape[1]:
+        return quadratic_forms(S, A), (S, A, None)
+    products = _products(A, S)
+    return _forms(A, products), (S, A, products)
 
 
-def _quadratic_forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
-    products = kept_products(S, A)
-    return quadratic_forms(S, A) if products is None else forms(A, products), (S, A, products)
-
-
-def _quadratic_forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> tuple[Array, Array]:
+def forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> tuple[Array, Array]:
+    """Derivatives of weighted quadratic forms by S and by A."""
     S, A, products = kept
     if products is None:
         dS, half = pull_back(A, weights, S)
-        return dS, 2 * half
-    return weighted_squares(A, weights), 2 * weighted_products(weights, products)
+    else:
+        dS = _squares(A, _weighted_rows(A, weights), len(S))
+        half = jnp.einsum("np,npm->nm", weights, products)
+    return dS, 2 * half
 
 
-quadratic_forms.defvjp(_quadratic_forms_forward, _quadratic_forms_backward)
+quadratic_forms.defvjp(forms_forward, forms_backward)
