@@ -132,7 +132,7 @@ class FullBelief(Belief):
 
     def __init__(self, loc: Array, scale_tril: Array) -> None:
         self.loc, self.scale_tril = loc, scale_tril
-        super().__init__((), jnp.shape(loc))
+        super().__init__((), jnp.shape(loc), validate_args=False)
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
@@ -186,7 +186,7 @@ class DiagonalBelief(Belief):
 
     def __init__(self, loc: Array, scale: Array) -> None:
         self.loc, self.scale = loc, scale
-        super().__init__((), jnp.shape(loc))
+        super().__init__((), jnp.shape(loc), validate_args=False)
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["each_row", "in_blocks", "rows_in_cache", "sum_symmetric"]
+__all__ = ["each_row", "in_blocks", "rows_in_block", "rows_in_cache", "sum_symmetric"]
 
 # Numbers held at once.
 _CELLS = 2**20
@@ -65,6 +65,14 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
     return full + jnp.triu(full, 1).T
 
 
+def rows_in_block(rows: Array) -> int:
+    """Rows in one block of :func:`in_blocks`, all of them where they are few."""
+    N, most = len(rows), rows_in_cache(rows.dtype)
+    least = max(1, -(-N // most))
+    count = next((c for c in range(least, 2 * least) if N % c == 0), least)
+    return -(-N // count)
+
+
 def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "") -> Any:
     """``function`` of rows (N, D), block by block where they are many; what it computes is computed again backwards.
 
@@ -75,14 +83,13 @@ def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "") -> 
         rows: all of them.
         keep: the checkpoint name of what is not computed again.
     """
-    N, most = len(rows), rows_in_cache(rows.dtype)
-    if most >= N:
+    N, size = len(rows), rows_in_block(rows)
+    if size == N:
         return function(rows)
-    least = -(-N // most)
-    count = next((c for c in range(least, 2 * least) if N % c == 0), least)
-    size = -(-N // count)
-    padded = jnp.pad(rows, [(0, count * size - N), (0, 0)], mode="edge")
-    blocks = padded.reshape(size, count, -1).swapaxes(0, 1)
+    count = -(-N // size)
+    if count * size > N:  # a pad by nothing would still cost arrays of this size backwards
+        rows = jnp.pad(rows, [(0, count * size - N), (0, 0)], mode="edge")
+    blocks = rows.reshape(size, count, -1).swapaxes(0, 1)
     policy = jax.checkpoint_policies.save_only_these_names(keep)
     found = jax.lax.map(jax.checkpoint(function, policy=policy), blocks)
     return jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(count * size, *a.shape[2:])[:N], found)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief, FullBelief, FunctionDraw, project
+from numpyro_dgp.blocks import rows_in_block
 from numpyro_dgp.induced import InducedFunction, Moments
 from numpyro_dgp.inducing import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.linalg import jitter, matmul, rows_times
@@ -72,17 +73,19 @@ class SparseFunction(InducedFunction):
         # Rounding can push the difference below zero; what is left there is the jitter.
         return jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.size) * k)
 
-    def _row_moments(self) -> Callable[[Array], Moments]:
+    def _row_moments(self, rows: Array) -> Callable[[Array], Moments]:
         u, M = self.u, self.size
         if not isinstance(u, FullBelief) or self.whiten.ndim == 3:
-            return super()._row_moments()
+            return super()._row_moments(rows)
         change = relative_change(gram(self.kernels, self.Z), self.whiten)
         T = u.covariance.reshape(-1, M, M) - jnp.eye(M, dtype=u.loc.dtype)
+        arrays = change, jax.lax.stop_gradient(self.whiten), self._rows(u.loc), T
+        dtype = jnp.result_type(rows, *arrays)
+        from_cross = belief_moments(rows_in_block(rows), *(a.astype(dtype) for a in arrays))
 
         def moments(rows: Array) -> Moments:
             cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
-            arrays = change, jax.lax.stop_gradient(self.whiten), cross, self._rows(u.loc), T
-            loc, explained, gain = belief_moments(*(a.astype(jnp.result_type(*arrays)) for a in arrays))
+            loc, explained, gain = from_cross(cross.astype(dtype))
             conditional = jnp.maximum(k - explained[:, None], jitter(loc.dtype, M) * k)
             spread = jnp.maximum(gain + explained[:, None], 0)
             return loc, jnp.broadcast_to(conditional, loc.shape), spread, k + gain

@@ -205,10 +205,10 @@ class InducedFunction:
             loc = self._known(self._whitened(rows), rows)
             return loc, jnp.zeros_like(loc), None, None
         small = len(rows) * self.size * rows.dtype.itemsize <= _KEPT
-        return in_blocks(self._row_moments(), rows, keep=ROWS if small else "")
+        return in_blocks(self._row_moments(rows), rows, keep=ROWS if small else "")
 
-    def _row_moments(self) -> Callable[[Array], Moments]:
-        """:meth:`_moments` of a block of rows; what does not depend on the rows is computed once."""
+    def _row_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        """:meth:`_moments` of one block of ``rows``; what does not depend on the rows is computed once."""
         spreading = self.u.spreading() if isinstance(self.u, Belief) else None
 
         def moments(rows: Array) -> Moments:

@@ -19,6 +19,7 @@ from numpyro_dgp._typing import Array
 __all__ = [
     "checked_factor",
     "cholesky",
+    "computed_once",
     "conditional_cholesky",
     "fused",
     "jitter",
@@ -33,6 +34,8 @@ __all__ = [
 
 # Outside a compiled program these run as one program each, not as dozens; inside one they leave no trace.
 fused = partial(jax.jit, inline=True)
+# Columns up to which a product with the identity costs next to nothing.
+_NARROW = 128
 # Rows of a product that may wait for one thread.
 _ONE_THREAD = range(700, 1800)
 
@@ -50,6 +53,18 @@ def jitter(dtype: jnp.dtype, size: int) -> float:
 def matmul(a: Array, b: Array) -> Array:
     """``a @ b`` in full precision: never TF32 or bfloat16 passes, which break Gram matrices."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+@fused
+def computed_once(x: Array) -> Array:
+    """``x`` (..., P) as a product with the identity.
+
+    XLA computes a cheap expression again in whatever it fuses it with, and keeps what it needs for that; it does not
+    fuse products. Wide ones are left as they are, because the product would cost more.
+    """
+    if x.ndim == 0 or x.shape[-1] > _NARROW:
+        return x
+    return matmul(x, jnp.eye(x.shape[-1], dtype=x.dtype))
 
 
 def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Array:

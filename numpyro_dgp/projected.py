@@ -14,6 +14,7 @@ by k and by W, one product of N rows each. Neither is needed: with weights :math
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -21,60 +22,126 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.linalg import matmul, rows_times
-from numpyro_dgp.quadratic import forms_backward, forms_forward, pull_back
+from numpyro_dgp.linalg import fused, matmul, rows_times
+from numpyro_dgp.quadratic import (
+    Columns,
+    Rows,
+    column_sums,
+    columns,
+    forms_backward,
+    forms_forward,
+    forms_of_columns,
+    keeps_products,
+    pull_back,
+    quadratic_forms,
+    rows_of_blocks,
+    symmetric,
+    weighted_rows,
+)
 
 __all__ = ["ROWS", "belief_moments"]
 
 # The name of the rows a among what a checkpoint may keep.
 ROWS = "whitened rows"
 
-_Kept = tuple[Array, Array, tuple[Array, Array, Array | None]]
 _Moments = tuple[Array, Array, Array]
 
 
-@jax.custom_vjp
-@partial(jax.jit, inline=True)
-def belief_moments(change: Array, whiten: Array, cross: Array, loc: Array, T: Array) -> _Moments:
-    """The three moments above, (N, P), (N,) and (N, P).
+def belief_moments(rows: int, change: Array, whiten: Array, loc: Array, T: Array) -> Callable[[Array], _Moments]:
+    """The three moments above, (N, P), (N,) and (N, P), as a function of the covariances k (N, M) of N inputs.
 
     Args:
+        rows: N of every call. Where it is large, what does not depend on the inputs is computed here, once.
         change: zeros (M, M), see :func:`~numpyro_dgp.whitening.relative_change`, with the derivative that W lacks.
-        whiten: W (M, M).
-        cross: covariances k (N, M) of the inputs with the inducing values.
+        whiten: W (M, M), held.
         loc: means m (P, M).
         T: S - I, symmetric (P, M, M).
     """
-    return _forward(change, whiten, cross, loc, T)[0]
+    if keeps_products(rows, T):
+        return partial(_few, change, whiten, loc, T)
+    pulled = rows_of_blocks(matmul(*jax.lax.stop_gradient((T, whiten))))
+    return partial(_many, change, whiten, *_prepared(change, loc, T), pulled)
 
 
-def _forward(change: Array, whiten: Array, cross: Array, loc: Array, T: Array) -> tuple[_Moments, _Kept]:
-    A = checkpoint_name(rows_times(cross, whiten.T), ROWS)
-    gain, kept = forms_forward(T, A)
-    return (A @ loc.T, jnp.square(A).sum(-1), gain), (whiten, loc, kept)
+def _whitened(whiten: Array, cross: Array) -> Array:
+    return checkpoint_name(rows_times(cross, whiten.T), ROWS)
 
 
-def _backward(kept: _Kept, weights: _Moments) -> tuple[Array, None, Array, Array, Array]:
+@jax.custom_vjp
+@fused
+def _few(change: Array, whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
+    """The moments of so few inputs that the products T_p a_n are kept, and with them the derivative by a is cheap."""
+    A = _whitened(whiten, cross)
+    return A @ loc.T, jnp.square(A).sum(-1), quadratic_forms(T, A)
+
+
+def _few_forward(change: Array, whiten: Array, loc: Array, T: Array, cross: Array) -> tuple[_Moments, tuple]:
+    A = _whitened(whiten, cross)
+    gain, forms = forms_forward(T, A)
+    return (A @ loc.T, jnp.square(A).sum(-1), gain), (whiten, loc, forms)
+
+
+def _few_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, Array, Array]:
     whiten, loc, forms = kept
-    T, A, products = forms
-    by_mean, by_explained, by_gain = weights
-    by_loc = by_mean.T @ A
-    if products is None and len(A) > loc.size:  # otherwise T W, P products of M rows, costs more than it saves
-        by_T, half = pull_back(A, by_gain, matmul(T, whiten))
-        by_cross = 2 * half + matmul(by_mean, matmul(loc, whiten))
-        change = matmul(loc.T, by_loc) + 2 * jnp.einsum("pij,pjk->ik", T, by_T)
-
-        def explained(found: tuple[Array, Array]) -> tuple[Array, Array]:
-            weighted = 2 * by_explained[:, None] * A
-            return found[0] + matmul(weighted.T, A), found[1] + matmul(weighted, whiten)
-
-        # Nothing where only the variance is used, which is always so but for a bound that treats its parts apart.
-        used = (by_explained != 0).any()
-        change, by_cross = jax.lax.cond(used, explained, lambda found: found, (change, by_cross))
-        return change, None, by_cross, by_loc, by_T
+    A, (by_mean, by_explained, by_gain) = forms[1], weights
     by_T, by_rows = forms_backward(forms, by_gain)
     by_rows = by_rows + matmul(by_mean, loc) + 2 * by_explained[:, None] * A
-    return matmul(by_rows.T, A), None, rows_times(by_rows, whiten), by_loc, by_T
+    return matmul(by_rows.T, A), None, by_mean.T @ A, by_T, rows_times(by_rows, whiten)
 
 
-belief_moments.defvjp(_forward, _backward)
+_few.defvjp(_few_forward, _few_backward)
+
+
+@jax.custom_vjp
+@fused
+def _prepared(change: Array, loc: Array, T: Array) -> tuple[Array, Columns]:
+    """m, and T in columns. Backwards, their derivatives have all that ``change`` gets through means and gains."""
+    return loc, columns(T)
+
+
+def _prepared_forward(change: Array, loc: Array, T: Array) -> tuple[tuple[Array, Columns], tuple[Array, Array]]:
+    return _prepared(change, loc, T), (loc, T)
+
+
+def _prepared_backward(kept: tuple[Array, Array], found: tuple[Array, Columns]) -> tuple[Array, Array, Array]:
+    (loc, T), (by_loc, sums) = kept, found
+    by_T = symmetric(sums, len(T))
+    return matmul(loc.T, by_loc) + 2 * jnp.einsum("pij,pjk->ik", T, by_T), by_loc, by_T
+
+
+_prepared.defvjp(_prepared_forward, _prepared_backward)
+
+
+@jax.custom_vjp
+@fused
+def _many(change: Array, whiten: Array, loc: Array, T: Columns, pulled: Rows, cross: Array) -> _Moments:
+    """The moments of many inputs; T comes from :func:`_prepared`, ``pulled`` is T W."""
+    return _many_forward(change, whiten, loc, T, pulled, cross)[0]
+
+
+def _many_forward(
+    change: Array, whiten: Array, loc: Array, T: Columns, pulled: Rows, cross: Array
+) -> tuple[_Moments, tuple]:
+    A = _whitened(whiten, cross)
+    return (A @ loc.T, jnp.square(A).sum(-1), forms_of_columns(A, T, len(loc))), (whiten, loc, pulled, A)
+
+
+def _many_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, Columns, None, Array]:
+    whiten, loc, pulled, A = kept
+    by_mean, by_explained, by_gain = weights
+    weighted = weighted_rows(A, by_gain)
+    by_cross = 2 * pull_back(weighted, pulled) + matmul(by_mean, matmul(loc, whiten))
+
+    def explained(by_cross: Array) -> tuple[Array, Array]:
+        rows = 2 * by_explained[:, None] * A
+        return matmul(rows.T, A), by_cross + matmul(rows, whiten)
+
+    def unused(by_cross: Array) -> tuple[Array, Array]:
+        return jnp.zeros_like(whiten), by_cross
+
+    # Nothing where only the variance is used, which is always so but for a bound that treats its parts apart.
+    change, by_cross = jax.lax.cond((by_explained != 0).any(), explained, unused, by_cross)
+    return change, None, by_mean.T @ A, column_sums(A, weighted), None, by_cross
+
+
+_many.defvjp(_many_forward, _many_backward)

@@ -87,7 +87,7 @@ class RingBelief(Belief):
         self.loc, self.outer, self.inner = loc, outer, inner
         self.spectrum, self.blocks, self.powers = jnp.broadcast_to(prior.spectrum, loc.shape), prior.blocks, powers
         self.gain = None if gain is None else even_part(gain, self.blocks)
-        super().__init__((), jnp.shape(loc))
+        super().__init__((), jnp.shape(loc), validate_args=False)
 
     def half(self, A: Array) -> Array:
         """A B for rows A, (N, M) or (P, N, M): shape (P, N, M)."""

@@ -18,7 +18,7 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.beliefs import StandardNormal
 from numpyro_dgp.gaussians import kl_full, log_density, log_determinant
-from numpyro_dgp.linalg import cholesky, safe_sqrt, solve_lower
+from numpyro_dgp.linalg import cholesky, computed_once, safe_sqrt, solve_lower
 
 if TYPE_CHECKING:
     from numpyro_dgp.mixing import MixedValues
@@ -54,7 +54,7 @@ class _Values(dist.Distribution):
         raise NotImplementedError
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
-        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
+        white = computed_once(jax.random.normal(key, self.shape(sample_shape), self.loc.dtype))
         return self.from_white(white), [white]
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
