@@ -119,3 +119,28 @@ def test_layers_and_inputs_of_two_precisions(single):
     assert by_root.dtype == second
     np.testing.assert_allclose(value, 20 * 1.5, rtol=1e-5)
     assert abs(float(by_lengthscale)) < 1e-4  # S = I: the variance is that of the prior
+
+
+@pytest.mark.parametrize("extra", [0, 1], ids=["blocks", "blocks that do not divide the rows"])
+def test_derivatives_through_blocks_of_rows(extra):
+    """What is prepared before the loop over blocks and finished after it, against dense autodiff without blocks."""
+    rng = np.random.default_rng(6)
+    M, P = 100, 8
+    X = jnp.array(rng.normal(size=(2 * rows_in_cache(jnp.float64) + extra, 2)))
+    Z = jnp.array(rng.uniform(-3, 3, size=(M, 2)))
+    loc, root = jnp.array(rng.normal(size=(P, M))), jnp.tril(jnp.array(rng.normal(size=(P, M, M)))) / 10
+    weights = [jnp.array(rng.normal(size=(len(X), P))) for _ in range(2)]
+    kernel = dgp.kernels.Matern12(1.7, 1.3)
+
+    def of_layer(X, Z, loc, root):
+        with seed(rng_seed=0), substitute(data={"f": FullBelief(loc, root)}):
+            values = dgp.gp("f", kernel, dgp.Points(Z), outputs=P)(X)
+        return (weights[0] * values.loc).sum() + (weights[1] * values.variance).sum()
+
+    def of_dense(X, Z, loc, root):
+        mean, _, gain = dense(inverse_cholesky(kernel.gram(Z)), kernel(X, Z), loc, root @ root.mT - jnp.eye(M))
+        return (weights[0] * mean).sum() + (weights[1] * (1.7 + gain)).sum()
+
+    found, expected = (jax.jit(jax.value_and_grad(f, (0, 1, 2, 3)))(X, Z, loc, root) for f in (of_layer, of_dense))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8 * float(jnp.abs(b).max()))
