@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.linalg import computed_once, fused, rows_times
@@ -39,8 +40,8 @@ _WIDTH = 32
 
 
 def _blocks(M: int) -> list[tuple[int, int]]:
-    """First and last column of every block."""
-    return list(pairwise([*range(0, M, _WIDTH), M]))
+    """First and last column of every block; a small rest belongs to the last."""
+    return list(pairwise([*range(0, max(M - _WIDTH // 2, 1), _WIDTH), M]))
 
 
 def _side_by_side(S: Array) -> Array:
@@ -89,7 +90,7 @@ def symmetric(sums: Columns, P: int) -> Array:
     M = len(sums[-1])
     apart = [jnp.moveaxis(block.reshape(len(block), P, -1), 1, 0) for block in sums]
     upper = jnp.concatenate([jnp.pad(a, ((0, 0), (0, M - a.shape[1]), (0, 0))) for a in apart], 2)
-    number = jnp.arange(M) // _WIDTH
+    number = np.repeat(np.arange(len(sums)), [a.shape[2] for a in apart])
     return upper + (upper * (number[:, None] < number)).mT
 
 
