@@ -130,6 +130,7 @@ def test_inputs_without_variance_are_exact_inputs():
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_small_noise_and_a_smooth_kernel():
     """The precision of v has no negative eigenvalue beyond rounding, and the bound is that of q(v) in the layer."""
     points, inputs = jnp.linspace(-3, 3, 60)[:, None], jnp.array(rng.normal(size=(200, 1)))

@@ -123,9 +123,8 @@ def sampled_bound(model, guide, params, num=2500):
     return jax.lax.map(jax.jit(draw), jax.random.split(jax.random.key(5), num), batch_size=200)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "two layers" else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_bound_against_draws_of_everything(name):
     """Check 24 for q(h | v): the closed form is the expectation of what the guide's own draws give."""
     model, guide = guide_of(name)

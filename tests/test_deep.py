@@ -158,6 +158,7 @@ def test_stock_objectives_agree_in_expectation(name):
         assert ours.std() <= 1.05 * stock.std()
 
 
+@pytest.mark.slow
 def test_particles_share_a_minibatch_and_average():
     one = draws_of_bound(dgp.ELBO(), PARAMS, deep, GUIDE, X, Y, num=2000)
     for vectorize in (True, False):

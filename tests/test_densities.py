@@ -55,6 +55,7 @@ def test_normality_is_tested_point_by_point():
     assert shapiro_wilk(many).statistic > 0.998
 
 
+@pytest.mark.slow
 def test_draws_of_y_follow_the_mixture(posterior, key):
     draws = posterior.sample(key, NEW, num_samples=4000)
     assert draws.shape == (4000, 4)

@@ -107,7 +107,9 @@ def test_hyperparameters_in_a_plate_of_their_own():
     assert sorted(drawn) == ["f", "ls", "offset"]
 
 
-@pytest.mark.parametrize("autoguide", [AutoNormal, AutoDelta, AutoMultivariateNormal])
+@pytest.mark.parametrize(
+    "autoguide", [AutoMultivariateNormal, *(pytest.param(a, marks=pytest.mark.slow) for a in (AutoNormal, AutoDelta))]
+)
 @pytest.mark.parametrize(
     "loss",
     [dgp.ELBO(), *(pytest.param(loss, marks=pytest.mark.slow) for loss in (Trace_ELBO(), TraceMeanField_ELBO()))],
@@ -119,7 +121,10 @@ def test_stock_autoguides_run_on_the_same_program(autoguide, loss):
         assert np.isfinite(result.losses).all()
 
 
-@pytest.mark.parametrize("other", [G.Delta(), G.Normal(), AutoNormal, AutoMultivariateNormal])
+@pytest.mark.parametrize(
+    "other",
+    [G.Normal(), AutoMultivariateNormal, *(pytest.param(o, marks=pytest.mark.slow) for o in (G.Delta(), AutoNormal))],
+)
 def test_posteriors_for_hyperparameters(other):
     guide = G.InducingPoint(bayesian, other=other)
     svi = SVI(bayesian, guide, optax.adam(0.02), dgp.ELBO())

@@ -283,7 +283,13 @@ def test_signal_to_noise_of_the_proposal():
     assert ratio[False, 64] / ratio[False, 4] < 0.5  # 1/4
 
 
-@pytest.mark.parametrize("latent", [dgp.guides.Normal(0.5), Amortised(hidden=(3,))], ids=["per datum", "amortised"])
+@pytest.mark.parametrize(
+    "latent",
+    [
+        pytest.param(dgp.guides.Normal(0.5), id="per datum"),
+        pytest.param(Amortised(hidden=(3,)), id="amortised", marks=pytest.mark.slow),
+    ],
+)
 def test_minibatches_are_unbiased(latent):
     guide = ImportanceWeighted(lv_gp_gp, num_samples=3, latent=latent)
     params = random_params(lv_gp_gp, guide, X, Y)
@@ -301,6 +307,7 @@ def test_minibatches_are_unbiased(latent):
     assert np.allclose(np.mean([rows([0, 1]), rows([2, 3]), rows([4, 5])]), whole, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_several_latents_between_layers_and_another_likelihood():
     counts = jnp.array([0, 1, 3, 2, 0, 5])
     guide = ImportanceWeighted(gp_lv_gp, num_samples=5)

@@ -76,6 +76,7 @@ def test_monte_carlo_form(depth):
     assert error < 0.1
 
 
+@pytest.mark.slow
 def test_below_the_evidence():
     """Evidence by brute force: hidden values from their exact prior, likelihood with the last function integrated."""
     x, y = X[:3], jnp.sin(2 * X[:3])

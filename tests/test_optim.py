@@ -111,7 +111,7 @@ def test_diagonal_posteriors_reach_the_diagonal_optimum():
     np.testing.assert_allclose(result.params["g_auto_scale"], np.diag(np.linalg.inv(S)) ** -0.5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("auto", [AutoNormal, AutoMultivariateNormal])
+@pytest.mark.parametrize("auto", [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow)])
 def test_stock_guides(auto):
     """Their inducing values are Gaussian too; slopes are Monte-Carlo averages there."""
     guide = auto(shallow)

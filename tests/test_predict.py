@@ -97,7 +97,7 @@ KERNELS = [
 ]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [KERNELS[0], *(pytest.param(k, marks=pytest.mark.slow) for k in KERNELS[1:])])
 @pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     """Check 38: mean and covariance of q(f) over many draws, each with random functions of its own."""

@@ -235,14 +235,8 @@ def test_the_bound_is_that_of_dense_algebra(rule):
     assert agree(draws, np.full(400, float(found)), width=4.0)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        G.ScaledCirculant(),
-        *[pytest.param(rule, marks=pytest.mark.slow) for rule in RULES if rule != G.ScaledCirculant()],
-    ],
-    ids=lambda rule: type(rule).__name__,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_rules_keep_the_contract_of_guides(rule):
     testing.check_guide(bayesian, G.InducingPoint(bayesian, inducing=rule), jnp.array(X), jnp.array(Y))
 
@@ -409,6 +403,7 @@ def test_gaps_of_the_toy(families, family, nats):
     np.testing.assert_allclose(gap(found[family], prior, A), nats, atol=0.6)
 
 
+@pytest.mark.slow
 def test_the_optimal_circulant_cannot_be_improved(families):
     """Check 32."""
     A, prior, found = families

@@ -234,6 +234,7 @@ def test_power_is_the_sum_of_squares(which, kernel):
     np.testing.assert_allclose(f.power(x), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_optimal_mean_from_neighbours():
     """Of several outputs with an additive kernel; by the transpose of the same map."""
     x = rng.uniform(5, 30, (60, 2))

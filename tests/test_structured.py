@@ -66,7 +66,9 @@ def moved(model, guide, *args, **kwargs):
 
 
 @pytest.mark.parametrize("belief", [G.Full(), pytest.param(G.Diagonal(), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "name", [n if n in ("model", "joint low rank") else pytest.param(n, marks=pytest.mark.slow) for n in RULES]
+)
 def test_same_bound_as_with_drawn_inducing_values(name, belief):
     """Integrating v out, with the gap between the two means, against NumPyro's objective, which draws v."""
     guide = G.InducingPoint(deep, sites={"h": RULES[name], "m": RULES[name]}, inducing=belief)
@@ -77,7 +79,7 @@ def test_same_bound_as_with_drawn_inducing_values(name, belief):
     assert ours.std() < stock.std()
 
 
-@pytest.mark.parametrize("weights", ["model", "free", 3])
+@pytest.mark.parametrize("weights", ["model", *(pytest.param(w, marks=pytest.mark.slow) for w in ("free", 3))])
 def test_scalar_functions(weights):
     guide = G.InducingPoint(scalar, sites={"h": G.GivenInducing(weights)})
     params = moved(scalar, guide, X, Y)
@@ -113,6 +115,7 @@ def test_zero_weights_are_mean_field():
         np.testing.assert_allclose(evaluate(guide, same), value, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_dependencies_between_inducing_values_alone_change_nothing():
     """Seed 000, section 4.5: no term of the density joins the v of two layers when h is known, so that for any q(h)
     without v the optimal joint q(v) is a product, and every correlation costs its mutual information."""
@@ -211,6 +214,7 @@ def test_partition_of_the_data_gives_the_bound_of_all_of_it():
         assert agree(whole, parts)
 
 
+@pytest.mark.slow
 def test_beside_an_autoguide_for_hyperparameters():
     def model(X, y=None):
         ls = numpyro.sample("ls", dist.LogNormal(0.0, 0.3))

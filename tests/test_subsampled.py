@@ -92,6 +92,7 @@ def test_blocks_are_of_rank_one():
         np.testing.assert_allclose(block[np.ix_(aliases == m, aliases == m)], expected, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_limits():
     """With all points the bound is the evidence; more points never make it worse; the gap averages what it says."""
     _, _, everything = dense("all", "rbf")

@@ -133,6 +133,7 @@ def vgp_loss(params, guide):
     return dist.kl_divergence(q, prior) - likelihood.log_prob(LABELS).sum()
 
 
+@pytest.mark.slow
 def test_opper_archambeau_reaches_the_full_rank_optimum():
     """Check 6: 2 N numbers are enough, for a likelihood that factorises."""
     full = dgp.guides.InducingPoint(exact)

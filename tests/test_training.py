@@ -41,7 +41,9 @@ def test_numpy_data_and_keyword_arguments():
     assert np.isfinite(ours.losses).all()
 
 
-@pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
+@pytest.mark.parametrize(
+    "guide", [dgp.guides.InducingPoint, pytest.param(dgp.guides.MeanField, marks=pytest.mark.slow)]
+)
 def test_an_interrupted_fit_resumes_with_identical_results(tmp_path, guide):
     schedule = optax.chain(optax.clip_by_global_norm(100.0), optax.adam(optax.cosine_decay_schedule(0.01, 350)))
     whole = fit(make(bayesian, guide, schedule), 350, X, Y, 10)
