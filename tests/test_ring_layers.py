@@ -416,6 +416,7 @@ def test_the_optimal_circulant_cannot_be_improved(families):
     np.testing.assert_allclose(slope * best.gain, 0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_scaled_prior_is_concave(families):
     """Check 33: from another start, the same optimum."""
     A, prior, found = families

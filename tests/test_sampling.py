@@ -153,6 +153,7 @@ def test_bad_input(build, message):
         build()
 
 
+@pytest.mark.slow
 def test_stock_nuts_refuses_subsampling_and_explicit_programs_run():
     with pytest.raises(ValueError, match=r"do(es)? not support subsampling"):
         run(deep, X, Y, 7, warmup=5, samples=5)
