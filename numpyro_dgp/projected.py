@@ -67,18 +67,22 @@ def _whitened(whiten: Array, cross: Array) -> Array:
     return checkpoint_name(rows_times(cross, whiten.T), ROWS)
 
 
+def _moments(A: Array, loc: Array, gain: Array) -> _Moments:
+    return A @ loc.T, jnp.square(A).sum(-1), gain
+
+
 @jax.custom_vjp
 @fused
 def _few(change: Array, whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
     """The moments of so few inputs that the products T_p a_n are kept, and with them the derivative by a is cheap."""
     A = _whitened(whiten, cross)
-    return A @ loc.T, jnp.square(A).sum(-1), quadratic_forms(T, A)
+    return _moments(A, loc, quadratic_forms(T, A))
 
 
 def _few_forward(change: Array, whiten: Array, loc: Array, T: Array, cross: Array) -> tuple[_Moments, tuple]:
     A = _whitened(whiten, cross)
     gain, forms = forms_forward(T, A)
-    return (A @ loc.T, jnp.square(A).sum(-1), gain), (whiten, loc, forms)
+    return _moments(A, loc, gain), (whiten, loc, forms)
 
 
 def _few_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, Array, Array]:
@@ -123,7 +127,7 @@ def _many_forward(
     change: Array, whiten: Array, loc: Array, T: Columns, pulled: Rows, cross: Array
 ) -> tuple[_Moments, tuple]:
     A = _whitened(whiten, cross)
-    return (A @ loc.T, jnp.square(A).sum(-1), forms_of_columns(A, T, len(loc))), (whiten, loc, pulled, A)
+    return _moments(A, loc, forms_of_columns(A, T, len(loc))), (whiten, loc, pulled, A)
 
 
 def _many_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, Columns, None, Array]:

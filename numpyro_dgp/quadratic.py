@@ -1,4 +1,4 @@
-r"""S1: quadratic forms of many rows with many symmetric matrices: most of the arithmetic of a training step."""
+"""S1: quadratic forms of many rows with many symmetric matrices: most of the arithmetic of a training step."""
 
 from __future__ import annotations
 
