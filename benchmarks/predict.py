@@ -1,7 +1,7 @@
 """Time prediction: 5000 posterior draws at 200 inputs through two layers, once compiled.
 
 ``python benchmarks/predict.py`` prints the median of several calls: for plain predictions, for a model with a latent
-input per datum, and for draws of whole functions.
+input per datum, for that one given draws of its inducing values, and for draws of whole functions.
 """
 
 from __future__ import annotations
@@ -74,6 +74,15 @@ def main() -> None:
         name = "two layers, a latent per datum" if latent else "two layers"
         seconds = median_time(lambda k, p=posterior: p.predict(k, X, num_samples=arguments.draws), arguments.repeats)
         print(f"{name:32s}predictions of {arguments.draws} draws: {seconds:.2f} s", flush=True)
+
+    def draw(key: jax.Array) -> dict[str, jax.Array]:
+        """Inducing values, once for every draw, under the guide of the model with latents."""
+        return posterior.guide.sample_posterior(key, posterior.params, X[:1], sample_shape=(arguments.draws,))
+
+    given = dgp.Posterior(posterior.model, samples=draw(jax.random.key(0)))
+    drawing = median_time(draw, arguments.repeats)
+    seconds = median_time(lambda k: given.predict(k, X, num_samples=arguments.draws), arguments.repeats)
+    print(f"{'':32s}with inducing values drawn: {seconds:.2f} s, and {drawing:.2f} s to draw them", flush=True)
     posterior = make_posterior(False, arguments.num_inducing, arguments.dims)
     seconds = median_time(lambda k: posterior.functions(k, num_samples=100)(X), arguments.repeats)
     print(f"{'two layers':32s}100 whole functions: {seconds:.2f} s")

@@ -157,6 +157,18 @@ def test_hidden_layer_draws(key):
     assert (jnp.abs(values.mean(0) - q.mean) < 5 * jnp.sqrt(q.variance / 4000)).all()
 
 
+def test_inducing_values_drawn_once_for_every_draw(key):
+    """The distribution at each input is the same as with inducing values integrated out draw by draw."""
+    samples = GUIDE.sample_posterior(jax.random.key(3), PARAMS, X[:1], sample_shape=(4000,))
+    drawn = dgp.Posterior(deep, samples=samples, params=PARAMS).predict(key, NEW, num_samples=4000)
+    integrated = POSTERIOR.predict(key, NEW, num_samples=4000)
+    for moment in (lambda m: m.means, lambda m: m.variances + m.means**2):
+        first, second = moment(drawn), moment(integrated)
+        error = jnp.sqrt((first.var(0) + second.var(0)) / 4000)
+        assert (jnp.abs(first.mean(0) - second.mean(0)) < 4.5 * error).all()
+    assert (drawn.means.var(0) > integrated.means.var(0)).all()
+
+
 @pytest.mark.slow
 def test_from_mcmc_draws(key):
     """Draws of the global sites; per-datum sites among them, with 30 rows, are ignored."""
