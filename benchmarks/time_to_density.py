@@ -3,7 +3,7 @@
 ``python benchmarks/time_to_density.py --data FILE.npz`` (arrays X, y; after ``pip install ".[bench]"``) trains two
 layers on minibatches. All have the model of ``train_step.py``, the same inducing inputs to start from (k-means centres
 of the training rows), the same minibatches and the same rate of Adam; *natural* adds natural gradients for q(v) of the
-last layer. Peers that are not installed are left out.
+last layer, *softplus* has the peers' coordinates of positive parameters. Peers that are not installed are left out.
 
 Every implementation runs in a process of its own; the processes take turns of ``--every`` steps. Only steps are timed:
 after each turn the density is measured off the clock, for all as the mixture of ``--draws`` normals per row that their
@@ -30,6 +30,7 @@ from train_step import IMPLEMENTATIONS, ask, device, installed, start_worker
 # The options of ``train`` in the implementation before the comma.
 RUNS: dict[str, dict[str, Any]] = {
     "numpyro_dgp": {},
+    "numpyro_dgp, softplus": {"softplus": True},
     "numpyro_dgp, natural": {"natural": True},
     "gpflux": {},
     "gpytorch": {},

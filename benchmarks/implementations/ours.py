@@ -20,12 +20,18 @@ import numpyro_dgp as dgp
 from numpyro_dgp.optim import NaturalGradient, log_linear
 
 
-def make_model(Z: np.ndarray, width: int, num_layers: int, dtype: str) -> Callable[..., None]:
-    """RBF layers with identity means, everything learned."""
+def make_model(
+    Z: np.ndarray,
+    width: int,
+    num_layers: int,
+    dtype: str,
+    constraint: constraints.Constraint = constraints.positive,
+) -> Callable[..., None]:
+    """RBF layers with identity means, everything learned; ``constraint`` is that of positive parameters."""
 
     def model(X: jax.Array, y: jax.Array | None = None) -> None:
         def positive(name: str, value: float, shape: tuple[int, ...] = ()) -> jax.Array:
-            return numpyro.param(name, jnp.full(shape, value, dtype), constraint=constraints.positive)
+            return numpyro.param(name, jnp.full(shape, value, dtype), constraint=constraint)
 
         noise = positive("noise", 0.1)
         layers = []
@@ -80,10 +86,16 @@ def build(
     return step
 
 
-def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int, natural: bool = False) -> Training:
-    """The same model on minibatches, by Adam, and with ``natural`` by natural gradients for q(v) of the last layer."""
+def train(
+    Z: np.ndarray, num_layers: int, dtype: str, num_data: int, natural: bool = False, softplus: bool = False
+) -> Training:
+    """The same model on minibatches, by Adam, and with ``natural`` by natural gradients for q(v) of the last layer.
+
+    With ``softplus``, Adam sees the inverse softplus of positive parameters, as in the peers, not their logarithm.
+    """
     jax.config.update("jax_enable_x64", dtype == "float64")
-    model = dgp.minibatch(make_model(Z, Z.shape[1], num_layers, dtype), data=num_data)
+    constraint = constraints.softplus_positive if softplus else constraints.positive
+    model = dgp.minibatch(make_model(Z, Z.shape[1], num_layers, dtype, constraint), data=num_data)
     guide = dgp.guides.InducingPoint(model)
     adam = optax.adam(RATE)
     optimiser = NaturalGradient(guide, log_linear(1e-4, 0.1, 40), adam) if natural else adam
