@@ -17,7 +17,7 @@ from jax.scipy.special import logsumexp
 from numpyro_dgp._checks import is_concrete, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 
-__all__ = ["Mixture", "ShapiroWilk", "kde_log_density", "shapiro_wilk"]
+__all__ = ["Mixture", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
 
 # SciPy's p-values hold up to this many samples.
 _SHAPIRO_LIMIT = 5000
@@ -49,6 +49,11 @@ class ShapiroWilk(NamedTuple):
     """W (N,): one for a perfect Gaussian, smaller the less Gaussian."""
     p_value: np.ndarray
     """Probability (N,) of a W this small under a Gaussian."""
+
+
+def log_mean_exp(log_values: Array) -> Array:
+    """Log of the mean over the first axis of what has these logarithms."""
+    return logsumexp(log_values, axis=0) - math.log(len(log_values))
 
 
 def _require_draws(owner: str, draws: ArrayLike, least: int) -> None:

@@ -20,12 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 from numpyro import handlers
 
 from numpyro_dgp._checks import require_count, require_finite, require_finite_leaves
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.densities import Mixture
+from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
 from numpyro_dgp.exact import ExactFunction
 from numpyro_dgp.guides.run import marginal
@@ -111,8 +110,7 @@ class Posterior:
             ValueError: as :meth:`predict`, or observations of the wrong shape.
         """
         require_finite("observations y", y, "drop the rows with missing values")
-        log_p = self._over_draws(self._density, key, num_samples, (jnp.asarray(y), *args), kwargs)
-        return logsumexp(log_p, axis=0) - jnp.log(log_p.shape[0])
+        return log_mean_exp(self._over_draws(self._density, key, num_samples, (jnp.asarray(y), *args), kwargs))
 
     def sample(self, key: Array, *args: Any, num_samples: int = 100, **kwargs: Any) -> Array:
         """Draws of y at new inputs, one for every draw of everything below: shape (S, N, ...).

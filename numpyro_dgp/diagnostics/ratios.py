@@ -12,18 +12,17 @@ values too: the density is the one that NUTS samples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import logsumexp
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.densities import log_mean_exp
 from numpyro_dgp.diagnostics.program import Structure, is_value, structure, traces
 from numpyro_dgp.guides.copies import Trace, log_prob
 from numpyro_dgp.guides.sites import Message, unwrap
@@ -56,11 +55,6 @@ class Draws(NamedTuple):
     target: dict[str, Array]
     predictive: dict[str, Array]
     replicated: dict[str, Array]
-
-
-def log_mean_exp(log_weights: Array) -> Array:
-    """Log of the mean of weights over their first axis."""
-    return logsumexp(log_weights, axis=0) - math.log(len(log_weights))
 
 
 def draw(
