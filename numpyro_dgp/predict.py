@@ -43,8 +43,8 @@ class Posterior:
         model: the program.
         guide: its guide.
         params: parameters, from ``svi_result.params``.
-        samples: draws of the latent sites, from ``mcmc.get_samples()``, instead of a guide. Sites with one value
-            per datum are ignored: at new inputs the program draws them.
+        samples: draws of the latent sites, from ``mcmc.get_samples()`` or ``guide.sample_posterior``, instead of a
+            guide. Sites with one value per datum are ignored: at new inputs the program draws them.
         site: the observed site; needed only when it is not a ``Likelihood``, or when there are several.
 
     Raises:
