@@ -43,7 +43,7 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
     top = max(curve.max() for curve in curves.values())
     room = 0.1 * (top - late.min()) + 1e-3
     ax.set(xlabel="step", ylabel="ELBO per datum", ylim=(late.min() - room, top + room))
-    ax.legend(frameon=False)
+    ax.legend(edgecolor="none")
     return figure_of(ax)
 
 
