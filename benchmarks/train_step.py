@@ -1,4 +1,5 @@
-"""Time one training step of a deep Gaussian process beside GPflux and GPyTorch, in one run.
+"""Time one training step of a deep Gaussian process beside GPflux and GPyTorch, in one run; of one layer beside GPflow
+and GPJax too.
 
 ``python benchmarks/train_step.py`` (after ``pip install ".[bench]"``) prints a table: medians in milliseconds and the
 ratio to the fastest peer. Every implementation runs in a process of its own; the processes take turns, several rounds
@@ -26,7 +27,14 @@ from typing import Any
 
 import numpy as np
 
-IMPLEMENTATIONS = {"numpyro_dgp": "ours", "gpflux": "gpflux_peer", "gpytorch": "gpytorch_peer"}
+IMPLEMENTATIONS = {
+    "numpyro_dgp": "ours",
+    "gpflux": "gpflux_peer",
+    "gpytorch": "gpytorch_peer",
+    "gpflow": "gpflow_peer",
+    "gpjax": "gpjax_peer",
+}
+SHALLOW = ("gpflow", "gpjax")  # packages without layers
 
 
 def make_data(batch: int, dims: int = 8, num_inducing: int = 100) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -93,7 +101,7 @@ def ask(worker: subprocess.Popen[str], request: dict[str, Any]) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1000, 10_000])
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 3, 5])
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3, 5])
     parser.add_argument("--dtype", nargs="+", default=["float32", "float64"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one implementation in one round")
@@ -104,11 +112,12 @@ def main() -> None:
     if arguments.worker:
         return work(arguments.worker)
     print(f"{device()}; milliseconds per step")
-    names = installed(arguments.only)
-    print(f"{'dtype':9s}{'batch':>7s}{'layers':>7s}" + "".join(f"{n:>13s}" for n in names) + f"{'ratio':>8s}  start")
+    columns = installed(arguments.only)
+    print(f"{'dtype':9s}{'batch':>7s}{'layers':>7s}" + "".join(f"{n:>13s}" for n in columns) + f"{'ratio':>8s}  start")
     for dtype in arguments.dtype:
         for batch in arguments.batch:
             for layers in arguments.layers:
+                names = [name for name in columns if layers == 1 or name not in SHALLOW]
                 workers = {name: start_worker(__file__, name) for name in names}
                 config = {"dtype": dtype, "batch": batch, "layers": layers, "loop": arguments.loop}
                 losses = {name: ask(worker, config) for name, worker in workers.items()}
@@ -123,11 +132,8 @@ def main() -> None:
                 peers = [value for name, value in medians.items() if name != "numpyro_dgp"]
                 ratio = f"{medians['numpyro_dgp'] / min(peers):8.2f}" if peers and "numpyro_dgp" in medians else " " * 8
                 start = " ".join(f"{loss:.0f}" for loss in losses.values())
-                print(
-                    f"{dtype:9s}{batch:7d}{layers:7d}" + "".join(f"{m:13.1f}" for m in medians.values()) + ratio,
-                    start,
-                    flush=True,
-                )
+                cells = "".join(f"{medians[name]:13.2f}" if name in medians else " " * 13 for name in columns)
+                print(f"{dtype:9s}{batch:7d}{layers:7d}{cells}{ratio}", start, flush=True)
 
 
 if __name__ == "__main__":
