@@ -16,12 +16,17 @@ import tf_keras
 from implementations.training import RATE
 
 
+def use_precision(dtype: str) -> None:
+    """Numbers and jitter of GPflow, here and under GPflux."""
+    gpflow.config.set_default_float(getattr(np, dtype))
+    gpflow.config.set_default_jitter(1e-6 if dtype == "float64" else 1e-5)
+
+
 def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
     """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
     if num_layers != 1:
         raise ValueError(f"gpflow: expected one layer, got {num_layers}")
-    gpflow.config.set_default_float(getattr(np, dtype))
-    gpflow.config.set_default_jitter(1e-6 if dtype == "float64" else 1e-5)
+    use_precision(dtype)
     model = gpflow.models.SVGP(
         gpflow.kernels.RBF(variance=1.0, lengthscales=[2.0] * X.shape[1]),
         gpflow.likelihoods.Gaussian(0.01),

@@ -14,13 +14,13 @@ import gpflux
 import numpy as np
 import tensorflow as tf
 import tf_keras
+from implementations.gpflow_peer import use_precision
 from implementations.training import RATE, Training
 
 
 def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int) -> Training:
     """The model of ``ours.py``, trained by Adam."""
-    gpflow.config.set_default_float(getattr(np, dtype))
-    gpflow.config.set_default_jitter(1e-6 if dtype == "float64" else 1e-5)
+    use_precision(dtype)
     tf_keras.backend.set_floatx(dtype)
     Z = np.asarray(Z, dtype)
     width, layers = Z.shape[1], []

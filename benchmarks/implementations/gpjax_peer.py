@@ -35,7 +35,7 @@ def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: s
     data = gpx.Dataset(X=jnp.asarray(X, dtype), y=jnp.asarray(y[:, None], dtype))
 
     def step() -> float:
-        *state[:], loss = jax.block_until_ready(update(*state, data))
+        state[0], state[1], loss = jax.block_until_ready(update(*state, data))
         return float(loss)
 
     return step
