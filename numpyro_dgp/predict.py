@@ -206,7 +206,10 @@ class Posterior:
         if self.guide is None:
             program = self._given(sample, program, args, kwargs)
         else:
-            guide_trace = handlers.trace(marginal(self._seeded(self.guide, guide_key))).get_trace(*args, **kwargs)
+            structure = partial(inspect_program, self.model, args, kwargs)
+            guide_trace = handlers.trace(marginal(self._seeded(self.guide, guide_key), structure)).get_trace(
+                *args, **kwargs
+            )
             program = handlers.replay(program, guide_trace)
         return handlers.trace(Whole(program)).get_trace(*args, **kwargs)
 

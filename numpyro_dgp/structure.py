@@ -13,11 +13,11 @@ from enum import IntEnum
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.jaxprs import ELEMENTWISE, walk
 
-__all__ = ["Dependence", "called_jaxpr", "dependence"]
+__all__ = ["Dependence", "dependence"]
 
 
 class Dependence(IntEnum):
@@ -49,28 +49,12 @@ _BINARY: dict[str, dict[tuple[Dependence, Dependence], Dependence]] = {
     "mul": {(A, C): A, (C, A): A, (X, C): X, (C, X): X, (X, X): X},
     "div": {(A, C): A, (X, C): X, (C, X): X, (X, X): X},
 }
-_ELEMENTWISE = frozenset(
-    "abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy cos cosh "
-    "digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p "
-    "logistic lt max min mul ne neg nextafter not or pow rem round rsqrt select_n sign sin sinh sqrt square "
-    "stop_gradient sub tan tanh xor".split()
-)
 _AXIS_PARAMETER = {
     **dict.fromkeys("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split(), "axes"),
     **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp stack".split(), "axis"),
     "concatenate": "dimension",
     "squeeze": "dimensions",
 }
-_CALLS = frozenset("jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat checkpoint".split())
-
-
-def called_jaxpr(equation: Any) -> Any:
-    """The jaxpr that an equation calls with its own arguments, or ``None``."""
-    if equation.primitive.name not in _CALLS:
-        return None
-    inner = next((v for k, v in equation.params.items() if k in ("jaxpr", "call_jaxpr")), None)
-    inner = getattr(inner, "jaxpr", inner)
-    return inner if inner is not None and len(inner.invars) == len(equation.invars) else None
 
 
 def dependence(function: Callable[[Array], Any], v: Array) -> list[Dependence]:
@@ -91,28 +75,13 @@ def dependence(function: Callable[[Array], Any], v: Array) -> list[Dependence]:
         [<Dependence.AFFINE: 1>, <Dependence.LOG_AFFINE: 2>, <Dependence.ELEMENTWISE: 3>, <Dependence.MIXED: 4>]
     """
     closed = jax.make_jaxpr(function)(v)
-    return _walk(closed.jaxpr, [Dependence.AFFINE], v.shape)
-
-
-def _walk(jaxpr: Any, inputs: list[Dependence], shape: tuple[int, ...]) -> list[Dependence]:
-    known: dict[Any, Dependence] = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: Any) -> Dependence:
-        return C if isinstance(atom, core.Literal) else known.get(atom, C)
-
-    for equation in jaxpr.eqns:
-        kinds = [read(atom) for atom in equation.invars]
-        known.update(zip(equation.outvars, _apply(equation, kinds, shape), strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return walk(closed.jaxpr, [Dependence.AFFINE], lambda equation, kinds: _apply(equation, kinds, v.shape), C)
 
 
 def _apply(equation: Any, kinds: list[Dependence], shape: tuple[int, ...]) -> list[Dependence]:
     name, outputs = equation.primitive.name, equation.outvars
     if all(kind is C for kind in kinds):
         return [C] * len(outputs)
-    inner = called_jaxpr(equation)
-    if inner is not None:
-        return _walk(inner, kinds, shape)
     if M in kinds or not _keeps_elements(equation, kinds, shape):
         return [M] * len(outputs)
     if name in ("broadcast_in_dim", "reshape") and outputs[0].aval.shape == shape:
@@ -131,7 +100,7 @@ def _keeps_elements(equation: Any, kinds: list[Dependence], shape: tuple[int, ..
     avals = varying + [var.aval for var in equation.outvars]
     if any(aval.shape[:n] != shape for aval in avals):
         return False
-    if name in _ELEMENTWISE or name == "reshape":
+    if name in ELEMENTWISE or name == "reshape":
         return True
     if name == "broadcast_in_dim":
         return tuple(params["broadcast_dimensions"][:n]) == tuple(range(n))

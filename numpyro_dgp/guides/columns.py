@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.structure import called_jaxpr
+from numpyro_dgp.jaxprs import walk
 
 __all__ = ["Column", "input_columns"]
 
@@ -45,7 +44,7 @@ def input_columns(
     starts: list[_Origin] = [
         tuple((name, i) for i in range(v.shape[-1] if v.ndim > 1 else 1)) for name, v in sorted(values.items())
     ]
-    found = _walk(closed.jaxpr, starts)
+    found = walk(closed.jaxpr, starts, _apply, None)
     names = sorted(shapes[0])
     for name, columns in zip(names, found, strict=False):
         if isinstance(columns, str):
@@ -63,27 +62,13 @@ def input_columns(
     return {n: (None,) * width[n] if c is None else c for n, c in zip(names, found, strict=False)}  # type: ignore[misc]
 
 
-def _walk(jaxpr: Any, inputs: list[_Origin]) -> list[_Origin]:
-    known: dict[Any, _Origin] = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: Any) -> _Origin:
-        return None if isinstance(atom, core.Literal) else known.get(atom)
-
-    for equation in jaxpr.eqns:
-        origins = [read(atom) for atom in equation.invars]
-        if any(origin is not None for origin in origins):
-            known.update(zip(equation.outvars, _apply(equation, origins), strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
 def _apply(equation: Any, origins: list[_Origin]) -> list[_Origin]:
     name, params = equation.primitive.name, equation.params
     shapes = [atom.aval.shape for atom in equation.invars]
     out = equation.outvars[0].aval.shape
-    inner = called_jaxpr(equation)
-    if inner is not None:
-        return _walk(inner, origins)
     computed: list[_Origin] = [name] * len(equation.outvars)
+    if all(origin is None for origin in origins):
+        return [None] * len(equation.outvars)
     for origin in origins:
         if isinstance(origin, str):
             return [origin] * len(equation.outvars)

@@ -14,19 +14,31 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.beliefs import Belief
 from numpyro_dgp.guides.copies import Copies, Trace, Weighted, weighted
-from numpyro_dgp.guides.sites import Message, inspect_program, unwrap
+from numpyro_dgp.guides.sites import Message, Program, inspect_program, unwrap
 
 __all__ = ["Run", "marginal", "mutable", "resample", "run"]
 
 
 class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     """Handler of *marginal mode*: where a guide offers a Gaussian belief about inducing values, the layer gets
-    the belief itself instead of a draw from it, and integrates it out. Values that others follow are drawn."""
+    the belief itself instead of a draw from it, and integrates it out.
+
+    Values that others follow are drawn, and so are those of a function of which some density sees several rows
+    together (:mod:`numpyro_dgp.guides.coupling`).
+
+    Args:
+        fn: the guide.
+        program: gives the structure of the model; without it, no rows are looked at together.
+    """
+
+    def __init__(self, fn: Callable[..., Any], program: Callable[[], Program] | None = None) -> None:
+        self.program = program
+        super().__init__(fn)
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] != "sample" or msg["value"] is not None or msg.get("drawn"):
             return
-        if isinstance(unwrap(msg["fn"]), Belief):
+        if isinstance(unwrap(msg["fn"]), Belief) and not (self.program and msg["name"] in self.program().coupled):
             msg["value"] = unwrap(msg["fn"])
 
 
@@ -81,14 +93,24 @@ def _once(
         return seed(seed(program, plate_key, hide_types=["sample", "prng_key", "control_flow"]), key)
 
     @cache
+    def program() -> Program:
+        return inspect_program(model, args, kwargs)
+
     def nesting() -> int:
-        return inspect_program(model, args, kwargs).nesting
+        return program().nesting
 
     copied = Copies(substitute(seeded(guide, guide_key), data=params), nesting, weights=weights)
-    guide_trace = trace(marginal(copied)).get_trace(*args, **kwargs)
+    guide_trace = trace(marginal(copied, program)).get_trace(*args, **kwargs)
     replayed = substitute(replay(seeded(model, model_key), guide_trace), data={**params, **mutable(guide_trace)})
     model_trace = trace(Copies(replayed, nesting, guide_trace)).get_trace(*args, **kwargs)
-    return Run(guide_trace, model_trace, weighted(guide_trace, model_trace, nesting))
+    groups = weighted(guide_trace, model_trace, nesting)
+    if groups and program().aggregates:
+        raise ValueError(
+            f"importance weighting: expected densities that see one row of a hidden layer each, got "
+            f"{sorted(program().aggregates)}, which see several: the weights of one datum would depend on the others; "
+            "use guides.InducingPoint"
+        )
+    return Run(guide_trace, model_trace, groups)
 
 
 def resample(key: Array, found: Run) -> dict[str, Array]:

@@ -13,15 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpyro
-import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.beliefs import InducingPrior
-from numpyro_dgp.exact import ExactFunction
-from numpyro_dgp.likelihood import Likelihood
-from numpyro_dgp.values import FunctionValues, JointValues
+from numpyro_dgp.guides.coupling import MarkRows, coupling, seen_by_site
+from numpyro_dgp.guides.kinds import Message, site_kind, unwrap
+from numpyro_dgp.row_dependence import row_dependence
 
 __all__ = [
     "Program",
@@ -36,33 +34,6 @@ __all__ = [
     "structure",
     "unwrap",
 ]
-
-Message = dict[str, Any]
-
-
-def unwrap(fn: dist.Distribution) -> dist.Distribution:
-    """``fn`` without the wrappers that plates and masks put around it."""
-    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution):
-        fn = fn.base_dist
-    return fn
-
-
-def site_kind(msg: Message) -> str:
-    """Which rule of a guide speaks for a sample site.
-
-    ``observed`` (nothing to infer), ``inducing`` (whitened inducing values), ``hidden`` (values of a layer),
-    ``exact`` (values of an exact process), ``latent`` (another site inside a plate), ``other``.
-    """
-    fn = unwrap(msg["fn"])
-    if msg["is_observed"] or isinstance(fn, Likelihood):
-        return "observed"
-    if isinstance(fn, InducingPrior):
-        return "inducing"
-    if isinstance(fn, JointValues) and isinstance(fn.function, ExactFunction):
-        return "exact"
-    if isinstance(fn, FunctionValues | JointValues):
-        return "hidden"
-    return "latent" if msg["cond_indep_stack"] else "other"
 
 
 def hide(msg: Message) -> None:
@@ -108,6 +79,8 @@ class Program:
         data_plates: the plate sets of function values, likelihoods and observations.
         observed_plates: the plate sets of sites observed in this call.
         nesting: how many batch dimensions the plates take.
+        coupled: inducing sites that a density sees through several rows or several uses of their function.
+        aggregates: sites whose density sees several rows of a hidden layer together.
     """
 
     inducing: tuple[str, ...]
@@ -115,6 +88,8 @@ class Program:
     data_plates: tuple[frozenset[str], ...]
     observed_plates: tuple[frozenset[str], ...]
     nesting: int
+    coupled: frozenset[str] = frozenset()
+    aggregates: frozenset[str] = frozenset()
 
     def is_per_datum(self, msg: Message) -> bool:
         """Whether a site has one value per datum: it lies in all plates of some function value or observation."""
@@ -128,21 +103,21 @@ class Program:
 
 def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     """Run ``model`` on shapes only and report its structure. Costs tracing, no arithmetic."""
-    found: list[Program] = []
+    found: list[dict[str, Message]] = []
 
     def first_rows(msg: Message) -> Array | None:
         size, subsample_size = msg["args"] if msg["type"] == "plate" else (0, None)
         return jnp.arange(subsample_size or size) if msg["type"] == "plate" else None
 
-    def run(key: Array) -> Array:
+    def run(key: Array) -> dict[str, Any]:
         minibatch = handlers.substitute(substitute_fn=first_rows)
-        with handlers.block(), handlers.trace() as sites, minibatch, handlers.seed(rng_seed=key):
+        with handlers.block(), handlers.trace() as sites, minibatch, MarkRows(), handlers.seed(rng_seed=key):
             model(*args, **kwargs)
-        found.append(structure(sites))
-        return jnp.zeros(())
+        found.append(sites)
+        return seen_by_site(sites)
 
-    jax.eval_shape(run, jax.random.key(0))
-    return found[0]
+    facts = row_dependence(run, jax.random.key(0))
+    return dataclasses.replace(structure(found[0]), **coupling(found[0], facts)._asdict())
 
 
 def structure(sites: dict[str, Message]) -> Program:
