@@ -16,7 +16,7 @@ FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
 FILES += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "_build" not in path.parts]
 TEXTS = {path.relative_to(ROOT): path.read_text() for path in FILES if path not in (PAGE, Path(__file__))}
 # Written so that it does not find itself.
-PRIVATE = re.compile("seed " + r"00\d|\b(checks?|traps?) " + r"\d+\b", re.IGNORECASE)
+PRIVATE = re.compile("seed " + r"00\d|\bchecks? " + r"\d+\b", re.IGNORECASE)
 
 
 def citations(text):
