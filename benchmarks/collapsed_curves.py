@@ -1,9 +1,9 @@
-"""Optimal q(u) against explicit q(u): the training curves of seed 000, chapter 3.
+"""Optimal q(u) against explicit q(u): the training curves of Chamberlin (2016), chapter 3.
 
 ``python benchmarks/collapsed_curves.py`` fits the mean-field two-layer model to a step and to a sum of sinusoids with
 all hyperparameters and inducing inputs learned, prints a table and draws the bound against passes over the data and
 seconds. Every method begins at the same hyperparameters and hidden values and has the same objective, in which a
-hidden layer enters by E[log N(h; f(x), s^2)] as in the source. A pass is one evaluation of the bound and its gradient
+hidden layer enters by E[log N(h; f(x), s^2)] as there. A pass is one evaluation of the bound and its gradient
 on all data.
 """
 

@@ -1,4 +1,4 @@
-"""The best bound of every guide on one program: which couplings of the posterior matter (seed 000, section 4.10).
+"""The best bound of every guide on one program: which couplings matter (Chamberlin, 2016, section 4.10).
 
 ``python benchmarks/guide_table.py --out FILE.jsonl`` runs on a step and a sum of sinusoids, with ``--data DIRECTORY``
 also on yacht and energy (arrays X, y). One line per fit is appended to FILE.jsonl, fits found there are not repeated,

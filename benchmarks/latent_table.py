@@ -1,4 +1,4 @@
-"""Latent variables and importance weighting on regression sets: the table of seed 002, section 5.3.2.
+"""Latent variables and importance weighting on regression sets: the table of Salimbeni (2020), section 5.3.2.
 
 ``python benchmarks/latent_table.py --data DIRECTORY --out FILE.jsonl`` fits GP, GP-GP, LV-GP and LV-GP-GP, the last two
 by variational inference and by importance weighting, appends one line per fit to FILE.jsonl and prints the table. Fits
@@ -38,7 +38,7 @@ positive = dist.constraints.positive
 
 
 def make_model(X: jax.Array, layers: int, latent: bool) -> Callable[..., None]:
-    """The model zoo of seed 002, chapter 5: inner layers are five shared functions, mixed through principal directions.
+    """The model zoo of Salimbeni (2020), chapter 5: inner layers are five functions mixed through principal directions.
 
     Inducing inputs are k-means centres, filled up with standard normal rows where data are few.
     """

@@ -1,4 +1,4 @@
-"""Natural gradients against Adam, gradient descent and L-BFGS: the experiments of seed 002, section 3.4.
+"""Natural gradients against Adam, gradient descent and L-BFGS: the experiments of Salimbeni (2020), section 3.4.
 
 ``python benchmarks/natural_gradients.py --data DIRECTORY`` runs all cases on energy, concrete and bike from DIRECTORY
 (arrays X, y) and scikit-learn's breast cancer set; ``--case`` picks some. It prints one table per case, writes the

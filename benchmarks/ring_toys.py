@@ -1,4 +1,4 @@
-"""The toy experiments of seed 004, chapters 1 and 3: means, covariance families, how many inducing points are enough.
+"""The toy experiments of Tebbutt (2016), chapters 1 and 3: means, covariances, how many inducing points are enough.
 
 ``python benchmarks/ring_toys.py`` prints two tables and writes three figures to ``--out``:
 
@@ -132,7 +132,7 @@ def optima(toy: Toy) -> dict[str, RingBelief]:
 
 
 def adagrad(slope: Callable[..., jax.Array], start: jax.Array, rate: float, steps: int, every: int) -> jax.Array:
-    """Parameters after every ``every`` steps of seed 004's algorithm 3.3, which descends ``slope(key, parameters)``."""
+    """Parameters every ``every`` steps of Tebbutt (2016), algorithm 3.3, which descends ``slope(key, parameters)``."""
 
     def step(state: Any, key: jax.Array) -> tuple[Any, None]:
         x, total = state
@@ -183,7 +183,7 @@ def shade(ax: Any) -> None:
 
 
 def draw_means(toy: Toy, out: Path, epochs: int) -> None:
-    """Figures 3.2 and 3.3: iterates in the source's coordinates u and in whitened ones."""
+    """Figures 3.2 and 3.3: iterates in the coordinates u of Tebbutt (2016) and in whitened ones."""
     truth, _ = exact(toy, GRID)
     at_grid = RingFeatures.of(KERNEL, RING, nugget=1e-6).whitened(jnp.asarray(GRID[:, None]))
     root = jnp.sqrt(toy.prior.spectrum)

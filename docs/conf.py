@@ -1,7 +1,10 @@
 """Sphinx configuration."""
 
+import sys
 from importlib import metadata
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
 project = "numpyro_dgp"
 author = "The numpyro_dgp developers"
 copyright = "2026, the numpyro_dgp developers"
@@ -11,6 +14,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "source_links",
 ]
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3

@@ -3,7 +3,7 @@
 A latent input w per datum makes the distribution of y at one x as flexible as the function of w above it; layers below
 and above decide how it changes with x. The models are named from the input up: LV-GP-GP is y = g(h([x, w])) + noise.
 The letters are drawn by matplotlib; the horizontal coordinate is the input, the vertical one the output. After
-seed 002, sections 5.1 and 5.3.1. It prints two tables and writes figures to ``--out``.
+Salimbeni (2020), sections 5.1 and 5.3.1. It prints two tables and writes figures to ``--out``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 100 handwritten ones of scikit-learn's set, 8 by 8 pixels, no inputs: y = g(w) + noise with w ~ N(0, 1) per digit and a
 function per pixel. One program, four ways of inference from the same start. It prints a table and draws, for each, the
-mean image along w and the posterior of every digit's w. After seed 002, section 4.4 and figure 4.7.
+mean image along w and the posterior of every digit's w. After Salimbeni (2020), section 4.4 and figure 4.7.
 """
 
 from __future__ import annotations

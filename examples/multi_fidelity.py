@@ -3,8 +3,8 @@
 A deep Gaussian process for two fidelities: the good function sees the input and the cheap function there,
 high(x) = g(x, low(x)), and both sources are observed sites of one program with plates of their own. On Forrester's
 pair of functions the relation between the two is linear, on that of Perdikaris et al. (2017) it is not. A Gaussian
-process on the good data alone is fitted for comparison. After Perdikaris et al. (2017), section 3; seed 002 names the
-model in its chapter "Impact".
+process on the good data alone is fitted for comparison. After Perdikaris et al. (2017), section 3; Salimbeni
+(2020) names the model in the chapter "Impact".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A step and a sum of sinusoids: where a deep Gaussian process beats a shallow one, and where it need not.
 
 No stationary Gaussian process fits a jump: one lengthscale must serve the flat parts and the edge. A deep one bends its
-inputs first. After seed 000, chapter 3, which follows Damianou (2015).
+inputs first. After Chamberlin (2016), chapter 3, which follows Damianou (2015).
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Circulant:
     def sandwich(self, v: Array, other: Circulant, w: Array) -> Array:
         r""":math:`\mathrm{tr}(C\, \mathrm{diag}(v)\, C'\, \mathrm{diag}(w)) = w^\top (C \circ C') v`, in O(M log M).
 
-        Source: seed 004, lemmas 3.4.1 and 3.4.2; see :func:`sandwich_trace`.
+        Source: Tebbutt (2016), lemmas 3.4.1 and 3.4.2; see :func:`sandwich_trace`.
         """
         return (w * self.hadamard(other).apply(v)).sum(-1)
 
@@ -189,7 +189,7 @@ def sandwich_trace(a: Array, v: Array, b: Array, w: Array, block: tuple[int, ...
         v, w: diagonals (..., M).
         block: sizes of the grid.
 
-    Source: seed 004, lemma 3.4.2, which has :math:`b_{M - m - 1}`: off by one.
+    Source: Tebbutt (2016), lemma 3.4.2, which has :math:`b_{M - m - 1}`: off by one.
     """
     axes = tuple(range(-len(block), 0))
     a, v, b, w = (x.reshape(*x.shape[:-1], *block) for x in (a, v, b, w))

@@ -7,7 +7,7 @@ With :math:`v \sim N(m, s^2)`:
   :math:`E[r] = e^{am + b + a^2 s^2/2}`.
 
 The slope a and offset b are never asked for: they come from one forward-mode derivative at m.
-Source: seed 002, section 1.2.
+Source: Salimbeni (2020), section 1.2.
 """
 
 from __future__ import annotations

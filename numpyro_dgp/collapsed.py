@@ -8,7 +8,7 @@ r"""S1: q(v) at its optimum. A Gaussian likelihood is quadratic in the whitened 
 
 Everything about data is in :math:`(\Phi, b, c)`, sums over data and uses of one function. B needs no jitter.
 
-Source: Titsias (2009); seed 000, sections 2.2-2.5 and A.1-A.2, whitened.
+Source: Titsias (2009); Chamberlin (2016), sections 2.2-2.5 and A.1-A.2, whitened.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def from_features(
         >>> print(from_features(jnp.ones((2, 1)), jnp.ones(2), jnp.array([1.0, 2.0]), 0.5).b)
         [12.]
 
-    Source: seed 000, equations 2.2 and 2.3.
+    Source: Chamberlin (2016), equations 2.2 and 2.3.
     """
     _require_rows("from_features", y, A=A, variances=variances)
     datum = _Data(y, noise, slope, weights)
@@ -162,7 +162,7 @@ def from_moments(
     Raises:
         ValueError: arrays that do not fit together, or a kernel whose expectations have no closed form.
 
-    Source: seed 000, sections 2.5 and 4.6; the Bayesian GPLVM of Titsias and Lawrence (2010).
+    Source: Chamberlin (2016), sections 2.5 and 4.6; the Bayesian GPLVM of Titsias and Lawrence (2010).
     """
     return with_features(kernel, Z, whiten, loc, variance, y, noise, tilt, slope, y_variance, weights, integrate)[0]
 

@@ -9,7 +9,7 @@ the two means, :math:`(T_n - A_n) v + M_n - m_n`, which is Gaussian:
 .. math:: E_{q(v)} \mathrm{KL}[q(h_n \mid v) \,\|\, p(h_n \mid v)] = \tfrac12 \Bigl(
           \frac{S_n + E[\mathrm{gap}]^2 + \mathrm{var}[\mathrm{gap}]}{c_n} - 1 + \log \frac{c_n}{S_n} \Bigr)
 
-Source: seed 000, sections 4.3 and 4.4, whitened; there with log N(h; f, s^2) in place of log p(h | v).
+Source: Chamberlin (2016), sections 4.3 and 4.4, whitened; there with log N(h; f, s^2) in place of log p(h | v).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ A Gaussian :math:`N(m, S)` over n numbers, in batches of any shape, as a pair of
 With ``diagonal=True`` both arrays have one shape, every number is a Gaussian of its own, and the same formulas hold
 number by number.
 
-Source: seed 002, section 3.3.
+Source: Salimbeni (2020), section 3.3.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: b
         >>> print(first, second)
         [4.] [[-2.]]
 
-    Source: seed 002, section 3.3.
+    Source: Salimbeni (2020), section 3.3.
     """
     for name in (source, target):
         require_coordinates("convert", name)
@@ -135,7 +135,7 @@ def natural_gradient(
         coordinates: :math:`\xi`.
         diagonal: whether every number is a Gaussian of its own.
 
-    Source: seed 002, equation 3.10.
+    Source: Salimbeni (2020), equation 3.10.
     """
     return jax.jvp(lambda t: convert(t, "natural", coordinates, diagonal=diagonal), (natural,), (slope,))
 
@@ -160,7 +160,7 @@ def natural_step(
     Returns:
         Mean and root after the step; not a number where the step leaves the cone of positive-definite matrices.
 
-    Source: seed 002, equation 3.10; the derivative of a Cholesky factor is that of Murray (2016).
+    Source: Salimbeni (2020), equation 3.10; the derivative of a Cholesky factor is that of Murray (2016).
     """
     ops = Diagonal if diagonal else Dense
     (m, L), (slope_m, slope_L) = pair, gradient

@@ -23,7 +23,7 @@ class CopiedValues(Propagated):
     Args:
         values: what ``f(x)`` returned for K inputs per datum.
 
-    Source: seed 002, section 5.2.3.
+    Source: Salimbeni (2020), section 5.2.3.
     """
 
     def __init__(self, values: FunctionValues) -> None:

@@ -8,8 +8,8 @@ Inputs :math:`h_n \sim N(m_n, S_n)` and whitened inducing values :math:`v \sim N
 and with :math:`\alpha(h) = L^{-1} k(Z, h)`, :math:`L L^\top = k(Z, Z)`, all that a layer needs are expectations of
 :math:`k(z, h)` and :math:`k(z, h)\,k(h, z')` times affine functions of h, one for every z.
 
-Source: seed 000, sections 4.7 and 4.8. Its conditional means (figure 4.9) have a minus where a plus belongs, which
-carries on into 4.7.6 and 4.7.7.
+Source: Chamberlin (2016), sections 4.7 and 4.8. Its conditional means (figure 4.9) have a minus where a plus belongs,
+which carries on into 4.7.6 and 4.7.7.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def expected_product(
         >>> print(expected_product(Linear(), one, one, zero, one, v, Target(one[0], zero, zero)))
         [0.5]
 
-    Source: seed 000, section 4.7.6.
+    Source: Chamberlin (2016), section 4.7.6.
     """
     layer = _Layer(kernel, Z, whiten, loc, variance, v)
     slopes = layer.by_inputs(target.with_inputs)
@@ -164,7 +164,7 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
         >>> print(expected_square(Linear(), one, one, zero, one, v))
         [1.5]
 
-    Source: seed 000, section 4.7.7.
+    Source: Chamberlin (2016), section 4.7.7.
     """
     layer = _Layer(kernel, Z, whiten, loc, variance, v)
     i, j = map(jnp.asarray, np.triu_indices(len(Z)))

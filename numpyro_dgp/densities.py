@@ -81,7 +81,7 @@ def _kde(draws: Array, y: Array) -> Array:
 
 
 def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
-    r"""The metric of the tables of seed 002, chapter 5: a Gaussian kernel density estimate from draws of y.
+    r"""The metric of the tables of Salimbeni (2020), chapter 5: a Gaussian kernel density estimate from draws of y.
 
     .. math:: \log \tfrac1S \sum_s N(y; y_s, h^2), \qquad h = 1.06\, \hat\sigma\, S^{-1/5}
 
@@ -108,7 +108,7 @@ def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
         >>> bool(outlier < -20)
         True
 
-    Source: seed 002, section 5.3, and the code published with it.
+    Source: Salimbeni (2020), section 5.3, and the code published with it.
     """
     _require_draws("kde_log_density", draws, 2)
     if np.shape(y) != np.shape(draws)[1:]:
@@ -139,7 +139,7 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
         >>> print(tests.statistic.round(2), tests.p_value < 0.01)
         [1.   0.63] [False  True]
 
-    Source: seed 002, table 5.3.
+    Source: Salimbeni (2020), table 5.3.
     """
     from scipy.stats import shapiro  # half a second to import
 

@@ -8,7 +8,7 @@ For independent inputs :math:`h_n \sim N(\mu_n, \Sigma_n)` and fixed rows z of Z
 
 and the same with factors h inside. In closed form where :mod:`numpyro_dgp.tilted` has one, by nodes otherwise.
 
-Source: seed 000, sections 2.5, 4.6 and 4.8.
+Source: Chamberlin (2016), sections 2.5, 4.6 and 4.8.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def psi1(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, Z: ArrayLike, *, i
         >>> print(psi1(RBF(), jnp.zeros((1, 1)), jnp.full((1, 1), 3.0), jnp.zeros((1, 1))))  # (1 + 3)^(-1/2)
         [[0.5]]
 
-    Source: seed 000, section 4.8.2.
+    Source: Chamberlin (2016), section 4.8.2.
     """
     m, v, z = _inputs("psi1", loc, variance, Z)
     return each_row(m, v, z.size, partial(_statistics(kernel, m, integrate).values, z, ()))
@@ -107,7 +107,7 @@ def psi1_times_h(
         >>> print(psi1_times_h(Constant(2.0), jnp.array([[1.0, 3.0]]), jnp.ones((1, 2)), jnp.zeros((1, 2))))
         [[[2. 6.]]]
 
-    Source: seed 000, sections 4.6.3 and 4.8.3.
+    Source: Chamberlin (2016), sections 4.6.3 and 4.8.3.
     """
     m, v, z = _inputs("psi1_times_h", loc, variance, Z)
     statistics, unit = _statistics(kernel, m, integrate), jnp.eye(m.shape[-1], dtype=m.dtype)
@@ -133,7 +133,7 @@ def psi1_times_hh(
     Raises:
         ValueError: as :func:`psi0`.
 
-    Source: seed 000, section 4.8.3.1, which subtracts the product of the means where it must be added.
+    Source: Chamberlin (2016), section 4.8.3.1, which subtracts the product of the means where it must be added.
     """
     m, v, z = _inputs("psi1_times_hh", loc, variance, Z)
     statistics, unit = _statistics(kernel, m, integrate), jnp.eye(m.shape[-1], dtype=m.dtype)
@@ -176,7 +176,7 @@ def psi2(
         >>> bool(jnp.allclose(psi2(RBF(), exact, exact, Z), RBF()(Z, exact) @ RBF()(exact, Z)))
         True
 
-    Source: seed 000, sections 2.5 and 4.8.4.
+    Source: Chamberlin (2016), sections 2.5 and 4.8.4.
     """
     m, v, z = _inputs("psi2", loc, variance, Z)
     w = jnp.ones(len(m), m.dtype) if weights is None else jnp.asarray(weights, m.dtype)
@@ -209,7 +209,7 @@ def psi2_times_h(
     Raises:
         ValueError: as :func:`psi0`, or directions of another shape.
 
-    Source: seed 000, section 4.8.4.
+    Source: Chamberlin (2016), section 4.8.4.
     """
     m, v, z = _inputs("psi2_times_h", loc, variance, Z)
     b = jnp.asarray(directions, m.dtype)

@@ -15,7 +15,7 @@ so that :math:`\mu_n` and :math:`r_n` are the only numbers left to choose: the b
 own, shrunk by the share of the process noise that a datum leaves open. At r = 0 the layer is mean field; with r at most
 one, :math:`\Sigma` never exceeds the prior.
 
-Source: seed 000, section 4.3, whose q(v) holds M and S instead and leaves out that the layer above sees q(v).
+Source: Chamberlin (2016), section 4.3, whose q(v) holds M and S instead and leaves out that the layer above sees q(v).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
         >>> print(f"{found.loc[0]:.4f} {found.weights[0, 0]:.4f} {found.marginal_variance[0]:.4f}")
         0.2500 0.5000 0.6667
 
-    Source: seed 000, section 4.3.
+    Source: Chamberlin (2016), section 4.3.
     """
     s2, w = (jnp.broadcast_to(jnp.asarray(a, ratio.dtype), ratio.shape) for a in (jnp.square(noise), weights))
     shared = matmul((w * ratio / s2) * features.T, features)

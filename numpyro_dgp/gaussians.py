@@ -59,7 +59,7 @@ def opper_archambeau(L: Array, alpha: Array, lam: Array) -> tuple[Array, Array]:
 
     With :math:`K = L L^\top`, a draw is :math:`L(m + R\epsilon)` where :math:`m = L^\top\alpha` and
     :math:`R R^\top = (I + L^\top \mathrm{diag}(\lambda)^2 L)^{-1}`. The matrix inverted has eigenvalues of at least
-    one, and its determinant is that of :math:`A = \Lambda K \Lambda + I` in the source, so that
+    one, and its determinant is that of :math:`A = \Lambda K \Lambda + I` in the sources, so that
     ``kl_full(m, R)`` is its :math:`\tfrac12(\log|A| + \alpha^\top K\alpha + \mathrm{tr}\,A^{-1} - N)`.
 
     Args:
@@ -70,8 +70,8 @@ def opper_archambeau(L: Array, alpha: Array, lam: Array) -> tuple[Array, Array]:
     Returns:
         m (N,) and R (N, N), upper triangular.
 
-    Source: seed 001. Its covariance divides by lambda; this form does not. In its prediction formula
-    the matrix to invert is :math:`K + \Lambda^{-2}`, not :math:`K + \Lambda^2` as printed.
+    Source: Opper and Archambeau (2009); Hensman (2016), where the covariance divides by lambda; this form does not. In
+    the prediction formula there the matrix to invert is :math:`K + \Lambda^{-2}`, not :math:`K + \Lambda^2` as printed.
     """
     half = lam[:, None] * L
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)

@@ -70,7 +70,7 @@ class Grid(Ring):
         >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape
         ((7,), (20,))
 
-    Source: seed 004, chapter 3, with the kernel periodic also in k(x, z); additive rings, its section 3.5.
+    Source: Tebbutt (2016), chapter 3, with the kernel periodic also in k(x, z); additive rings, its section 3.5.
     """
 
     neighbours: int | tuple[int, ...] | None = static(default=None)

@@ -6,7 +6,7 @@ With :math:`L L^\top = k(Z, Z)`, :math:`A = k(x, Z) L^{-\top}` and whitened indu
     p(f(x) \mid v) = N\bigl(m(x) + A v,\; k(x, x) - A A^\top\bigr), \qquad
     q(f(x)) = N\bigl(m(x) + A m,\; k(x, x) - A A^\top + A S A^\top\bigr)
 
-where q(v) = N(m, S). Source: seed 002, equations 1.28 and 1.29, whitened.
+where q(v) = N(m, S). Source: Salimbeni (2020), equations 1.28 and 1.29, whitened.
 """
 
 from __future__ import annotations

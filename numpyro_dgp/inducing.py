@@ -86,7 +86,7 @@ class Points:
         >>> Points(np.linspace(-2, 2, 10)[:, None], learn=True).Z.shape
         (10, 1)
 
-    Source: seed 002, section 1.2.
+    Source: Salimbeni (2020), section 1.2.
     """
 
     Z: ArrayLike

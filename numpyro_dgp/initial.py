@@ -77,7 +77,7 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
     Raises:
         ValueError: more inducing points than distinct rows, or NaN or infinite inputs.
 
-    Source: seed 002, section 2.4.
+    Source: Salimbeni (2020), section 2.4.
     """
     require_inputs("kmeans", X)
     require_finite("inputs of kmeans", X, "drop or impute the rows with missing values")
@@ -131,7 +131,7 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
         >>> [start.Z.shape for start in starts], starts[1].lengthscale
         ([(10, 4), (10, 2)], 1.4142135623730951)
 
-    Source: seed 002, sections 2.4 and 5.2.5.
+    Source: Salimbeni (2020), sections 2.4 and 5.2.5.
     """
     starts, inputs = [], np.asarray(X)
     for width in [*widths, None]:
@@ -166,7 +166,7 @@ def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Arr
         >>> mixing(pixels, dgp.kernels.Matern52(), 5).shape
         (16, 5)
 
-    Source: seed 002, section 4.4.
+    Source: Salimbeni (2020), section 4.4.
     """
     require_inputs("initial.mixing", coordinates)
     require_finite("coordinates of the outputs", coordinates, "give every output a place")

@@ -1,6 +1,6 @@
 r"""S2: ``Likelihood``, the distribution of y with the last function integrated out.
 
-Source: Hensman et al. (2015) for the bound on u; seed 002, equations 1.25-1.27 and 2.14-2.18.
+Source: Hensman et al. (2015) for the bound on u; Salimbeni (2020), equations 1.25-1.27 and 2.14-2.18.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ r"""S1: the bound of two layers whose inducing values depend on each other and h
 Then :math:`(h_n, v^2)` are jointly Gaussian, with :math:`\operatorname{Cov}[v^2, h_{np}] = U_p \Sigma_p T_{np}^\top`,
 and the last layer needs the expectations of :mod:`numpyro_dgp.coupled` only.
 
-Source: seed 000, sections 4.7, 4.9 and A.5. The mean of h there, :math:`A_n \mu^\# + B_n`, must be
+Source: Chamberlin (2016), sections 4.7, 4.9 and A.5. The mean of h there, :math:`A_n \mu^\# + B_n`, must be
 :math:`A_n \mu + B_n`, and its divergences take the covariance of h for that of u.
 """
 
@@ -101,7 +101,8 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
         >>> markov_bound(hidden, last, Z, jnp.sin(Z)).shape
         ()
 
-    Source: seed 000, sections 4.7, 4.9 and A.5, with :math:`\log p(h \mid v, x)` for :math:`\log N(h; f, \sigma^2)`.
+    Source: Chamberlin (2016), sections 4.7, 4.9 and A.5, with :math:`\log p(h \mid v, x)` for
+    :math:`\log N(h; f, \sigma^2)`.
     """
     _require_shapes(hidden, last, X, y)
     mu, T, U = hidden.loc, hidden.weights, last.transition

@@ -1,7 +1,7 @@
 """S1: mean functions m(x) of a layer: frozen pytrees called on inputs (..., N, D).
 
 Inner layers want the identity (or its projection): a deep GP with zero mean functions folds its
-inputs on themselves and is the usual reason why "deep is worse than shallow" (seed 002, section 2.2).
+inputs on themselves and is the usual reason why "deep is worse than shallow" (Salimbeni, 2020, section 2.2).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
         >>> pca(np.random.default_rng(0).normal(size=(50, 3)), 2).W.shape
         (3, 2)
 
-    Source: seed 002, sections 2.2 and 5.1.6.
+    Source: Salimbeni (2020), sections 2.2 and 5.1.6.
     """
     require_inputs("means.pca", X)
     require_finite("inputs of means.pca", X, "drop or impute the rows with missing values")
@@ -117,8 +117,8 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
 
     Eigenvectors of the covariance, largest first, signs so that each sums to a non-negative number. As the fixed
     weights of a layer of Q shared functions, they move its inputs along the Q directions in which the data vary most:
-    ``h = x + g @ principal_directions(X, Q).T``. (The code published with seed 002 takes columns of the factor whose
-    rows are the directions.)
+    ``h = x + g @ principal_directions(X, Q).T``. (The code published with Salimbeni (2020) takes columns of
+    the factor whose rows are the directions.)
 
     Args:
         X: inputs (N, D).
@@ -133,7 +133,7 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
         >>> print(abs(principal_directions(X, 1).T).round(1))
         [[0. 1. 0.]]
 
-    Source: seed 002, section 5.1.5.
+    Source: Salimbeni (2020), section 5.1.5.
     """
     require_inputs("means.principal_directions", X)
     require_finite("inputs of means.principal_directions", X, "drop or impute the rows with missing values")

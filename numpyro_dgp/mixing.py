@@ -4,7 +4,7 @@ With :math:`g_q(x) \sim N(m_q, s_q)` the mixtures have marginals :math:`v_p \sim
 is all that the expected log density of a likelihood that factorises over outputs needs. Draws and the log density of
 several outputs together see their covariance :math:`P \,\mathrm{diag}(s) P^\top`. A shared kernel k gives the
 outputs the covariance :math:`(P P^\top) \otimes k`, kernels of their own the linear model of coregionalisation,
-:math:`\sum_q P_{pq} P_{p'q} k_q`. Source: seed 002, sections 4.2.3 and 5.1.5.
+:math:`\sum_q P_{pq} P_{p'q} k_q`. Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
 """
 
 from __future__ import annotations

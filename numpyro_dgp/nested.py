@@ -11,7 +11,8 @@ below, and the price of every such step is a trace. Each output of each hidden l
 the last layer adds :math:`E_{q(v)} \langle \log N(y; f(h), \sigma^2) \rangle`, and the divergences of all q(v) are
 taken away.
 
-Source: seed 003, whose last formula lacks the variance :math:`\alpha^\top S \alpha` of y; its steps drop factors 1/2.
+Source: Hensman and Lawrence (2014). The notes listed with it lack the variance :math:`\alpha^\top S \alpha` of y in
+their last formula, and factors 1/2 in between.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
         >>> nested_bound(layers, Z, jnp.sin(Z)).shape
         ()
 
-    Source: seed 003; Hensman and Lawrence (2014).
+    Source: Hensman and Lawrence (2014).
     """
     _require_widths(layers, X, y)
     bound, inputs = -sum(kl_full(layer.loc, layer.scale_tril).sum() for layer in layers), (X, None)

@@ -45,7 +45,7 @@ class ELBO(elbo.ELBO):
     Raises:
         ValueError: NaN or infinite numbers in the arguments of the model.
 
-    Source: seed 002, equations 2.9 and 2.19.
+    Source: Salimbeni (2020), equations 2.9 and 2.19.
     """
 
     def __init__(self, num_particles: int = 1, vectorize_particles: bool | Callable[..., Any] = True) -> None:

@@ -7,7 +7,7 @@ draws, whose mean, variance and log density are
           v = \tfrac1S \sum_s v_s + \operatorname{var}_s m_s, \qquad
           \log p(y) = \log \tfrac1S \sum_s p_s(y) .
 
-Leaving out the variance of the means is the usual mistake (source: seed 002, equations 2.20 and 2.21).
+Leaving out the variance of the means is the usual mistake (Salimbeni, 2020, equations 2.20 and 2.21).
 """
 
 from __future__ import annotations

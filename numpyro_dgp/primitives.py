@@ -91,7 +91,7 @@ def gp(
         >>> h.shape
         (7, 2)
 
-    Source: seed 002, sections 1.2 and 2.2.
+    Source: Salimbeni (2020), sections 1.2 and 2.2.
     """
     if outputs is not None and (not isinstance(outputs, int) or outputs < 1):
         raise ValueError(
@@ -137,7 +137,7 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
     Raises:
         ValueError: ``dim`` is not a positive integer, or inputs that are not rows of columns.
 
-    Source: seed 002, equation 4.4 and section 5.1.2.
+    Source: Salimbeni (2020), equation 4.4 and section 5.1.2.
     """
     if not isinstance(dim, int) or dim < 1:
         raise ValueError(f"latent {name!r}: expected a positive integer dim, got {dim!r}: 1 is usual")

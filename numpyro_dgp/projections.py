@@ -242,7 +242,7 @@ def projection(
         >>> z.shape, x.shape
         ((7, 2), (7, 3))
 
-    Source: seed 002, section 4.2.3.
+    Source: Salimbeni (2020), section 4.2.3.
     """
     for what, count in (("inputs", inputs), ("outputs", 1 if outputs is None else outputs)):
         if not isinstance(count, int) or count < 1:

@@ -14,7 +14,7 @@ family                        p, q           used   covariance of the values on 
 circulant                     1/2, 1/2       g      :math:`\mathrm{circ}(g^2 \lambda)`
 scaled prior                  1/2, 1/2       W_2    :math:`W K W`
 scaled circulant              1/2, 1/2       W_2 g  :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`
-scaled product                1/2, 1/2       all    :math:`W_2 K_2 W K W K_2 W_2`, seed 004, equation 3.41
+scaled product                1/2, 1/2       all    :math:`W_2 K_2 W K W K_2 W_2`, Tebbutt (2016), equation 3.41
 diagonal of whitened sites    0, 0           W_2    :math:`K^{1/2} W^2 K^{1/2}`
 diagonal of sites             1/2, 0         W_2    :math:`W^2`
 ============================  =============  =====  ==================================================

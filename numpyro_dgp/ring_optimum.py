@@ -5,7 +5,7 @@ In whitened coordinates, with A the (N, M) covariances of the function at the da
 .. math:: (I + A^\top A / \sigma^2)\, m = A^\top (y - m(x)) / \sigma^2 ,
 
 whose matrix has no eigenvalue below one: conjugate gradients need few steps, each O(N M), or O(N n + M log M) on a
-grid with n neighbours. In the source the unknowns are not whitened, and the condition number of the kernel comes in.
+grid with n neighbours. Not whitened (Tebbutt, 2016, section 3.2), the condition number of the kernel comes in.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
     Raises:
         ValueError: another function, or noise that is not positive.
 
-    Source: seed 004, algorithms 3.1 and 3.2.
+    Source: Tebbutt (2016), algorithms 3.1 and 3.2.
     """
     _checked(function, noise, "optimal_mean")
     rows = function._inputs(x, None)
@@ -82,7 +82,7 @@ def optimal_gain(function: RingFunction, x: ArrayLike, noise: ArrayLike) -> Arra
     Raises:
         ValueError: as :func:`optimal_mean`.
 
-    Source: seed 004, equation 3.19, whitened. In equations 3.17 and 3.18 the inverse spectrum is there twice.
+    Source: Tebbutt (2016), equation 3.19, whitened. In equations 3.17 and 3.18 the inverse spectrum is there twice.
     """
     _checked(function, noise, "optimal_gain")
     rows = function._inputs(x, None)

@@ -34,7 +34,7 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
         >>> ring.size, observed.astype(int).tolist()
         ((8,), [1, 1, 1, 0, 1, 0, 0, 0])
 
-    Source: seed 004, sections 1.3.2 and 1.3.5, with padding.
+    Source: Tebbutt (2016), sections 1.3.2 and 1.3.5, with padding.
     """
     x = np.asarray(x)
     require_finite("inputs of rings.regular", x, "drop missing rows: a gap in the inputs is a missing observation")

@@ -66,7 +66,7 @@ class RingNormal(dist.Distribution):
         >>> bool(d.log_prob(y) > 0), bool(jnp.abs(mean[:50] - y).max() < 0.02)
         (True, True)
 
-    Source: seed 004, section 1.3.5, equations 1.46 to 1.48; padding and gaps by Schur complements.
+    Source: Tebbutt (2016), section 1.3.5, equations 1.46 to 1.48; padding and gaps by Schur complements.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -147,7 +147,7 @@ class RingNormal(dist.Distribution):
             Mean (M,), less ``loc``, and variance (M,), in the order of ``ring.points()``. Noisy observations there
             have the variance plus the squared noise.
 
-        Source: seed 004, equations 1.47 and 1.48 (its factor 1/N is that of the transform).
+        Source: Tebbutt (2016), equations 1.47 and 1.48 (its factor 1/N is that of the transform).
         """
         solved, L = self._residual(value)
         signal, total = self.process.spectrum, self.total.spectrum

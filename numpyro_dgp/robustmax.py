@@ -38,7 +38,7 @@ class RobustMax(dist.Distribution):
     Raises:
         ValueError: fewer than two classes, or epsilon outside (0, 1).
 
-    Source: Hernandez-Lobato et al. (2011); seed 002, section 3.4.5.
+    Source: Hernandez-Lobato et al. (2011); Salimbeni (2020), section 3.4.5.
     """
 
     arg_constraints = {"values": constraints.real_vector}

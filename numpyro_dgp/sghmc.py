@@ -116,8 +116,8 @@ class SGHMC(MCMCKernel):
         >>> mcmc.get_samples()["f"].shape
         (20, 5)
 
-    Source: Chen et al. (2014); Springenberg et al. (2016); for deep GPs Havasi et al. (2018); seed 002, chapter
-    "Impact", inference extensions.
+    Source: Chen et al. (2014); Springenberg et al. (2016); for deep GPs Havasi et al. (2018); Salimbeni (2020),
+    chapter "Impact", inference extensions.
     """
 
     def __init__(

@@ -213,7 +213,7 @@ def spectrum(kernel: Kernel, ring: Ring) -> Array:
         >>> bool(jnp.allclose(spectrum(RBF(), ring), jnp.fft.fft(row).real, atol=1e-5))
         True
 
-    Source: seed 004, section 1.3, with the kernel of equation 1.40 continued to all images.
+    Source: Tebbutt (2016), section 1.3, with the kernel of equation 1.40 continued to all images.
     """
     D = len(ring.sizes)
     t, w = _tail_rule(NEAR[D], _TAIL[D])

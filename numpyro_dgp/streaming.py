@@ -60,7 +60,7 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         >>> round(float(density(minibatch(model, data=1000)) - density(model)), 3)  # 995 more rows
         -914.344
 
-    Source: seed 002, equation 2.19.
+    Source: Salimbeni (2020), equation 2.19.
     """
 
     def __init__(self, fn: Callable[..., Any] | None = None, **rows: int) -> None:

@@ -48,8 +48,8 @@ class Subsampled:
         >>> float(few.bound(y, 0.3)) < float(many.bound(y, 0.3)) <= float(many.evidence(y, 0.3)) + 1e-2
         True
 
-    Source: seed 004, chapter 2, equation 2.14, whose discussion (section 2.2) leaves the inverse and the determinant
-    open.
+    Source: Tebbutt (2016), chapter 2, equation 2.14, whose discussion (section 2.2) leaves the inverse and the
+    determinant open.
     """
 
     eigenvalues: Array
@@ -120,7 +120,7 @@ class Subsampled:
         Raises:
             ValueError: observations of another shape, noise that is not positive.
 
-        Source: seed 004, equation 1.17 at the optimum 1.16, by the blocks of equation 2.14.
+        Source: Tebbutt (2016), equation 1.17 at the optimum 1.16, by the blocks of equation 2.14.
         """
         y, s2 = self._data(y, noise)
         N, x = self.eigenvalues.size, self._to_classes(y)
@@ -174,7 +174,7 @@ class Subsampled:
         Raises:
             ValueError: as :meth:`bound`.
 
-        Source: seed 004, equations 1.23 and 1.24.
+        Source: Tebbutt (2016), equations 1.23 and 1.24.
         """
         y, s2 = self._data(y, noise)
         mean = self._from_classes(self._explained(self._to_classes(y), noise))

@@ -8,7 +8,7 @@ with diagonal :math:`\Lambda` and A. The exponential turns a Gaussian over x int
 what is left is the expectation of a product of linear forms of x. Products of two terms are of the same kind, so one
 computation gives all statistics.
 
-Source: seed 000, section 4.8, result 1; its natural parameters divide by the input covariance, this form does not.
+Source: Chamberlin (2016), section 4.8, result 1, where natural parameters divide by the input covariance.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class FunctionValues(_Values):
             >>> print(g.mix(jnp.array([[1.0, 1.0], [0.0, 2.0], [3.0, 0.0]])).variance)
             [[2. 4. 9.]]
 
-        Source: seed 002, sections 4.2.3 and 5.1.5.
+        Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
         """
         from numpyro_dgp.mixing import MixedValues
 

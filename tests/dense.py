@@ -27,7 +27,7 @@ def kl(m0, S0, m1, S1):
 
 
 def svgp(Kzz, Kzx, Kxx, m, S):
-    """Posterior mean and covariance from unwhitened q(u) = N(m, S), seed 002 equations 1.28-1.29."""
+    """Posterior mean and covariance from unwhitened q(u) = N(m, S), Salimbeni (2020), equations 1.28-1.29."""
     W = np.linalg.solve(Kzz, Kzx).T
     return W @ m, Kxx + W @ (S - Kzz) @ W.T
 

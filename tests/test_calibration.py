@@ -1,4 +1,4 @@
-"""Simulation-based calibration of NUTS on one- and two-layer programs (check 41)."""
+"""Simulation-based calibration of NUTS on one- and two-layer programs."""
 
 import jax
 import jax.numpy as jnp

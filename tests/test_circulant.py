@@ -49,7 +49,7 @@ def random_circulant(blocks, batch=()):
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_algebra(blocks, batch):
-    """Check 29: every verb is that of the dense matrix, odd and even, batched, in 1, 2 and 3 dimensions."""
+    """Every verb is that of the dense matrix, odd and even, batched, in 1, 2 and 3 dimensions."""
     C, dense = random_circulant(blocks, batch)
     B, other = random_circulant(blocks, batch)
     M = size(blocks)
@@ -79,7 +79,7 @@ def test_hartley_is_orthogonal_and_diagonalises(blocks):
 
 @pytest.mark.parametrize("block", [(6,), (7,), (4, 3), (2, 3, 4)])
 def test_trace_identity_needs_the_right_index(block):
-    """Check 31, seed 004 lemma 3.4.2 for circulants that are not symmetric: b[-m], and not b[M - m - 1]."""
+    """Tebbutt (2016), lemma 3.4.2, for circulants that are not symmetric: b[-m], and not b[M - m - 1]."""
     n = int(np.prod(block))
     a, b, v, w = rng.normal(size=(4, n))
     index = np.stack(np.unravel_index(np.arange(n), block), -1)
@@ -128,7 +128,7 @@ def test_spectrum_of_sums_multiples_and_its_derivative():
 
 @pytest.mark.usefixtures("x32")
 def test_positive_in_single_precision():
-    """Where the transform of a row has negative eigenvalues (traps 16)."""
+    """Where the transform of a row has negative eigenvalues in single precision."""
     ring = Ring(np.float32(0), np.float32(64), 64)
     values = spectrum(K.RBF(1.0, 8.0), ring)
     row = periodised(K.RBF(1.0, 8.0), ring, ring.points()[:1], ring.points())[0]
@@ -158,7 +158,7 @@ def test_sandwich_of_an_inverse_in_single_precision():
 @pytest.mark.parametrize("ring", [*RINGS, CUBE])
 @pytest.mark.parametrize("kernel", [K.RBF, K.Matern52, K.Matern12])
 def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
-    """A and the conditional variance from a kernel that is an explicit sum of waves; check 36 to rounding."""
+    """A and the conditional variance from a kernel that is an explicit sum of waves, also as the variance less A A'."""
     D, sizes = len(ring.sizes), np.array(ring.sizes)
     k = kernel(1.3, np.linspace(0.7, 0.9, D))
     features = jax.jit(RingFeatures.of)(k, ring)
@@ -184,7 +184,7 @@ def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 3.0, 5.0, 10.0])
 def test_conditional_variance_is_never_negative(ratio):
-    """Check 30, for lengthscales of 1 to 10 grid steps, also with gradients through it."""
+    """Not below zero for lengthscales of 1 to 10 grid steps, and with finite gradients."""
     ring = Ring(0.0, 60.0, 60)
     x = jnp.array(rng.uniform(0, 60, (300, 1)))
     for kernel in (K.RBF, K.Matern32, K.Matern12):
@@ -195,7 +195,7 @@ def test_conditional_variance_is_never_negative(ratio):
 
 
 def test_mixing_periodic_and_plain_kernels_is_what_goes_wrong():
-    """Trap 2: the same algebra with k(x, z) not periodic has no lower bound."""
+    """The same algebra with k(x, z) not periodic has no lower bound."""
     ring, k = Ring(0.0, 12.0, 40), K.RBF(1.0, 1.0)
     Z, X = ring.points(), jnp.linspace(0, 12, 200)[:, None]
     Kzz = periodised(k, ring, Z, Z) + 1e-10 * jnp.eye(40)

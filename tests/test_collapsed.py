@@ -54,7 +54,7 @@ def test_titsias_bound_optimum_and_predictions():
 
 
 def test_the_bound_of_the_program_at_the_optimum_and_below_it_elsewhere():
-    """Checks 3 and 4: the collapsed bound is that of dgp.ELBO at the closed-form q(v)."""
+    """The collapsed bound is that of dgp.ELBO at the closed-form q(v), and one at random is below it."""
     _, A, variances = features(RBF, X, Z)
     data = C.from_features(A, variances, Y, NOISE)
     guide = dgp.guides.InducingPoint(shallow)
@@ -155,7 +155,7 @@ def latent_model(X, y=None):
 
 
 def test_gplvm_bound_against_the_sampled_one():
-    """Check 17: Gaussian latents beside inputs known exactly, q(v) at its optimum."""
+    """For Gaussian latents beside inputs known exactly, the closed form is the mean of sampled bounds at that q(v)."""
     guide = dgp.guides.InducingPoint(latent_model)
     params = random_params(latent_model, guide, X, Y)
     points, kernel = jnp.hstack([Z, jnp.cos(5 * Z)]), k.RBF(1.0, jnp.array([0.8, 1.2]))

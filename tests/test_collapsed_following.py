@@ -126,7 +126,7 @@ def sampled_bound(model, guide, params, num=2500):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bound_against_draws_of_everything(name):
-    """Check 24 for q(h | v): the closed form is the expectation of what the guide's own draws give."""
+    """The closed form for q(h | v) is the expectation of what the guide's own draws give."""
     model, guide = guide_of(name)
     params = random_params(model, guide, X, Y)
     params |= {n: jnp.clip(v, 0.05, 0.95) for n, v in params.items() if n.endswith("_ratio")}
@@ -138,7 +138,7 @@ def test_bound_against_draws_of_everything(name):
 
 @pytest.mark.slow
 def test_without_a_share_it_is_the_mean_field_bound():
-    """Check 25, at weights that tend to zero."""
+    """At weights that tend to zero q(h | v) no longer depends on v."""
     follows = G.Collapsed(scalar, hidden=G.GivenInducing())
     params = random_params(scalar, follows, X, Y) | {"h_auto_ratio": jnp.full(N, 1e-9)}
     mean_field = {"h_auto_loc": params["h_auto_loc"], "h_auto_scale": jnp.full(N, 0.3 * 1e-9**0.5)}
@@ -159,7 +159,7 @@ def few(X, y=None):
 
 @pytest.mark.slow
 def test_between_mean_field_and_the_evidence():
-    """Checks 25 and 28, after optimisation. In the evidence, too, the last layer enters by its bound."""
+    """At the optimum. In the evidence, too, the last layer enters by its bound."""
     x, y = X[:8], 0.7 * Y[:8]
 
     def best(guide):

@@ -134,7 +134,7 @@ def sampled_bound(model, guide, params, y):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bound_against_draws_of_hidden_layers(name):
-    """Checks 17 and 24. A guide with the same q, explicit, has a larger bound, or the same where nothing is open."""
+    """The closed form is the mean of sampled bounds; an explicit guide with the same q has the same or a larger one."""
     model, y = PROGRAMS[name]
     guide, explicit = G.Collapsed(model), G.MeanField(model, inducing=G.Full())
     params = random_params(model, guide, X, y)

@@ -1,4 +1,4 @@
-"""Programs of two layers: the bound by quadrature and by hand, limits, minibatches, stock objectives (checks 10-15)."""
+"""Programs of two layers: the bound by quadrature and by hand, limits, minibatches, stock objectives."""
 
 from functools import partial
 
@@ -65,7 +65,7 @@ PARAMS = random_params(deep, GUIDE, X, Y)
 
 
 def test_bound_against_quadrature_over_the_hidden_layer():
-    """Check 10."""
+    """Draws of the bound have the mean that Gauss-Hermite nodes for every hidden value give."""
     draws = draws_of_bound(dgp.ELBO(), PARAMS, deep, GUIDE, X, Y, num=4000)
     exact = quadrature_bound(PARAMS)
     np.testing.assert_allclose(exact, quadrature_bound(PARAMS, 200), rtol=1e-8)
@@ -73,7 +73,7 @@ def test_bound_against_quadrature_over_the_hidden_layer():
 
 
 def test_bound_against_hand_written_loops():
-    """Check 14: the same hidden draw through dense algebra, one datum at a time."""
+    """The same hidden draw through dense algebra, one datum at a time."""
     with numpyro.handlers.seed(rng_seed=5), numpyro.handlers.substitute(data=PARAMS), numpyro.handlers.trace() as sites:
         marginal(GUIDE)(X, Y)
     h = np.asarray(sites["h"]["value"])
@@ -87,7 +87,7 @@ def test_bound_against_hand_written_loops():
 
 
 def test_vanishing_inner_layer_is_the_shallow_model():
-    """Check 11: inner variance to zero with an identity mean."""
+    """Inner variance to zero with an identity mean leaves the bound of one layer."""
     model = partial(deep, inner=dgp.kernels.RBF(1e-14, 0.9))
     guide, flat = dgp.guides.InducingPoint(model), dgp.guides.InducingPoint(shallow)
     expected = bound(dgp.ELBO(), {k: v for k, v in PARAMS.items() if k[0] == "g"}, shallow, flat, X, Y)
@@ -99,7 +99,7 @@ def test_vanishing_inner_layer_is_the_shallow_model():
 
 @pytest.mark.parametrize("model", [deep, bayesian])
 def test_minibatches_average_to_the_full_batch(model):
-    """Check 12: over a partition, with common noise, local latents included."""
+    """Over a partition, with common noise, local latents included."""
     guide = dgp.guides.InducingPoint(model)
     params = random_params(model, guide, X, Y)
     run = marginal(numpyro.handlers.substitute(guide, data=params))
@@ -147,7 +147,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow
 def test_stock_objectives_agree_in_expectation(name):
-    """Check 13: three estimators of one bound, ours with the smallest variance."""
+    """Three estimators of one bound, ours with the smallest variance."""
     model, make = CASES[name]
     guide = make(model)
     params = random_params(model, guide, X, Y, scale=0.15)
@@ -183,7 +183,7 @@ def test_explicit_draw_has_the_same_bound():
 
 
 def test_linear_mean_alone_returns_the_projection():
-    """Check 15: with no variance left, a hidden layer is X W, and W holds the principal directions."""
+    """With no variance left, a hidden layer is X W, and W holds the principal directions."""
     wide = np.random.default_rng(0).normal(size=(40, 3)) * [3.0, 1.0, 0.1]
 
     def model(X):

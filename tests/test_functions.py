@@ -40,7 +40,7 @@ def dense(belief_loc, belief_cov, k=rbf, Zp=Z, variance=1.3, lengthscale=LS):
 
 
 def test_marginal_mode_is_svgp():
-    """Check 1: mean and full covariance of a one-layer model; check 5: the diagonal is the marginal variance."""
+    """Mean and covariance of one layer are those of dense algebra; the diagonal is the marginal variance."""
     q = beliefs()
     f = open_gp(q, KERNEL, dgp.Points(Z))
     mean, covariance = dense(q.loc, q.covariance)

@@ -44,7 +44,7 @@ def test_log_density_from_the_draw(key):
 
 
 def test_opper_archambeau_against_dense_algebra(key):
-    """Seed 001, with zeros among the lambdas, where its own formula divides by zero."""
+    """The form of Hensman (2016), with zeros among the lambdas, where the formula printed there divides by zero."""
     root = jax.random.normal(key, (6, 6))
     K = root @ root.T + jnp.eye(6)
     alpha, lam = jax.random.normal(jax.random.key(1), (2, 6))
@@ -56,6 +56,6 @@ def test_opper_archambeau_against_dense_algebra(key):
         np.testing.assert_allclose(L @ R @ R.T @ L.T, covariance, rtol=1e-8, atol=1e-10)
         expected = kl(np.asarray(K @ alpha), covariance, np.zeros(6), np.asarray(K))
         np.testing.assert_allclose(gaussians.kl_full(m, R), expected, rtol=1e-8)
-        A = values[:, None] * K * values + jnp.eye(6)  # the form of the source
+        A = values[:, None] * K * values + jnp.eye(6)  # the form printed there
         printed = 0.5 * (jnp.linalg.slogdet(A)[1] + alpha @ K @ alpha + jnp.trace(jnp.linalg.inv(A)) - 6)
         np.testing.assert_allclose(printed, expected, rtol=1e-8)

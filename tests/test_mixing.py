@@ -1,4 +1,4 @@
-"""Outputs that are linear mixtures of functions (seed 002, 4.2.3 and 5.1.5), against dense multi-output GPs."""
+"""Linear mixtures of functions (Salimbeni, 2020, sections 4.2.3 and 5.1.5), against dense multi-output GPs."""
 
 import jax
 import jax.numpy as jnp

@@ -67,7 +67,7 @@ def by_draws(key, layers, y, num):
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.slow
 def test_monte_carlo_form(depth):
-    """Check 28."""
+    """The closed form is the mean of the same bound with inducing and hidden values drawn."""
     layers = LAYERS[:1] + (LAYERS[1 - depth :] if depth > 1 else [])
     keys = jax.random.split(jax.random.key(0), 25)
     estimates = jax.lax.map(lambda key: by_draws(key, layers, Y, 10_000), keys)

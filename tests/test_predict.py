@@ -1,4 +1,4 @@
-"""Predictions: exact mixture moments, densities, consistent function draws (checks 37, 38)."""
+"""Predictions: exact mixture moments, densities, consistent function draws."""
 
 import time
 
@@ -22,7 +22,7 @@ NEW = jnp.linspace(-2.5, 2.5, 9)[:, None]
 
 
 def test_mixture_moments_exactly(key):
-    """Check 37: mean of means; mean of variances plus variance of means; log of the mean density."""
+    """Mean of means; mean of variances plus variance of means; log of the mean density."""
     mixture = POSTERIOR.predict(key, NEW, num_samples=7)
     assert mixture.means.shape == mixture.variances.shape == (7, 9)
     m, v = np.asarray(mixture.means), np.asarray(mixture.variances)
@@ -100,7 +100,7 @@ KERNELS = [
 @pytest.mark.parametrize("kernel", [KERNELS[0], *(pytest.param(k, marks=pytest.mark.slow) for k in KERNELS[1:])])
 @pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
-    """Check 38: mean and covariance of q(f) over many draws, each with random functions of its own."""
+    """Mean and covariance of q(f) over many draws, each with random functions of its own."""
     from numpyro_dgp.beliefs import FullBelief
 
     shape = (8,) if outputs is None else (outputs, 8)

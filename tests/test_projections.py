@@ -1,4 +1,4 @@
-"""Projections with an uncertain matrix (seed 002, section 4.2.3), against dense Bayesian linear regression."""
+"""Projections with an uncertain matrix (Salimbeni, 2020, section 4.2.3), against dense Bayesian linear regression."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def linear(X, y=None):
 
 
 def layered(X, y=None, batch=None, *, Z=Z):
-    """The model of seed 002, figure 4.3: a projection, a latent, a function."""
+    """The model of Salimbeni (2020), figure 4.3: a projection, a latent, a function."""
     A = dgp.projection("A", D, 2, 0.5)
     g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.9), dgp.Points(Z))
     with numpyro.plate("data", len(X), subsample_size=batch) as i:

@@ -163,7 +163,7 @@ def test_the_prior_comes_back():
 
 
 def test_additive_kernels_have_one_ring_per_column():
-    """Seed 004, section 3.5: two columns of 12 and 13 points need 25 values, not 156."""
+    """Tebbutt (2016), section 3.5: two columns of 12 and 13 points need 25 values, not 156."""
     grid, X = dgp.Grid([-6.0, -6.0], 6.0, (12, 13)), rng.uniform(-4, 4, (9, 2))
     q = DiagonalBelief(jnp.array(rng.normal(size=25)), jnp.array(rng.uniform(0.2, 1.0, 25)))
     kernels = RBF(1.2, 1.1), dgp.kernels.Matern52(0.7, 1.5)
@@ -261,7 +261,7 @@ def test_rules_need_a_ring():
 
 @pytest.mark.slow
 def test_function_draws_have_the_moments_of_the_posterior(key):
-    """Check 38 on a ring."""
+    """One draw is one function at any inputs; over draws, mean and covariance are those of q(f)."""
     guide = G.InducingPoint(shallow)
     svi = SVI(shallow, guide, optax.adam(0.05), dgp.ELBO())
     params = svi.run(jax.random.key(0), 300, X, Y, progress_bar=False).params
@@ -329,7 +329,7 @@ def test_two_layers_on_rings_train_in_single_precision():
 
 
 def toy(nugget=None, seed=0):
-    """Seed 004, section 3.1.1: 750 inputs in three clusters, 75 inducing points; the whitened covariances A."""
+    """Tebbutt (2016), section 3.1.1: 750 inputs in three clusters, 75 inducing points; the whitened covariances A."""
     draw = np.random.default_rng(seed).uniform
     inputs = np.concatenate([draw(-10, -5, 250), draw(-3, 3, 250), draw(6, 10, 250)])
     features = RingFeatures.of(RBF(), Ring(-15.0, 15.0, 75), nugget)
@@ -398,14 +398,14 @@ def families():
 )
 @pytest.mark.slow
 def test_gaps_of_the_toy(families, family, nats):
-    """Trap 6, on other random inputs, with a nugget of 1e-6, to which the first two are sensitive."""
+    """How far each family is below the full covariance, with a nugget of 1e-6, to which the first two are sensitive."""
     A, prior, found = families
     np.testing.assert_allclose(gap(found[family], prior, A), nats, atol=0.6)
 
 
 @pytest.mark.slow
 def test_the_optimal_circulant_cannot_be_improved(families):
-    """Check 32."""
+    """Every circulant covariance near the closed form is worse, and its slope is zero."""
     A, prior, found = families
     best = found["circulant"]
     base = gap(best, prior, A)
@@ -418,7 +418,7 @@ def test_the_optimal_circulant_cannot_be_improved(families):
 
 @pytest.mark.slow
 def test_scaled_prior_is_concave(families):
-    """Check 33: from another start, the same optimum."""
+    """From another start, the same optimum."""
     A, prior, found = families
     Q = np.asarray(quadratic(prior, A, jnp.ones(75)))
     np.testing.assert_allclose(newton(Q, rng.uniform(0.2, 1.0, 75)), found["scaled prior"].outer, atol=1e-6)
@@ -429,7 +429,7 @@ def test_scaled_prior_is_concave(families):
 
 
 def test_closed_forms_are_the_optimum_of_the_bound():
-    """Check 34, and equation 3.19, where the layer uses them."""
+    """The mean by conjugate gradients is that of a dense solve, and slopes are zero there and at equation 3.19."""
     f = open_gp(jnp.zeros(12), KERNELS["even"], GRIDS["even"])
     loc, gain = optimal_mean(f, X, Y, 0.2), optimal_gain(f, X, 0.2)
     A = f._whitened(jnp.array(X))
@@ -467,7 +467,7 @@ def test_bad_input():
 
 
 def test_natural_step_goes_to_the_optimal_mean():
-    """Seed 004 takes its own steps for the mean; one of size 1 in natural coordinates is enough."""
+    """Tebbutt (2016) takes other steps for the mean; one of size 1 in natural coordinates is enough."""
     grid = dgp.Grid(-2.0, 6.0, 16)
     x = jnp.asarray(rng.uniform(0.0, 4.0, size=(40, 1)))
     y = jnp.sin(x[:, 0])

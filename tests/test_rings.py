@@ -34,7 +34,7 @@ def masks(ring):
 @pytest.mark.parametrize("mask", ["all", "gaps", "padding"])
 @pytest.mark.parametrize("kernel", [KERNEL, dgp.kernels.Matern52(0.8, 1.5)])
 def test_exact_regression(ring, mask, kernel):
-    """Check 35: evidence, mean and variances are those of the dense process on the ring."""
+    """Evidence, mean and variances are those of the dense process on the ring."""
     observed = masks(ring)[mask]
     keep = np.ones(int(np.prod(ring.sizes)), bool) if observed is None else observed
     K = dense_ring(kernel, ring)
@@ -141,7 +141,7 @@ def test_hyperparameters_by_maximum_a_posteriori():
 
 
 def test_nuts_on_the_process_itself(key):
-    """Check 40: the non-centred latent gives the exact posterior, under a Gaussian likelihood."""
+    """The non-centred latent gives the exact posterior, under a Gaussian likelihood."""
     x, y = series()
     x, y = x[:12], y[:12]
     ring, observed = dgp.rings.regular(x, margin=6.0)

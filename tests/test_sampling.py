@@ -1,4 +1,4 @@
-"""NUTS on the same programs (checks 39, 40), and errors where it would be wrong in silence."""
+"""NUTS on the same programs: exact posteriors, both forms, and errors where it would be wrong in silence."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def effective(draws):
 
 
 def test_nuts_lands_on_the_optimal_posterior():
-    """Check 39: one layer, fixed hyperparameters, Gaussian likelihood: Titsias' optimal q(u), exactly Gaussian."""
+    """One layer, fixed hyperparameters, Gaussian likelihood: Titsias' optimal q(u), exactly Gaussian."""
     draws = run(shallow, X, Y, warmup=500, samples=4000).get_samples()["g"]
     exact = optimum(KZZ, KZX)
     mean = np.asarray(exact["g_auto_loc"])
@@ -37,7 +37,7 @@ def test_nuts_lands_on_the_optimal_posterior():
 
 @pytest.mark.slow
 def test_centred_and_non_centred_forms_agree():
-    """Check 40: the same posterior in both forms, within Monte-Carlo error."""
+    """The same posterior in both forms, within Monte-Carlo error."""
 
     def model(X, y=None):
         # Enough process noise that the centred form mixes too, and one mode.

@@ -1,4 +1,4 @@
-"""Stochastic-gradient HMC (check 42): its step in closed form, its target against NUTS, honest minibatches."""
+"""Stochastic-gradient HMC: its step in closed form, its target against NUTS, honest minibatches."""
 
 from itertools import combinations
 
@@ -103,7 +103,7 @@ def exact_covariance():
 
 
 def test_variance_on_a_gaussian():
-    """Check 42, full data: 3 % in every direction, at a step as large as its exactness allows."""
+    """On full data: within 3 % in every direction, at a step as large as its exactness allows."""
     mcmc = run(location, warmup=500, samples=4000, chains=60, step_size=0.3, friction=0.1, thinning=4)
     draws = np.asarray(mcmc.get_samples()["m"])
     ratios = np.linalg.eigvals(np.linalg.solve(exact_covariance(), np.cov(draws.T)))
@@ -121,7 +121,8 @@ def pooled(batch=None):
 @pytest.mark.slow
 @pytest.mark.parametrize(("step_size", "samples"), [(0.25, 600), (0.04, 4000)])
 def test_variance_on_a_gaussian_with_minibatches(step_size, samples):
-    """Check 42, batches of half the data: the formula of ``step``; within 3 % of exact where the step is small."""
+    """Batches of half the data: the formula of ``step`` for the variance;
+    within 3 % of exact where the step is small."""
     precision = 1 + 8 / SPREAD**2
     mcmc = run(pooled, 4, warmup=600, samples=samples, chains=80, thinning=4, step_size=step_size, friction=0.1)
     heat = np.asarray(mcmc.get_extra_fields()["heat"])

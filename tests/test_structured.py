@@ -95,7 +95,7 @@ def evaluate(guide, params, key=0, model=deep):
 
 @pytest.mark.slow
 def test_zero_weights_are_mean_field():
-    """Check 25: every family contains mean field, draw by draw."""
+    """Every family contains mean field, draw by draw."""
     plain = G.InducingPoint(deep, sites={"h": G.Normal(), "m": G.Normal()})
     params = random_params(deep, plain, X, Y, scale=0.2)
     value = evaluate(plain, params)
@@ -115,8 +115,8 @@ def test_zero_weights_are_mean_field():
 
 @pytest.mark.slow
 def test_dependencies_between_inducing_values_alone_change_nothing():
-    """Seed 000, section 4.5: no term of the density joins the v of two layers when h is known, so that for any q(h)
-    without v the optimal joint q(v) is a product, and every correlation costs its mutual information."""
+    """Chamberlin (2016), section 4.5: no term of the density joins the v of two layers when h is known, so that for
+    any q(h) without v the optimal joint q(v) is a product, and every correlation costs its mutual information."""
     h = jax.random.normal(jax.random.key(0), (5, len(X)))
 
     def expected(v):  # of the log density given v, under a q(h) of five points
@@ -145,7 +145,7 @@ def test_the_start_of_model_weights_is_propagation():
 
 
 def test_joint_outputs_with_block_diagonal_weights_are_factorised():
-    """Check 27."""
+    """Weights that couple no outputs give the bound of outputs one by one."""
     free, joint = (G.InducingPoint(deep, sites={s: rule for s in "hm"}) for rule in (RULES["free"], RULES["joint"]))
     params = moved(deep, free, X, Y)
     blocks = {n: v for n, v in params.items() if n[0] in "feg" or n.endswith("_shift")}
@@ -203,7 +203,7 @@ def test_minibatches_and_predictions(name):
 
 @pytest.mark.slow
 def test_partition_of_the_data_gives_the_bound_of_all_of_it():
-    """Check 12: averages over minibatches, with noise belonging to the data."""
+    """Averages over minibatches, with noise belonging to the data."""
     for name in ("free", "joint", "model"):
         guide = G.InducingPoint(deep, sites={"h": RULES[name], "m": RULES[name]})
         params = moved(deep, guide, X, Y)

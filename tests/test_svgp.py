@@ -1,4 +1,4 @@
-"""A one-layer program is the sparse variational Gaussian process of the textbooks (checks 1-6)."""
+"""A one-layer program is the sparse variational Gaussian process of the textbooks."""
 
 from functools import partial
 
@@ -49,7 +49,7 @@ def test_dense_guide_equals_diagonal_guide():
 
 
 def test_optimum_of_q_is_titsias_collapsed_bound():
-    """Check 4: the bound at the closed-form optimum of q(u) is the collapsed bound, and no q is better."""
+    """The bound at the closed-form optimum of q(u) is the collapsed bound, and no q is better."""
     collapsed, m, S = titsias(y, NOISE, KZZ, KZX, KXX)
     guide, best = dgp.guides.InducingPoint(shallow), optimum(KZZ, KZX)
     np.testing.assert_allclose(L @ best["g_auto_loc"], m, atol=1e-7)
@@ -61,7 +61,7 @@ def test_optimum_of_q_is_titsias_collapsed_bound():
 
 
 def test_bounds_sandwich_the_evidence():
-    """Check 3: lower bounds below the evidence, the upper bound above, both tight at Z = X."""
+    """Lower bounds are below the evidence, the upper bound is above, both are tight at Z = X."""
     evidence = log_normal(y, np.zeros(30), KXX + NOISE**2 * np.eye(30))
     for inducing in (z[:3], z, x[::2], x):
         Kzz, Kzx = rbf(inducing, inducing, 1.2, 0.7) + 1.2e-10 * np.eye(len(inducing)), rbf(inducing, x, 1.2, 0.7)
@@ -83,7 +83,7 @@ def test_adam_reaches_the_collapsed_bound():
 
 
 def test_kl_is_zero_at_the_prior():
-    """Check 2. With q = prior the bound is the expected log likelihood alone."""
+    """With q = prior the divergence is zero, and the bound is the expected log likelihood alone."""
     guide = dgp.guides.InducingPoint(shallow)
     params = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": jnp.eye(8)}
     expected = (-0.5 * (y**2 + 1.2) / NOISE**2 - 0.5 * np.log(2 * np.pi * NOISE**2)).sum()
@@ -135,7 +135,7 @@ def vgp_loss(params, guide):
 
 @pytest.mark.slow
 def test_opper_archambeau_reaches_the_full_rank_optimum():
-    """Check 6: 2 N numbers are enough, for a likelihood that factorises."""
+    """2 N numbers are enough, for a likelihood that factorises."""
     full = dgp.guides.InducingPoint(exact)
     dual = dgp.guides.InducingPoint(exact, sites={"v": dgp.guides.OpperArchambeau()})
     diagonal = dgp.guides.MeanField(exact)

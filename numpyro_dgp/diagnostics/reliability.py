@@ -5,7 +5,7 @@ posterior. Their largest values follow a generalised Pareto distribution, and it
 moments they have: below 0.5 a finite variance; up to 0.7 smoothing makes estimates from them usable; above, q misses
 places where the posterior has mass, and neither q nor a correction of it is reliable.
 
-Source: Vehtari et al., Pareto smoothed importance sampling (2024); Yao et al., Yes, but did it work? (2018).
+Source: Vehtari et al. (2024); Yao et al. (2018).
 """
 
 from __future__ import annotations

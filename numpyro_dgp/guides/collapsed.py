@@ -92,7 +92,7 @@ class Collapsed(Guide):
         >>> sorted(found.params), bool(found.losses[-1] < found.losses[0])
         (['noise'], True)
 
-    Source: Titsias (2009), Titsias and Lawrence (2010); seed 000, sections 2.5 and 4.3.
+    Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5 and 4.3.
     """
 
     def __init__(

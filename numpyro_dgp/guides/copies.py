@@ -8,7 +8,7 @@ With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the n
 
 The K values lie along a new first batch dimension, left of all plates. Layers above are drawn jointly over it.
 
-Source: seed 002, equations 4.8 and 5.11.
+Source: Salimbeni (2020), equations 4.8 and 5.11.
 """
 
 from __future__ import annotations

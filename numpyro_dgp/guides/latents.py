@@ -50,7 +50,7 @@ class Amortised(Rule):
     Raises:
         ValueError: a site that is not a vector per datum, or a network whose output has another shape.
 
-    Source: seed 002, sections 4.2.1 and 5.2.5.
+    Source: Salimbeni (2020), sections 4.2.1 and 5.2.5.
     """
 
     network: Callable[[Array], Array] | None = None
@@ -99,7 +99,7 @@ class Quadrature(Prior):
     Raises:
         ValueError: more than two columns, a prior that is not standard normal, a size that is not a positive integer.
 
-    Source: seed 002, equation 4.8, with the sum over data outside the logarithm.
+    Source: Salimbeni (2020), equation 4.8, with the sum over data outside the logarithm.
     """
 
     size: int = 100

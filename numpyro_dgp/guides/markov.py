@@ -4,8 +4,8 @@ With :math:`v^- \sim N(\mu^-, \Sigma^-)` the values of a layer are Gaussian too,
 
 .. math:: \mu = U \mu^- + V, \quad \Sigma = U \Sigma^- U^\top + W, \quad \operatorname{Cov}[v, v^-] = U \Sigma^- .
 
-Where hidden values do not depend on inducing values this brings nothing (seed 000, section 4.5). Where they do, the
-posterior may know that a lower function of another shape needs another function above it.
+Where hidden values do not depend on inducing values this brings nothing (Chamberlin, 2016, section 4.5). Where they
+do, the posterior may know that a lower function of another shape needs another function above it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class MarkovInducing(Rule):
         >>> result.params["g_auto_transition"].shape
         (4, 10)
 
-    Source: seed 000, sections 4.7, 4.9 and A.6, whitened; there with one U per pair of outputs, and in section 4.9
-    with one W for all outputs together.
+    Source: Chamberlin (2016), sections 4.7, 4.9 and A.6, whitened; there with one U per pair of outputs, and in
+    section 4.9 with one W for all outputs together.
     """
 
     below: str | None = None

@@ -42,7 +42,7 @@ class InducingPoint(Guide):
         >>> sorted(result.params)
         ['f_auto_loc', 'f_auto_scale_tril']
 
-    Source: seed 002, section 2.3.
+    Source: Salimbeni (2020), section 2.3.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ImportanceWeighted(InducingPoint):
         >>> guide.sample_posterior(jax.random.key(1), result.params, X, X[:, 0] ** 2)["w"].shape
         (20, 1)
 
-    Source: seed 002, equation 5.11.
+    Source: Salimbeni (2020), equation 5.11.
     """
 
     def __init__(self, model: Callable[..., Any], *, num_samples: int, **options: Any) -> None:
@@ -125,7 +125,7 @@ class MeanField(Guide):
         exact: rule for exact layers; ``Normal()`` by default.
         **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
 
-    Source: seed 000, section 2.3 (there with the optimal q(v)).
+    Source: Chamberlin (2016), section 2.3 (there with the optimal q(v)).
     """
 
     def __init__(

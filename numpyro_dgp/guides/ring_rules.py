@@ -65,7 +65,7 @@ class Circulant(_RingRule):
     Right where data cover the ring evenly. It cannot say that one place is known better than another.
     Under a Gaussian likelihood the optimum is in closed form: ``dgp.rings.optimal_gain``.
 
-    Source: seed 004, section 3.3.
+    Source: Tebbutt (2016), section 3.3.
     """
 
     def __call__(self, site: Site) -> dist.Distribution:
@@ -76,7 +76,7 @@ class Circulant(_RingRule):
 class ScaledPrior(_RingRule):
     r"""The prior shrunk site by site: :math:`W K W`. Concave in W under a Gaussian likelihood.
 
-    Source: seed 004, section 3.4.
+    Source: Tebbutt (2016), section 3.4.
     """
 
     def __call__(self, site: Site) -> dist.Distribution:
@@ -87,7 +87,7 @@ class ScaledPrior(_RingRule):
 class ScaledCirculant(_RingRule):
     r"""Both: :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`. It contains :class:`Circulant` and :class:`ScaledPrior`.
 
-    Source: seed 004, section 3.5.
+    Source: Tebbutt (2016), section 3.5.
     """
 
     def __call__(self, site: Site) -> dist.Distribution:
@@ -98,7 +98,7 @@ class ScaledCirculant(_RingRule):
 class ScaledProduct(_RingRule):
     r"""The product :math:`W_2 K_2 W K W K_2 W_2` with all three learned; its divergence costs O(M^2 log M), exactly.
 
-    Source: seed 004, equation 3.41, where the divergence is left to Monte Carlo.
+    Source: Tebbutt (2016), equation 3.41, where the divergence is left to Monte Carlo.
     """
 
     def __call__(self, site: Site) -> dist.Distribution:

@@ -27,8 +27,9 @@ from numpyro_dgp.values import FunctionValues, JointValues, WhitenedValues
 
 __all__ = ["Delta", "Diagonal", "Full", "Normal", "OpperArchambeau", "Prior", "Propagate", "Rule", "Site"]
 
-# An inner layer starts almost deterministic, so that the first steps see a shallow model. Seed 002 (5.2.5) has 1e-5; in
-# the logarithm that is a thousand steps of Adam away from the prior, and 1e-2 serves as well (docs/numerics.md).
+# An inner layer starts almost deterministic, so that the first steps see a shallow model. The code published with
+# Salimbeni (2020) has 1e-5; in the logarithm that is a thousand steps of Adam away from the prior, and 1e-2 serves as
+# well (docs/numerics.md).
 INNER_SCALE = 1e-2
 
 
@@ -94,7 +95,7 @@ class Full(Rule):
     Args:
         scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
 
-    Source: seed 002, equation 2.5, whitened.
+    Source: Salimbeni (2020), equation 2.5, whitened.
     """
 
     scale: float | None = None
@@ -154,7 +155,7 @@ class OpperArchambeau(Rule):
     Raises:
         ValueError: the site does not hold the values of an exact scalar process.
 
-    Source: seed 001.
+    Source: Opper and Archambeau (2009); Hensman (2016).
     """
 
     def __call__(self, site: Site) -> dist.Distribution:
@@ -174,7 +175,7 @@ class OpperArchambeau(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Propagate(Rule):
-    """Hidden values follow the model: q(h | u, x) = p(h | u, x) (doubly stochastic inference, seed 002, 2.3)."""
+    """Hidden values follow the model: q(h | u, x) = p(h | u, x) (Salimbeni, 2020, section 2.3)."""
 
     def __call__(self, site: Site) -> dist.Distribution:
         return site.fn.propagated() if isinstance(site.fn, FunctionValues) else site.fn
@@ -184,7 +185,7 @@ class Propagate(Rule):
 class Normal(Rule):
     r"""Independent Gaussians, one per number: :math:`q(z) = N(m, s^2)` on the unconstrained scale.
 
-    For hyperparameters, for latents, and for hidden values (then this is the mean-field family of seed 000).
+    For hyperparameters, for latents, and for hidden values (then this is the mean-field family of Chamberlin (2016)).
     A site with a constrained support goes through NumPyro's bijection to it, as ``AutoNormal`` does.
 
     Args:

@@ -116,7 +116,7 @@ def _once(
 def resample(key: Array, found: Run) -> dict[str, Array]:
     """One of the copies of every latent, and of the layers above it, chosen by the weights: ``{site: value}``.
 
-    Source: seed 002, section 5.2.4.
+    Source: Salimbeni (2020), section 5.2.4.
     """
     values = {}
     for i, group in enumerate(found.groups):

@@ -53,7 +53,7 @@ class GivenInducing(Rule):
     Example:
         ``dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing(5)})``
 
-    Source: seed 000, sections 4.3 and A.6, whitened.
+    Source: Chamberlin (2016), sections 4.3 and A.6, whitened.
     """
 
     weights: Weights = "model"
@@ -110,7 +110,7 @@ class JointOutputs(Rule):
         ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer with
             several outputs.
 
-    Source: seed 000, sections 4.4, 4.9 and A.6, whitened; its q(v) is joint over outputs, here each has its own.
+    Source: Chamberlin (2016), sections 4.4, 4.9 and A.6, whitened; there q(v) is joint over outputs.
     """
 
     weights: Weights = "free"
@@ -169,7 +169,7 @@ class GivenBelow(Rule):
     Raises:
         ValueError: a scale that is not positive, or a site that is not a hidden layer.
 
-    Source: seed 000, section 4.6.
+    Source: Chamberlin (2016), section 4.6.
     """
 
     scale: float = 0.1

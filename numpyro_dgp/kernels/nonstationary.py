@@ -1,6 +1,6 @@
 """S1: kernels of inner products, and white noise.
 
-Source: seed 002, section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
+Source: Salimbeni (2020), section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
 """
 
 from __future__ import annotations

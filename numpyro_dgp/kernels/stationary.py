@@ -2,7 +2,7 @@ r"""S1: stationary kernels, functions of the scaled distance
 
 .. math:: r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
 
-Source: seed 002, section 1.4; spectral densities from the Fourier transform of each profile.
+Source: Salimbeni (2020), section 1.4; spectral densities from the Fourier transform of each profile.
 """
 
 from __future__ import annotations

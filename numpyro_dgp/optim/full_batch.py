@@ -91,7 +91,7 @@ def minimize(
         >>> found.converged, bool(found.losses[-1] < found.losses[0])
         (True, True)
 
-    Source: seed 002, section 3.4.1; seed 000, section 2.5.
+    Source: Salimbeni (2020), section 3.4.1; Chamberlin (2016), section 2.5.
     """
     if method not in _NAMES:
         raise ValueError(f'minimize: expected method "L-BFGS" or "CG", got {method!r}: try "L-BFGS"')

@@ -1,6 +1,6 @@
 """S3: natural gradients for Gaussian posteriors, beside any optax optimiser for the rest.
 
-Source: seed 002, chapter 3.
+Source: Salimbeni (2020), chapter 3.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
         >>> print([f"{float(ramp(t)):.4f}" for t in range(5)])
         ['0.0001', '0.0010', '0.0100', '0.1000', '0.1000']
 
-    Source: seed 002, section 3.4.2.
+    Source: Salimbeni (2020), section 3.4.2.
     """
     for what, value in (("initial", initial), ("final", final), ("steps", steps)):
         _require_positive("log_linear", what, value)
@@ -110,7 +110,7 @@ class NaturalGradient(_NumPyroOptim):
         >>> bool(result.losses[1] < result.losses[0]), NaturalGradient.shortened(result.state)["f"].item()
         (True, 0)
 
-    Source: seed 002, equation 3.10 and section 3.4.
+    Source: Salimbeni (2020), equation 3.10 and section 3.4.
     """
 
     def __init__(

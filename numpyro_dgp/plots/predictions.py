@@ -86,7 +86,7 @@ def density(
     Raises:
         ValueError: shapes that do not fit together.
 
-    Source: seed 002, figure 5.4.
+    Source: Salimbeni (2020), figure 5.4.
     """
     x, y, values = np.asarray(x), np.asarray(y), np.asarray(log_density)
     if values.shape != (len(y), len(x)):
@@ -114,7 +114,7 @@ def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observe
     Raises:
         ValueError: shapes that do not fit together.
 
-    Source: seed 002, figures 5.6 and 5.7.
+    Source: Salimbeni (2020), figures 5.6 and 5.7.
     """
     draws, y, values = np.asarray(draws), np.asarray(y), np.asarray(log_density)
     if draws.ndim != 2 or values.shape != (len(y), draws.shape[1]):

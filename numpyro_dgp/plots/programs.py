@@ -65,7 +65,7 @@ def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_point
     Raises:
         ValueError: a program without layers.
 
-    Source: seed 000, figures 3.5 and 3.7.
+    Source: Chamberlin (2016), figures 3.5 and 3.7.
     """
     found = posterior.layers(key, X, *args)
     if not found:
@@ -125,7 +125,7 @@ def latent_space(
         >>> latent_space(draws, colours=["odd", "even"] * 10).axes[0].get_xlabel()
         'latent 0'
 
-    Source: seed 002, section 4.4 and figure 4.7.
+    Source: Salimbeni (2020), section 4.4 and figure 4.7.
     """
     draws = np.asarray(draws)
     if draws.ndim != 3 or draws.shape[-1] not in (1, 2) or len(draws) < 3:

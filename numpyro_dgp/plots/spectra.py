@@ -58,7 +58,7 @@ def ring_spectra(
         >>> figure.axes[0].get_xlabel()
         'cycles per second'
 
-    Source: seed 004, section 1.3 and equation 1.40.
+    Source: Tebbutt (2016), section 1.3 and equation 1.40.
     """
     if len(ring.sizes) != 1:
         raise ValueError(
