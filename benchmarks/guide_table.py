@@ -34,11 +34,11 @@ from numpyro.infer import MCMC, NUTS, SVI
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G  # noqa: N812
-from numpyro_dgp.collapsed import from_features
-from numpyro_dgp.markov import HiddenLayer, MarkovLayer, markov_bound
-from numpyro_dgp.nested import NestedLayer, nested_bound
+from numpyro_dgp.algebra.whitening import inverse_cholesky
+from numpyro_dgp.bounds.collapsed import from_features
+from numpyro_dgp.bounds.markov_two_layers import HiddenLayer, MarkovLayer, markov_bound
+from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
-from numpyro_dgp.whitening import inverse_cholesky
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import regression

@@ -29,7 +29,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 import numpyro_dgp as dgp
-from numpyro_dgp.spectra import periodised, spectrum
+from numpyro_dgp.rings.spectra import periodised, spectrum
 
 
 def make_models(size: int) -> dict[str, Callable[..., None]]:

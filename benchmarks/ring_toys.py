@@ -28,11 +28,11 @@ import scipy.optimize
 from numpyro.distributions import kl_divergence
 
 import numpyro_dgp as dgp
-from numpyro_dgp.circulant import even_part, hartley
-from numpyro_dgp.ring_beliefs import RingBelief, RingPrior
-from numpyro_dgp.ring_features import RingFeatures
-from numpyro_dgp.spectra import Ring, periodised, spectrum
-from numpyro_dgp.subsampled import Subsampled
+from numpyro_dgp.rings.circulant import even_part, hartley
+from numpyro_dgp.rings.every_pth import Subsampled
+from numpyro_dgp.rings.features import RingFeatures
+from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
+from numpyro_dgp.rings.spectra import Ring, periodised, spectrum
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -1,22 +1,22 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
 from numpyro_dgp import densities, diagnostics, guides, initial, kernels, means, optim, rings
+from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
-from numpyro_dgp.grids import Grid
-from numpyro_dgp.inducing import Points
-from numpyro_dgp.likelihood import Likelihood
-from numpyro_dgp.objectives import ELBO
+from numpyro_dgp.inference.elbo import ELBO
+from numpyro_dgp.inference.fit import fit, load, save
+from numpyro_dgp.inference.fit_stream import fit_stream, minibatch
+from numpyro_dgp.inference.mcmc import NonCentered, for_mcmc
+from numpyro_dgp.inference.sghmc import SGHMC
+from numpyro_dgp.inference.streams import Stream
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.projections import projection
+from numpyro_dgp.model.robustmax import RobustMax
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
-from numpyro_dgp.projections import projection
-from numpyro_dgp.quadrature import GaussHermite, MonteCarlo
-from numpyro_dgp.robustmax import RobustMax
-from numpyro_dgp.sampling import NonCentered, for_mcmc
-from numpyro_dgp.sghmc import SGHMC
-from numpyro_dgp.streaming import fit_stream, minibatch
-from numpyro_dgp.streams import Stream
-from numpyro_dgp.training import fit, load, save
+from numpyro_dgp.representations.grid import Grid
+from numpyro_dgp.representations.inducing import Points
 
 __version__ = "0.1.0"
 

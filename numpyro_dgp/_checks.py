@@ -1,4 +1,4 @@
-"""S0: checks of user input. Each raises ``ValueError``: what was expected, what came, what to try.
+"""Checks of user input. Each raises ``ValueError``: what was expected, what came, what to try.
 
 A check looks at values only when they are concrete. Under ``jit``, ``grad`` or ``vmap`` the values
 are tracers and only shapes are checked, so checking costs nothing in a compiled step.

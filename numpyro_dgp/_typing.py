@@ -1,4 +1,4 @@
-"""S0: the shape alphabet and the one decorator that makes a class a frozen pytree.
+"""The shape alphabet and the one decorator that makes a class a frozen pytree.
 
 One letter, one meaning, in every docstring, equation and test of the package:
 

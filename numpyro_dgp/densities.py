@@ -1,4 +1,4 @@
-r"""S4: predictive densities: the mixture, the kernel density estimate that was published, a test of normality.
+r"""Predictive densities: the mixture, the kernel density estimate that was published, a test of normality.
 
 A program gives a mixture of known densities, whose log density is exact for the draws made. Estimating it again from
 samples of y adds a bias; it is here to reproduce published numbers. Never compare one with the other.

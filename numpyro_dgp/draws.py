@@ -1,4 +1,4 @@
-"""S4: running a program once per draw: blocks of draws, draws of whole functions, whole data only."""
+"""Running a program once per draw: blocks of draws, draws of whole functions, whole data only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.beliefs import FunctionDraw
-from numpyro_dgp.blocks import rows_in_cache
-from numpyro_dgp.guides.sites import Message, refuse_subsampling, site_kind
+from numpyro_dgp.algebra.row_blocks import rows_in_cache
+from numpyro_dgp.model.beliefs import FunctionDraw
+from numpyro_dgp.model.program import Message, refuse_subsampling, site_kind
 
 __all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws"]
 

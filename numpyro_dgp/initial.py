@@ -1,4 +1,4 @@
-"""S2: where to start: standardised data, inducing inputs by k-means, layers that begin as the identity, weights."""
+"""Where to start: standardised data, inducing inputs by k-means, layers that begin as the identity, weights."""
 
 from __future__ import annotations
 

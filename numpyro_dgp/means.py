@@ -1,4 +1,4 @@
-"""S1: mean functions m(x) of a layer: frozen pytrees called on inputs (..., N, D).
+"""Mean functions m(x) of a layer: frozen pytrees called on inputs (..., N, D).
 
 Inner layers want the identity (or its projection): a deep GP with zero mean functions folds its
 inputs on themselves and is the usual reason why "deep is worse than shallow" (Salimbeni, 2020, section 2.2).

@@ -1,4 +1,4 @@
-r"""S4: predictions from a fitted program: mixtures, densities, draws of y and of whole functions.
+r"""Predictions from a fitted program: mixtures, densities, draws of y and of whole functions.
 
 One draw s of everything below the last function gives a density :math:`p_s(y)`. The prediction is the mixture over
 draws, whose mean, variance and log density are
@@ -26,11 +26,11 @@ from numpyro_dgp._checks import require_count, require_finite, require_finite_le
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
-from numpyro_dgp.exact import ExactFunction
 from numpyro_dgp.guides.run import marginal
-from numpyro_dgp.guides.sites import Message, inspect_program, site_kind, unwrap
-from numpyro_dgp.induced import InducedFunction
-from numpyro_dgp.likelihood import Likelihood
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.program import Message, inspect_program, site_kind, unwrap
+from numpyro_dgp.model.random_function import InducedFunction
+from numpyro_dgp.representations.exact import ExactFunction
 
 __all__ = ["Posterior"]
 

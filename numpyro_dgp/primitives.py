@@ -1,4 +1,4 @@
-"""S2: the primitives of a program: ``gp`` opens a layer, ``latent`` adds a latent variable per datum."""
+"""The primitives of a program: ``gp`` opens a layer, ``latent`` adds a latent variable per datum."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpyro
 
 from numpyro_dgp._checks import require_inputs
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.beliefs import StandardNormal
-from numpyro_dgp.exact import ExactFunction
-from numpyro_dgp.functions import SparseFunction
-from numpyro_dgp.grids import Grid
-from numpyro_dgp.inducing import Kernels, Points
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Zero
-from numpyro_dgp.ring_functions import RingFunction
+from numpyro_dgp.model.beliefs import StandardNormal
+from numpyro_dgp.representations.exact import ExactFunction
+from numpyro_dgp.representations.grid import Grid
+from numpyro_dgp.representations.inducing import Kernels, Points
+from numpyro_dgp.representations.points import SparseFunction
+from numpyro_dgp.rings.ring_function import RingFunction
 
 __all__ = ["gp", "latent"]
 

@@ -1,4 +1,4 @@
-"""S4: conformance checks to run on your own kernels, likelihoods and guides, in your own test suite.
+"""Conformance checks to run on your own kernels, likelihoods and guides, in your own test suite.
 
 Each raises ``AssertionError`` that says which promise was broken.
 
@@ -22,10 +22,10 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.kernels import Kernel, as_kernel
-from numpyro_dgp.likelihood import Likelihood
-from numpyro_dgp.objectives import ELBO
-from numpyro_dgp.values import FunctionValues
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.likelihood import Likelihood
 
 __all__ = ["check_guide", "check_kernel", "check_likelihood"]
 

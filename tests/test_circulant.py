@@ -7,9 +7,9 @@ import pytest
 from dense import kl
 
 from numpyro_dgp import kernels as K
-from numpyro_dgp.circulant import Circulant, hartley, kl_between_circulants, kl_dense_to_circulant, sandwich_trace
-from numpyro_dgp.ring_features import RingFeatures, random_waves
-from numpyro_dgp.spectra import NEAR, Ring, components, periodised, spectrum
+from numpyro_dgp.rings.circulant import Circulant, hartley, kl_between_circulants, kl_dense_to_circulant, sandwich_trace
+from numpyro_dgp.rings.features import RingFeatures, random_waves
+from numpyro_dgp.rings.spectra import NEAR, Ring, components, periodised, spectrum
 
 rng = np.random.default_rng(0)
 BLOCKS = [((8,),), ((7,),), ((4, 5),), ((6, 4),), ((2, 3, 4),), ((5,), (4,)), ((3, 3), (6,))]

@@ -12,10 +12,10 @@ import pytest
 from programs import NOISE, X, Y, Z, draws_of_bound, random_params, shallow
 
 import numpyro_dgp as dgp
-from numpyro_dgp import collapsed as C
 from numpyro_dgp import kernels as k
-from numpyro_dgp.linalg import cholesky, matmul
-from numpyro_dgp.whitening import inverse_cholesky
+from numpyro_dgp.algebra.linalg import cholesky, matmul
+from numpyro_dgp.algebra.whitening import inverse_cholesky
+from numpyro_dgp.bounds import collapsed as C
 
 RBF = k.RBF(1.2, 0.7)
 rng = np.random.default_rng(2)

@@ -17,9 +17,9 @@ from programs import NOISE, X, Y, Z, agree, draws_of_bound, random_params, shall
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.beliefs import InducingPrior
-from numpyro_dgp.guides.sites import unwrap
-from numpyro_dgp.values import FunctionValues
+from numpyro_dgp.model.beliefs import InducingPrior
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.program import unwrap
 
 Z2 = jnp.hstack([Z, jnp.cos(5 * Z)])
 RBF = k.RBF(1.2, 0.7)

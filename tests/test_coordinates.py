@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from dense import kl
 
-from numpyro_dgp.coordinates import Coordinates, convert, natural_gradient, natural_step, sample
-from numpyro_dgp.gaussians import kl_between, kl_full
+from numpyro_dgp.algebra.coordinates import Coordinates, convert, natural_gradient, natural_step, sample
+from numpyro_dgp.algebra.gaussians import kl_between, kl_full
 
 ALL = get_args(Coordinates)
 

@@ -10,8 +10,8 @@ from numpyro.infer import Trace_ELBO
 from programs import NOISE, X, Y, Z, agree, bayesian, deep, draws_of_bound, explicit, random_params, shallow
 
 import numpyro_dgp as dgp
-from numpyro_dgp.guides.sites import inspect_program
-from numpyro_dgp.row_dependence import mark, row_dependence
+from numpyro_dgp.algebra.row_dependence import mark, row_dependence
+from numpyro_dgp.model.program import inspect_program
 
 GROUPS = jnp.arange(30) % 7
 

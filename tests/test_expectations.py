@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import numpyro_dgp as dgp
-from numpyro_dgp import blocks
-from numpyro_dgp import expectations as E
 from numpyro_dgp import kernels as k
+from numpyro_dgp.algebra import row_blocks as blocks
+from numpyro_dgp.kernels import psi_statistics as E
 
 rng = np.random.default_rng(0)
 N, M, D = 5, 4, 2

@@ -10,9 +10,9 @@ from dense import kl, log_normal, rbf, svgp
 from numpyro.distributions import kl_divergence
 
 import numpyro_dgp as dgp
-from numpyro_dgp.beliefs import DiagonalBelief, FullBelief
-from numpyro_dgp.functions import SparseFunction
-from numpyro_dgp.values import FunctionValues, JointValues, WhitenedValues
+from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.model.function_values import FunctionValues, JointValues, WhitenedValues
+from numpyro_dgp.representations.points import SparseFunction
 
 rng = np.random.default_rng(0)
 X, Z = rng.normal(size=(7, 2)), rng.normal(size=(4, 2))

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from dense import kl, log_normal
 
-from numpyro_dgp import gaussians
+from numpyro_dgp.algebra import gaussians
 
 
 def random_gaussian(key, n=4):

@@ -13,8 +13,8 @@ from programs import agree, draws_of_bound, random_params
 from scipy.integrate import quad
 
 import numpyro_dgp as dgp
-from numpyro_dgp.copies import CopiedValues
 from numpyro_dgp.guides import Amortised, ImportanceWeighted, InducingPoint, Quadrature
+from numpyro_dgp.model.importance_values import CopiedValues
 
 rng = np.random.default_rng(1)
 X = jnp.array(rng.uniform(-1, 1, size=(6, 1)))
@@ -137,7 +137,7 @@ def test_toy_is_never_above_the_evidence(K, monkeypatch):
     found = draws(toy, guide, params, 20_000, X=jnp.zeros((1, 1)), y=jnp.ones(1))
     assert abs(found.mean() - evidence) < 4 * found.std() / np.sqrt(len(found)) + 1e-6
     if K > 1:
-        monkeypatch.setattr("numpyro_dgp.guides.copies.CopiedValues", lambda values: values)
+        monkeypatch.setattr("numpyro_dgp.guides.importance.CopiedValues", lambda values: values)
         apart = draws(toy, guide, params, 20_000, X=jnp.zeros((1, 1)), y=jnp.ones(1))
         assert apart.mean() > evidence + 4 * apart.std() / np.sqrt(len(apart))
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from programs import sizes
 
-from numpyro_dgp import linalg, whitening
-from numpyro_dgp.blocks import in_blocks
-from numpyro_dgp.distances import squared_distances
-from numpyro_dgp.quadratic import quadratic_forms
+from numpyro_dgp.algebra import linalg, whitening
+from numpyro_dgp.algebra.distances import squared_distances
+from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
+from numpyro_dgp.algebra.row_blocks import in_blocks
 
 
 def test_squared_distances_both_ways(key):

@@ -16,10 +16,10 @@ from programs import X, Y, Z, agree, bound, draws_of_bound, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.coupled import Coupled, Target, expected_product, expected_square
-from numpyro_dgp.markov import HiddenLayer, MarkovLayer, markov_bound
-from numpyro_dgp.quadrature import white_nodes
-from numpyro_dgp.whitening import inverse_cholesky
+from numpyro_dgp.algebra.quadrature import white_nodes
+from numpyro_dgp.algebra.whitening import inverse_cholesky
+from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
+from numpyro_dgp.bounds.markov_two_layers import HiddenLayer, MarkovLayer, markov_bound
 
 NOISE, PROCESS = 0.3, 0.2
 
@@ -413,7 +413,7 @@ def test_outputs_add_up():
 def test_blocks_of_data(monkeypatch):
     hidden, last = some_layers()
     value, slope = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
-    monkeypatch.setattr("numpyro_dgp.blocks._CELLS", 700)
+    monkeypatch.setattr("numpyro_dgp.algebra.row_blocks._CELLS", 700)
     again, same = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
     np.testing.assert_allclose(again, value, rtol=1e-10)
     np.testing.assert_allclose(same.transition, slope.transition, rtol=1e-7, atol=1e-9)

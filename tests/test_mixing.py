@@ -15,8 +15,8 @@ from programs import agree, bound, draws_of_bound, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp.guides.run import marginal
+from numpyro_dgp.model.function_values import FunctionValues, JointValues
 from numpyro_dgp.optim import NaturalGradient
-from numpyro_dgp.values import FunctionValues, JointValues
 
 rng = np.random.default_rng(0)
 X = jnp.array(rng.uniform(-2, 2, size=(12, 1)))

@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from numpyro_dgp import plots
-from numpyro_dgp.spectra import periodised
+from numpyro_dgp.rings.spectra import periodised
 
 rng = np.random.default_rng(0)
 

@@ -12,8 +12,8 @@ from numpyro.infer import Predictive
 from programs import NOISE, X, Y, Z, bayesian, deep, explicit, random_params, shallow
 
 import numpyro_dgp as dgp
-from numpyro_dgp.beliefs import FunctionDraw
 from numpyro_dgp.guides.run import marginal
+from numpyro_dgp.model.beliefs import FunctionDraw
 
 GUIDE = dgp.guides.InducingPoint(deep)
 PARAMS = random_params(deep, GUIDE, X, Y)
@@ -101,7 +101,7 @@ KERNELS = [
 @pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     """Mean and covariance of q(f) over many draws, each with random functions of its own."""
-    from numpyro_dgp.beliefs import FullBelief
+    from numpyro_dgp.model.beliefs import FullBelief
 
     shape = (8,) if outputs is None else (outputs, 8)
     m = 0.7 * jax.random.normal(key, shape)

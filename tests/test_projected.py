@@ -7,11 +7,11 @@ import pytest
 from numpyro.handlers import seed, substitute
 
 import numpyro_dgp as dgp
-from numpyro_dgp.beliefs import FullBelief
-from numpyro_dgp.blocks import rows_in_cache
-from numpyro_dgp.linalg import rows_times
-from numpyro_dgp.projected import belief_moments
-from numpyro_dgp.whitening import inverse_cholesky, relative_change
+from numpyro_dgp.algebra.belief_moments import belief_moments
+from numpyro_dgp.algebra.linalg import rows_times
+from numpyro_dgp.algebra.row_blocks import rows_in_cache
+from numpyro_dgp.algebra.whitening import inverse_cholesky, relative_change
+from numpyro_dgp.model.beliefs import FullBelief
 
 # Few products, which are kept; more rows than numbers in the means; fewer rows than that.
 SHAPES = {"kept": (40, 70, 3), "many rows": (6000, 40, 8), "large matrices": (900, 90, 20)}

@@ -15,12 +15,12 @@ from programs import agree, draws_of_bound, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import testing
-from numpyro_dgp.beliefs import DiagonalBelief, FullBelief
-from numpyro_dgp.circulant import Circulant, even_part, hartley
-from numpyro_dgp.ring_beliefs import RingBelief, RingPrior
-from numpyro_dgp.ring_features import RingFeatures
-from numpyro_dgp.ring_optimum import optimal_gain, optimal_mean
-from numpyro_dgp.spectra import Ring, periodised
+from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.rings.circulant import Circulant, even_part, hartley
+from numpyro_dgp.rings.features import RingFeatures
+from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean
+from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
+from numpyro_dgp.rings.spectra import Ring, periodised
 
 rng = np.random.default_rng(2)
 RBF = dgp.kernels.RBF

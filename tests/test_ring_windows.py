@@ -17,11 +17,11 @@ from programs import sizes
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import testing
-from numpyro_dgp.beliefs import DiagonalBelief
-from numpyro_dgp.circulant import even_part, hartley
-from numpyro_dgp.ring_beliefs import RingBelief, RingPrior
-from numpyro_dgp.ring_features import RingFeatures
-from numpyro_dgp.spectra import Ring, frequencies, periodised
+from numpyro_dgp.model.beliefs import DiagonalBelief
+from numpyro_dgp.rings.circulant import even_part, hartley
+from numpyro_dgp.rings.features import RingFeatures
+from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
+from numpyro_dgp.rings.spectra import Ring, frequencies, periodised
 
 rng = np.random.default_rng(5)
 K = dgp.kernels

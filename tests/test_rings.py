@@ -12,7 +12,7 @@ from numpyro.distributions import CirculantNormal, kl_divergence
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 
 import numpyro_dgp as dgp
-from numpyro_dgp.spectra import Ring, periodised
+from numpyro_dgp.rings.spectra import Ring, periodised
 
 rng = np.random.default_rng(1)
 KERNEL = dgp.kernels.RBF(1.2, 1.1)

@@ -7,9 +7,9 @@ import pytest
 from dense import kl, log_normal, titsias
 
 import numpyro_dgp as dgp
-from numpyro_dgp.circulant import hartley
-from numpyro_dgp.spectra import Ring, periodised, spectrum
-from numpyro_dgp.subsampled import Subsampled
+from numpyro_dgp.rings.circulant import hartley
+from numpyro_dgp.rings.every_pth import Subsampled
+from numpyro_dgp.rings.spectra import Ring, periodised, spectrum
 
 rng = np.random.default_rng(3)
 CASES = {

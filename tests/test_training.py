@@ -63,7 +63,7 @@ class Interrupted(Exception):
 
 
 def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_path, monkeypatch):
-    from numpyro_dgp import training
+    from numpyro_dgp.inference import fit as training
 
     whole = fit(make(), 250, X, Y)
     file, writes = tmp_path / "fit.npz", []

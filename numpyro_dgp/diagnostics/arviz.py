@@ -1,4 +1,4 @@
-"""S4: fits and chains as ArviZ sees them."""
+"""Fits and chains as ArviZ sees them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from numpyro.infer import MCMC
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.diagnostics.program import Structure, structure
+from numpyro_dgp.diagnostics.local_sites import Structure, structure
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
+from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.predict import Posterior
-from numpyro_dgp.training import split_arguments
 
 if TYPE_CHECKING:
     from xarray import DataTree

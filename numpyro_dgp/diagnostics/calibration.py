@@ -1,4 +1,4 @@
-r"""S4: calibration: do intervals cover what they claim, on held-out data and on data from the program itself?"""
+r"""Calibration: do intervals cover what they claim, on held-out data and on data from the program itself?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.guides import Guide
-from numpyro_dgp.objectives import ELBO
+from numpyro_dgp.inference.elbo import ELBO
 
 __all__ = ["Coverage", "Simulated", "coverage", "pit", "uniformity", "vsbc"]
 

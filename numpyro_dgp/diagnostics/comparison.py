@@ -1,4 +1,4 @@
-"""S4: several posteriors of one program side by side."""
+"""Several posteriors of one program side by side."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.ratios import over_draws
 from numpyro_dgp.diagnostics.reliability import khat, loo
 from numpyro_dgp.guides import Guide
-from numpyro_dgp.objectives import ELBO
+from numpyro_dgp.inference.elbo import ELBO
+from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.predict import Posterior
-from numpyro_dgp.training import fit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

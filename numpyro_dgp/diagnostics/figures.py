@@ -1,4 +1,4 @@
-"""S4: figures of diagnostics. It needs matplotlib."""
+"""Figures of diagnostics. It needs matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""S4: log p - log q of draws from a posterior, with the variables of single data integrated out.
+r"""Log p - log q of draws from a posterior, with the variables of single data integrated out.
 
 A draw s of the *global* sites :math:`\theta` (hyperparameters, inducing values) leaves the data independent. The
 variables :math:`z_n` of one datum (latents, values of hidden layers) are drawn K times more, given s, which makes
@@ -23,13 +23,13 @@ from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.densities import log_mean_exp
-from numpyro_dgp.diagnostics.program import Structure, is_value, structure, traces
-from numpyro_dgp.guides.copies import Trace, log_prob
-from numpyro_dgp.guides.sites import Message, unwrap
-from numpyro_dgp.likelihood import Likelihood
+from numpyro_dgp.diagnostics.local_sites import Structure, is_value, structure, traces
+from numpyro_dgp.guides.importance import Trace, log_prob
+from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.model.function_values import Propagated
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.program import Message, unwrap
 from numpyro_dgp.predict import Posterior
-from numpyro_dgp.training import split_arguments
-from numpyro_dgp.values import Propagated
 
 __all__ = ["Draws", "draw", "over_draws", "prior"]
 

@@ -1,4 +1,4 @@
-r"""S4: how far a posterior can be trusted: Pareto's k of importance weights, and leave-one-out scores.
+r"""How far a posterior can be trusted: Pareto's k of importance weights, and leave-one-out scores.
 
 Importance weights :math:`r_s = p(\theta_s, y) / q(\theta_s)` of draws :math:`\theta_s \sim q` would turn q into the
 posterior. Their largest values follow a generalised Pareto distribution, and its shape :math:`\hat k` says how many

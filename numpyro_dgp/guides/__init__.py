@@ -1,11 +1,11 @@
 """Guides: variational posteriors over the sites of a program, built from rules."""
 
-from numpyro_dgp.guides.collapsed import Collapsed
+from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.guides.latents import Amortised, Quadrature
-from numpyro_dgp.guides.markov import MarkovInducing
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
-from numpyro_dgp.guides.ring_rules import (
+from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
+from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
+from numpyro_dgp.guides.rules.ring_families import (
     Circulant,
     ScaledCirculant,
     ScaledPrior,
@@ -13,7 +13,7 @@ from numpyro_dgp.guides.ring_rules import (
     SiteDiagonal,
     WhitenedSites,
 )
-from numpyro_dgp.guides.rules import (
+from numpyro_dgp.guides.rules.rules import (
     Delta,
     Diagonal,
     Full,
@@ -24,7 +24,7 @@ from numpyro_dgp.guides.rules import (
     Rule,
     Site,
 )
-from numpyro_dgp.guides.structured import GivenBelow, GivenInducing, JointOutputs
+from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
     "Amortised",

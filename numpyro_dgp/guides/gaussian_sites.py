@@ -1,4 +1,4 @@
-"""S3: which posteriors of a guide are Gaussian, and where their numbers are: what natural gradients need to know."""
+"""Which posteriors of a guide are Gaussian, and where their numbers are: what natural gradients need to know."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.guides.sites import inspect_program, site_kind, structure
+from numpyro_dgp.model.program import inspect_program, site_kind, structure
 
 __all__ = ["GaussianSite", "gaussian_sites"]
 

@@ -1,4 +1,4 @@
-"""S3: a guide is the model's own program, run under a handler that replaces distributions.
+"""A guide is the model's own program, run under a handler that replaces distributions.
 
 Because the handler meets a site where it happens, a rule sees everything drawn before it: the function, its
 inputs, the layer below. Structured posteriors are therefore rules, not model classes.
@@ -20,11 +20,11 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.latents import Quadrature
-from numpyro_dgp.guides.replace import Replace
-from numpyro_dgp.guides.rules import Rule
+from numpyro_dgp.guides.handler import Replace
+from numpyro_dgp.guides.rules.latents import Quadrature
+from numpyro_dgp.guides.rules.rules import Rule
 from numpyro_dgp.guides.run import marginal, resample, run
-from numpyro_dgp.guides.sites import (
+from numpyro_dgp.model.program import (
     Message,
     full_plates,
     site_kind,

@@ -1,4 +1,4 @@
-"""S3: named guides, each a choice of rules."""
+"""Named guides, each a choice of rules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.guides.rules import Delta, Diagonal, Full, Normal, Propagate, Rule
+from numpyro_dgp.guides.rules.rules import Delta, Diagonal, Full, Normal, Propagate, Rule
 
 __all__ = ["ImportanceWeighted", "InducingPoint", "MeanField"]
 

@@ -1,4 +1,4 @@
-"""S3: one run of a guide and of the model that takes its values, in marginal mode: what a bound is computed from."""
+"""One run of a guide and of the model that takes its values, in marginal mode: what a bound is computed from."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.beliefs import Belief
-from numpyro_dgp.guides.copies import Copies, Trace, Weighted, weighted
-from numpyro_dgp.guides.sites import Message, Program, inspect_program, unwrap
+from numpyro_dgp.guides.importance import Copies, Trace, Weighted, weighted
+from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.program import Message, Program, inspect_program, unwrap
 
 __all__ = ["Run", "marginal", "mutable", "resample", "run"]
 
@@ -24,7 +24,7 @@ class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     the belief itself instead of a draw from it, and integrates it out.
 
     Values that others follow are drawn, and so are those of a function of which some density sees several rows
-    together (:mod:`numpyro_dgp.guides.coupling`).
+    together (:mod:`numpyro_dgp.model.coupling`).
 
     Args:
         fn: the guide.

@@ -1,4 +1,4 @@
-"""S1: what a kernel is. An author writes ``evaluate`` and ``diagonal``; the checks come free."""
+"""What a kernel is. An author writes ``evaluate`` and ``diagonal``; the checks come free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_inputs, require_positive, require_scalar
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
-from numpyro_dgp.linalg import set_diagonal
+from numpyro_dgp.algebra.linalg import set_diagonal
 
 __all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel"]
 

@@ -1,4 +1,4 @@
-"""S1: kernels of inner products, and white noise.
+"""Kernels of inner products, and white noise.
 
 Source: Salimbeni (2020), section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
 """
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.linalg import matmul
 
 __all__ = ["ArcCosine", "Linear", "Polynomial", "White"]
 

@@ -1,4 +1,4 @@
-r"""S1: stationary kernels, functions of the scaled distance
+r"""Stationary kernels, functions of the scaled distance
 
 .. math:: r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
 
@@ -15,9 +15,9 @@ from jax.scipy.special import gammaln
 
 from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
-from numpyro_dgp.distances import squared_distances
+from numpyro_dgp.algebra.distances import squared_distances
+from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.linalg import safe_sqrt
 
 __all__ = ["RBF", "Cosine", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic"]
 

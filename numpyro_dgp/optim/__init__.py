@@ -1,4 +1,4 @@
-"""S3: optimisers: natural gradients for Gaussian posteriors, quasi-Newton methods for bounds over all data."""
+"""Optimisers: natural gradients for Gaussian posteriors, quasi-Newton methods for bounds over all data."""
 
 from numpyro_dgp.optim.full_batch import Minimum, minimize
 from numpyro_dgp.optim.natural import NaturalGradient, log_linear

@@ -1,4 +1,4 @@
-"""S3: L-BFGS and non-linear conjugate gradients for bounds over all data, by SciPy."""
+"""L-BFGS and non-linear conjugate gradients for bounds over all data, by SciPy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from numpyro.infer import SVI
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.sites import Message, refuse_subsampling
-from numpyro_dgp.training import split_arguments
+from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.model.program import Message, refuse_subsampling
 
 __all__ = ["Minimum", "minimize"]
 

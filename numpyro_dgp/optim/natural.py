@@ -1,4 +1,4 @@
-"""S3: natural gradients for Gaussian posteriors, beside any optax optimiser for the rest.
+"""Natural gradients for Gaussian posteriors, beside any optax optimiser for the rest.
 
 Source: Salimbeni (2020), chapter 3.
 """
@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.coordinates import Coordinates, Pair, natural_step, require_coordinates
+from numpyro_dgp.algebra.coordinates import Coordinates, Pair, natural_step, require_coordinates
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.guides.gaussian_sites import GaussianSite, gaussian_sites
 
@@ -87,7 +87,7 @@ class NaturalGradient(_NumPyroOptim):
         optimizer: an optax optimiser for all other parameters.
         sites: ``"last"`` for the inducing values (or exact values) of layers that a likelihood sees, ``"all"``
             for all inducing, exact and hidden values and latents with Gaussian posteriors, or names of sites.
-        coordinates: in which the step is straight, see :mod:`numpyro_dgp.coordinates`.
+        coordinates: in which the step is straight, see :mod:`numpyro_dgp.algebra.coordinates`.
 
     Raises:
         ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates;

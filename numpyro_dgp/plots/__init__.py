@@ -1,10 +1,10 @@
-"""S4: figures of a fitted program. Import it by name, ``from numpyro_dgp import plots``: it needs matplotlib.
+"""Figures of a fitted program. Import it by name, ``from numpyro_dgp import plots``: it needs matplotlib.
 
 Every function returns the figure, or draws into ``ax`` where one is given.
 """
 
 from numpyro_dgp.plots.predictions import density, fit, marginals, observed
 from numpyro_dgp.plots.programs import bounds, latent_space, layers
-from numpyro_dgp.plots.spectra import ring_spectra
+from numpyro_dgp.plots.ring_spectra import ring_spectra
 
 __all__ = ["bounds", "density", "fit", "latent_space", "layers", "marginals", "observed", "ring_spectra"]

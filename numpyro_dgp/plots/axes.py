@@ -1,4 +1,4 @@
-"""S4: what the figures share: axes to draw into, their figure, a mean with its band."""
+"""What the figures share: axes to draw into, their figure, a mean with its band."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S4: figures of predictions: functions of one input, observed against predicted, densities."""
+"""Figures of predictions: functions of one input, observed against predicted, densities."""
 
 from __future__ import annotations
 

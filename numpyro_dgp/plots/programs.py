@@ -1,4 +1,4 @@
-"""S4: figures of a fitted program: the trace of its bound, its layers, its latents."""
+"""Figures of a fitted program: the trace of its bound, its layers, its latents."""
 
 from __future__ import annotations
 

@@ -1,0 +1,152 @@
+r"""Means and variances of many inputs under a Gaussian over inducing values, with a derivative that leaves out the
+products that cancel.
+
+With rows :math:`a_n = W k_n`, W the whitening matrix and :math:`k_n = k(Z, x_n)`, an input needs
+
+.. math:: \mu_{np} = m_p^\top a_n, \qquad e_n = a_n^\top a_n, \qquad g_{np} = a_n^\top (S_p - I)\, a_n .
+
+Its variance is :math:`k(x_n, x_n) + g_{np}`. Backwards, autodiff makes the derivative by the rows a, and from it those
+by k and by W, one product of N rows each. Neither is needed: with weights :math:`w_{np}` on g and the derivative by S,
+:math:`G_p = \sum_n w_{np} a_n a_n^\top`, the terms of g are
+
+.. math:: \bar k_n = 2 \sum_p w_{np} (T_p W)^\top a_n, \qquad \bar W W^\top = 2 \sum_p T_p G_p, \qquad T_p = S_p - I .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import fused, matmul, rows_times
+from numpyro_dgp.algebra.quadratic_forms import (
+    Columns,
+    Rows,
+    column_sums,
+    columns,
+    forms_backward,
+    forms_forward,
+    forms_of_columns,
+    keeps_products,
+    pull_back,
+    quadratic_forms,
+    rows_of_blocks,
+    symmetric,
+    weighted_rows,
+)
+
+__all__ = ["ROWS", "belief_moments"]
+
+# The name of the rows a among what a checkpoint may keep.
+ROWS = "whitened rows"
+
+_Moments = tuple[Array, Array, Array]
+
+
+def belief_moments(rows: int, change: Array, whiten: Array, loc: Array, T: Array) -> Callable[[Array], _Moments]:
+    """The three moments above, (N, P), (N,) and (N, P), as a function of the covariances k (N, M) of N inputs.
+
+    Args:
+        rows: N of every call. Where it is large, what does not depend on the inputs is computed here, once.
+        change: zeros (M, M), see :func:`~numpyro_dgp.algebra.whitening.relative_change`, with the derivative that W
+            lacks.
+        whiten: W (M, M), held.
+        loc: means m (P, M).
+        T: S - I, symmetric (P, M, M).
+    """
+    if keeps_products(rows, T):
+        return partial(_few, change, whiten, loc, T)
+    pulled = rows_of_blocks(matmul(*jax.lax.stop_gradient((T, whiten))))
+    return partial(_many, change, whiten, *_prepared(change, loc, T), pulled)
+
+
+def _whitened(whiten: Array, cross: Array) -> Array:
+    return checkpoint_name(rows_times(cross, whiten.T), ROWS)
+
+
+def _moments(A: Array, loc: Array, gain: Array) -> _Moments:
+    return A @ loc.T, jnp.square(A).sum(-1), gain
+
+
+@jax.custom_vjp
+@fused
+def _few(change: Array, whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
+    """The moments of so few inputs that the products T_p a_n are kept, and with them the derivative by a is cheap."""
+    A = _whitened(whiten, cross)
+    return _moments(A, loc, quadratic_forms(T, A))
+
+
+def _few_forward(change: Array, whiten: Array, loc: Array, T: Array, cross: Array) -> tuple[_Moments, tuple]:
+    A = _whitened(whiten, cross)
+    gain, forms = forms_forward(T, A)
+    return _moments(A, loc, gain), (whiten, loc, forms)
+
+
+def _few_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, Array, Array]:
+    whiten, loc, forms = kept
+    A, (by_mean, by_explained, by_gain) = forms[1], weights
+    by_T, by_rows = forms_backward(forms, by_gain)
+    by_rows = by_rows + matmul(by_mean, loc) + 2 * by_explained[:, None] * A
+    return matmul(by_rows.T, A), None, by_mean.T @ A, by_T, rows_times(by_rows, whiten)
+
+
+_few.defvjp(_few_forward, _few_backward)
+
+
+@jax.custom_vjp
+@fused
+def _prepared(change: Array, loc: Array, T: Array) -> tuple[Array, Columns]:
+    """m, and T in columns. Backwards, their derivatives have all that ``change`` gets through means and gains."""
+    return loc, columns(T)
+
+
+def _prepared_forward(change: Array, loc: Array, T: Array) -> tuple[tuple[Array, Columns], tuple[Array, Array]]:
+    return _prepared(change, loc, T), (loc, T)
+
+
+def _prepared_backward(kept: tuple[Array, Array], found: tuple[Array, Columns]) -> tuple[Array, Array, Array]:
+    (loc, T), (by_loc, sums) = kept, found
+    by_T = symmetric(sums, len(T))
+    return matmul(loc.T, by_loc) + 2 * jnp.einsum("pij,pjk->ik", T, by_T), by_loc, by_T
+
+
+_prepared.defvjp(_prepared_forward, _prepared_backward)
+
+
+@jax.custom_vjp
+@fused
+def _many(change: Array, whiten: Array, loc: Array, T: Columns, pulled: Rows, cross: Array) -> _Moments:
+    """The moments of many inputs; T comes from :func:`_prepared`, ``pulled`` is T W."""
+    return _many_forward(change, whiten, loc, T, pulled, cross)[0]
+
+
+def _many_forward(
+    change: Array, whiten: Array, loc: Array, T: Columns, pulled: Rows, cross: Array
+) -> tuple[_Moments, tuple]:
+    A = _whitened(whiten, cross)
+    return _moments(A, loc, forms_of_columns(A, T, len(loc))), (whiten, loc, pulled, A)
+
+
+def _many_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, Columns, None, Array]:
+    whiten, loc, pulled, A = kept
+    by_mean, by_explained, by_gain = weights
+    weighted = weighted_rows(A, by_gain)
+    by_cross = 2 * pull_back(weighted, pulled) + matmul(by_mean, matmul(loc, whiten))
+
+    def explained(by_cross: Array) -> tuple[Array, Array]:
+        rows = 2 * by_explained[:, None] * A
+        return matmul(rows.T, A), by_cross + matmul(rows, whiten)
+
+    def unused(by_cross: Array) -> tuple[Array, Array]:
+        return jnp.zeros_like(whiten), by_cross
+
+    # Nothing where only the variance is used, which is always so but for a bound that treats its parts apart.
+    change, by_cross = jax.lax.cond((by_explained != 0).any(), explained, unused, by_cross)
+    return change, None, by_mean.T @ A, column_sums(A, weighted), None, by_cross
+
+
+_many.defvjp(_many_forward, _many_backward)

@@ -1,0 +1,176 @@
+"""The linear algebra under every layer: jitter, Cholesky, triangular solves.
+
+The jitter policy lives here and nowhere else. A Gram matrix ``K`` of ``M`` inputs gets
+``jitter(dtype, M) * mean(diag K)`` on its diagonal: relative to the kernel variance, and just above
+what rounding does to the smallest eigenvalue (``docs/numerics.md`` has the measurements).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+
+__all__ = [
+    "checked_factor",
+    "cholesky",
+    "computed_once",
+    "conditional_cholesky",
+    "fused",
+    "jitter",
+    "matmul",
+    "rows_times",
+    "safe_sqrt",
+    "set_diagonal",
+    "solve_lower",
+    "times_transpose",
+    "with_jitter",
+]
+
+# Outside a compiled program these run as one program each, not as dozens; inside one they leave no trace.
+fused = partial(jax.jit, inline=True)
+# Columns up to which a product with the identity costs next to nothing.
+_NARROW = 128
+# Rows of a product that may wait for one thread.
+_ONE_THREAD = range(700, 1800)
+
+
+def jitter(dtype: jnp.dtype, size: int) -> float:
+    r"""Relative diagonal jitter for a Gram matrix of ``size`` inputs: :math:`\max(2 M \epsilon, 10^{-10})`.
+
+    Example:
+        >>> f"{jitter(jnp.float32, 100):.1e} {jitter(jnp.float64, 100):.1e}"
+        '2.4e-05 1.0e-10'
+    """
+    return max(2 * size * float(jnp.finfo(dtype).eps), 1e-10)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """``a @ b`` in full precision: never TF32 or bfloat16 passes, which break Gram matrices."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+@fused
+def computed_once(x: Array) -> Array:
+    """``x`` (..., P) as a product with the identity.
+
+    XLA computes a cheap expression again in whatever it fuses it with, and keeps what it needs for that; it does not
+    fuse products. Wide ones are left as they are, because the product would cost more.
+    """
+    if x.ndim == 0 or x.shape[-1] > _NARROW:
+        return x
+    return matmul(x, jnp.eye(x.shape[-1], dtype=x.dtype))
+
+
+def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Array:
+    """``A @ B`` for many rows A (N, K).
+
+    XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
+    two (docs/performance.md).
+    """
+    if len(A) % 2 or len(A) not in _ONE_THREAD:
+        return jnp.matmul(A, B, precision=precision)
+    halves = A.reshape(2, -1, A.shape[1])
+    return jnp.matmul(halves, jnp.broadcast_to(B, (2, *B.shape)), precision=precision).reshape(len(A), -1)
+
+
+@fused
+def safe_sqrt(x: Array) -> Array:
+    """Square root of ``max(x, 0)`` whose derivative at zero is zero instead of infinite."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
+
+
+@fused
+def set_diagonal(K: Array, diagonal: Array) -> Array:
+    """``K`` of shape (..., N, N) with its diagonal replaced by ``diagonal`` of shape (..., N)."""
+    index = jnp.arange(K.shape[-1])
+    return K.at[..., index, index].set(diagonal)
+
+
+def cholesky(K: Array, owner: str = "K") -> Array:
+    r"""Lower Cholesky factor of :math:`K + \mathrm{jitter}\cdot\overline{\mathrm{diag}\,K}\, I`.
+
+    Args:
+        K: symmetric positive semi-definite (..., M, M).
+        owner: whose matrix it is, for the error message.
+
+    Raises:
+        ValueError: the factorisation failed (only detectable outside ``jit``; inside, the factor
+            is NaN and so is every quantity that follows, see ``dgp.fit``).
+    """
+    return checked_factor(jnp.linalg.cholesky(with_jitter(K)), owner)
+
+
+@fused
+def with_jitter(K: Array) -> Array:
+    """K with the jitter of its size and dtype on its diagonal."""
+    size = K.shape[-1]
+    nugget = jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
+    return K + nugget[..., None, None] * jnp.eye(size, dtype=K.dtype)
+
+
+def checked_factor(factor: Array, owner: str) -> Array:
+    """``factor``, unless it is not finite and known: an error that names the owner of the matrix."""
+    if is_concrete(factor) and not np.isfinite(np.asarray(factor)).all():
+        raise ValueError(
+            f"Cholesky factorisation of {owner} failed: expected a positive definite matrix, got one of size "
+            f"{factor.shape[-1]} that is not (dtype {factor.dtype}), which usually means nearly identical inducing "
+            "inputs, a very long lengthscale, or NaN hyperparameters: use fewer inducing inputs, spread them "
+            "out, bound the lengthscale by a prior, or run in float64"
+        )
+    return factor
+
+
+def conditional_cholesky(C: Array, scale: Array) -> Array:
+    r"""Lower factors of :math:`C + \epsilon\, \mathrm{diag}(s)`, C a prior covariance less what is explained.
+
+    Rounding of the difference is relative to the prior variances s, not to C. The :math:`\epsilon` of every matrix is
+    the first of :func:`jitter`, ten times that, and so on, with which the factorisation succeeds; in double precision,
+    and nearly always in single, that is the first.
+
+    Args:
+        C: symmetric matrices (..., M, M), positive semi-definite but for rounding.
+        scale: prior variances s (..., M).
+    """
+    size = C.shape[-1]
+    nugget = scale[..., None] * jnp.eye(size, dtype=C.dtype)
+    least = jitter(C.dtype, max(size, 100))
+
+    def fails(epsilon: Array) -> Array:
+        factors = jnp.linalg.cholesky(jax.lax.stop_gradient(C + epsilon[..., None, None] * nugget))
+        return jnp.isnan(factors).any((-2, -1)) & (epsilon < 0.1)
+
+    start = jnp.full(C.shape[:-2], least, C.dtype)
+    epsilon, _ = jax.lax.while_loop(
+        lambda state: state[1].any(),
+        lambda state: (e := jnp.where(state[1], 10 * state[0], state[0]), fails(e)),
+        (start, fails(start)),
+    )
+    return jnp.linalg.cholesky(C + epsilon[..., None, None] * nugget)
+
+
+@jax.custom_jvp
+def times_transpose(L: Array) -> Array:
+    r""":math:`L L^\top` of matrices (..., M, K)."""
+    return matmul(L, L.mT)
+
+
+@times_transpose.defjvp
+def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # One product, where autodiff makes two: its transpose is (dS + dS') L.
+    half = matmul(tangents[0], primals[0].mT)
+    return times_transpose(primals[0]), half + half.mT
+
+
+def solve_lower(L: Array, B: Array, *, transpose: bool = False) -> Array:
+    """``L^{-1} B`` (or ``L^{-T} B``) for lower triangular ``L`` (..., M, M) and ``B`` (..., M, N)."""
+    batch = jnp.broadcast_shapes(L.shape[:-2], B.shape[:-2])
+    L = jnp.broadcast_to(L, batch + L.shape[-2:])
+    B = jnp.broadcast_to(B, batch + B.shape[-2:])
+    return jax.lax.linalg.triangular_solve(L, B, left_side=True, lower=True, transpose_a=transpose)

@@ -1,0 +1,138 @@
+"""The algebra of covariances that coordinates of Gaussians are written in, for matrices and for single numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.algebra.whitening import inverse_factor, inverse_lower
+
+__all__ = ["Dense", "Diagonal"]
+
+
+def _divided_difference(a: Array, b: Array) -> Array:
+    r""":math:`(e^a - e^b) / (a - b)`, also where a = b."""
+    half = 0.5 * (a - b)
+    small = jnp.abs(half) < 1e-4
+    ratio = jnp.where(small, 1 + jnp.square(half) / 6, jnp.sinh(half) / jnp.where(small, 1, half))
+    return jnp.exp(0.5 * (a + b)) * ratio
+
+
+def _at_least_rounding(values: Array) -> Array:
+    """Eigenvalues of a positive-definite matrix: those below what rounding makes of the largest are set to that."""
+    return jnp.maximum(values, jnp.finfo(values.dtype).eps * values[..., -1:])
+
+
+def _spectral(
+    function: Callable[[Array], Array],
+    slopes: Callable[[Array, Array], Array],
+    clip: Callable[[Array], Array] = lambda values: values,
+) -> Callable[[Array], Array]:
+    """A function of symmetric matrices through their eigenvalues, with its derivative by divided differences
+    (Daleckii and Krein), which stays finite where eigenvalues coincide, as at the prior."""
+
+    def decompose(A: Array) -> tuple[Array, Array]:
+        values, vectors = jnp.linalg.eigh(A)
+        return clip(values), vectors
+
+    @jax.custom_jvp
+    def apply(A: Array) -> Array:
+        values, vectors = decompose(A)
+        return matmul(vectors * function(values)[..., None, :], vectors.mT)
+
+    @apply.defjvp
+    def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+        values, vectors = decompose(primals[0])
+        inner = matmul(matmul(vectors.mT, tangents[0]), vectors)
+        inner = inner * slopes(values[..., :, None], values[..., None, :])
+        value = matmul(vectors * function(values)[..., None, :], vectors.mT)
+        return value, matmul(matmul(vectors, inner), vectors.mT)
+
+    return apply
+
+
+class Dense:
+    """What the conversions need of matrices (..., n, n) and vectors (..., n)."""
+
+    exp = staticmethod(_spectral(jnp.exp, _divided_difference))
+    log = staticmethod(
+        _spectral(jnp.log, lambda a, b: 1 / _divided_difference(jnp.log(a), jnp.log(b)), _at_least_rounding)
+    )
+    root = staticmethod(jnp.linalg.cholesky)
+    product = staticmethod(matmul)
+
+    @staticmethod
+    def gram(L: Array) -> Array:
+        return matmul(L, L.mT)
+
+    @staticmethod
+    def transpose(L: Array) -> Array:
+        return L.mT
+
+    @staticmethod
+    def outer(m: Array) -> Array:
+        return m[..., :, None] * m[..., None, :]
+
+    @staticmethod
+    def apply(A: Array, m: Array) -> Array:
+        return (A @ m[..., None])[..., 0]
+
+    @staticmethod
+    def inverse(L: Array) -> Array:
+        """Of a triangular factor."""
+        return inverse_lower(L)
+
+    @staticmethod
+    def inverse_root(P: Array) -> Array:
+        """Lower triangular L, L L' = P^-1: with P turned round, its inverse factor is L turned round and transposed."""
+        return jnp.flip(inverse_factor(jnp.flip(0.5 * (P + P.mT), (-2, -1))), (-2, -1)).mT
+
+    @staticmethod
+    def slope_of_gram(L: Array, slope: Array) -> Array:
+        """From the derivative by L to that by V at V = I, where S = L V L'."""
+        inner = jnp.tril(matmul(L.mT, slope))
+        return 0.5 * (inner + jnp.tril(inner, -1).mT)
+
+    @staticmethod
+    def like_identity(value: float, L: Array) -> Array:
+        return jnp.broadcast_to(value * jnp.eye(L.shape[-1], dtype=L.dtype), L.shape)
+
+    @staticmethod
+    def positive(L: Array) -> Array:
+        """The factor of L L' with a positive diagonal."""
+        L = jnp.tril(L)
+        return L * jnp.sign(jnp.diagonal(L, axis1=-2, axis2=-1))[..., None, :]
+
+
+class Diagonal:
+    """The same for standard deviations (..., n), number by number."""
+
+    exp = staticmethod(jnp.exp)
+    log = staticmethod(jnp.log)
+    root = staticmethod(jnp.sqrt)
+    gram = staticmethod(jnp.square)
+    outer = staticmethod(jnp.square)
+    apply = staticmethod(jnp.multiply)
+    inverse = staticmethod(jnp.reciprocal)
+    positive = staticmethod(jnp.abs)
+    product = staticmethod(jnp.multiply)
+
+    @staticmethod
+    def slope_of_gram(s: Array, slope: Array) -> Array:
+        return 0.5 * s * slope
+
+    @staticmethod
+    def like_identity(value: float, s: Array) -> Array:
+        return jnp.full_like(s, value)
+
+    @staticmethod
+    def transpose(s: Array) -> Array:
+        return s
+
+    @staticmethod
+    def inverse_root(P: Array) -> Array:
+        return jax.lax.rsqrt(P)

@@ -1,0 +1,146 @@
+"""Whitening matrices, the inverses of Cholesky factors, and their derivatives."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import checked_factor, fused, matmul, with_jitter
+
+__all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "relative_change", "resolved"]
+
+# Up to this size a triangular solve stays on the thread that calls it.
+_SMALL_SOLVE = 25
+# From this many matrices of at most that size on, LAPACK, which takes them one by one, is left aside: products over all
+# of them at once, down to blocks of the second size, are faster.
+_MANY, _LEAF = 8, 4
+# Error in the precision of one whitened direction, prior precision one, that rounding may make.
+_ROUNDING = 0.1
+
+
+def _halves(A: Array, B: Array, C: Array) -> Array:
+    """[A 0; B C]."""
+    zeros = jnp.zeros((*A.shape[:-1], C.shape[-1]), A.dtype)
+    return jnp.concatenate([jnp.concatenate([A, zeros], -1), jnp.concatenate([B, C], -1)], -2)
+
+
+@fused
+def inverse_lower(L: Array) -> Array:
+    """Inverse of lower triangular matrices by halves: inv [A 0; B C] = [A' 0; -C' B A', C'] with A', C' inverses.
+
+    Only small blocks meet LAPACK's triangular solve. Larger ones wake the threads of OpenBLAS, which then spin
+    on the cores that XLA needs: a third of a training step (docs/performance.md).
+    """
+    size = L.shape[-1]
+    if size <= _SMALL_SOLVE:
+        eye = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
+        return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
+    half = size // 2
+    A, C = inverse_lower(L[..., :half, :half]), inverse_lower(L[..., half:, half:])
+    return _halves(A, -matmul(C, matmul(L[..., half:, :half], A)), C)
+
+
+def _inverse_factor_of_many(K: Array) -> Array:
+    """Factorisation and inverse by halves in one, with the names of :func:`inverse_lower`."""
+    size = K.shape[-1]
+    if size <= _LEAF:
+        return _inverse_factor_by_rows(K)
+    half = size // 2
+    A = _inverse_factor_of_many(K[..., :half, :half])
+    B = matmul(K[..., half:, :half], A.mT)
+    C = _inverse_factor_of_many(K[..., half:, half:] - matmul(B, B.mT))
+    return _halves(A, -matmul(C, matmul(B, A)), C)
+
+
+def _inverse_factor_by_rows(K: Array) -> Array:
+    """The same for a few rows: Cholesky's recursion number by number, for all matrices at once."""
+    L: dict[tuple[int, int], Array] = {}
+    rows: list[Array] = []
+    for i, row in enumerate(jnp.eye(K.shape[-1], dtype=K.dtype)):
+        pivot = K[..., i, i]
+        for j in range(i):
+            known = sum((L[i, k] * L[j, k] for k in range(j)), jnp.zeros_like(pivot))
+            L[i, j] = (K[..., i, j] - known) / L[j, j]
+            pivot = pivot - jnp.square(L[i, j])
+            row = row - L[i, j][..., None] * rows[j]
+        L[i, i] = jnp.sqrt(pivot)
+        rows.append(row / L[i, i][..., None])
+    return jnp.stack(rows, -2)
+
+
+@jax.custom_jvp
+@fused
+def inverse_factor(K: Array) -> Array:
+    r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; not finite where K is not positive definite."""
+    if K.shape[-1] <= _SMALL_SOLVE and math.prod(K.shape[:-2]) >= _MANY:
+        return _inverse_factor_of_many(K)
+    return inverse_lower(jnp.linalg.cholesky(K))
+
+
+@inverse_factor.defjvp
+def inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    W = inverse_factor(primals[0])
+    return W, matmul(_relative_change(W, tangents[0]), W)
+
+
+def _relative_change(W: Array, dK: Array) -> Array:
+    # With W = L^{-1}: dL = L Phi(W dK W'), hence dW = -Phi(W dK W') W, where Phi halves the diagonal of the
+    # lower triangle. Products only, where differentiating through the factorisation costs triangular solves.
+    inner = jnp.tril(matmul(matmul(W, dK), W.mT))
+    return 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype) - inner
+
+
+@jax.custom_jvp
+def _no_change(K: Array, whiten: Array) -> Array:
+    return jnp.zeros_like(whiten)
+
+
+@_no_change.defjvp
+def _no_change_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    return _no_change(*primals), _relative_change(primals[1], tangents[0])
+
+
+def relative_change(K: Array, whiten: Array) -> Array:
+    r"""Zeros E whose derivative is that of the whitening matrix, :math:`dL^{-1} = dE\, L^{-1}`.
+
+    A function of :math:`(I + E) L^{-1}`, with :math:`L^{-1}` held, has the value and the derivative of the same
+    function of :math:`L^{-1}`; the derivative by E may be much cheaper.
+
+    Args:
+        K: what :func:`inverse_cholesky` was given (M, M).
+        whiten: what it returned.
+    """
+    return _no_change(with_jitter(K), jax.lax.stop_gradient(whiten))
+
+
+def inverse_cholesky(K: Array, owner: str = "K") -> Array:
+    r"""The whitening matrix :math:`L^{-1}` of :math:`K + \mathrm{jitter} = L L^\top`; jitter as in :func:`cholesky`.
+
+    A product with it has the accuracy of a triangular solve here (both are limited by the factorisation,
+    see ``docs/numerics.md``) and is faster, forwards and backwards.
+
+    Args:
+        K: symmetric positive semi-definite (..., M, M).
+        owner: whose matrix it is, for the error message.
+
+    Raises:
+        ValueError: as :func:`cholesky`.
+    """
+    return checked_factor(inverse_factor(with_jitter(K)), owner)
+
+
+def resolved(whiten: Array, second: Array) -> Array:
+    r"""The whitening matrix without the directions of v that rounding drowns.
+
+    :math:`L^{-1} \psi_2 L^{-\top}` multiplies rounding errors of :math:`\psi_2` by the inverse eigenvalues of k(Z, Z),
+    which for a smooth kernel go down to the jitter. Where that exceeds ``_ROUNDING``, q(v) keeps the prior, which is
+    one of the q(v) allowed: the bound is that of the same layer at this q(v), lower by next to nothing in double
+    precision (``docs/numerics.md``).
+    """
+    rates, directions = jnp.linalg.eigh(jax.lax.stop_gradient(matmul(whiten, whiten.T)))
+    errors = jnp.finfo(whiten.dtype).eps * rates * jnp.linalg.norm(jax.lax.stop_gradient(second))
+    kept = directions * (errors < _ROUNDING)
+    return matmul(matmul(kept, kept.T), whiten)

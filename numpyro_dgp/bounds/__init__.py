@@ -1,0 +1,26 @@
+"""Bounds in closed form, as functions of arrays: for models of your own, and as the truth that tests compare with."""
+
+from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_moments, predict, upper_bound
+from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
+from numpyro_dgp.bounds.given_inducing import Following, follow
+from numpyro_dgp.bounds.markov_two_layers import HiddenLayer, MarkovLayer, markov_bound
+from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
+
+__all__ = [
+    "Coupled",
+    "Following",
+    "HiddenLayer",
+    "MarkovLayer",
+    "NestedLayer",
+    "Quadratic",
+    "Target",
+    "expected_product",
+    "expected_square",
+    "follow",
+    "from_features",
+    "from_moments",
+    "markov_bound",
+    "nested_bound",
+    "predict",
+    "upper_bound",
+]

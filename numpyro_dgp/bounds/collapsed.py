@@ -1,0 +1,270 @@
+r"""Q(v) at its optimum. A Gaussian likelihood is quadratic in the whitened inducing values of a layer:
+
+.. math::
+    E[\log p(y \mid v)] = c + b^\top v - \tfrac12 v^\top \Phi\, v
+    \quad\Longrightarrow\quad
+    q(v) = N(B^{-1} b,\, B^{-1}), \quad B = I + \Phi, \quad
+    \mathcal L = c + \tfrac12 b^\top B^{-1} b - \tfrac12 \log\lvert B\rvert .
+
+Everything about data is in :math:`(\Phi, b, c)`, sums over data and uses of one function. B needs no jitter.
+
+Source: Titsias (2009); Chamberlin (2016), sections 2.2-2.5 and A.1-A.2, whitened.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import require_scalar
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.gaussians import kl_full
+from numpyro_dgp.algebra.linalg import matmul, solve_lower, times_transpose
+from numpyro_dgp.algebra.matrix_ops import Dense
+from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
+from numpyro_dgp.algebra.whitening import resolved
+from numpyro_dgp.kernels import Kernel
+from numpyro_dgp.kernels.psi_statistics import Integrate, psi0, psi1, psi1_times_h, psi2
+
+__all__ = ["Quadratic", "from_features", "from_moments", "predict", "upper_bound", "with_features"]
+
+
+class Quadratic(NamedTuple):
+    r"""The expected log-likelihood of one function, :math:`c + b^\top v - \tfrac12 v^\top \Phi v`.
+
+    Args:
+        Phi: (M, M).
+        b: (M,).
+        c: a number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> data = Quadratic(jnp.full((1, 1), 3.0), jnp.full(1, 2.0), jnp.array(0.0))
+        >>> loc, scale_tril = data.optimum()
+        >>> print(loc, scale_tril**2, f"{data.bound():.4f} {data.at(loc, scale_tril):.4f}")
+        [0.5] [[0.25]] -0.1931 -0.1931
+    """
+
+    Phi: Array
+    b: Array
+    c: Array
+
+    def optimum(self) -> tuple[Array, Array]:
+        r"""Mean :math:`B^{-1} b` and lower triangular root of :math:`B^{-1}` of the optimal q(v)."""
+        L = Dense.inverse_root(self._B())
+        return Dense.apply(L, Dense.apply(L.mT, self.b)), L
+
+    def bound(self) -> Array:
+        """The bound at the optimum."""
+        L = jnp.linalg.cholesky(self._B())
+        half = solve_lower(L, self.b[..., None])[..., 0]
+        log_det = jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
+        return self.c + 0.5 * jnp.square(half).sum(-1) - log_det
+
+    def at(self, loc: Array, scale_tril: Array) -> Array:
+        """The bound at any q(v) = N(loc, scale_tril scale_tril'), its divergence from N(0, I) included."""
+        return self.expected(loc, scale_tril) - kl_full(loc, scale_tril)
+
+    def expected(self, loc: Array, scale_tril: Array) -> Array:
+        """The expected log-likelihood under q(v)."""
+        square = (loc * Dense.apply(self.Phi, loc)).sum(-1) + (matmul(self.Phi, scale_tril) * scale_tril).sum((-2, -1))
+        return self.c + (self.b * loc).sum(-1) - 0.5 * square
+
+    def plus(self, other: Quadratic) -> Quadratic:
+        """Both together: more data, or another use of the same function."""
+        return jax.tree.map(jnp.add, self, other)
+
+    def _B(self) -> Array:
+        return jnp.eye(self.Phi.shape[-1], dtype=self.Phi.dtype) + self.Phi
+
+
+def from_features(
+    A: Array,
+    variances: Array,
+    y: Array,
+    noise: ArrayLike,
+    *,
+    slope: ArrayLike = 1.0,
+    y_variance: ArrayLike = 0.0,
+    weights: ArrayLike = 1.0,
+) -> Quadratic:
+    r"""The data of one function at inputs known exactly, :math:`y_n \sim N(a_n f(x_n), s_n^2)`.
+
+    .. math::
+        \Phi = \sum_n \frac{a_n^2}{s_n^2} \alpha_n \alpha_n^\top, \quad b = \sum_n \frac{a_n}{s_n^2} y_n \alpha_n, \quad
+        c = \sum_n \log N(y_n; 0, s_n^2) - \frac{a_n^2}{2 s_n^2} (k(x_n, x_n) - \alpha_n^\top \alpha_n)
+
+    Args:
+        A: rows :math:`\alpha_n = L^{-1} k(Z, x_n)` with :math:`L L^\top = k(Z, Z)` (N, M).
+        variances: :math:`k(x_n, x_n)` (N,).
+        y: observations minus a times the mean function (N,).
+        noise: standard deviation s, a number or (N,).
+        slope: a, a number or (N,).
+        y_variance: variance of observations that are Gaussian themselves, a number or (N,).
+        weights: how much each datum counts, a number or (N,).
+
+    Raises:
+        ValueError: arrays that do not have one row per datum.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> print(from_features(jnp.ones((2, 1)), jnp.ones(2), jnp.array([1.0, 2.0]), 0.5).b)
+        [12.]
+
+    Source: Chamberlin (2016), equations 2.2 and 2.3.
+    """
+    _require_rows("from_features", y, A=A, variances=variances)
+    datum = _Data(y, noise, slope, weights)
+    square = jnp.square(y) + y_variance + jnp.square(datum.slope) * (variances - jnp.square(A).sum(-1))
+    return Quadratic(matmul((datum.quadratic * A.T), A), (datum.linear * y) @ A, datum.constant(square))
+
+
+def from_moments(
+    kernel: Kernel,
+    Z: Array,
+    whiten: Array,
+    loc: Array,
+    variance: Array,
+    y: Array,
+    noise: ArrayLike,
+    *,
+    tilt: Array | None = None,
+    slope: ArrayLike = 1.0,
+    y_variance: ArrayLike = 0.0,
+    weights: ArrayLike = 1.0,
+    integrate: Integrate = None,
+) -> Quadratic:
+    r"""The same at Gaussian inputs :math:`h_n \sim N(\mu_n, \Sigma_n)`, and observations that may depend on them:
+
+    .. math:: E\bigl[\log N(y_n + g_n^\top h_n;\; a_n f(h_n), s_n^2)\bigr], \qquad f \text{ with mean zero}.
+
+    A mean function :math:`w^\top h` of f is the tilt :math:`g = -a w`, and a posterior of y that is linear in the layer
+    below adds its slopes to g.
+
+    Args:
+        kernel: k.
+        Z: inducing inputs (M, D).
+        whiten: :math:`L^{-1}` with :math:`L L^\top = k(Z, Z)` (M, M).
+        loc: means of the inputs (N, D).
+        variance: their variances (N, D), or covariances (N, D, D).
+        y: observations (N,), without the part that depends on h.
+        noise: standard deviation s, a number or (N,).
+        tilt: g (N, D); zero by default.
+        slope: a, a number or (N,).
+        y_variance: variance of y given h, a number or (N,).
+        weights: how much each datum counts, a number or (N,).
+        integrate: how expectations of k are taken, as in :func:`numpyro_dgp.kernels.psi_statistics.psi0`.
+
+    Raises:
+        ValueError: arrays that do not fit together, or a kernel whose expectations have no closed form.
+
+    Source: Chamberlin (2016), sections 2.5 and 4.6; the Bayesian GPLVM of Titsias and Lawrence (2010).
+    """
+    return with_features(kernel, Z, whiten, loc, variance, y, noise, tilt, slope, y_variance, weights, integrate)[0]
+
+
+def with_features(
+    kernel: Kernel,
+    Z: Array,
+    whiten: Array,
+    loc: Array,
+    variance: Array,
+    y: Array,
+    noise: ArrayLike,
+    tilt: Array | None = None,
+    slope: ArrayLike = 1.0,
+    y_variance: ArrayLike = 0.0,
+    weights: ArrayLike = 1.0,
+    integrate: Integrate = None,
+) -> tuple[Quadratic, Array]:
+    r""":func:`from_moments` and the expected features :math:`\langle \alpha_n \rangle` (N, M) behind it."""
+    _require_rows("from_moments", y, loc=loc, variance=variance)
+    datum = _Data(y, noise, slope, weights)
+    square = jnp.square(y) + y_variance
+    first = psi1(kernel, loc, variance, Z, integrate=integrate)
+    linear = (datum.linear * y) @ first
+    if tilt is not None:
+        tilted = Dense.apply(variance, tilt) if variance.ndim == 3 else variance * tilt
+        square = jnp.square(y + (tilt * loc).sum(-1)) + (tilt * tilted).sum(-1) + y_variance
+        values = psi1_times_h(kernel, loc, variance, Z, integrate=integrate)
+        linear = linear + jnp.einsum("n,nd,nmd->m", datum.linear, tilt, values)
+    second = psi2(kernel, loc, variance, Z, weights=datum.quadratic, integrate=integrate)
+    whiten = resolved(whiten, second)
+    Phi = matmul(matmul(whiten, second), whiten.T)
+    Phi = 0.5 * (Phi + Phi.T)
+    variances = psi0(kernel, loc, variance, integrate=integrate)
+    open_ = (datum.quadratic * variances).sum() - jnp.trace(Phi)
+    features = matmul(first, whiten.T)
+    return Quadratic(Phi, whiten @ linear, datum.constant(square) - 0.5 * open_), features
+
+
+class _Data:
+    """Precisions and scales of N data."""
+
+    def __init__(self, y: Array, noise: ArrayLike, slope: ArrayLike, weights: ArrayLike) -> None:
+        def rows(value: ArrayLike) -> Array:
+            return jnp.broadcast_to(jnp.asarray(value, y.dtype), y.shape)
+
+        self.slope, self.noise, self.weights = rows(slope), rows(noise), rows(weights)
+        self.precision = self.weights / jnp.square(self.noise)
+        self.linear = self.precision * self.slope
+        self.quadratic = self.linear * self.slope
+
+    def constant(self, square: Array) -> Array:
+        return -(0.5 * self.precision * square + self.weights * jnp.log(math.sqrt(2 * math.pi) * self.noise)).sum()
+
+
+def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[Array, Array]:
+    r"""Mean and variance of the function at new inputs, without its mean function: each (N,).
+
+    .. math:: A m, \qquad k(x, x) - \alpha^\top \alpha + \alpha^\top S \alpha
+
+    Args:
+        A: rows :math:`\alpha = L^{-1} k(Z, x)` at the new inputs (N, M).
+        variances: k(x, x) there (N,).
+        loc: m (M,), from :meth:`Quadratic.optimum`.
+        scale_tril: triangular root of S (M, M).
+    """
+    spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]
+    return A @ loc, variances - jnp.square(A).sum(-1) + spread
+
+
+def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array:
+    r"""A bound on the log evidence from above: the truth lies between it and :meth:`Quadratic.bound`.
+
+    .. math::
+        -\tfrac12 \log\lvert Q + s^2 I\rvert - \tfrac12 y^\top (Q + (t + s^2) I)^{-1} y - \tfrac{N}{2} \log 2\pi, \quad
+        Q = A A^\top, \; t = \mathrm{tr}(K - Q)
+
+    Args:
+        A: rows :math:`L^{-1} k(Z, x_n)` (N, M).
+        variances: :math:`k(x_n, x_n)` (N,).
+        y: observations minus the mean function (N,).
+        noise: standard deviation s, a number.
+
+    Raises:
+        ValueError: arrays that do not have one row per datum.
+
+    Source: Titsias (2014).
+    """
+    _require_rows("upper_bound", y, A=A, variances=variances)
+    require_scalar("upper_bound", "noise", noise)
+    gram, projected = matmul(A.T, A), A.T @ y
+    eye, s2 = jnp.eye(A.shape[1], dtype=A.dtype), jnp.square(jnp.asarray(noise, A.dtype))
+    total = s2 + (variances - jnp.square(A).sum(-1)).sum()
+    log_det = 2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(eye + gram / s2))).sum() + len(y) * jnp.log(s2)
+    half = solve_lower(jnp.linalg.cholesky(eye + gram / total), projected[:, None])[:, 0]
+    square = (y @ y - half @ half / total) / total
+    return -0.5 * (log_det + square + len(y) * math.log(2 * math.pi))
+
+
+def _require_rows(owner: str, y: Array, **arrays: Array) -> None:
+    if np.ndim(y) != 1 or any(np.shape(a)[:1] != np.shape(y) for a in arrays.values()):
+        raise ValueError(
+            f"{owner}: expected y of shape (N,) and one row per datum in everything else, got y {np.shape(y)} with "
+            f"{ {name: np.shape(a) for name, a in arrays.items()} }: for several outputs, jax.vmap over them"
+        )

@@ -1,0 +1,179 @@
+r"""Expectations of a function whose inducing values depend on its inputs.
+
+Inputs :math:`h_n \sim N(m_n, S_n)` and whitened inducing values :math:`v \sim N(\mu, \Sigma)` are jointly Gaussian with
+:math:`G_n = \operatorname{Cov}[v, h_n]`, as they are where both follow the inducing values of the layer below. Then
+
+.. math:: v \mid h_n \sim N\bigl(\mu + B_n (h_n - m_n),\; \Sigma - B_n S_n B_n^\top\bigr), \qquad B_n = G_n S_n^{-1},
+
+and with :math:`\alpha(h) = L^{-1} k(Z, h)`, :math:`L L^\top = k(Z, Z)`, all that a layer needs are expectations of
+:math:`k(z, h)` and :math:`k(z, h)\,k(h, z')` times affine functions of h, one for every z.
+
+Source: Chamberlin (2016), sections 4.7 and 4.8. Its conditional means (figure 4.9) have a minus where a plus belongs,
+which carries on into 4.7.6 and 4.7.7.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._typing import Array, pytree
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.algebra.matrix_ops import Dense, Diagonal
+from numpyro_dgp.algebra.row_blocks import each_row
+from numpyro_dgp.kernels import Kernel
+from numpyro_dgp.kernels.gaussian_integrals import Tilted
+
+__all__ = ["Coupled", "Target", "expected_product", "expected_square"]
+
+
+@pytree
+class Coupled:
+    r"""Whitened inducing values of one function and their covariance with its inputs.
+
+    Args:
+        loc: :math:`\mu` (M,).
+        covariance: :math:`\Sigma` (M, M).
+        with_inputs: :math:`G_n = \operatorname{Cov}[v, h_n]` (N, M, D).
+    """
+
+    loc: Array
+    covariance: Array
+    with_inputs: Array
+
+
+@pytree
+class Target:
+    """One number per datum, jointly Gaussian with the inputs and the inducing values of a function.
+
+    Args:
+        loc: means (N,).
+        with_inputs: covariances with the inputs (N, D).
+        with_values: covariances with v (N, M).
+    """
+
+    loc: Array
+    with_inputs: Array
+    with_values: Array
+
+
+class _Layer:
+    """The affine functions of one function's inputs: what v is, given them, in the coordinates :math:`L^{-T} v`.
+
+    An input that is always one stands last, so that affine functions are linear forms.
+    """
+
+    def __init__(self, kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled) -> None:
+        D, one = loc.shape[-1], jnp.ones((len(loc), 1), loc.dtype)
+        self.statistics = Tilted(kernel.on(*range(D)), D + 1, loc.dtype)
+        self.Z = jnp.pad(Z, ((0, 0), (0, 1)))
+        self.inputs = jnp.hstack([loc, one]), jnp.pad(variance, [(0, 0), *[(0, 1)] * (variance.ndim - 1)])
+        self.loc, self.variance = loc, variance
+        self.whiten, self.covariance = whiten, matmul(matmul(whiten.T, v.covariance), whiten)
+        self.slopes = self.by_inputs(whiten.T @ v.with_inputs)
+        self.forms = self.affine(whiten.T @ v.loc, self.slopes)
+
+    def by_inputs(self, cross: Array) -> Array:
+        """Covariances with the inputs (N, ..., D), to slopes of the mean given the inputs."""
+        shape = cross.shape
+        if self.variance.ndim == 3:
+            return jnp.linalg.solve(self.variance, cross.reshape(*shape[:1], -1, shape[-1]).mT).mT.reshape(shape)
+        S = self.variance.reshape(shape[0], *(1,) * (cross.ndim - 2), shape[-1])
+        return cross / jnp.where(S > 0, S, 1)
+
+    def affine(self, mean: Array, slopes: Array) -> Array:
+        """The linear forms of (h, 1) that are ``mean`` at the mean of h."""
+        at = self.loc.reshape(self.loc.shape[0], *(1,) * (slopes.ndim - 2), -1)
+        return jnp.concatenate([slopes, (mean - (slopes * at).sum(-1))[..., None]], -1)
+
+
+def _spread(variance: Array, slopes: Array) -> Array:
+    """Products of slopes (M, D) with the variance (D,) or (D, D) of the inputs."""
+    return (Diagonal if variance.ndim == 1 else Dense).apply(variance, slopes)
+
+
+def expected_product(
+    kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled, target: Target
+) -> Array:
+    r""":math:`\langle t_n\, \alpha(h_n)^\top v \rangle`, shape (N,); with t = 1 the mean of the function.
+
+    .. math:: \sum_m \bigl\langle k(z_m, h)\, \bigl(c_m + \tau(h)\, a_m(h)\bigr) \bigr\rangle, \quad
+              a(h) = E[\tilde v \mid h], \; \tau(h) = E[t \mid h], \; c = \operatorname{Cov}[\tilde v, t \mid h], \;
+              \tilde v = L^{-\top} v
+
+    Args:
+        kernel: k, of which Gaussian expectations have a closed form.
+        Z: inducing inputs (M, D).
+        whiten: :math:`L^{-1}` (M, M).
+        loc: means of the inputs (N, D).
+        variance: their variances (N, D) or covariances (N, D, D).
+        v: inducing values.
+        target: t.
+
+    Raises:
+        ValueError: a kernel without closed form.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Linear
+        >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
+        >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # Cov[v, h] = 0.5, so that E[h v] = 0.5
+        >>> print(expected_product(Linear(), one, one, zero, one, v, Target(one[0], zero, zero)))
+        [0.5]
+
+    Source: Chamberlin (2016), section 4.7.6.
+    """
+    layer = _Layer(kernel, Z, whiten, loc, variance, v)
+    slopes = layer.by_inputs(target.with_inputs)
+    forms = layer.affine(target.loc, slopes)
+    common = jax.vmap(lambda s, b, B: (_spread(s, b) * B).sum(-1))(variance, slopes, layer.slopes)
+    given = target.with_values @ whiten - common
+
+    def row(m: Array, s: Array, own: Array, t: Array, c: Array) -> Array:
+        values = lambda *extra: layer.statistics.values(layer.Z, extra, m, s)  # noqa: E731
+        return (c * values() + values(own, t)).sum()
+
+    return each_row(*layer.inputs, Z.size, row, layer.forms, forms, given)
+
+
+def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled) -> Array:
+    r""":math:`\langle v^\top \alpha(h_n)\, \alpha(h_n)^\top v \rangle`, shape (N,).
+
+    .. math:: \sum_{mm'} \bigl\langle k(z_m, h)\, k(h, z_{m'})\, \bigl(C_{mm'} + a_m(h)\, a_{m'}(h)\bigr) \bigr\rangle,
+              \quad C = \operatorname{Cov}[\tilde v \mid h]
+
+    Computed datum by datum, forwards and backwards, so that matrices of a few of them are held at once.
+
+    Args:
+        kernel: k, as in :func:`expected_product`, as are the others.
+        Z: inducing inputs (M, D).
+        whiten: :math:`L^{-1}` (M, M).
+        loc: means of the inputs (N, D).
+        variance: their variances (N, D) or covariances (N, D, D).
+        v: inducing values.
+
+    Raises:
+        ValueError: a kernel without closed form.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Linear
+        >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
+        >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # E[h^2 v^2] = 1 + 2 Cov[v, h]^2
+        >>> print(expected_square(Linear(), one, one, zero, one, v))
+        [1.5]
+
+    Source: Chamberlin (2016), section 4.7.7.
+    """
+    layer = _Layer(kernel, Z, whiten, loc, variance, v)
+    i, j = map(jnp.asarray, np.triu_indices(len(Z)))
+    twice = jnp.where(i == j, 1, 2).astype(loc.dtype)
+
+    @jax.checkpoint
+    def row(m: Array, s: Array, own: Array, B: Array, S: Array) -> Array:
+        pairs = lambda *extra: layer.statistics.pairs(layer.Z, (i, j), extra, m, s)  # noqa: E731
+        C = layer.covariance[i, j] - (B[i] * _spread(S, B[j])).sum(-1)
+        return twice @ (C * pairs() + pairs(own[i], own[j]))
+
+    return each_row(*layer.inputs, len(i) * (Z.shape[1] + 1), row, layer.forms, layer.slopes, variance)

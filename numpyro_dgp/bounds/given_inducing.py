@@ -1,0 +1,91 @@
+r"""Hidden values that follow the inducing values of their layer, at their optimum.
+
+.. math:: q(h_n \mid v) = N(T_n v + M_n,\, S_n), \qquad q(v) = N(m, \Sigma)
+
+The layer above sees :math:`h_n` through its mean :math:`\mu_n = T_n m + M_n` and its variance
+:math:`\sigma_n^2 = S_n + T_n \Sigma T_n^\top` only. While these two are held, the term of the own layer,
+:math:`E[\log N(h_n; f(x_n), s_n^2)]`, the entropy of q(h | v) and the divergence of q(v) are jointly concave in
+:math:`\Sigma` and the covariances :math:`T_n \Sigma`. Their one maximum has, with :math:`r_n = S_n / s_n^2`,
+
+.. math::
+    T_n = r_n \langle \alpha_n \rangle, \qquad m = (I + \Phi)^{-1} b, \qquad
+    \Sigma^{-1} = I + \Phi - \sum_n \frac{r_n}{s_n^2} \langle \alpha_n \rangle^\top \langle \alpha_n \rangle ,
+
+so that :math:`\mu_n` and :math:`r_n` are the only numbers left to choose: the best of all weights T are the model's
+own, shrunk by the share of the process noise that a datum leaves open. At r = 0 the layer is mean field; with r at most
+one, :math:`\Sigma` never exceeds the prior.
+
+Source: Chamberlin (2016), section 4.3, whose q(v) holds M and S instead and leaves out that the layer above sees q(v).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.linalg import matmul, times_transpose
+from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
+from numpyro_dgp.bounds.collapsed import Quadratic
+
+__all__ = ["Following", "follow"]
+
+
+class Following(NamedTuple):
+    r"""The optimal posterior of one output of a layer, and what the layer contributes to the bound.
+
+    Args:
+        loc: m (M,).
+        scale_tril: lower triangular root of :math:`\Sigma` (M, M).
+        weights: T (N, M).
+        variance: S (N,).
+        marginal_variance: :math:`\sigma^2`, variances of h (N,).
+        bound: expected log density and entropy of h, less the divergence of q(v).
+    """
+
+    loc: Array
+    scale_tril: Array
+    weights: Array
+    variance: Array
+    marginal_variance: Array
+    bound: Array
+
+
+def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, weights: ArrayLike = 1.0) -> Following:
+    r"""The optimum over T, m and :math:`\Sigma` of one output.
+
+    Args:
+        data: the layer with its values known to be :math:`\mu`, from ``from_features`` or ``from_moments``.
+        features: :math:`\langle \alpha_n \rangle`, one row per datum (N, M).
+        noise: standard deviation s of the process noise, a number or (N,).
+        ratio: r, above 0 and up to 1 (N,).
+        weights: how much each datum counts, as in ``data``: a number or (N,).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds.collapsed import from_features
+        >>> A, mu = jnp.ones((1, 1)), jnp.array([0.5])
+        >>> found = follow(from_features(A, jnp.ones(1), mu, 1.0), A, 1.0, jnp.array([0.5]))
+        >>> print(f"{found.loc[0]:.4f} {found.weights[0, 0]:.4f} {found.marginal_variance[0]:.4f}")
+        0.2500 0.5000 0.6667
+
+    Source: Chamberlin (2016), section 4.3.
+    """
+    s2, w = (jnp.broadcast_to(jnp.asarray(a, ratio.dtype), ratio.shape) for a in (jnp.square(noise), weights))
+    shared = matmul((w * ratio / s2) * features.T, features)
+    root = Quadratic(data.Phi - shared, data.b, data.c).optimum()[1]
+    loc = data.optimum()[0]
+    spread = quadratic_forms(times_transpose(root)[None], features)[:, 0]
+    variance = ratio * s2
+    entropy = 0.5 * jnp.log(2 * math.pi * math.e * variance)
+    own = entropy - 0.5 * ratio + ratio * (1 - 0.5 * ratio) / s2 * spread
+    return Following(
+        loc=loc,
+        scale_tril=root,
+        weights=ratio[:, None] * features,
+        variance=variance,
+        marginal_variance=variance + jnp.square(ratio) * spread,
+        bound=data.at(loc, root) + (w * own).sum(),
+    )

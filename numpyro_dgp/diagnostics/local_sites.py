@@ -1,0 +1,130 @@
+"""What a diagnostic sees of a fitted program: its traces, its plates, names for its dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.draws import Whole
+from numpyro_dgp.guides.importance import Trace
+from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.model.program import Message, site_kind, unwrap
+from numpyro_dgp.predict import Posterior
+
+__all__ = ["Structure", "is_value", "structure", "traces"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """What belongs to single data.
+
+    Args:
+        frames: plates of every observed site, outermost first.
+        local: the observed site that a latent site of single data stands beside, by name.
+        weighted: whether the guide gives its latents importance weights or quadrature nodes.
+        dims: names of the dimensions of every site, plates first.
+    """
+
+    frames: dict[str, tuple[Any, ...]]
+    local: dict[str, str]
+    weighted: bool
+    dims: dict[str, list[str]]
+
+
+def structure(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Structure:
+    """Run the program on shapes only and see what belongs to single data.
+
+    Raises:
+        ValueError: no observations, a plate that subsamples, or plates of observed sites that overlap.
+    """
+    found: list[Structure] = []
+    arrays, rebuild = split_arguments(args, kwargs)
+    args, kwargs = rebuild(arrays)
+
+    def run(key: Array) -> Array:
+        given = {name: values[0] for name, values in (posterior.samples or {}).items()}
+        found.append(_inspect(*traces(posterior, key, given, {}, args, kwargs)))
+        return jnp.zeros(())
+
+    jax.eval_shape(run, jax.random.key(0))
+    return found[0]
+
+
+def traces(
+    posterior: Posterior, key: Array, sample: dict[str, Array], shared: dict[str, Array], args: Any, kwargs: Any
+) -> tuple[Trace, Trace]:
+    """Traces of the guide (empty for MCMC) and of the model at its values, everything drawn but ``shared``."""
+    guide_key, model_key = jax.random.split(key)
+    program, guide_trace = posterior._seeded(posterior.model, model_key), {}
+    if posterior.guide is None:
+        program = posterior._given(sample, program, args, kwargs)
+    else:
+        guide = handlers.substitute(posterior._seeded(posterior.guide, guide_key), data=shared)
+        guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
+        program = handlers.replay(program, guide_trace)
+    return guide_trace, handlers.trace(Whole(program)).get_trace(*args, **kwargs)
+
+
+def _inspect(guide_trace: Trace, sites: Trace) -> Structure:
+    samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    frames = {
+        name: tuple(sorted(site["cond_indep_stack"], key=lambda frame: frame.dim))
+        for name, site in samples.items()
+        if site["is_observed"] and not _is_factor(site)
+    }
+    if not frames:
+        raise ValueError(
+            "diagnostics: expected a program that observes data, got none: pass the observations as in the fit"
+        )
+    taken: set[Any] = set()
+    for plates in frames.values():
+        if taken & set(plates):
+            raise ValueError(
+                f"diagnostics: expected one observed site in every plate, got {sorted(frames)} in plates that overlap: "
+                "join them to one site with two columns"
+            )
+        taken |= set(plates)
+    # An autoguide that draws all sites at once has no local part.
+    joint = any(site["type"] == "sample" and name not in sites for name, site in guide_trace.items())
+    local = {}
+    for name, site in samples.items():
+        beside = [y for y, plates in frames.items() if plates and set(plates) <= set(site["cond_indep_stack"])]
+        if beside and name not in frames and not joint:
+            local[name] = beside[0]
+    weighted = any(site.get("copies") is not None for site in guide_trace.values())
+    dims = {name: _dims(name, site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
+    return Structure(frames, local, weighted, dims)
+
+
+def _dims(name: str, site: Message) -> list[str]:
+    """Names for the dimensions of a site, as far as they mean something."""
+    plates = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
+    depth = max([-dim for dim in plates], default=0)
+    batch = [plates.get(dim, f"{name}_batch_{-dim}") for dim in range(-depth, 0)]
+    if site["type"] == "deterministic":
+        return batch + [f"{name}_output"] * (jnp.ndim(site["value"]) == depth + 1)
+    fn = unwrap(site["fn"])
+    by_kind = {
+        "inducing": [f"{name}_output", f"{name}_inducing"],
+        "exact": [f"{name}_row"] + [f"{name}_output"] * (fn.event_dim == 2),
+        "other": [],
+    }
+    event = site["infer"].get("event_dims") or by_kind.get(site_kind(site), [f"{name}_output"])
+    return batch + list(event)[max(0, len(event) - fn.event_dim) :]
+
+
+def _is_factor(site: Message) -> bool:
+    return isinstance(unwrap(site["fn"]), dist.Unit)
+
+
+def is_value(site: Message) -> bool:
+    """Whether a site of a run is a latent or deterministic value."""
+    if site["type"] == "sample":
+        return not site["is_observed"] and not _is_factor(site)
+    return site["type"] == "deterministic"

@@ -1,0 +1,262 @@
+"""The guide in which q(v) of every layer is at its optimum, given everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
+from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns
+from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, _arrays, uses_of
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.handler import Replace
+from numpyro_dgp.guides.presets import Other
+from numpyro_dgp.guides.rules.rules import Delta, Full, Normal, Prior, Rule
+from numpyro_dgp.kernels.psi_statistics import Integrate
+from numpyro_dgp.model.beliefs import FullBelief
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.program import Message, inspect_program, refuse_subsampling, site_kind, unwrap
+
+__all__ = ["Collapsed"]
+
+
+class _Solution(NamedTuple):
+    """The optimum for one set of data."""
+
+    beliefs: dict[str, FullBelief]
+    followed: dict[str, FollowedLayer]
+    bound: Array
+    sites: list[str]
+    drawn: dict[str, Any]
+    kinds: dict[str, str]
+
+
+class Collapsed(Guide):
+    r"""Every q(v) at its optimum in closed form, under mean-field hidden layers and latents or layers that follow v.
+
+    .. math:: q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, m_n, \mathrm{diag}\, s_n^2)
+
+    One layer: Titsias' bound. With Gaussian latents: the Bayesian GPLVM. Hidden layers, which need process noise
+    ``f(x, noise=s)``: the mean-field deep bound. ``dgp.ELBO()`` evaluates all of it without drawing hidden layers, so
+    that ``dgp.optim.minimize`` can be used; only hyperparameters with a posterior of their own are drawn. All data at
+    once, Gaussian likelihoods, and layers whose inputs are columns of data, latents and hidden layers side by side.
+
+    ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + M_n, S_n)` with the weights T at
+    their optimum too, and S at most the variance of the process noise (:mod:`numpyro_dgp.bounds.given_inducing`): as
+    many parameters, and the larger bound.
+
+    Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
+    :math:`\log p(h \mid v, x)` that other guides use: where inducing points leave variance open, the bound is lower
+    than theirs, in exchange for its closed form.
+
+    Inducing values have no parameters: at new inputs their optimum is computed again from the data of the latest call
+    with observations outside compiled programs (SVI's first), which the guide keeps. In a new process call the guide
+    once on them under ``handlers.seed``.
+
+    Args:
+        model: the program.
+        hidden: rule for hidden values, ``Normal()`` (default), ``Delta()`` or ``GivenInducing()``.
+        latent: rule for latents per datum; ``Normal()`` by default.
+        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
+        integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
+            their sums and products), ``GaussHermite(n)`` or ``MonteCarlo(n, key)`` for any kernel.
+        **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+
+    Raises:
+        ValueError: a rule for hidden values without a closed form; when called, a program outside this class:
+            minibatches, another likelihood, mixed outputs, a hidden layer without process noise, one that follows the
+            inducing values of a function used twice, or inputs computed from Gaussian values.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     noise = numpyro.param("noise", 0.5, constraint=dist.constraints.positive)
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> svi = SVI(model, Collapsed(model), optax.sgd(0.0), dgp.ELBO())
+        >>> found = dgp.optim.minimize(svi, jax.random.key(0), X, jnp.sin(9 * X[:, 0]), progress_bar=False)
+        >>> sorted(found.params), bool(found.losses[-1] < found.losses[0])
+        (['noise'], True)
+
+    Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5 and 4.3.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        hidden: Rule = Normal(),
+        latent: Rule = Normal(),
+        other: Other = Delta(),
+        integrate: Integrate = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, inducing=Prior(), hidden=hidden, exact=Full(), latent=latent, other=other, **options)
+        self.rules = {name: closed_form(name, rule) for name, rule in self.rules.items()}
+        self.sites = {name: closed_form(name, rule) for name, rule in self.sites.items()}
+        self.integrate = integrate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
+        companion = {} if self.companion is None else self.companion(*args, **kwargs)
+        on_data = bool(inspect_program(self.model, args, kwargs).observed_plates)
+        solution = self._solve(*((args, kwargs) if on_data else self.arguments()), companion)
+        if on_data:
+            _announce(f"_{self.prefix}_integrated", solution)
+            if is_concrete(args, kwargs):
+                self._arguments = (args, kwargs)
+        with _Optimal(self, args, kwargs, companion, solution, on_data) as values:
+            self.model(*args, **kwargs)
+        return values
+
+    def _solve(self, args: tuple[Any, ...], kwargs: dict[str, Any], companion: dict[str, Any]) -> _Solution:
+        """Run the other rules and the model on data and maximise over every q(v)."""
+        key = numpyro.prng_key()
+        hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
+        seeded, rules = handlers.seed(rng_seed=key), Replace(self, args, kwargs, companion)
+        with hidden, handlers.trace() as guide_sites, seeded, rules, _AllData():
+            self.model(*args, **kwargs)
+        known, values = _posteriors(guide_sites)
+        values |= companion
+        with hidden, handlers.trace() as sites, handlers.seed(rng_seed=key), handlers.substitute(data=values):
+            self.model(*args, **kwargs)
+        params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
+
+        def program(gaussian: dict[str, Array]) -> tuple[dict[str, Array], Any]:
+            data = handlers.substitute(data={**params, **values, **gaussian})
+            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), data:
+                self.model(*args, **kwargs)
+            return _dependencies(sites, known, set(gaussian))
+
+        gaussian = {n: g.loc for n, g in known.items() if isinstance(unwrap(guide_sites[n]["fn"]), FunctionValues)}
+        columns = input_columns(program, gaussian)
+        return self._optimum(sites, known, uses_of(sites, known), columns, guide_sites)
+
+    def _optimum(
+        self,
+        sites: dict[str, Message],
+        known: dict[str, Gaussian],
+        uses: dict[str, Use],
+        columns: dict[str, Any],
+        guide_sites: dict[str, Message],
+    ) -> _Solution:
+        followed, known = followed_layers(sites, guide_sites, uses, columns, known, self.integrate)
+        beliefs = {layer.inducing: layer.belief for layer in followed.values()}
+        bound = sum((layer.bound for layer in followed.values()), jnp.zeros(()))
+        done = [*uses, *beliefs]
+        for name, site in sites.items():
+            if site["type"] != "sample" or site_kind(site) != "inducing" or name in beliefs:
+                continue
+            mine = [use.quadratic(columns[n], known, self.integrate) for n, use in uses.items()
+                    if use.function.u is site["value"]]  # fmt: skip
+            if not mine:
+                continue
+            total = mine[0]
+            for more in mine[1:]:
+                total = total.plus(more)
+            beta = 1.0 if site["scale"] is None else site["scale"]
+            total = type(total)(*(part / beta for part in total))
+            loc, root = total.optimum()
+            root = jnp.broadcast_to(root, (*loc.shape, loc.shape[-1]))
+            scalar = len(unwrap(site["fn"]).event_shape) == 1
+            beliefs[name] = FullBelief(loc[0], root[0]) if scalar else FullBelief(loc, root)
+            bound = bound + beta * total.bound().sum()
+            done.append(name)
+        for name, use in uses.items():
+            if name not in followed and name in known and isinstance(unwrap(guide_sites[name]["fn"]), FunctionValues):
+                entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
+                bound = bound + (use.weights[:, None] * entropy).sum()
+        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
+        return _Solution(beliefs, followed, bound, done, drawn, {n: guide_sites[n]["kind"] for n in drawn})
+
+
+class _AllData(Messenger):
+    def process_message(self, msg: Message) -> None:
+        refuse_subsampling("Collapsed", msg)
+
+
+class _Optimal(Replace):
+    """Puts the optimum at inducing sites, and elsewhere the values that it was computed with."""
+
+    def __init__(
+        self, guide: Collapsed, args: Any, kwargs: Any, drawn: Any, solution: _Solution, on_data: bool
+    ) -> None:
+        self.solution, self.on_data = solution, on_data
+        super().__init__(guide, args, kwargs, drawn)
+
+    def _replace(self, msg: Message, rule: Rule | None) -> None:
+        name = msg["name"]
+        if name in self.solution.beliefs:
+            msg["fn"], msg["own"], msg["kind"] = self.solution.beliefs[name], True, "inducing"
+            return
+        super()._replace(msg, self.solution.followed.get(name, rule))
+        if self.on_data or self.solution.kinds.get(name) == "other":
+            msg["value"] = self.solution.drawn.get(name)
+
+
+def _announce(name: str, solution: _Solution) -> None:
+    """Tell an objective which sites are integrated, and what they contribute to the bound."""
+    if _PYRO_STACK:
+        apply_stack(
+            {
+                "type": "integrated", "name": name, "fn": None, "args": (), "kwargs": {}, "value": solution.bound,
+                "scale": None, "is_observed": False, "intermediates": [], "cond_indep_stack": [],
+                "infer": {"sites": solution.sites},
+            }
+        )  # fmt: skip
+
+
+def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], dict[str, Any]]:
+    """Gaussian posteriors of hidden layers and latents, and a value for every latent site: means where Gaussian."""
+    known, values = {}, {}
+    for name, site in guide_sites.items():
+        if site["type"] != "sample":
+            continue
+        fn, kind, value = unwrap(site["fn"]), site["kind"], site["value"]
+        if kind == "inducing" and site["own"]:
+            raise ValueError(
+                f"Collapsed: expected no rule for inducing values, got one for {name!r}: theirs is the optimum; "
+                "guides.MeanField() has rules for both"
+            )
+        if kind == "hidden" and not (site["own"] and isinstance(fn, FunctionValues | dist.Delta)):
+            raise ValueError(
+                f"Collapsed: expected a mean-field rule for hidden layer {name!r}, guides.Normal() or guides.Delta(), "
+                f"got {type(fn).__name__}: guides.InducingPoint() has hidden layers that follow the model"
+            )
+        if kind in ("hidden", "latent") and isinstance(fn, FunctionValues):
+            loc = jnp.broadcast_to(fn.loc, value.shape)
+            known[name] = Gaussian(loc, jnp.broadcast_to(fn.variance, value.shape))
+            value = loc
+        elif kind == "hidden":
+            known[name] = Gaussian(value, jnp.zeros_like(value))
+        values[name] = jnp.zeros_like(value) if kind == "inducing" else value
+    return known, values
+
+
+def _dependencies(
+    sites: dict[str, Message], known: dict[str, Gaussian], gaussian: set[str]
+) -> tuple[dict[str, Array], Any]:
+    """Inputs of every layer, and everything else that the bound uses."""
+    uses = uses_of(sites, known)
+    rest: list[Any] = [use.leaves() for use in uses.values()]
+    for name, site in sites.items():
+        if site["type"] == "sample" and name not in uses:
+            rest.append(_arrays(site["fn"]))
+            rest.append([] if name in gaussian else _arrays(site["value"]))
+        elif name in uses and site["is_observed"]:
+            rest.append([uses[name].target, uses[name].target_variance])
+    return {name: use.inputs for name, use in uses.items()}, rest

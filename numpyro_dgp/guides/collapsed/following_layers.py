@@ -1,0 +1,164 @@
+"""Hidden layers of a collapsed bound that follow the inducing values of their layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.bounds.collapsed import Quadratic
+from numpyro_dgp.bounds.given_inducing import follow
+from numpyro_dgp.guides.collapsed.gaussian_columns import Column
+from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use
+from numpyro_dgp.guides.rules.rules import Rule, Site
+from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs, given_inducing, hidden_values
+from numpyro_dgp.kernels.psi_statistics import Integrate
+from numpyro_dgp.model.beliefs import FullBelief
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.program import Message, site_kind, unwrap
+
+__all__ = ["FollowedLayer", "Following", "closed_form", "followed_layers"]
+
+
+class FollowingValues(FunctionValues):
+    """q(h | v) of which means over v and the variances S given v are known, and the rest is to be found."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Following(Rule):
+    """``GivenInducing()`` in a collapsed bound: a mean and a share r = S / s² of the process noise for every value."""
+
+    scale: float = 0.5
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        fn, _ = hidden_values(self, site)
+        loc = site.param("loc", site.initial, event_dim=fn.event_dim)
+        ratio = site.param(
+            "ratio",
+            lambda: jnp.full_like(site.initial(), self.scale**2),
+            event_dim=fn.event_dim,
+            constraint=constraints.unit_interval,
+        )
+        noise = 1.0 if fn.noise is None else fn.noise  # refused where the layers are read
+        return FollowingValues(loc, ratio * jnp.square(noise), event_dim=fn.event_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowedLayer(Rule):
+    """A layer at its optimum, and the rule that draws from it: q(h | v) = N(T v + M, S).
+
+    Args:
+        inducing: site of its inducing values.
+        belief: q(v).
+        bound: what the layer contributes to the bound.
+        marginal: means and variances of its values (N, P).
+        weights: T (P, N, M).
+        shift: M (N, P).
+        variance: S (N, P).
+    """
+
+    inducing: str
+    belief: FullBelief
+    bound: Array
+    marginal: Gaussian
+    weights: Array
+    shift: Array
+    variance: Array
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        fn, _ = hidden_values(self, site)
+        shift, variance = (a.reshape(fn.loc.shape) for a in (self.shift, self.variance))
+        return given_inducing(fn, self.weights, shift, variance)
+
+
+def closed_form(name: str, rule: Rule) -> Rule:
+    """``rule`` as ``Collapsed`` takes it.
+
+    Raises:
+        ValueError: a rule that keeps other dependencies, weights other than the model's, or a scale of one or more.
+    """
+    if isinstance(rule, GivenBelow | JointOutputs):
+        raise ValueError(
+            f"Collapsed: expected rule Normal(), Delta() or GivenInducing() for hidden values, got "
+            f"{type(rule).__name__} for {name!r}: guides.InducingPoint(model, sites=...) takes it, and draws them"
+        )
+    if not isinstance(rule, GivenInducing):
+        return rule
+    if rule.weights != "model":
+        raise ValueError(
+            f"Collapsed: expected GivenInducing() with the model's weights for {name!r}, got {rule.weights!r}: the "
+            "best free weights are multiples of the model's, which GivenInducing() finds; "
+            "guides.InducingPoint(model, sites=...) takes others, and draws hidden values"
+        )
+    if rule.scale is not None and rule.scale >= 1:
+        raise ValueError(
+            f"Collapsed: expected the scale of GivenInducing() for {name!r} to be below 1, the share of the process "
+            f"noise that is left given v, got {rule.scale}: leave it out, or try 0.5"
+        )
+    return Following() if rule.scale is None else Following(rule.scale)
+
+
+def followed_layers(
+    sites: dict[str, Message],
+    guide_sites: dict[str, Message],
+    uses: dict[str, Use],
+    columns: dict[str, tuple[Column, ...]],
+    known: dict[str, Gaussian],
+    integrate: Integrate,
+) -> tuple[dict[str, FollowedLayer], dict[str, Gaussian]]:
+    """The optimum of every hidden layer that follows its inducing values, from the first to the last, and ``known``
+    with the moments of their values.
+
+    Raises:
+        ValueError: such a layer whose function has other uses.
+    """
+    found: dict[str, FollowedLayer] = {}
+    for name, use in uses.items():
+        if name not in guide_sites or not isinstance(unwrap(guide_sites[name]["fn"]), FollowingValues):
+            continue
+        others = [n for n, other in uses.items() if n != name and other.function.u is use.function.u]
+        if others:
+            raise ValueError(
+                f"Collapsed: expected hidden layer {name!r}, which follows its inducing values, to be the only use of "
+                f"its function, got uses at {others} too: give {name!r} the rule guides.Normal()"
+            )
+        inducing = [n for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "inducing"
+                    and s["value"] is use.function.u]  # fmt: skip
+        beta = sites[inducing[0]]["scale"]
+        found[name] = _optimum(inducing[0], use, columns[name], known, integrate, 1.0 if beta is None else beta)
+        known = known | {name: found[name].marginal}
+    return found, known
+
+
+def _optimum(
+    inducing: str, use: Use, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate, beta: Any
+) -> FollowedLayer:
+    exact = dataclasses.replace(use, target_variance=jnp.zeros_like(use.target))
+    data, features = exact.statistics(columns, known, integrate)
+    noise = jnp.broadcast_to(use.noise, use.target.shape)
+    ratio = use.target_variance / jnp.square(noise)
+
+    def output(data: Quadratic, features: Array, noise: Array, ratio: Array) -> Any:
+        return follow(data, features, noise, ratio, weights=use.weights / beta)
+
+    each = None if data.Phi.ndim == 2 else 0
+    tempered = Quadratic(*(part / beta for part in data))
+    axes = (Quadratic(each, 0, 0), each, 1, 1)  # type: ignore[arg-type]
+    optimum = jax.vmap(output, axes)(tempered, features, noise, ratio)
+    shift = use.target - jnp.einsum("pnm,pm->np", optimum.weights, optimum.loc)
+    scalar = use.function.outputs is None
+    take = lambda a: a[0] if scalar else a  # noqa: E731
+    return FollowedLayer(
+        inducing=inducing,
+        belief=FullBelief(take(optimum.loc), take(optimum.scale_tril)),
+        bound=beta * optimum.bound.sum(),
+        marginal=Gaussian(use.target, optimum.marginal_variance.T),
+        weights=optimum.weights,
+        shift=shift,
+        variance=use.target_variance,
+    )

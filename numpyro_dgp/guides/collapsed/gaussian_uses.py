@@ -1,0 +1,225 @@
+"""What a program with Gaussian hidden layers says about the inducing values of each layer, in closed form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.bounds.collapsed import Quadratic, from_features, with_features
+from numpyro_dgp.guides.collapsed.gaussian_columns import Column
+from numpyro_dgp.kernels.psi_statistics import Integrate
+from numpyro_dgp.means import Constant, Identity, Linear, Zero
+from numpyro_dgp.model.closed_forms import normal_form
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.mixing import MixedValues
+from numpyro_dgp.model.program import Message, site_kind, unwrap
+from numpyro_dgp.representations.inducing import variances
+from numpyro_dgp.representations.points import SparseFunction
+
+__all__ = ["Gaussian", "Use", "uses_of"]
+
+
+class Gaussian(NamedTuple):
+    """Independent Gaussian values: means and variances of one shape (..., P)."""
+
+    loc: Array
+    variance: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """One place where values of a function are observed, with or without doubt, through Gaussian noise.
+
+    Rows are data, all leading dimensions flattened: targets and their variances (N, P); slope, noise and weights
+    broadcast against them. The noise has one column where outputs share it.
+    """
+
+    function: SparseFunction
+    inputs: Array
+    target: Array
+    target_variance: Array
+    slope: Array
+    noise: Array
+    weights: Array
+
+    def leaves(self) -> list[Any]:
+        """Everything but inputs and targets, to check what it depends on."""
+        f = self.function
+        return _arrays([f.kernels, f.Z, f.whiten, f.mean, self.slope, self.noise, self.weights])
+
+    def quadratic(self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate) -> Quadratic:
+        """What these data say about the whitened inducing values, for every output: b is (P, M), c is (P,)."""
+        return self.statistics(columns, known, integrate)[0]
+
+    def statistics(
+        self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate
+    ) -> tuple[Quadratic, Array]:
+        """The same, and expected features (P, N, M), or (N, M) where outputs share them."""
+        f, P = self.function, self.target.shape[-1]
+        exact = all(column is None for column in columns)
+        rows = self.inputs.reshape(-1, self.inputs.shape[-1])
+        weights = jnp.broadcast_to(self.weights, self.target.shape[:1])
+        if exact:
+            A, k = f._whitened(rows), variances(f.kernels, rows)
+            target = self.target - self.slope * f._mean(rows).reshape(len(rows), -1)
+            slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
+        else:
+            loc, variance = _moments(rows, columns, known)
+            slopes, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
+            target = self.target - self.slope * offset
+
+        def output(
+            p: Any, y: Array, y_variance: Array, noise: Array, slope: Array, w: Array
+        ) -> tuple[Quadratic, Array]:
+            options = {"slope": slope, "y_variance": y_variance, "weights": weights}
+            if exact:
+                features = (A, k) if p is None else (A[p] if A.ndim == 3 else A, k[p] if k.ndim == 2 else k)
+                return from_features(*features, y, noise, **options), features[0]
+            kernel = f.kernels if not isinstance(f.kernels, tuple) else f.kernels[p]
+            Z, whiten = (a if p is None or a.ndim == 2 else a[p] for a in (f.Z, f.whiten))
+            tilt = None if isinstance(f.mean, Zero | Constant) else -slope[..., None] * w + 0 * loc
+            return with_features(kernel, Z, whiten, loc, variance, y, noise, tilt=tilt, integrate=integrate, **options)
+
+        N = self.target.shape[0]
+        each = [jnp.broadcast_to(a, (N, a.shape[-1])) for a in (self.noise, self.slope)]
+        if isinstance(f.kernels, tuple) or f.Z.ndim == 3:
+            each = [jnp.broadcast_to(a, (N, P)) for a in each]
+            found = [
+                output(p, target[:, p], self.target_variance[:, p], each[0][:, p], each[1][:, p], slopes[:, p])
+                for p in range(P)
+            ]
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+        shared = all(a.shape[-1] == 1 for a in each)  # then all outputs have one Phi, computed once
+        axes = [None if shared else 1] * 2
+        each = [a[:, 0] if shared else jnp.broadcast_to(a, (N, P)) for a in each]
+        map_outputs: Any = jax.vmap(
+            lambda y, v, s, a, w: output(None, y, v, s, a, w),
+            (1, 1, *axes, 1),
+            (Quadratic(None if shared else 0, 0, 0), None if shared else 0),  # type: ignore[arg-type]
+        )
+        return map_outputs(target, self.target_variance, *each, slopes)
+
+
+def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, Use]:
+    """The hidden layers and Gaussian likelihoods of a run of the program, by site.
+
+    Args:
+        sites: its trace.
+        known: posterior of every hidden layer.
+
+    Raises:
+        ValueError: a hidden layer without process noise, values drawn jointly, mixtures, another likelihood, or a layer
+            that is not on ``dgp.Points``.
+    """
+    found = {}
+    for name, site in sites.items():
+        fn = unwrap(site["fn"]) if site["type"] == "sample" else None
+        if isinstance(fn, Likelihood):
+            found[name] = _of_likelihood(name, fn, site)
+        elif (fn is not None and site_kind(site) == "hidden") or isinstance(fn, FunctionValues):
+            found[name] = _of_hidden(name, fn, site, known)
+    for name, use in found.items():
+        if not isinstance(use.function, SparseFunction):
+            raise ValueError(
+                f"Collapsed: expected the layer at {name!r} to be on dgp.Points, got {type(use.function).__name__}: on "
+                "a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means"
+            )
+    return found
+
+
+def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
+    if isinstance(fn.f_x, MixedValues):
+        raise ValueError(
+            f"Collapsed: expected independent functions under the likelihood at {name!r}, got mixtures, f(x).mix(P): "
+            "their posteriors are not independent and have no closed form here; use guides.InducingPoint(), and "
+            "natural gradients for q(v)"
+        )
+    v = fn.f_x.loc
+    form = normal_form(fn._numbers, v) if fn.factorised else None
+    if form is None or fn.collapse != "bound":
+        raise ValueError(
+            f"Collapsed: expected a Gaussian likelihood at {name!r}, dist.Normal(a * v + b, scale), got another: use "
+            "guides.InducingPoint(), and natural gradients for q(v)"
+        )
+    slope, offset, scale = (_rows(jnp.asarray(a), v.shape, fn.f_x.event_dim) for a in form)
+    y = _rows(jnp.asarray(site["value"], v.dtype), v.shape, fn.f_x.event_dim)
+    process = 0.0 if fn.f_x.noise is None else fn.f_x.noise
+    doubt = jnp.square(slope * process) + jnp.zeros_like(y)
+    return Use(fn.f_x.function, fn.f_x.inputs, y - offset, doubt, slope, scale, _weights(site))
+
+
+def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) -> Use:
+    if not isinstance(fn, FunctionValues) or fn.noise is None:
+        raise ValueError(
+            f"Collapsed: expected process noise at hidden layer {name!r}, f(x, noise=s), and values drawn row by row, "
+            f"got {'no noise' if isinstance(fn, FunctionValues) else 'f.joint(x)'}: without noise its mean-field bound "
+            "is that of a nearly singular Gaussian"
+        )
+    shape, event_dim = fn.loc.shape, fn.event_dim
+    target, variance = (_rows(a, shape, event_dim) for a in known[name])
+    noise = _rows(jnp.asarray(fn.noise, fn.loc.dtype), shape, event_dim)
+    return Use(fn.function, fn.inputs, target, variance, jnp.ones((1, 1), fn.loc.dtype), noise, _weights(site))
+
+
+def _rows(value: Array, shape: tuple[int, ...], event_dim: int) -> Array:
+    """An array that broadcasts against function values of ``shape``, as (N, P); a single column where it has one."""
+    P = shape[-1] if event_dim else 1
+    if value.size == 1:
+        return value.reshape(1, 1)
+    return jnp.broadcast_to(value, shape).reshape(-1, P)
+
+
+def _weights(site: Message) -> Array:
+    """How much each row counts (N,) or (1,): masks and scales of the program."""
+    scale, fn = site["scale"], site["fn"]
+    weights = jnp.asarray(1.0 if scale is None else scale)
+    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
+        if isinstance(fn, dist.MaskedDistribution):
+            weights = weights * jnp.broadcast_to(fn._mask, fn.batch_shape)
+        fn = fn.base_dist
+    return weights.reshape(-1)
+
+
+def _moments(rows: Array, columns: tuple[Column, ...], known: dict[str, Gaussian]) -> tuple[Array, Array]:
+    """Means and variances (N, D) of inputs."""
+
+    def column(d: int) -> Array:
+        if columns[d] is None:
+            return jnp.zeros_like(rows[:, d])
+        name, index = columns[d]  # type: ignore[misc]
+        return known[name].variance.reshape(len(rows), -1)[:, index]
+
+    repeated = [c for c in columns if c is not None]
+    if len(set(repeated)) < len(repeated):
+        raise ValueError(
+            f"Collapsed: expected different columns as inputs of a layer, got {repeated}: a column that occurs twice "
+            "only changes its lengthscale"
+        )
+    return rows, jnp.stack([column(d) for d in range(rows.shape[-1])], -1)
+
+
+def affine_mean(mean: Callable[[Array], Array], dims: int, outputs: int, dtype: Any) -> tuple[Array, Array]:
+    """Weights (D, P) and offset (P,) of a mean function.
+
+    Raises:
+        ValueError: a mean function that is not affine.
+    """
+    if not isinstance(mean, Zero | Constant | Identity | Linear):
+        raise ValueError(
+            f"Collapsed: expected a mean function among dgp.means.Zero, Constant, Identity and Linear where inputs are "
+            f"Gaussian, got {type(mean).__name__}: write it as one of these"
+        )
+    offset = mean(jnp.zeros((1, dims), dtype))[0]
+    weights = mean(jnp.eye(dims, dtype=dtype)) - offset
+    return jnp.broadcast_to(weights, (dims, outputs)), jnp.broadcast_to(offset, (outputs,))
+
+
+def _arrays(tree: Any) -> list[Array]:
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]

@@ -1,0 +1,198 @@
+r"""Several values of every latent variable in one run of a guide and its model, and their weights.
+
+With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the nodes of a rule, and
+:math:`L(w) = E_{q(f)} \log p(y \mid f(w))`, the data term of that datum is
+
+.. math:: \log \sum_k \omega_k, \qquad \omega_k = \tfrac1K e^{L(w^{(k)})}\, p(w^{(k)}) / q(w^{(k)})
+          \quad\text{or, at a node,}\quad \omega_k = \omega^{(k)} e^{L(w^{(k)})} .
+
+The K values lie along a new first batch dimension, left of all plates. Layers above are drawn jointly over it.
+
+Source: Salimbeni (2020), equations 4.8 and 5.11.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+from numpyro.distributions.util import scale_and_mask
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.latents import Quadrature
+from numpyro_dgp.model.function_values import FunctionValues, JointValues, Propagated
+from numpyro_dgp.model.importance_values import CopiedValues
+from numpyro_dgp.model.program import Message, unwrap
+
+__all__ = ["Copies", "Weighted", "log_prob", "weighted"]
+
+Trace = dict[str, Message]
+
+
+def log_prob(site: Message) -> Array:
+    """Log densities of a site, number by number, without the scale of its plates."""
+    arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
+    return site["fn"].log_prob(*arguments)
+
+
+class Copies(Messenger):
+    """Gives every latent that asks for copies as many values, and draws the layers above jointly over them.
+
+    Args:
+        fn: guide or model.
+        nesting: gives the number of batch dimensions that plates take.
+        drawn: the trace of the guide, when ``fn`` is the model that takes its values.
+        weights: normalised weights of the copies of every latent, known beforehand, for doubly reparameterised
+            gradients: the gradient that reaches a copy is multiplied by its weight, and its density held fixed.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        nesting: Callable[[], int],
+        drawn: Trace | None = None,
+        weights: dict[str, Array] | None = None,
+    ) -> None:
+        self.nesting, self.drawn, self.weights, self.active = nesting, drawn, weights or {}, False
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        site = msg if self.drawn is None else self.drawn.get(msg["name"], msg)
+        if site.get("copies") is not None:
+            self.active = True
+            self._copy(msg, site["copies"])
+        elif self.active and self.drawn is None and len(msg["fn"].batch_shape) > self.nesting():
+            self._join(msg)
+
+    def _copy(self, msg: Message, copies: int | Quadrature) -> None:
+        fn, nesting = msg["fn"], self.nesting()
+        # Of a latent beside values that have copies already, the first dimension is theirs.
+        batch = fn.batch_shape[max(0, len(fn.batch_shape) - nesting) :]
+        batch = (1,) * (nesting - len(batch)) + batch
+        if isinstance(copies, int):
+            msg["fn"] = fn.expand((copies, *batch))
+            if msg["name"] in self.weights:
+                self._weigh_gradient(msg)
+            return
+        points = copies.nodes(fn.event_shape[0], unwrap(fn).dtype).points
+        points = points.reshape(-1, *(1,) * nesting, points.shape[-1])
+        msg["fn"] = fn.expand((len(points), *batch))
+        msg["value"] = jnp.broadcast_to(points, msg["fn"].shape())
+
+    def _weigh_gradient(self, msg: Message) -> None:
+        """Draw here and now, so that the gradient by the value can be weighted and the density held fixed."""
+        value = msg["fn"](rng_key=msg["kwargs"]["rng_key"])
+        weight = self.weights[msg["name"]]
+        weight = weight.reshape(weight.shape + (1,) * msg["fn"].event_dim)
+        msg["value"] = weight * value + jax.lax.stop_gradient((1 - weight) * value)
+        msg["fn"] = jax.lax.stop_gradient(msg["fn"])
+
+    def _join(self, msg: Message) -> None:
+        values = unwrap(msg["fn"])
+        if isinstance(values, Propagated):
+            msg["fn"] = CopiedValues(values)
+        elif isinstance(values, FunctionValues | JointValues):
+            raise ValueError(
+                f"importance weighting: expected hidden layer {msg['name']!r} to follow the model, got a "
+                f"{type(values).__name__}: give it guides.Propagate(), and draw it with f(x), not f.joint(x)"
+            )
+
+
+class Weighted(NamedTuple):
+    """Copies of the latents of some data, with their weights.
+
+    Args:
+        log_weights: logarithms of :math:`\\omega_k`, (K, ...) over the plates of the latents.
+        scale: of a minibatch.
+        latents: the sites weighted.
+        sites: the model's sites inside those plates, all of which the weights account for.
+    """
+
+    log_weights: Array
+    scale: Any
+    latents: tuple[str, ...]
+    sites: frozenset[str]
+
+    def normalised(self) -> Array:
+        """Weights that sum to one over the copies, (K, ...)."""
+        return jax.nn.softmax(self.log_weights, axis=0)
+
+    def bound(self) -> Array:
+        r"""The sum over data of :math:`\log \sum_k \omega_k`, times the scale of the minibatch."""
+        return jnp.sum(scale_and_mask(logsumexp(self.log_weights, axis=0), self.scale))
+
+
+def weighted(guide_trace: Trace, model_trace: Trace, nesting: Callable[[], int]) -> list[Weighted]:
+    """The copies of latents of a run, one :class:`Weighted` for the latents of each set of plates.
+
+    Raises:
+        ValueError: latents or observations whose plates overlap without being the same.
+    """
+    names = [name for name, site in guide_trace.items() if site.get("copies") is not None]
+    groups: dict[frozenset[Any], list[str]] = {}
+    for name in names:
+        groups.setdefault(frozenset(guide_trace[name]["cond_indep_stack"]), []).append(name)
+    return [_weigh(frames, latents, guide_trace, model_trace, nesting(), groups) for frames, latents in groups.items()]
+
+
+def _weigh(
+    frames: frozenset[Any], latents: list[str], guide_trace: Trace, model_trace: Trace, nesting: int, groups: Any
+) -> Weighted:
+    rule, scale = guide_trace[latents[0]]["copies"], guide_trace[latents[0]]["scale"]
+    at_nodes = isinstance(rule, Quadrature)
+    if len(latents) > 1 and any(isinstance(guide_trace[name]["copies"], Quadrature) for name in latents):
+        raise ValueError(
+            f"rule Quadrature: expected one latent site in the plates of {latents[0]!r}, got {latents}: make it one "
+            "site with two columns, or use ImportanceWeighted"
+        )
+    if at_nodes:
+        nodes = rule.nodes(guide_trace[latents[0]]["fn"].event_shape[0], guide_trace[latents[0]]["value"].dtype)
+        total = nodes.log_weights.reshape(-1, *(1,) * nesting)
+    else:
+        total = jnp.asarray(-math.log(rule))
+    inside = []
+    for name, site in model_trace.items():
+        plates = frozenset(site["cond_indep_stack"]) if site["type"] == "sample" else frozenset()
+        if not plates & frames or isinstance(unwrap(guide_trace.get(name, site)["fn"]), Propagated):
+            continue
+        inside.append(name)
+        extra = plates - frames
+        _require_nested(name, latents, frames, plates, [g for g in groups if g != frames and g & plates])
+        _require_whole(name, [model_trace[frame.name] for frame in extra])
+        if site["is_observed"]:
+            relative = 1.0 if site["scale"] is None else site["scale"] / (1.0 if scale is None else scale)
+            total = total + _over(relative * log_prob(site), extra)
+        elif not (at_nodes and name in latents):
+            total = total + _over(log_prob(site) - log_prob(guide_trace[name]), extra)
+    return Weighted(total, scale, tuple(latents), frozenset(inside))
+
+
+def _require_nested(name: str, latents: list[str], frames: Any, plates: Any, others: list[Any]) -> None:
+    if not frames <= plates or others:
+        raise ValueError(
+            f"importance weighting: expected site {name!r} in all plates of the latents {latents} and in those of no "
+            f"others, got plates {sorted(f.name for f in plates)}: put latents and observations in the same plates"
+        )
+
+
+def _require_whole(name: str, plates: list[Message]) -> None:
+    for plate in plates:
+        size, subsample_size = plate["args"]
+        if subsample_size not in (None, size):
+            raise ValueError(
+                f"importance weighting: expected all of {name!r} for every latent, got plate {plate['name']!r} that "
+                f"takes {subsample_size} of {size} rows: subsample the plates of the latents only"
+            )
+
+
+def _over(values: Array, extra: frozenset[Any]) -> Array:
+    """Sums over plates beyond those of the latents, whose dimensions stay with size one."""
+    axes = tuple(frame.dim for frame in extra if -frame.dim <= values.ndim)
+    return values.sum(axes, keepdims=True) if axes else values

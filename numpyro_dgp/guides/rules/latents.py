@@ -1,0 +1,121 @@
+"""Rules for latent variables per datum: a network's Gaussian, and the optimum by quadrature."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.quadrature import GaussHermite, Nodes, white_nodes
+from numpyro_dgp.guides.rules.rules import Prior, Rule, Site
+from numpyro_dgp.model.beliefs import StandardNormal
+from numpyro_dgp.model.function_values import FunctionValues
+
+__all__ = ["Amortised", "Quadrature"]
+
+
+def _dimensions(rule: Rule, site: Site) -> int:
+    """Columns of a latent site."""
+    if site.fn.event_dim != 1 or site.fn.support.is_discrete or not site.in_plate:
+        raise ValueError(
+            f"rule {type(rule).__name__}: expected site {site.name!r} to be a vector of latent numbers per datum, got "
+            f"a {type(site.fn).__name__} of event shape {site.fn.event_shape}: draw it by dgp.latent in the data plate"
+        )
+    return site.fn.event_shape[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Amortised(Rule):
+    r"""A Gaussian whose parameters a network reads off the datum: :math:`q(w_n) = N(a(x_n, y_n), b(x_n, y_n)^2)`.
+
+    .. math:: [a, r] = \mathrm{network}([x_n, y_n]), \qquad b = \log(1 + e^{r - 3})
+
+    The network sees the inputs of ``dgp.latent`` and the observations of the plates of the site, as columns (C,); it is
+    not called where there are no observations.
+
+    Args:
+        network: from rows (..., C) to rows (..., 2 dim). It runs in the guide, so that it can hold parameters of its
+            own: ``numpyro.param``, or ``numpyro.contrib.module.flax_module`` and ``eqx_module``. By default a
+            small network with tanh units.
+        hidden: widths of the hidden layers of the default network.
+
+    Raises:
+        ValueError: a site that is not a vector per datum, or a network whose output has another shape.
+
+    Source: Salimbeni (2020), sections 4.2.1 and 5.2.5.
+    """
+
+    network: Callable[[Array], Array] | None = None
+    hidden: tuple[int, ...] = (20, 20)
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        dim = _dimensions(self, site)
+        rows = site.data()
+        out = self._default(site, rows, 2 * dim) if self.network is None else self.network(rows)
+        expected = (*rows.shape[:-1], 2 * dim)
+        if jnp.shape(out) != expected:
+            raise ValueError(
+                f"rule Amortised: expected the network of site {site.name!r} to map rows of shape {rows.shape} to "
+                f"{expected}, got {jnp.shape(out)}: the first {dim} columns are means, the others scales"
+            )
+        scale = jax.nn.softplus(out[..., dim:] - 3)
+        return FunctionValues(out[..., :dim], jnp.square(scale))
+
+    def _default(self, site: Site, rows: Array, outputs: int) -> Array:
+        widths = [rows.shape[-1], *self.hidden, outputs]
+        for i, shape in enumerate(itertools.pairwise(widths)):
+            W = site.param(f"W{i}", partial(_glorot, shape, rows.dtype))
+            b = site.param(f"b{i}", partial(jnp.zeros, shape[1:], rows.dtype))
+            rows = (jnp.tanh(rows) if i else rows) @ W + b
+        return rows
+
+
+def _glorot(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    return math.sqrt(2 / sum(shape)) * jax.random.normal(numpyro.prng_key(), shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quadrature(Prior):
+    r"""The optimal q(w), free in form, by Gauss-Hermite quadrature; for one or two latent columns.
+
+    .. math:: q(w_n) \propto e^{L_n(w_n)}\, p(w_n), \qquad
+              \log \int e^{L_n(w_n)}\, p(w_n)\, dw_n \approx \log \sum_q \omega_q\, e^{L_n(w^{(q)})}
+
+    ``dgp.ELBO()`` evaluates that bound, which is above the one of any other q(w). Layers above are drawn jointly over
+    the nodes. Draws of w from its posterior: ``guide.sample_posterior``. To NumPyro's own objectives the rule is
+    :class:`Prior`: a bound too, though a loose one.
+
+    Args:
+        size: number of nodes per column.
+
+    Raises:
+        ValueError: more than two columns, a prior that is not standard normal, a size that is not a positive integer.
+
+    Source: Salimbeni (2020), equation 4.8, with the sum over data outside the logarithm.
+    """
+
+    size: int = 100
+
+    def __post_init__(self) -> None:
+        GaussHermite(self.size)
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        dim = _dimensions(self, site)
+        if dim > 2 or not isinstance(site.fn, StandardNormal):
+            raise ValueError(
+                f"rule Quadrature: expected at most two standard normal columns at site {site.name!r}, got {dim} of a "
+                f"{type(site.fn).__name__}: use guides.Normal() or guides.Amortised() with ImportanceWeighted instead"
+            )
+        return site.fn
+
+    def nodes(self, dim: int, dtype: jnp.dtype) -> Nodes:
+        """Points (Q, dim) and log weights (Q,) of the product rule."""
+        return white_nodes(GaussHermite(self.size), dim, dtype)

@@ -1,0 +1,115 @@
+r"""A rule for inducing values that depend on those of the layer below: Markov dynamics across layers.
+
+With :math:`v^- \sim N(\mu^-, \Sigma^-)` the values of a layer are Gaussian too, :math:`v \sim N(\mu, \Sigma)` with
+
+.. math:: \mu = U \mu^- + V, \quad \Sigma = U \Sigma^- U^\top + W, \quad \operatorname{Cov}[v, v^-] = U \Sigma^- .
+
+Where hidden values do not depend on inducing values this brings nothing (Chamberlin, 2016, section 4.5). Where they
+do, the posterior may know that a lower function of another shape needs another function above it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from numpyro_dgp._checks import require_count
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.rules import Diagonal, Full, Rule, Site, require_site
+from numpyro_dgp.guides.rules.structured import orthonormal
+from numpyro_dgp.model.beliefs import Belief, DiagonalBelief, FullBelief, InducingPrior
+
+__all__ = ["MarkovInducing"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovInducing(Rule):
+    r"""Inducing values that follow those of the layer below.
+
+    .. math:: q(v_p \mid v^-) = N(U_p \operatorname{vec}(v^-) + V_p,\; W_p)
+
+    Every output sees all outputs of the layer below. U starts at zero, where this is ``conditional`` alone.
+
+    Under ``dgp.ELBO`` the values :math:`v^-` are drawn, once for all data, and :math:`v` is integrated out given the
+    draw, with the divergence of :math:`q(v \mid v^-)` in closed form. A layer that no other follows stays integrated.
+    The draw makes gradients noisier than those of independent layers: take several, ``ELBO(num_particles=...)``.
+    :mod:`numpyro_dgp.bounds.markov_two_layers` has the bound of two layers in closed form.
+
+    Args:
+        below: the site of :math:`v^-`; by default that of the inducing values before this one in the program.
+        rank: r, for :math:`U_p = O_p R` with one basis R (r, P⁻ M⁻) for all outputs; ``None`` for a dense U.
+        conditional: rule for :math:`N(V, W)`: ``Full()``, a triangular root of W per output, or ``Diagonal()``.
+
+    Raises:
+        ValueError: a rank that is not a positive integer, another rule as conditional, a site that does not hold
+            inducing values, or one without a layer below, or with ``below`` not before it in the program.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import SVI
+        >>> import numpyro_dgp as dgp
+        >>> from numpyro_dgp.guides import GivenInducing, InducingPoint
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X, noise=0.1))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> guide = InducingPoint(model, sites={"g": MarkovInducing(below="f"), "h": GivenInducing("free")})
+        >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, X[:, 0] ** 2, progress_bar=False)
+        >>> result.params["g_auto_transition"].shape
+        (4, 10)
+
+    Source: Chamberlin (2016), sections 4.7, 4.9 and A.6, whitened; there with one U per pair of outputs, and in
+    section 4.9 with one W for all outputs together.
+    """
+
+    below: str | None = None
+    rank: int | None = None
+    conditional: Full | Diagonal = dataclasses.field(default_factory=Full)
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            require_count("rule MarkovInducing", "rank", self.rank, "5, or None for a dense matrix")
+        if not isinstance(self.conditional, Full | Diagonal):
+            raise ValueError(
+                f"rule MarkovInducing: expected conditional=Full() or Diagonal(), got {self.conditional!r}: it gives "
+                "the covariance of inducing values when those of the layer below are known"
+            )
+
+    def layer_below(self, name: str, order: tuple[str, ...]) -> str:
+        """The site that the values at ``name`` follow; ``order`` holds all inducing sites as the program runs."""
+        before = order[: order.index(name)]
+        if not before:
+            raise ValueError(
+                f"rule MarkovInducing: expected a layer below {name!r}, got the first layer of {list(order)}: give it "
+                "guides.Full()"
+            )
+        below = before[-1] if self.below is None else self.below
+        if below not in before:
+            raise ValueError(
+                f"rule MarkovInducing: expected below to be one of {list(before)}, the inducing values that come "
+                f"before {name!r}, got {below!r}: leave it out for the last of them"
+            )
+        return below
+
+    def __call__(self, site: Site) -> Belief:
+        require_site(InducingPrior, self, site, "inducing values")
+        q = self.conditional(site)
+        shift = self._transition(site, q.loc, site.below().reshape(-1))
+        if isinstance(q, DiagonalBelief):
+            return DiagonalBelief(q.loc + shift, q.scale)
+        return FullBelief(q.loc + shift, q.scale_tril)
+
+    def _transition(self, site: Site, loc: Array, below: Array) -> Array:
+        """U vec(v⁻), of the shape of ``loc``."""
+        rank = self.rank
+        if rank is not None:
+            size = below.size
+            below = site.param("basis", lambda: orthonormal(rank, size, loc.dtype)) @ below
+        return site.param("transition", lambda: jnp.zeros((*loc.shape, below.size), loc.dtype)) @ below

@@ -1,0 +1,125 @@
+"""Rules for the values on a ring (``dgp.Grid``): covariance families of O(M) numbers and O(M log M) work."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._checks import require_positive
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.rules import Rule, Site, initial_scale, require_site
+from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
+
+__all__ = [
+    "Circulant",
+    "ScaledCirculant",
+    "ScaledPrior",
+    "ScaledProduct",
+    "SiteDiagonal",
+    "WhitenedSites",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class _RingRule(Rule):
+    """Means and the positive diagonals that a family uses.
+
+    Args:
+        scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+    """
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive(f"rule {type(self).__name__}", "scale", 1.0 if self.scale is None else self.scale)
+
+    def _parameters(
+        self, site: Site, *names: str, unit: Callable[[RingPrior], Any] = lambda prior: 1.0
+    ) -> tuple[RingPrior, Array, dict[str, Any]]:
+        """The prior, the means, and the diagonals by name: the first starts at the scale, the others at one."""
+        require_site(RingPrior, self, site, "the values of a layer on a dgp.Grid")
+        prior: Any = site.fn
+        shape, dtype = prior.event_shape, prior.dtype
+        loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
+
+        def start(name: str) -> Array:
+            first = unit(prior) * initial_scale(self.scale, site)
+            return jnp.full(shape, first if name == names[0] else 1.0, dtype)
+
+        diagonals = {n: site.param(n, partial(start, n), constraint=constraints.positive) for n in names}
+        return prior, loc, diagonals
+
+
+class Circulant(_RingRule):
+    r"""A stationary posterior: the values on the grid have the covariance :math:`\mathrm{circ}(g^2 \lambda)`.
+
+    Right where data cover the ring evenly. It cannot say that one place is known better than another.
+    Under a Gaussian likelihood the optimum is in closed form: ``dgp.rings.optimal_gain``.
+
+    Source: Tebbutt (2016), section 3.3.
+    """
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        prior, loc, diagonals = self._parameters(site, "gain")
+        return RingBelief(prior, loc, **diagonals)
+
+
+class ScaledPrior(_RingRule):
+    r"""The prior shrunk site by site: :math:`W K W`. Concave in W under a Gaussian likelihood.
+
+    Source: Tebbutt (2016), section 3.4.
+    """
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        prior, loc, diagonals = self._parameters(site, "outer")
+        return RingBelief(prior, loc, **diagonals)
+
+
+class ScaledCirculant(_RingRule):
+    r"""Both: :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`. It contains :class:`Circulant` and :class:`ScaledPrior`.
+
+    Source: Tebbutt (2016), section 3.5.
+    """
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        prior, loc, diagonals = self._parameters(site, "gain", "outer")
+        return RingBelief(prior, loc, **diagonals)
+
+
+class ScaledProduct(_RingRule):
+    r"""The product :math:`W_2 K_2 W K W K_2 W_2` with all three learned; its divergence costs O(M^2 log M), exactly.
+
+    Source: Tebbutt (2016), equation 3.41, where the divergence is left to Monte Carlo.
+    """
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        prior, loc, diagonals = self._parameters(site, "gain", "outer", "inner")
+        return RingBelief(prior, loc, **diagonals)
+
+
+class WhitenedSites(_RingRule):
+    r"""Independent whitened sites: :math:`K^{1/2} W^2 K^{1/2}`. Good where data are missing in places.
+
+    ``Diagonal()`` on a ring is the other whitened diagonal, independent frequencies.
+    """
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        prior, loc, diagonals = self._parameters(site, "outer")
+        return RingBelief(prior, loc, **diagonals, powers=(0.0, 0.0))
+
+
+class SiteDiagonal(_RingRule):
+    r"""Independent values on the grid: :math:`W^2`. The poorest of them, because neighbours are correlated."""
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        prior, loc, diagonals = self._parameters(site, "outer", unit=lambda prior: (1 / prior.spectrum).mean() ** -0.5)
+        return RingBelief(prior, loc, **diagonals, powers=(0.5, 0.0))

@@ -1,0 +1,253 @@
+"""Rules for hidden layers that keep dependencies: on the inducing values, between outputs, on the layer below.
+
+Each works with any kernel, likelihood and minibatch. Under ``dgp.ELBO`` inducing values are still integrated out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._checks import require_positive
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
+from numpyro_dgp.guides.rules.rules import Rule, Site, require_site
+from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
+from numpyro_dgp.representations.points import SparseFunction
+
+__all__ = ["GivenBelow", "GivenInducing", "JointOutputs"]
+
+Weights = Literal["free", "model"] | int | Callable[[Array], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenInducing(Rule):
+    r"""Hidden values that follow the inducing values of their layer.
+
+    .. math:: q(h_{np} \mid v_p) = N(T_{np} v_p + M_{np}, S_{np})
+
+    Args:
+        weights: how the rows T_np, M numbers each, are tied.
+
+            - ``"model"`` (default): the model's own :math:`K_{nm} K_{mm}^{-1}`, whitened. M_np is added to the model's
+              mean and S_np multiplies its variance, so that the start, M = 0 and S = 1, is ``Propagate()``.
+            - ``"free"``: a parameter per datum; T = 0, where it starts, is mean field.
+            - a number r: low rank, :math:`T_{np} = R_{np} O_p` with r numbers per datum and output.
+            - a function from inputs (N, D) to (N, P, M), or (N, M) for a scalar function: amortised. It runs inside the
+              guide, so that it may call ``numpyro.param`` or ``flax_module``.
+        scale: initial standard deviation; with ``"model"``, relative to the model's.
+
+    Where :class:`~numpyro_dgp.guides.Collapsed` takes this rule, T is at its optimum
+    (:mod:`numpyro_dgp.bounds.given_inducing`).
+
+    Raises:
+        ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer.
+
+    Example:
+        ``dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing(5)})``
+
+    Source: Chamberlin (2016), sections 4.3 and A.6, whitened.
+    """
+
+    weights: Weights = "model"
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("rule GivenInducing", "scale", 1.0 if self.scale is None else self.scale)
+        _require_weights("GivenInducing", self.weights)
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        fn, function = hidden_values(self, site)
+        event_dim = fn.event_dim
+        A = _by_output(function, function._whitened(_rows(fn)))
+        if self.weights == "model":
+            T, start, base = A, lambda: jnp.zeros_like(site.initial()), 1.0
+        else:
+            T = jnp.moveaxis(_weights(self.weights, site, fn, ()).reshape(-1, A.shape[0], A.shape[-1]), 1, 0)
+            start, base = site.initial, 0.1
+        shift = site.param("shift", start, event_dim=event_dim)
+        scale = site.param(
+            "scale",
+            lambda: jnp.full_like(start(), self.scale or base),
+            event_dim=event_dim,
+            constraint=constraints.positive,
+        )
+        if self.weights == "model":
+            variance = jnp.square(scale) * fn.conditional_variance
+            return ConditionalValues(fn.loc + shift, variance, fn.spread, None, event_dim)
+        return given_inducing(fn, T, shift, jnp.square(scale))
+
+
+def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> ConditionalValues:
+    """Values that follow the inducing values of their layer by T (P, N, M), for the model's distribution ``fn``."""
+    u, A = fn.function.u, _by_output(fn.function, fn.function._whitened(_rows(fn)))
+    mean = u.loc if isinstance(u, Belief) else u
+    loc = shift + _unrows(jnp.einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
+    spread = gap = None
+    if isinstance(u, Belief):
+        spread, gap = _unrows(u.spread(T), fn), _unrows(u.spread(T - A), fn)
+    return ConditionalValues(loc, variance, spread, gap, fn.event_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class JointOutputs(Rule):
+    r"""Hidden values that depend on the inducing values of all outputs, and on each other:
+    :math:`q(h_n \mid v) = N(T_n \mathrm{vec}(v) + M_n, S_n)` with T_n (P, P M) and S_n (P, P).
+
+    Args:
+        weights: ``"free"`` (default), a rank r, :math:`T_{np} = R_{np} O`, or a function from inputs (N, D) to
+            (N, P, P, M), as in :class:`GivenInducing`.
+        scale: initial standard deviation.
+
+    Raises:
+        ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer with
+            several outputs.
+
+    Source: Chamberlin (2016), sections 4.4, 4.9 and A.6, whitened; there q(v) is joint over outputs.
+    """
+
+    weights: Weights = "free"
+    scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_positive("rule JointOutputs", "scale", self.scale)
+        _require_weights("JointOutputs", self.weights)
+        if self.weights == "model":
+            raise ValueError(
+                'rule JointOutputs: expected weights "free", a rank or a function, got "model": the model does not '
+                "join outputs; use GivenInducing()"
+            )
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        fn, function = hidden_values(self, site)
+        if fn.event_dim != 1:
+            raise ValueError(
+                f"rule JointOutputs: expected several outputs at {site.name!r}, got a scalar function: use "
+                "GivenInducing()"
+            )
+        P = fn.event_shape[0]
+        A = _by_output(function, function._whitened(_rows(fn)))
+        T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, A.shape[-1])
+        shift = site.param("shift", site.initial, event_dim=1)
+        tril = site.param(
+            "scale_tril",
+            lambda: jnp.broadcast_to(self.scale * jnp.eye(P, dtype=shift.dtype), (*site.initial().shape, P)),
+            event_dim=2,
+            constraint=row_scaled_tril,
+        )
+        u: Any = function.u
+        mean = u.loc if isinstance(u, Belief) else u
+        loc = shift + jnp.einsum("npqm,qm->np", T, mean).reshape(fn.loc.shape)
+        spread = gap = None
+        if isinstance(u, Belief):
+            between = T - jnp.eye(P, dtype=A.dtype)[:, :, None] * jnp.moveaxis(A, 1, 0)[:, None]
+            covariance = jax.vmap(lambda rows: u.spread_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
+            spread = covariance(T).reshape(*fn.loc.shape, P)
+            gap = jnp.diagonal(covariance(between), axis1=-2, axis2=-1).reshape(fn.loc.shape)
+        return CorrelatedValues(loc, jnp.tril(tril), spread, gap)
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenBelow(Rule):
+    r"""Hidden values that are linear in the layer below.
+
+    .. math:: q(h_{np} \mid x_n) = N(B_{np}^\top x_n + M_{np}, S_{np})
+
+    Here x are all inputs of the layer, hidden values and data.
+
+    Args:
+        scale: initial standard deviation.
+        slopes: initial B (D, P), or (D,) for a scalar function; zero by default.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that is not a hidden layer.
+
+    Source: Chamberlin (2016), section 4.6.
+    """
+
+    scale: float = 0.1
+    slopes: Any = None
+
+    def __post_init__(self) -> None:
+        require_positive("rule GivenBelow", "scale", self.scale)
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        fn, _ = hidden_values(self, site)
+        x = fn.inputs
+        D = x.shape[-1]
+
+        def slopes() -> Array:
+            start = jnp.zeros((*site.initial().shape, D), x.dtype)
+            return start if self.slopes is None else start + jnp.asarray(self.slopes, x.dtype).T
+
+        B = site.param("slopes", slopes, event_dim=fn.event_dim + 1)
+        shift = site.param("shift", site.initial, event_dim=fn.event_dim)
+        scale = site.param(
+            "scale",
+            lambda: jnp.full_like(site.initial(), self.scale),
+            event_dim=fn.event_dim,
+            constraint=constraints.positive,
+        )
+        along = (B * (x[..., None, :] if fn.event_dim else x)).sum(-1)
+        return FunctionValues(shift + along, jnp.square(scale), event_dim=fn.event_dim)
+
+
+def _require_weights(rule: str, weights: Any) -> None:
+    rank = isinstance(weights, int) and not isinstance(weights, bool) and weights > 0
+    if not (rank or weights in ("free", "model") or callable(weights)):
+        raise ValueError(
+            f'rule {rule}: expected weights "free", "model", a positive rank or a function of the inputs, got '
+            f"{weights!r}: the default ties them as the model does"
+        )
+
+
+def hidden_values(rule: Rule, site: Site) -> tuple[FunctionValues, SparseFunction]:
+    """The model's distribution of a hidden layer and its function."""
+    require_site(FunctionValues, rule, site, "the values of a hidden layer")
+    fn: Any = site.fn
+    return fn, fn.function
+
+
+def _rows(fn: Any) -> Array:
+    return fn.inputs.reshape(-1, fn.inputs.shape[-1])
+
+
+def _unrows(values: Array, fn: FunctionValues) -> Array:
+    return values.reshape(fn.loc.shape)
+
+
+def _by_output(function: SparseFunction, A: Array) -> Array:
+    """A of shape (P, N, M)."""
+    return jnp.broadcast_to(A, (function.outputs or 1, *A.shape[-2:]))
+
+
+def _weights(weights: Weights, site: Site, fn: Any, inner: tuple[int, ...]) -> Array:
+    """T of shape (..., P) + ``inner`` + (M,)."""
+    if callable(weights):
+        return jnp.asarray(weights(fn.inputs), fn.loc.dtype)
+    M, dtype, event_dim = fn.function.Z.shape[-2], fn.loc.dtype, fn.event_dim
+    if isinstance(weights, str):
+        start = lambda: jnp.zeros((*site.initial().shape, *inner, M), dtype)  # noqa: E731
+        return site.param("weights", start, event_dim=event_dim + len(inner) + 1)
+    R = site.param("weights", lambda: jnp.zeros((*site.initial().shape, weights), dtype), event_dim=event_dim + 1)
+    if inner:
+        basis = site.param("basis", lambda: orthonormal(weights, inner[0] * M, dtype).reshape(weights, *inner, M))
+        return jnp.tensordot(R, basis, 1)
+    shape = (*fn.event_shape, weights, M)
+    basis = site.param("basis", lambda: jnp.broadcast_to(orthonormal(weights, M, dtype), shape))
+    return (R[..., None, :] @ basis)[..., 0, :]
+
+
+def orthonormal(rows: int, columns: int, dtype: Any) -> Array:
+    """Rows that are orthonormal as far as they can be: no direction of the first step is lost."""
+    draw = jax.random.normal(jax.random.key(0), (rows, columns), dtype)
+    left, _, right = jnp.linalg.svd(draw, full_matrices=False)
+    return left @ right

@@ -1,0 +1,1 @@
+"""What is done with a program: bounds, fits, streams, chains."""

@@ -1,0 +1,143 @@
+"""``ELBO``, the evidence lower bound with everything integrated that has a closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import kl_divergence
+from numpyro.distributions.util import scale_and_mask
+from numpyro.infer import elbo
+from numpyro.util import check_model_guide_match
+
+from numpyro_dgp._checks import require_count, require_finite
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.importance import Trace, log_prob
+from numpyro_dgp.guides.run import Run, mutable, run
+from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.function_values import FunctionValues, Propagated
+from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
+from numpyro_dgp.model.program import Message, unwrap
+
+__all__ = ["ELBO"]
+
+
+class ELBO(elbo.ELBO):
+    r"""The evidence lower bound, with a lower-variance estimator than NumPyro's stock ones.
+
+    .. math:: \mathcal L = \frac{N}{|B|} \sum_{n \in B} E_{q(h_n)}\bigl[E_{q(f(h_n))} \log p(y_n \mid f(h_n))\bigr]
+              - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)] - \dots
+
+    The guide and then the model run in marginal mode: Gaussian beliefs about inducing values are integrated
+    out of every layer, hidden layers that follow the model contribute nothing, and a KL divergence is in closed
+    form where NumPyro or this package knows one. In expectation it equals ``Trace_ELBO``.
+
+    All particles share one minibatch; the scale of a minibatch comes from the program's plates.
+
+    Args:
+        num_particles: number of draws of the hidden layers averaged.
+        vectorize_particles: ``True`` for ``jax.vmap`` over particles, ``False`` for ``jax.lax.map``.
+
+    Raises:
+        ValueError: NaN or infinite numbers in the arguments of the model.
+
+    Source: Salimbeni (2020), equations 2.9 and 2.19.
+    """
+
+    def __init__(self, num_particles: int = 1, vectorize_particles: bool | Callable[..., Any] = True) -> None:
+        require_count("ELBO", "num_particles", num_particles, "1")
+        super().__init__(num_particles, vectorize_particles)
+
+    def loss_with_mutable_state(  # type: ignore[override]
+        self,
+        rng_key: Array,
+        param_map: dict[str, Array],
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Negative bound of one minibatch, ``{"loss": ..., "mutable_state": ...}``."""
+        for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
+            if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
+                where = jax.tree_util.keystr(path)
+                require_finite(f"data in the model's {where}", value, "drop, impute or mask missing values")
+        plate_key, particle_key = jax.random.split(rng_key)
+
+        def particle(key: Array) -> tuple[Array, dict[str, Any]]:
+            return _bound(run(key, plate_key, param_map, model, guide, args, kwargs))
+
+        if self.num_particles == 1:
+            value, state = particle(particle_key)
+        else:
+            keys = jax.random.split(particle_key, self.num_particles)
+            values, states = self.vectorize_particles_fn(particle, keys)
+            value, state = values.mean(), jax.tree.map(lambda leaf: leaf[0], states)
+        return {"loss": -value, "mutable_state": state or None}
+
+
+def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
+    """One draw of the bound and the values of the program's mutable sites."""
+    guide_trace, model_trace, groups = found
+    check_model_guide_match(model_trace, guide_trace)
+    in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
+    bound = sum((group.bound() for group in groups), jnp.zeros(()))
+    accounted = set[str]().union(*(group.sites for group in groups))
+    for site in guide_trace.values():  # what the guide has integrated itself
+        if site["type"] == "integrated":
+            bound, accounted = bound + site["value"], accounted | set(site["infer"]["sites"])
+    for name, site in model_trace.items():
+        if site["type"] != "sample" or name in accounted:
+            continue
+        if site["is_observed"]:
+            bound = bound + _log_prob(site)
+        else:
+            bound = bound - _divergence(guide_trace[name], site, in_order)
+    for name, site in guide_trace.items():  # auxiliary sites of autoguides
+        if site["type"] == "sample" and name not in model_trace:
+            bound = bound - _log_prob(site)
+    return bound, {**mutable(guide_trace), **mutable(model_trace)}
+
+
+def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Array:
+    """Contribution of a latent site: log q - log p, in closed form where that is exact."""
+    q, p = guide_site["fn"], model_site["fn"]
+    if isinstance(unwrap(q), Propagated):
+        return jnp.zeros(())
+    if isinstance(model_site["value"], Belief):
+        return jnp.sum(scale_and_mask(kl_divergence(model_site["value"], unwrap(p)), model_site["scale"]))
+    # What follows the belief about v has no draw of v to compare densities at.
+    given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedValues)
+    if in_order or given_v:  # in order, no parent of the site in the model comes after it in the guide
+        try:
+            return jnp.sum(scale_and_mask(kl_divergence(q, p), guide_site["scale"]))
+        except NotImplementedError:
+            pass
+    return _log_prob(guide_site) - _log_prob(model_site)
+
+
+@kl_divergence.register(FunctionValues, dist.Normal)
+def _kl_normal(q: FunctionValues, p: dist.Normal) -> Array:
+    """KL of single Gaussian numbers from a prior that the program writes as a ``Normal``."""
+    return kl_divergence(q, FunctionValues(jnp.broadcast_to(p.loc, q.loc.shape), jnp.square(p.scale), event_dim=0))
+
+
+@kl_divergence.register(FunctionValues, dist.Independent)
+def _kl_independent(q: FunctionValues, p: dist.Independent) -> Array:
+    """KL of Gaussian rows from a prior that the program writes with ``to_event``."""
+    if p.reinterpreted_batch_ndims != q.event_dim:
+        raise NotImplementedError
+    numbers = FunctionValues(q.loc, q.conditional_variance, q.spread, event_dim=0)
+    return kl_divergence(numbers, p.base_dist).sum(tuple(range(-q.event_dim, 0)))
+
+
+def _log_prob(site: Message) -> Array:
+    return jnp.sum(scale_and_mask(log_prob(site), site["scale"]))
+
+
+def _latent_names(sites: Trace, others: Trace) -> list[str]:
+    return [n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"] and n in others]

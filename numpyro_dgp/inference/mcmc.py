@@ -1,0 +1,113 @@
+"""Programs for MCMC: the non-centred form of hidden layers, and checks that a program can be sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.infer.reparam import Reparam
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.model.beliefs import StandardNormal
+from numpyro_dgp.model.function_values import FunctionValues, JointValues
+from numpyro_dgp.model.program import Message, refuse_parameter, refuse_subsampling, site_kind, unwrap
+from numpyro_dgp.model.projections import Determined, DeterminedJoint
+from numpyro_dgp.rings.ring_normal import RingNormal
+
+__all__ = ["NonCentered", "for_mcmc"]
+
+
+class NonCentered(Reparam):
+    r"""Non-centred form of the values of a layer, or of a latent ``RingNormal``.
+
+    .. math:: h = m + L\epsilon, \qquad \epsilon \sim N(0, I)
+
+    Given the layer below, hidden values have a tiny variance; sampled as they are written they and their parents
+    move together only in tiny steps. In this form the sampler sees the site ``"<name>_white"``, a priori standard
+    normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance and need no
+    ``"<name>_white"``.
+
+    Example:
+        ``handlers.reparam(model, config={"h": dgp.NonCentered()})``, or ``dgp.for_mcmc(model)`` for all layers.
+
+    Raises:
+        ValueError: the site does not hold function values.
+    """
+
+    def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
+        values = unwrap(fn)
+        if not isinstance(values, FunctionValues | JointValues | RingNormal) or obs is not None:
+            raise ValueError(
+                f"NonCentered: expected {name!r} to hold unobserved function values, got "
+                f"{'an observed ' if obs is not None else 'a '}{type(values).__name__}: use it on hidden layers, and "
+                "numpyro.infer.reparam.LocScaleReparam on other sites"
+            )
+        if isinstance(values, Determined | DeterminedJoint):
+            return None, values.expand(fn.batch_shape).loc
+        on_ring = isinstance(values, RingNormal)
+        values = values if on_ring else values.expand(fn.batch_shape)
+        shape = values.white_shape if on_ring else fn.event_shape
+        white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
+        return None, values.from_white(white)
+
+
+class _Guard(Messenger):
+    """Refuses what NUTS would get wrong in silence."""
+
+    def process_message(self, msg: Message) -> None:
+        refuse_subsampling("for_mcmc", msg)
+        refuse_parameter("for_mcmc", msg)
+
+
+def for_mcmc(
+    model: Callable[..., Any], params: Mapping[str, Array] | None = None, *, noncentered: bool = True
+) -> Callable[..., Any]:
+    """``model`` as MCMC wants it: hidden layers non-centred, ``numpyro.param`` sites fixed at given values.
+
+    ``MCMC(NUTS(model))`` runs on the bare program too. This adds the form that mixes, and errors where NUTS
+    would go on in silence.
+
+    Args:
+        model: the program.
+        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``.
+        noncentered: put every layer's values in the form of :class:`NonCentered`.
+
+    Returns:
+        A program for ``NUTS``, with the same arguments.
+
+    Raises:
+        ValueError: when run, if a plate subsamples or a ``numpyro.param`` site has no value.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 12)[:, None]
+        >>> mcmc = MCMC(NUTS(dgp.for_mcmc(model)), num_warmup=20, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
+        >>> mcmc.get_samples()["f"].shape
+        (20, 3)
+    """
+
+    def noncenter(msg: Message) -> Reparam | None:
+        latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), RingNormal)
+        return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None
+
+    def program(*args: Any, **kwargs: Any) -> Any:
+        with _Guard(), handlers.substitute(data=dict(params or {})):
+            if not noncentered:
+                return model(*args, **kwargs)
+            with handlers.reparam(config=noncenter):
+                return model(*args, **kwargs)
+
+    return program

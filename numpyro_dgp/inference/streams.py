@@ -1,0 +1,125 @@
+"""Shuffled minibatches of arrays that are larger than memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from numpyro_dgp._checks import require_count
+
+__all__ = ["Stream"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stream:
+    """Minibatches of rows of arrays on disk, in a random order that is a pure function of the seed and the step.
+
+    An epoch takes blocks of neighbouring rows in random order. Several blocks at a time are read and their rows
+    shuffled together, so that reads are sequential and memory holds two such windows. Rows left over at the end of
+    an epoch wait for another one: every batch has the same size, and every row is as often in a batch as any other.
+
+    Args:
+        arrays: arrays of equal length N; anything that is sliced like an array will do, such as what
+            ``np.load(..., mmap_mode="r")`` gives, or data sets of h5py or zarr.
+        batch_size: rows per batch.
+        seed: of the order.
+        block: neighbouring rows that are read together.
+        window: blocks whose rows are shuffled together. Where the order of rows on disk means something,
+            ``block * window`` should be well above ``batch_size``.
+
+    Raises:
+        ValueError: arrays of different lengths or none, sizes that are not positive integers, or a batch larger than
+            an epoch.
+
+    Example:
+        >>> X, y = np.arange(1000.0)[:, None], np.arange(1000.0)
+        >>> stream = Stream((X, y), batch_size=100, block=10, window=20)
+        >>> stream.num_rows, stream.steps_per_epoch
+        (1000, 10)
+        >>> x, t = stream.batch(12)  # the third batch of the second epoch
+        >>> x.shape, bool((x[:, 0] == t).all())
+        ((100, 1), True)
+    """
+
+    arrays: Sequence[Any]
+    batch_size: int
+    seed: int = 0
+    block: int = 256
+    window: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "block", "window"):
+            require_count("Stream", name, getattr(self, name), "256")
+        lengths = [len(a) for a in self.arrays]
+        if not lengths or len(set(lengths)) > 1:
+            raise ValueError(f"Stream: expected arrays of equal length, got lengths {lengths}: pass (X, y)")
+        if self.batch_size > lengths[0]:
+            raise ValueError(
+                f"Stream: expected at most {lengths[0]} rows per batch, one epoch, got batch_size={self.batch_size}: "
+                "make it smaller"
+            )
+
+    @classmethod
+    def open(cls, *paths: str | os.PathLike[str], batch_size: int, **options: Any) -> Stream:
+        """From ``.npy`` files, mapped into memory instead of read.
+
+        Args:
+            *paths: one file per array, in the order of the model's arguments.
+            batch_size: rows per batch.
+            **options: the other arguments of the class.
+        """
+        return cls(tuple(np.load(path, mmap_mode="r") for path in paths), batch_size, **options)
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return len(self.arrays[0])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches per epoch."""
+        return self.num_rows // self.batch_size
+
+    def batch(self, step: int) -> tuple[np.ndarray, ...]:
+        """The batch of a step, one array per array of the stream."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        start = position * self.batch_size
+        stop = start + self.batch_size
+        _, ends = self._order(epoch)
+        parts = []
+        for window in range(int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, stop)) + 1):
+            before = int(ends[window - 1]) if window else 0
+            parts.append([a[max(start - before, 0) : stop - before] for a in self._rows(epoch, window)])
+        return tuple(np.concatenate(found) for found in zip(*parts, strict=True))
+
+    @cached_property
+    def _order(self) -> Any:
+        """Of an epoch: its blocks in order, and where every window of them ends."""
+
+        @lru_cache(maxsize=1)
+        def order(epoch: int) -> tuple[np.ndarray, np.ndarray]:
+            blocks = np.random.default_rng((self.seed, epoch)).permutation(-(-self.num_rows // self.block))
+            sizes = np.minimum(self.block, self.num_rows - blocks * self.block)
+            return blocks, np.cumsum(np.add.reduceat(sizes, np.arange(0, len(blocks), self.window)))
+
+        return order
+
+    @cached_property
+    def _rows(self) -> Any:
+        """Of a window of an epoch: its rows in random order."""
+
+        @lru_cache(maxsize=2)
+        def rows(epoch: int, window: int) -> list[np.ndarray]:
+            blocks, ends = self._order(epoch)
+            starts = blocks[window * self.window : (window + 1) * self.window] * self.block
+            shuffle = np.random.default_rng((self.seed, epoch, window)).permutation(
+                int(np.diff(ends, prepend=0)[window])
+            )
+            return [np.concatenate([a[s : s + self.block] for s in starts.tolist()])[shuffle] for a in self.arrays]
+
+        return rows

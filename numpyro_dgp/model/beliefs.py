@@ -1,0 +1,252 @@
+r"""What is known about the whitened inducing values of a layer.
+
+The value at a layer's sample site is one of three things, and the layer does the right thing with each:
+
+- an array: one draw of the whitened values :math:`v`, with :math:`u = L v`, :math:`K_{ZZ} = L L^\top`;
+- a :class:`Belief`: a Gaussian :math:`q(v)`, which the layer integrates out (inside ``dgp.ELBO``);
+- a :class:`FunctionDraw`: a draw of the whole function, consistent across inputs (``dgp.predict``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints, kl_divergence
+
+from numpyro_dgp._typing import Array, pytree, static
+from numpyro_dgp.algebra.gaussians import kl_diagonal, kl_full, log_density, log_determinant
+from numpyro_dgp.algebra.linalg import fused, solve_lower, times_transpose
+from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
+
+__all__ = [
+    "Belief",
+    "DiagonalBelief",
+    "FullBelief",
+    "FunctionDraw",
+    "InducingPrior",
+    "StandardNormal",
+    "project",
+    "whitened_values",
+]
+
+
+class StandardNormal(dist.Distribution):
+    """Independent N(0, 1) numbers in a dtype of their own, whatever the global x64 flag says."""
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_aux_fields = ("dtype",)
+    # What the numbers stand beside, where they are latent columns; not part of the pytree.
+    inputs: Any = None
+
+    def __init__(self, event_shape: tuple[int, ...], dtype: Any, batch_shape: tuple[int, ...] = ()) -> None:
+        self.dtype = jnp.dtype(dtype)
+        super().__init__(batch_shape, event_shape)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return jax.random.normal(key, self.shape(sample_shape), self.dtype)
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        flat = value.reshape(*value.shape[: value.ndim - self.event_dim], -1)
+        return log_density(flat, jnp.zeros((), self.dtype))
+
+    def expand(self, batch_shape: Any) -> StandardNormal:
+        expanded = type(self)(self.event_shape, self.dtype, tuple(batch_shape))
+        expanded.inputs = self.inputs
+        return expanded
+
+    @property
+    def mean(self) -> Array:
+        return jnp.zeros(self.shape(), self.dtype)
+
+    @property
+    def variance(self) -> Array:
+        return jnp.ones(self.shape(), self.dtype)
+
+
+class InducingPrior(StandardNormal):
+    """The prior of whitened inducing values; its type tells guides which sites those are."""
+
+
+class Belief(dist.Distribution):
+    r"""A Gaussian over whitened inducing values, event shape (P, M) or (M,).
+
+    Subclasses say what the Gaussian adds to the covariance of the function at inputs whose whitened
+    cross-covariance is :math:`A = k(x, Z) L^{-\top}`: the spread :math:`A S A^\top`.
+    """
+
+    loc: Array
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample_with_intermediates(key, sample_shape)[0]
+
+    def spread(self, A: Array) -> Array:
+        """Diagonal of the added covariance, shape (N, P), for A of shape (N, M) or (P, N, M)."""
+        raise NotImplementedError
+
+    def spreading(self) -> Callable[[Array], Array]:
+        """:meth:`spread` for several A: what does not depend on A is computed once."""
+        return self.spread
+
+    def spread_covariance(self, A: Array) -> Array:
+        """The added covariance (P, N, N)."""
+        raise NotImplementedError
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    @property
+    def mean(self) -> Array:
+        return self.loc
+
+
+def project(u: Array, A: Array) -> Array:
+    """Products of the rows of A, (N, M) or (P, N, M), with the rows of u, (P, M): shape (N, P)."""
+    return A @ u.T if A.ndim == 2 else (A @ u[..., None])[..., 0].T
+
+
+@fused
+def _correlated(loc: Array, scale_tril: Array, white: Array) -> Array:
+    return loc + (scale_tril @ white[..., None])[..., 0]
+
+
+class FullBelief(Belief):
+    r"""Full covariance per output: :math:`q(v_p) = N(m_p, L_p L_p^\top)`.
+
+    Args:
+        loc: means, (P, M) or (M,).
+        scale_tril: lower triangular factors (P, M, M) or (M, M); the signs of the diagonal are free.
+    """
+
+    arg_constraints = {"loc": constraints.real, "scale_tril": constraints.real}
+    reparametrized_params = ["loc", "scale_tril"]
+
+    def __init__(self, loc: Array, scale_tril: Array) -> None:
+        self.loc, self.scale_tril = loc, scale_tril
+        super().__init__((), jnp.shape(loc), validate_args=False)
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
+        return _correlated(self.loc, self.scale_tril, white), [white]
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        if intermediates:
+            (white,) = intermediates
+        else:
+            white = solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]
+        density = log_density(white, log_determinant(self.scale_tril))
+        return density.sum(-1) if self.event_dim == 2 else density
+
+    @property
+    def covariance(self) -> Array:
+        """Covariances (P, M, M) or (M, M)."""
+        return times_transpose(self.scale_tril)
+
+    @property
+    def variance(self) -> Array:
+        return jnp.square(self.scale_tril).sum(-1)
+
+    def spread(self, A: Array) -> Array:
+        return self.spreading()(A)
+
+    def spreading(self) -> Callable[[Array], Array]:
+        S = self.covariance.reshape(-1, *self.scale_tril.shape[-2:])
+
+        def spread(A: Array) -> Array:
+            if A.ndim == 2:
+                return quadratic_forms(S, A)
+            return jax.vmap(lambda S_p, A_p: quadratic_forms(S_p[None], A_p)[:, 0], out_axes=1)(S, A)
+
+        return spread
+
+    def spread_covariance(self, A: Array) -> Array:
+        half = A @ self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:])
+        return half @ half.mT
+
+
+class DiagonalBelief(Belief):
+    r"""Independent values: :math:`q(v_{pm}) = N(m_{pm}, s_{pm}^2)`.
+
+    Args:
+        loc: means, (P, M) or (M,).
+        scale: standard deviations of the same shape; their signs are free.
+    """
+
+    arg_constraints = {"loc": constraints.real, "scale": constraints.real}
+    reparametrized_params = ["loc", "scale"]
+
+    def __init__(self, loc: Array, scale: Array) -> None:
+        self.loc, self.scale = loc, scale
+        super().__init__((), jnp.shape(loc), validate_args=False)
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
+        return self.loc + self.scale * white, [white]
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        white = intermediates[0] if intermediates else (value - self.loc) / self.scale
+        density = log_density(white, jnp.log(jnp.abs(self.scale)).sum(-1))
+        return density.sum(-1) if self.event_dim == 2 else density
+
+    @property
+    def variance(self) -> Array:
+        return jnp.square(self.scale)
+
+    def spread(self, A: Array) -> Array:
+        return project(self.variance.reshape(-1, A.shape[-1]), jnp.square(A))
+
+    def spread_covariance(self, A: Array) -> Array:
+        half = A * self.scale.reshape(-1, 1, A.shape[-1])
+        return half @ half.mT
+
+
+@kl_divergence.register(FullBelief, InducingPrior)
+def _kl_full_belief(q: FullBelief, prior: InducingPrior) -> Array:
+    return kl_full(q.loc, q.scale_tril).sum()
+
+
+@kl_divergence.register(DiagonalBelief, InducingPrior)
+def _kl_diagonal_belief(q: DiagonalBelief, prior: InducingPrior) -> Array:
+    return kl_diagonal(q.loc, q.scale).sum()
+
+
+@pytree
+class FunctionDraw:
+    r"""A draw of a whole function: whitened inducing values and the key of everything in between.
+
+    Args:
+        u: whitened inducing values, (P, M) or (M,).
+        key: PRNG key of the prior draw that the inducing values correct.
+        num_features: random functions in that prior draw.
+    """
+
+    u: Array
+    key: Array
+    num_features: int = static(default=1024)
+
+
+def whitened_values(
+    owner: str, name: str, prior: InducingPrior, what: str = "inducing values"
+) -> Array | Belief | FunctionDraw:
+    """Open the site ``name`` of whitened values: what is known about them.
+
+    Raises:
+        ValueError: inside a plate, where a function would get one copy per datum.
+    """
+    u = numpyro.sample(name, prior)
+    if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != prior.event_shape:
+        raise ValueError(
+            f"{owner}: expected {what} of shape {prior.event_shape}, got "
+            f"{jnp.shape(getattr(u, 'loc', u))}: open the layer outside every plate, and use outputs= "
+            "for several independent functions"
+        )
+    return u

@@ -1,0 +1,139 @@
+r"""Which inducing values a bound may integrate, and which have to be drawn.
+
+In marginal mode every row of a layer is drawn from its own marginal :math:`q(f(x_n))`, and a likelihood sees the
+marginal too. That gives the bound where each term sees one row of a function: one datum and what stands below it. A
+term that sees several rows of one function, because they are summed or because a function is used twice, needs them
+from one draw of the inducing values. Then these are drawn, once for all data, and the rows given them, as NumPyro's own
+objectives do.
+
+Terms, and the rows that they see, are found by running the program on shapes only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.row_dependence import Rows, mark
+from numpyro_dgp.model.function_values import JointValues
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.sites import Message, site_kind, unwrap
+
+__all__ = ["Coupling", "MarkRows", "coupling", "seen_by_site"]
+
+Fact = dict[str, Rows | None]
+
+
+class MarkRows(Messenger):
+    """Gives every site of function values a placeholder whose rows can be followed through the program."""
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["value"] is None and site_kind(msg) in ("hidden", "exact"):
+            fn: Any = msg["fn"]
+            placeholder = jnp.zeros(fn.shape(), unwrap(fn).loc.dtype)  # type: ignore[attr-defined]
+            msg["value"] = mark(msg["name"], placeholder, len(fn.batch_shape))
+
+
+def _values(site: Message) -> Any:
+    """The function values at a site, or under its likelihood."""
+    fn: Any = unwrap(site["fn"])
+    return getattr(fn, "f_x", fn)
+
+
+def seen_by_site(sites: dict[str, Message]) -> dict[str, dict[str, Array]]:
+    """What the density at each site is computed from: inputs and noise of a function, or the density itself."""
+    seen: dict[str, dict[str, Array]] = {}
+    for name, site in sites.items():
+        kind = site_kind(site) if site["type"] == "sample" else "inducing"
+        if kind == "inducing":
+            continue
+        values = _values(site)
+        given = {key: getattr(values, key, None) for key in ("inputs", "noise")}
+        seen[name] = {key: jnp.asarray(value) for key, value in given.items() if value is not None}
+        if kind not in ("hidden", "exact"):
+            seen[name]["density"] = _density(site)
+    return seen
+
+
+def _density(site: Message) -> Array:
+    fn: Any = unwrap(site["fn"])
+    if isinstance(fn, Likelihood):  # its own function is integrated: what is left is what the conditional closes over
+        fn = fn.conditional(jnp.zeros_like(fn.f_x.loc))
+    return fn.log_prob(site["value"])
+
+
+class Coupling(NamedTuple):
+    """Inducing sites that have to be drawn, and the sites whose density sees several rows of a layer."""
+
+    coupled: frozenset[str]
+    aggregates: frozenset[str]
+
+
+def coupling(sites: dict[str, Message], facts: dict[str, dict[str, Fact]]) -> Coupling:
+    """Read off, from the rows that each site sees, which inducing values have to be drawn.
+
+    Args:
+        sites: a trace of the program under :class:`MarkRows`.
+        facts: by site, what :func:`seen_by_site` depends on.
+    """
+    owner = {n: _inducing_site(sites, n) for n in facts}
+    above: dict[str, Fact] = {}
+    coupled: set[str] = set()
+    aggregates = set()
+    for name, site in sites.items():  # in the order of the program, so that what is below comes first
+        if name not in facts:
+            continue
+        seen = _all_rows(sites, _direct(site, facts[name]), above)
+        above[name] = seen
+        uses = {(owner[below], below, rows) for below, rows in seen.items()}
+        if isinstance(unwrap(site["fn"]), Likelihood):
+            uses.add((owner[name], name, Rows(())))
+        functions = [function for function, _, _ in uses]
+        coupled |= {f for f, _, rows in uses if f is not None and (rows is None or functions.count(f) > 1)}
+        aggregates |= {name} if None in seen.values() else set()
+    return Coupling(frozenset(coupled), frozenset(aggregates))
+
+
+def _inducing_site(sites: dict[str, Message], name: str) -> str | None:
+    """The site of the inducing values of the function at ``name``."""
+    u = getattr(getattr(_values(sites[name]), "function", None), "u", None)
+    return next((n for n, s in sites.items() if u is not None and s["value"] is u), None)
+
+
+def _direct(site: Message, facts: dict[str, Fact]) -> Fact:
+    """Rows that a site sees itself, their axes counted from the end of its batch dimensions."""
+    values = _values(site)
+    joint = isinstance(values, JointValues)
+    # Axes to the right of the batch dimensions; over those of joint values inputs come together.
+    right = {"inputs": 2 if joint else 1, "noise": getattr(values, "event_dim", 0), "density": 0}
+    found: Fact = {}
+    for what, fact in facts.items():
+        for below, rows in fact.items():
+            moved = None
+            if rows is not None and all(axis < -right[what] for axis in rows.axes):
+                moved = Rows(tuple(axis + right[what] for axis in rows.axes), rows.which)
+            found[below] = moved if found.get(below, moved) == moved else None
+    return found
+
+
+def _all_rows(sites: dict[str, Message], direct: Fact, above: dict[str, Fact]) -> Fact:
+    """Rows that a site sees itself or through what it sees."""
+    found = dict(direct)
+    for below, rows in direct.items():
+        own = _own_axes(sites[below])
+        for root, theirs in above[below].items():
+            through = None
+            if rows is not None and theirs is not None:
+                straight = theirs == Rows(own)
+                through = rows if straight else Rows(rows.axes, (*rows.which, (below, theirs)))
+            found[root] = through if found.get(root, through) == through else None
+    return found
+
+
+def _own_axes(site: Message) -> tuple[int, ...]:
+    """The axes over which the rows of a site differ, counted from the end of its batch dimensions."""
+    shape = site["fn"].batch_shape
+    return tuple(axis - len(shape) for axis in range(len(shape)) if shape[axis] > 1)

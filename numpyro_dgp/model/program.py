@@ -1,0 +1,200 @@
+"""What a guide knows of the program it runs: kinds of sites, data plates, initial values.
+
+A program is inspected by running it: once abstractly (``inspect_program``: shapes and structure, no arithmetic),
+and, when parameters are created, once for real (``initial_values``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.row_dependence import row_dependence
+from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
+from numpyro_dgp.model.sites import Message, site_kind, unwrap
+
+__all__ = [
+    "Program",
+    "full_plates",
+    "hide",
+    "initial_values",
+    "inspect_program",
+    "observations",
+    "refuse_parameter",
+    "refuse_subsampling",
+    "site_kind",
+    "structure",
+    "unwrap",
+]
+
+
+def hide(msg: Message) -> None:
+    """Hide a site from everything outside the guide; the program still gets a value."""
+    msg["stop"] = True
+    if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
+        msg["kwargs"]["rng_key"] = numpyro.prng_key()
+
+
+def refuse_subsampling(owner: str, msg: Message) -> None:
+    """Raise if ``msg`` is a plate that takes a random part of its rows."""
+    if msg["type"] != "plate":
+        return
+    size, subsample_size = msg["args"]
+    if subsample_size is not None and subsample_size != size:
+        raise ValueError(
+            f"{owner}: expected a program over all data, got plate {msg['name']!r} that takes {subsample_size} of "
+            f"{size} rows: call the model without its batch argument"
+        )
+
+
+def refuse_parameter(owner: str, msg: Message) -> None:
+    """Raise if ``msg`` is a ``numpyro.param`` without a value, which a sampler would freeze where it starts."""
+    if msg["type"] == "param" and msg["value"] is None:
+        raise ValueError(
+            f"{owner}: expected a value for every numpyro.param, got none for {msg['name']!r}, which MCMC "
+            "would freeze at its initial value: pass params=svi_result.params, make it random with "
+            "handlers.lift(model, prior={...}), or write it as a numpyro.sample site"
+        )
+
+
+def _plates(msg: Message) -> frozenset[str]:
+    return frozenset(frame.name for frame in msg["cond_indep_stack"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The structure of a program for given arguments.
+
+    Args:
+        inducing: inducing sites, in the order of the program.
+        inner: those of functions whose values feed another layer.
+        data_plates: the plate sets of function values, likelihoods and observations.
+        observed_plates: the plate sets of sites observed in this call.
+        nesting: how many batch dimensions the plates take.
+        coupled: inducing sites that a density sees through several rows or several uses of their function.
+        aggregates: sites whose density sees several rows of a hidden layer together.
+    """
+
+    inducing: tuple[str, ...]
+    inner: frozenset[str]
+    data_plates: tuple[frozenset[str], ...]
+    observed_plates: tuple[frozenset[str], ...]
+    nesting: int
+    coupled: frozenset[str] = frozenset()
+    aggregates: frozenset[str] = frozenset()
+
+    def is_per_datum(self, msg: Message) -> bool:
+        """Whether a site has one value per datum: it lies in all plates of some function value or observation."""
+        return any(plates <= _plates(msg) for plates in self.data_plates)
+
+    def is_conditioned(self, msg: Message) -> bool:
+        """Whether this call observes anything in the plates of a per-datum site."""
+        mine = _plates(msg)
+        return any(not mine or mine & plates for plates in self.observed_plates)
+
+
+def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    """Run ``model`` on shapes only and report its structure. Costs tracing, no arithmetic."""
+    found: list[dict[str, Message]] = []
+
+    def first_rows(msg: Message) -> Array | None:
+        size, subsample_size = msg["args"] if msg["type"] == "plate" else (0, None)
+        return jnp.arange(subsample_size or size) if msg["type"] == "plate" else None
+
+    def run(key: Array) -> dict[str, Any]:
+        minibatch = handlers.substitute(substitute_fn=first_rows)
+        with handlers.block(), handlers.trace() as sites, minibatch, MarkRows(), handlers.seed(rng_seed=key):
+            model(*args, **kwargs)
+        found.append(sites)
+        return seen_by_site(sites)
+
+    facts = row_dependence(run, jax.random.key(0))
+    return dataclasses.replace(structure(found[0]), **coupling(found[0], facts)._asdict())
+
+
+def structure(sites: dict[str, Message]) -> Program:
+    """The structure of a program from a trace of it."""
+    samples = [site for site in sites.values() if site["type"] == "sample"]
+    values = {"hidden": [], "observed": []}  # type: dict[str, list[Any]]
+    data, observed = [], []
+    for site in samples:
+        kind = site_kind(site)
+        fn = unwrap(site["fn"])
+        if kind in values:
+            data.append(_plates(site))
+            values[kind].append(getattr(getattr(fn, "f_x", fn), "function", None))
+        if site["is_observed"]:
+            observed.append(_plates(site))
+    # The last layer is what a likelihood integrates; a program with explicit draws only ends at its last one.
+    outputs = [f for f in values["observed"] if f is not None] or values["hidden"][-1:]
+    last = {id(f.u) for f in outputs if hasattr(f, "u")}
+    inducing = [site for site in samples if site_kind(site) == "inducing"]
+    names = tuple(site["name"] for site in inducing)
+    inner = frozenset(site["name"] for site in inducing if id(site["value"]) not in last)
+    nesting = max([-frame.dim for site in samples for frame in site["cond_indep_stack"]], default=0)
+    return Program(names, inner, tuple(data), tuple(observed), nesting)
+
+
+def observations(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], indices: dict[str, Array]
+) -> list[Message]:
+    """The observed sites of a run of ``model`` whose plates take the rows ``indices``."""
+
+    def rows(msg: Message) -> Array | None:
+        return indices.get(msg["name"]) if msg["type"] == "plate" else None
+
+    key = numpyro.prng_key()
+    minibatch = handlers.substitute(substitute_fn=rows)
+    with handlers.block(), handlers.trace() as sites, minibatch, handlers.seed(rng_seed=key):
+        model(*args, **kwargs)
+    return [site for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
+
+
+class full_plates(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which no plate subsamples."""
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "plate":
+            size = msg["args"][0]
+            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+
+
+class _Initialise(full_plates):
+    """Full plates, zero inducing values, layers at their means, the rest as the init strategy says."""
+
+    def __init__(self, strategy: Callable[[Message], Array]) -> None:
+        self.strategy = strategy
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        super().process_message(msg)
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        fn, kind = unwrap(msg["fn"]), site_kind(msg)
+        if kind == "inducing":
+            msg["value"] = jnp.zeros(fn.shape(), fn.dtype)
+        elif kind in ("hidden", "exact"):
+            msg["value"] = fn.loc
+        elif kind != "observed":
+            msg["value"] = self.strategy(msg)
+
+
+def initial_values(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    strategy: Callable[[Message], Array],
+) -> dict[str, Array]:
+    """A value for every latent site of ``model``, over the whole data set even where it subsamples."""
+    key = numpyro.prng_key()
+    with handlers.block(), handlers.trace() as sites, _Initialise(strategy), handlers.seed(rng_seed=key):
+        model(*args, **kwargs)
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}

@@ -1,0 +1,263 @@
+r"""Linear projections of the inputs whose matrix is uncertain.
+
+With whitened entries :math:`v_{qd} \sim N(0, 1)` and a belief :math:`q(v_q) = N(m_q, S_q)` about each row,
+
+.. math::
+    z = m(x) + A x, \quad A_{qd} = s_d v_{qd}, \qquad
+    q(z_q) = N\bigl(m_q(x) + m_q^\top (s \odot x),\; (s \odot x)^\top S_q (s \odot x)\bigr)
+
+Given A nothing is left to chance; the marginals above are all that a bound needs that is a sum over data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import kl_divergence
+
+from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.row_blocks import in_blocks
+from numpyro_dgp.means import Mean, Zero
+from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
+from numpyro_dgp.model.function_values import FunctionValues, JointValues, Propagated
+from numpyro_dgp.model.hidden_posteriors import ConditionalValues
+from numpyro_dgp.model.random_function import mean_values
+
+__all__ = ["Determined", "Projection", "projection"]
+
+
+def _at_loc(values: FunctionValues | JointValues, value: Array) -> Array:
+    """Log density with respect to the point where the values are known to be: 0 there, else minus infinity."""
+    if values.spread is not None:  # of an unknown function; prior and posterior share what is left given it
+        return jnp.zeros(values.batch_shape, values.loc.dtype)
+    tolerance = jnp.finfo(values.loc.dtype).eps ** 0.5
+    near = jnp.abs(value - values.loc) <= tolerance * (1 + jnp.abs(values.loc))
+    return jnp.where(near.all(tuple(range(-values.event_dim, 0))), 0.0, -jnp.inf).astype(values.loc.dtype)
+
+
+class Determined(FunctionValues):
+    """Values without variance of their own: known once the function is, uncertain only through a belief about it."""
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        return _at_loc(self, value)
+
+    def propagated(self) -> PropagatedDetermined:
+        return PropagatedDetermined(self.loc, self.conditional_variance, self.spread, self.event_dim)._from(self)
+
+
+class PropagatedDetermined(Determined, Propagated):
+    """A guide's declaration that determined values follow the model."""
+
+
+class DeterminedJoint(JointValues):
+    """As :class:`Determined`, with the correlations over the last batch dimension."""
+
+    def from_white(self, white: Array) -> Array:
+        return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        return _at_loc(self, value)
+
+    def expand(self, batch_shape: Any) -> DeterminedJoint:
+        wide = super().expand(batch_shape)
+        expanded = DeterminedJoint(wide.loc, wide.conditional_covariance, wide.spread, self.event_dim)
+        return expanded._from(self)
+
+
+@kl_divergence.register(FunctionValues, Determined)
+@kl_divergence.register(ConditionalValues, Determined)
+def _kl_determined(q: FunctionValues, p: Determined) -> Array:
+    raise ValueError(
+        "projection: expected a guide under which projected values follow the model, got independent Gaussians for "
+        'them: give their site the rule Propagate, sites={"z": dgp.guides.Propagate()}'
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Projection:
+    """A random linear function; ``dgp.projection`` makes it.
+
+    Args:
+        scale: prior standard deviations s of the entries, per input column (D,).
+        u: what is known about the whitened entries: an array, a ``Belief`` or a ``FunctionDraw``.
+        outputs: Q, or ``None`` for a scalar function.
+        mean: the mean function.
+    """
+
+    scale: Array
+    u: Array | Belief | FunctionDraw
+    outputs: int | None
+    mean: Mean
+
+    def __call__(self, x: ArrayLike) -> Determined:
+        """Projected inputs, each on its own.
+
+        Args:
+            x: inputs (..., D).
+
+        Returns:
+            A distribution with batch shape ``x.shape[:-1]`` and event shape (Q,), or () for a scalar function.
+
+        Raises:
+            ValueError: inputs of another width, NaN or infinite inputs.
+        """
+        x = self._inputs(x)
+        rows = (x * self.scale).reshape(-1, x.shape[-1])
+        spread = in_blocks(self.u.spreading(), rows) if isinstance(self.u, Belief) else None
+        return self._values(x, project(self._entries(), rows), spread)
+
+    def columns(self, labels: ArrayLike) -> Determined:
+        """Projected one-hot inputs: column ``labels`` of the matrix, gathered instead of multiplied out.
+
+        Args:
+            labels: integers (...,) from 0 to D - 1; the input is 1 in that column and 0 in the others.
+
+        Returns:
+            A distribution with batch shape ``labels.shape`` and event shape (Q,), or () for a scalar function.
+
+        Raises:
+            ValueError: labels that are not integers from 0 to D - 1.
+        """
+        D = len(self.scale)
+        if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
+            raise ValueError(
+                f"projection: expected integer labels, got {jnp.result_type(labels)}: call the projection itself on "
+                "rows of numbers"
+            )
+        if is_concrete(labels) and not ((np.asarray(labels) >= 0) & (np.asarray(labels) < D)).all():
+            raise ValueError(
+                f"projection: expected labels from 0 to {D - 1}, got {np.min(labels)} to {np.max(labels)}: number "
+                "the classes from 0, and open the projection with inputs= their number"
+            )
+        labels = jnp.asarray(labels)
+        spread = None
+        if isinstance(self.u, Belief):
+            spread = jnp.square(self.scale[labels])[..., None] * self._rows(self.u.variance).T[labels]
+        loc = self.scale[labels][..., None] * self._entries().T[labels]
+        return self._values(jax.nn.one_hot(labels, D, dtype=loc.dtype), loc, spread)
+
+    def joint(self, x: ArrayLike) -> DeterminedJoint:
+        """Projected inputs with their correlations over the last batch dimension of ``x`` (..., N, D).
+
+        Returns:
+            A distribution with batch shape ``x.shape[:-2]`` and event shape (N, Q), or (N,).
+        """
+        x = self._inputs(x)
+        each, scaled = self(x), (x * self.scale).reshape(-1, *x.shape[-2:])
+        shape = (*x.shape[:-2], self.outputs or 1, x.shape[-2], x.shape[-2])
+        spread = None
+        if isinstance(self.u, Belief):
+            spread = jax.vmap(self.u.spread_covariance)(scaled).reshape(shape)
+        event_dim = 1 if self.outputs is None else 2
+        values = DeterminedJoint(each.loc, jnp.zeros(shape, each.loc.dtype), spread, event_dim)
+        values.function, values.inputs = self, x
+        return values
+
+    def draw(self, key: Array, x: Array) -> Array:
+        """Draws of m(x) + A x, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, Q)."""
+        v = self._entries()
+        if isinstance(self.u, Belief):
+            v = self.u.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], *v.shape)
+        return (x * self.scale) @ v.mT + self.mean(x)
+
+    def _values(self, x: Array, loc: Array, spread: Array | None) -> Determined:
+        shape = x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs)
+        loc = loc.reshape(shape) + mean_values(self.mean, x, self.outputs)
+        spread = None if spread is None else spread.reshape(shape)
+        values = Determined(loc, jnp.zeros_like(loc), spread, event_dim=0 if self.outputs is None else 1)
+        values.function, values.inputs = self, x
+        return values
+
+    def _entries(self) -> Array:
+        """Whitened entries (Q, D): a draw of them, or their mean under a belief."""
+        if isinstance(self.u, Belief):
+            return self._rows(self.u.loc)
+        return self._rows(self.u.u if isinstance(self.u, FunctionDraw) else self.u)
+
+    def _rows(self, entries: Array) -> Array:
+        return entries.reshape(-1, len(self.scale))
+
+    def _inputs(self, x: ArrayLike) -> Array:
+        require_inputs("projection", x)
+        if np.shape(x)[-1] != len(self.scale):
+            raise ValueError(
+                f"projection: expected inputs with D = {len(self.scale)} columns, got shape {np.shape(x)}: open it "
+                "with inputs=X.shape[1]; for integer labels use its method columns"
+            )
+        require_finite("inputs of a projection", x, "drop, impute or mask the rows with missing values")
+        return jnp.asarray(x, jnp.result_type(x, float))
+
+
+def projection(
+    name: str,
+    inputs: int,
+    outputs: int | None,
+    scale: ArrayLike = 1.0,
+    *,
+    mean: Callable[[Array], Array] | None = None,
+) -> Projection:
+    r"""A linear projection of the inputs, :math:`z = m(x) + A x`, with a Gaussian prior on the matrix A.
+
+    For many input columns, or for labels as one-hot rows: a layer above sees Q columns, and the matrix is
+    integrated out instead of fitted. It opens one sample site, ``name``: the whitened entries :math:`v`, event shape
+    (Q, D), or (D,) for a scalar function, :math:`A_{qd} = s_d v_{qd}`. Guides treat them as the inducing values of a
+    layer. Call it outside every plate, and the projection inside: ``z = numpyro.sample("z", A(x))``.
+
+    The rows of A are independent in every guide. ``Full()`` holds a (D, D) matrix for each of them; for many columns
+    give the site ``Diagonal()``. In ``dgp.ELBO`` each z is drawn from its own Gaussian instead of one A for all data:
+    the bound is a sum over data, so that its mean is the same and its variance smaller.
+
+    MCMC needs ``dgp.for_mcmc(model)``, which makes ``"z"`` a deterministic site; NUTS on the bare program stops with
+    an error, because a continuous site without variance has no density.
+
+    Args:
+        name: name of the site.
+        inputs: D, columns of the inputs.
+        outputs: Q, columns of the projection; ``None`` for a scalar function.
+        scale: s, prior standard deviation of the entries, in units of z per unit of x: a number, or one per
+            input column (D,). Its dtype is that of the site.
+        mean: m, a mean function such as ``dgp.means.pca(X, Q)``; zero by default.
+
+    Returns:
+        The random projection.
+
+    Raises:
+        ValueError: counts that are not positive integers, or a scale of the wrong shape or not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro_dgp as dgp
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     A = dgp.projection("A", 50, 2)
+        ...     with numpyro.plate("data", 7):
+        ...         z = numpyro.sample("z", A(jnp.ones((7, 50))))
+        ...         x = dgp.latent("w", z, 1)
+        >>> z.shape, x.shape
+        ((7, 2), (7, 3))
+
+    Source: Salimbeni (2020), section 4.2.3.
+    """
+    for what, count in (("inputs", inputs), ("outputs", 1 if outputs is None else outputs)):
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(
+                f"projection {name!r}: expected {what} to be a positive integer, got {count!r}: inputs is the number "
+                "of columns of X, outputs what a layer above should see, or None for a scalar function"
+            )
+    require_positive(f"projection {name!r}", "scale", scale)
+    scales = jnp.asarray(scale, jnp.result_type(scale, float))
+    if scales.shape not in ((), (inputs,)):
+        raise ValueError(
+            f"projection {name!r}: expected scale to be a number or of shape ({inputs},), got {scales.shape}: one "
+            "standard deviation per input column"
+        )
+    shape = (inputs,) if outputs is None else (outputs, inputs)
+    u = whitened_values(f"projection {name!r}", name, InducingPrior(shape, scales.dtype))
+    mean_function: Any = Zero() if mean is None else mean
+    return Projection(jnp.broadcast_to(scales, (inputs,)), u, outputs, mean_function)

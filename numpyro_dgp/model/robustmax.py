@@ -1,0 +1,91 @@
+"""Robust-max classification, a conditional for ``Likelihood`` with an expectation of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import log_ndtr
+from numpyro.distributions import constraints
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.linalg import safe_sqrt
+from numpyro_dgp.algebra.quadrature import GaussHermite
+
+__all__ = ["RobustMax"]
+
+
+def _of_class(values: Array, y: ArrayLike) -> Array:
+    """``values`` (..., P) of the classes y; both may have batch dimensions of their own to the left."""
+    index = jnp.asarray(y, int)[..., None]
+    batch = jnp.broadcast_shapes(values.shape[:-1], index.shape[:-1])
+    values, index = jnp.broadcast_to(values, (*batch, values.shape[-1])), jnp.broadcast_to(index, (*batch, 1))
+    return jnp.take_along_axis(values, index, -1)[..., 0]
+
+
+class RobustMax(dist.Distribution):
+    r"""Robust-max classification: class :math:`\arg\max_c v_c` with probability :math:`1 - \epsilon`, else any other.
+
+    Inside ``Likelihood`` its expectation needs only the probability that :math:`v_y` is the largest, one
+    one-dimensional Gauss-Hermite integral.
+
+    Args:
+        values: function values (..., P), one per class.
+        epsilon: probability of the other classes together.
+
+    Raises:
+        ValueError: fewer than two classes, or epsilon outside (0, 1).
+
+    Source: Hernandez-Lobato et al. (2011); Salimbeni (2020), section 3.4.5.
+    """
+
+    arg_constraints = {"values": constraints.real_vector}
+    pytree_aux_fields = ("epsilon",)
+
+    def __init__(self, values: Array, epsilon: float = 1e-3) -> None:
+        if jnp.ndim(values) < 1 or jnp.shape(values)[-1] < 2:
+            raise ValueError(
+                f"RobustMax: expected values (..., P) of at least two classes, got {jnp.shape(values)}: "
+                "open the layer with outputs= the number of classes"
+            )
+        if not 0 < epsilon < 1:
+            raise ValueError(f"RobustMax: expected 0 < epsilon < 1, got {epsilon}: 1e-3 is usual")
+        self.values, self.epsilon = values, epsilon
+        super().__init__(jnp.shape(values)[:-1], ())
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.integer_interval(0, self.values.shape[-1] - 1)
+
+    @property
+    def probs(self) -> Array:
+        """Class probabilities (..., P)."""
+        winner = jax.nn.one_hot(self.values.argmax(-1), self.values.shape[-1], dtype=self.values.dtype)
+        other = self.epsilon / (self.values.shape[-1] - 1)
+        return winner * (1 - self.epsilon - other) + other
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return jax.random.categorical(key, jnp.log(self.probs), shape=self.shape(sample_shape))
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        return jnp.log(_of_class(self.probs, value))
+
+    def expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
+        """E[log p(y | v)] for independent v_c ~ N(loc_c, variance_c)."""
+        first = self._probability_first(y, loc, variance)
+        other = jnp.log(self.epsilon / (loc.shape[-1] - 1))
+        return first * jnp.log1p(-self.epsilon) + (1 - first) * other
+
+    def log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
+        """log E[p(y | v)] for independent v_c ~ N(loc_c, variance_c)."""
+        first = self._probability_first(y, loc, variance)
+        return jnp.log(first * (1 - self.epsilon) + (1 - first) * self.epsilon / (loc.shape[-1] - 1))
+
+    def _probability_first(self, y: Array, loc: Array, variance: Array) -> Array:
+        own_loc, own_variance = (_of_class(a, y) for a in (loc, variance))
+        nodes = GaussHermite().nodes(own_loc, own_variance)
+        below = log_ndtr((nodes.points[..., None] - loc) / safe_sqrt(variance))
+        own = jnp.arange(loc.shape[-1]) == jnp.asarray(y, int)[..., None]
+        return nodes.mean(jnp.exp(jnp.where(own, 0, below).sum(-1)))

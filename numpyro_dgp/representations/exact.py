@@ -1,0 +1,72 @@
+"""Exact processes: values at all inputs at once, no inducing values."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import ArrayLike
+from numpyro_dgp.algebra.whitening import inverse_cholesky
+from numpyro_dgp.means import Mean
+from numpyro_dgp.model.function_values import JointValues
+from numpyro_dgp.model.random_function import checked_inputs, mean_values, noise_covariance
+from numpyro_dgp.representations.inducing import Kernels, covariances, gram
+from numpyro_dgp.representations.points import SparseFunction, whiten_columns
+
+__all__ = ["ExactFunction"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExactFunction:
+    """An exact Gaussian process, ``dgp.gp(..., inducing=None)``: it opens no site of its own.
+
+    Its values are drawn at all inputs at once, outside the data plate:
+    ``v = numpyro.sample("v", f(X))``. Exact regression is ``numpyro.sample("y", f(X, noise=s), obs=y)``.
+    """
+
+    kernels: Kernels
+    outputs: int | None
+    mean: Mean
+
+    def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
+        """Values at the inputs ``x`` (..., N, D) jointly: event shape (N, P), or (N,).
+
+        Args:
+            x: inputs (..., N, D).
+            noise: standard deviation of Gaussian process noise, a number or one per output.
+
+        Raises:
+            ValueError: NaN or infinite inputs, or noise that is not positive.
+        """
+        x = checked_inputs(x, None, noise)
+        loc = mean_values(self.mean, x, self.outputs)
+        loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
+        covariance = covariances(self.kernels, x) + noise_covariance(noise, x.shape[-2], x.dtype)
+        values = JointValues(loc, covariance, event_dim=1 if self.outputs is None else 2)
+        values.function, values.inputs = self, x
+        return values
+
+    joint = __call__
+
+    def condition(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
+        """The process given its values at ``x``: a function to call on new inputs.
+
+        Args:
+            x: inputs (N, D) where the values are known.
+            values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import numpyro_dgp as dgp
+            >>> f = dgp.gp("f", dgp.kernels.RBF(), None)
+            >>> x = jnp.array([[0.0], [1.0]])
+            >>> given = f.condition(x, jnp.array([1.0, -1.0]))
+            >>> print(given(x).mean.round(3))
+            [ 1. -1.]
+        """
+        x = checked_inputs(x, None, None)
+        residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
+        whiten = inverse_cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
+        u = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
+        return SparseFunction(self.kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)

@@ -1,0 +1,185 @@
+r"""``Grid`` beside ``Points``: inducing values on a regular grid that closes to a ring.
+
+The kernel is made periodic everywhere, so that the layer is a Gaussian process on a ring and its bound is a bound:
+with the plain :math:`k(x, z)` and a circulant :math:`k(Z, Z)` the conditional variance becomes negative without limit.
+Seen from the data it is the process on the line as long as the ring is six lengthscales longer than they reach.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+from scipy.fft import next_fast_len
+
+from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._typing import ArrayLike, pytree, static
+from numpyro_dgp.kernels import Kernel
+from numpyro_dgp.means import Mean
+from numpyro_dgp.model.beliefs import whitened_values
+from numpyro_dgp.representations.inducing import Kernels
+from numpyro_dgp.rings.features import RingFeatures
+from numpyro_dgp.rings.ring_beliefs import RingPrior
+from numpyro_dgp.rings.ring_function import Component, RingFunction, covariance_on_grid
+from numpyro_dgp.rings.spectra import Ring, components
+from numpyro_dgp.rings.windows import neighbours
+
+__all__ = ["Grid"]
+
+# The share of the variance left open half-way between grid points from which the grid is called too coarse.
+_COARSE = 0.5
+
+
+@pytree
+class Grid(Ring):
+    r"""A regular grid of inducing points on a ring: O(N M) per layer, no matrix of the grid and no factorisation.
+
+    The layer's site holds M whitened values v in real Fourier (Hartley) coordinates, :math:`u = H \Lambda^{1/2} v`,
+    where u are the values on the grid and :math:`\Lambda` the spectrum of the periodic kernel. They are
+    those of the function without its parts above seventeen times (five times in two dimensions, three times in
+    three) the highest frequency that the grid resolves; for smooth kernels there is no difference. The kernel itself is
+    not approximated.
+
+    A kernel on all D columns has ``size[0] * ... * size[D-1]`` values. An additive one, ``k0.on(0) + k1.on(1)``, has
+    one ring per term, ``size[0] + size[1]`` values. Kernels must be stationary with a spectral density.
+
+    Inputs outside of [low, high] raise an error where their values are known. In compiled programs, where they are
+    not, they go round: x and x + (high - low) are the same point.
+
+    Args:
+        low: where the ring begins, units of the input; a number, or (D,).
+        high: where it closes; a number, or (D,). :meth:`around` chooses both.
+        size: grid points, an integer or one per dimension, D at most 3.
+        neighbours: grid points around an input that its value is computed from, an integer or one per dimension;
+            ``None`` for all; :meth:`local` chooses. A step then costs O(N n log n + M log M) instead of O(N M), n being
+            their number (with n^2 in place of n log n for the rules ``Circulant``, ``ScaledPrior`` and
+            ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and
+            ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless.
+
+    Raises:
+        ValueError: as :class:`~numpyro_dgp.rings.spectra.Ring`; neighbours that are not integers from 2 on; where
+            weights are known, fewer of them than the kernel reaches.
+
+    Example:
+        >>> import numpyro
+        >>> import numpyro_dgp as dgp
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), Grid(-5.0, 5.0, 20))
+        >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape
+        ((7,), (20,))
+
+    Source: Tebbutt (2016), chapter 3, with the kernel periodic also in k(x, z); additive rings, its section 3.5.
+    """
+
+    neighbours: int | tuple[int, ...] | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.neighbours is None:
+            return
+        D = len(self.sizes)
+        found = (self.neighbours,) * D if isinstance(self.neighbours, int) else tuple(self.neighbours)
+        if len(found) != D or not all(isinstance(n, int) and n >= 2 for n in found):
+            raise ValueError(
+                f"Grid: expected neighbours to be an integer from 2 on, or one per dimension, got {self.neighbours} "
+                f"for {D} dimension(s): grid.local(kernel) chooses, None means all points"
+            )
+        object.__setattr__(self, "neighbours", found)
+
+    @classmethod
+    def around(cls, X: ArrayLike, lengthscale: ArrayLike, *, per_lengthscale: float = 2.0, margin: float = 3.0) -> Grid:
+        """A ring around data: longer by ``margin`` lengthscales on either side, ``per_lengthscale`` points in each.
+
+        Args:
+            X: inputs (N, D).
+            lengthscale: the smallest that is expected, units of the input; a number, or (D,).
+            per_lengthscale: grid points per lengthscale; two leave an RBF a conditional variance of 1e-7.
+            margin: lengthscales on either side.
+
+        Raises:
+            ValueError: NaN or infinite inputs, more than three columns, numbers that are not positive.
+
+        Example:
+            >>> grid = Grid.around(np.array([[0.0], [4.0]]), 1.0)
+            >>> print(grid.low, grid.high, grid.size)
+            [-3.] [7.] (20,)
+        """
+        require_inputs("Grid.around", X)
+        require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
+        for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
+            require_positive("Grid.around", name, value)
+        X = np.asarray(X)
+        scale = np.broadcast_to(np.asarray(lengthscale, X.dtype), X.shape[-1:])
+        rows = X.reshape(-1, X.shape[-1])
+        low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale
+        wanted = np.ceil(per_lengthscale * (high - low) / scale - 1e-6)
+        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted))
+
+    def local(self, kernel: Kernel, *, tol: float = 1e-5, scaled: bool = False) -> Grid:
+        """The same grid, on which values are computed from as many neighbours as the kernel reaches.
+
+        Args:
+            kernel: with the largest lengthscale that is expected.
+            tol: share of the length (root of the sum of squares) of an input's weights that may be left out. Means,
+                in standard deviations of the prior, and variances change by about as much.
+            scaled: for the rules that scale values on the grid, ``ScaledPrior``, ``ScaledCirculant`` and
+                ``SiteDiagonal``. Their weights decay more slowly.
+
+        Raises:
+            ValueError: a kernel without a spectral density or with hyperparameters that are traced; ``tol`` that is
+                not positive.
+
+        Example:
+            >>> from numpyro_dgp.kernels import RBF
+            >>> grid = Grid(0.0, 1000.0, 2000)
+            >>> grid.local(RBF()).neighbours, grid.local(RBF(), scaled=True).neighbours
+            ((30,), (72,))
+        """
+        require_positive("Grid.local", "tol", tol)
+        if not is_concrete(kernel, self.low, self.high):
+            raise ValueError(
+                "Grid.local: expected a kernel with known hyperparameters, got traced ones: call it before the program "
+                "is compiled, with the largest lengthscale"
+            )
+        return dataclasses.replace(self, neighbours=neighbours(kernel, self, tol, 0.5 if scaled else 0.0))
+
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:
+        """Open the site of layer ``name`` and return its random function."""
+        parts = _components(name, kernels, self)
+        _warn_if_coarse(name, parts)
+        K = covariance_on_grid(parts)
+        M = K.spectrum.shape[-1]
+        prior = RingPrior((M,) if outputs is None else (outputs, M), K.spectrum, K.blocks)
+        u = whitened_values(f"gp {name!r}", name, prior, "whitened values")
+        return RingFunction(kernels, self, parts, u, outputs, mean)
+
+
+def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:
+    per_output = [components(k, len(grid.sizes)) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels)]
+    if any(set(found) != set(per_output[0]) for found in per_output):
+        raise ValueError(
+            f"gp {name!r}: expected kernels of all outputs to act on the same columns on a Grid, got "
+            f"{[list(found) for found in per_output]}: open one layer per structure"
+        )
+    return tuple(
+        (dims, tuple(RingFeatures.of(found[dims], grid.on(dims)) for found in per_output)) for dims in per_output[0]
+    )
+
+
+def _warn_if_coarse(name: str, parts: tuple[Component, ...]) -> None:
+    """Say how much of the variance the grid leaves open between its points, where that is more than half."""
+    if not is_concrete(parts):
+        return
+    for _, features in parts:
+        for f in features:
+            step = f.ring.length / jnp.asarray(f.ring.sizes, f.ring.dtype)
+            share = float(f.conditional_variance((f.ring.origin + 0.5 * step)[None])[0] / f.variance)
+            if share > _COARSE:
+                warnings.warn(
+                    f"gp {name!r}: a grid with steps of {np.asarray(step)} leaves {share:.0%} of the variance of its "
+                    "kernel open between the points: make it finer, dgp.Grid.around(X, lengthscale) takes two points "
+                    "per lengthscale",
+                    stacklevel=4,
+                )

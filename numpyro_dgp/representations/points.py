@@ -1,0 +1,107 @@
+"""Random functions represented by values at inducing inputs: ``SparseFunction``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.belief_moments import belief_moments
+from numpyro_dgp.algebra.linalg import jitter, matmul, rows_times
+from numpyro_dgp.algebra.row_blocks import rows_in_block
+from numpyro_dgp.algebra.whitening import relative_change
+from numpyro_dgp.means import Mean
+from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, project
+from numpyro_dgp.model.random_function import InducedFunction, Moments
+from numpyro_dgp.representations.inducing import Kernels, covariances, cross_covariance, features, gram, variances
+
+__all__ = ["SparseFunction", "whiten_columns"]
+
+
+def whiten_columns(whiten: Array, values: Array) -> Array:
+    """Whitened values (P, M) of values (M, P) at the inducing inputs."""
+    return (whiten @ values.T[..., None])[..., 0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SparseFunction(InducedFunction):
+    """A function represented by whitened values at inducing inputs; ``dgp.gp`` makes it.
+
+    Args:
+        kernels: one kernel, or one per output.
+        Z: inducing inputs (M, D) or (P, M, D).
+        whiten: :math:`L^{-1}`, the inverse Cholesky factor of k(Z, Z), (M, M) or (P, M, M).
+        u: what is known about the whitened values: an array, a ``Belief`` or a ``FunctionDraw``.
+        outputs: P, or ``None`` for a scalar function.
+        mean: the mean function.
+    """
+
+    kernels: Kernels
+    Z: Array
+    whiten: Array
+    u: Array | Belief | FunctionDraw
+    outputs: int | None
+    mean: Mean
+
+    @property
+    def size(self) -> int:
+        return self.Z.shape[-2]
+
+    @property
+    def dims(self) -> int:
+        return self.Z.shape[-1]
+
+    def _whitened(self, rows: Array) -> Array:
+        """A = k(x, Z) L^{-T}."""
+        dtype = jnp.result_type(rows, self.whiten)
+        cross = cross_covariance(self.kernels, rows, self.Z).astype(dtype)
+        whiten = self.whiten.astype(dtype)
+        return rows_times(cross, whiten.T) if cross.ndim == whiten.ndim == 2 else matmul(cross, whiten.mT)
+
+    def _covariances(self, x: Array, y: Array | None = None) -> Array:
+        return covariances(self.kernels, x, y)
+
+    def _fixed(self) -> SparseFunction:
+        stopped = jax.lax.stop_gradient((self.kernels, self.Z, self.whiten))
+        return dataclasses.replace(self, kernels=stopped[0], Z=stopped[1], whiten=stopped[2])
+
+    def _conditional_variance(self, rows: Array, A: Array) -> Array:
+        k = variances(self.kernels, rows)
+        # Rounding can push the difference below zero; what is left there is the jitter.
+        return jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.size) * k)
+
+    def _row_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        u, M = self.u, self.size
+        if not isinstance(u, FullBelief) or self.whiten.ndim == 3:
+            return super()._row_moments(rows)
+        change = relative_change(gram(self.kernels, self.Z), self.whiten)
+        T = u.covariance.reshape(-1, M, M) - jnp.eye(M, dtype=u.loc.dtype)
+        arrays = change, jax.lax.stop_gradient(self.whiten), self._rows(u.loc), T
+        dtype = jnp.result_type(rows, *arrays)
+        from_cross = belief_moments(rows_in_block(rows), *(a.astype(dtype) for a in arrays))
+
+        def moments(rows: Array) -> Moments:
+            cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
+            loc, explained, gain = from_cross(cross.astype(dtype))
+            conditional = jnp.maximum(k - explained[:, None], jitter(loc.dtype, M) * k)
+            spread = jnp.maximum(gain + explained[:, None], 0)
+            return loc, jnp.broadcast_to(conditional, loc.shape), spread, k + gain
+
+        return moments
+
+    def _moments(self, rows: Array) -> Moments:
+        loc, conditional, spread, total = super()._moments(rows)
+        if total is not None:
+            # Here and not in a block, which would have to compute it again for the derivative.
+            least = jitter(total.dtype, self.size) * variances(self.kernels, rows)
+            total = jnp.maximum(total, least[:, None])
+        return loc, conditional, spread, total
+
+    def _prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        def values(x: Array) -> Array:
+            return project(weights, features(self.kernels, key, x, weights.shape[-1]))
+
+        return values(rows), whiten_columns(self.whiten, values(self.Z))

@@ -1,0 +1,222 @@
+r"""What a process on a ring says about values on its grid: whitened cross-covariances by a trigonometric sum.
+
+Let :math:`s_n = S(\omega_n) / |L|` be the variance of the process at the frequency n of the ring. Only its part
+below :math:`(A + \tfrac12)\, m`, seventeen times what the grid can resolve in one dimension, is observed on the grid
+(A is ``spectra.NEAR``). With a nugget j it has the eigenvalues :math:`\lambda_k = M \sum_a s_{k + am} + j`, and a
+value at grid position :math:`x = i + \theta` (in steps) has with the whitened Hartley coordinate k the covariance
+
+.. math:: A_k(x) = (\mathrm{Re} + \mathrm{Im})\; e^{2\pi i k x / m} \sum_{|a| \le A} R_{ak}\, e^{2\pi i a \theta},
+          \qquad R_{ak} = \sqrt{M / \lambda_k}\; s_{k + am} .
+
+Nothing cancels in it, in any precision: there is no Gram matrix, no factorisation and no sum over images.
+The same rewriting gives the conditional variance as a sum of squares:
+
+.. math:: k(x, x) - A A^\top = \mathrm{rest} + 4 \sum_{a < a'} (R R^\top)_{aa'} \sin^2(\pi (a - a') \theta) .
+
+It depends on where x lies between two grid points only and is never negative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._typing import Array, pytree
+from numpyro_dgp.algebra.linalg import jitter, matmul, set_diagonal
+from numpyro_dgp.kernels.base import Constant, Kernel, Product, Sum
+from numpyro_dgp.kernels.stationary import Stationary
+from numpyro_dgp.rings.spectra import NEAR, Ring, aliases, frequencies, periodised, spectral_mass
+
+__all__ = ["RingFeatures", "Waves", "position", "random_waves"]
+
+# The rounding of a Fourier transform hardly grows with its size: the jitter of a Gram matrix of this many inputs.
+_NUGGET_OF = 100
+
+
+def _differences(alias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct differences b (B, D) of aliases a < a', and which of them each pair (Q, Q) has (B where a >= a')."""
+    pairs = alias[:, None] - alias[None]
+    earlier = np.triu(np.ones(pairs.shape[:2], bool), 1)
+    distinct, which = np.unique(pairs[earlier], axis=0, return_inverse=True)
+    index = np.full(pairs.shape[:2], len(distinct))
+    index[earlier] = which.ravel()
+    return distinct, index
+
+
+@pytree
+class RingFeatures:
+    """One component of a process on a ring, ready to be called at inputs; :meth:`of` builds it.
+
+    Args:
+        kernel: the kernel before it is made periodic.
+        ring: the grid.
+        roots: R of the module's docstring (Q, M).
+        spectrum: eigenvalues of the covariance of the grid's values, nugget included (M,).
+        variance: of the process, ().
+        rest: the conditional variance on the grid points, ().
+        between: what is added between them, by difference of aliases (B,).
+    """
+
+    kernel: Kernel
+    ring: Ring
+    roots: Array
+    spectrum: Array
+    variance: Array
+    rest: Array
+    between: Array
+
+    @classmethod
+    def of(cls, kernel: Kernel, ring: Ring, nugget: float | None = None) -> RingFeatures:
+        """From a stationary kernel with a spectral density.
+
+        Args:
+            kernel: k, before it is made periodic.
+            ring: the grid.
+            nugget: variance of the noise on the grid's values, relative to the kernel's; by default the jitter of a
+                Gram matrix of 100 inputs.
+
+        Raises:
+            ValueError: a kernel without one.
+        """
+        k, a, sizes = frequencies(ring.sizes), aliases(ring.sizes), np.array(ring.sizes)
+        multiples = k[None] + a[:, None] * sizes
+        symmetric = (np.abs(multiples) <= _last_frequency(ring)).all(-1)
+        mass = spectral_mass(kernel, ring, jnp.asarray(multiples, ring.dtype)) * symmetric
+        origin = jnp.zeros((1, len(sizes)), ring.dtype)
+        observed = mass.sum()
+        variance = jnp.maximum(periodised(kernel, ring, origin, origin)[0, 0], observed)
+        eigenvalues = len(k) * mass.sum(0)
+        spectrum = eigenvalues + (jitter(ring.dtype, _NUGGET_OF) if nugget is None else nugget) * variance
+        roots = mass * jnp.sqrt(len(k) / spectrum)
+        noise = (eigenvalues * (spectrum - eigenvalues) / spectrum).mean()
+        distinct, which = _differences(a)
+        gram = matmul(roots, roots.T)
+        between = jnp.zeros(len(distinct) + 1, gram.dtype).at[which].add(gram)[:-1]
+        return cls(kernel, ring, roots, spectrum, variance, variance - observed + noise, 4 * between)
+
+    def whitened(self, x: Array) -> Array:
+        """A, covariances of the values at x (N, D) with the whitened Hartley coordinates: (N, M)."""
+        steps, theta = position(self.ring, x, jnp.floor)
+        cycles: Any = 0
+        for d, m in enumerate(self.ring.sizes):
+            k = frequencies(self.ring.sizes)[:, d]
+            # Whole steps go round in integers, so that the phase keeps all its digits at high frequencies.
+            whole = _product(steps[:, d, None], k, m).astype(theta.dtype)
+            cycles = cycles + whole / m + theta[:, d, None] * jnp.asarray(k / m, theta.dtype)
+        phase = 2 * math.pi * cycles
+        alias = 2 * math.pi * matmul(theta, jnp.asarray(aliases(self.ring.sizes).T, theta.dtype))
+        roots = self.roots.astype(theta.dtype)
+        even, odd = matmul(jnp.cos(alias), roots), matmul(jnp.sin(alias), roots)
+        return jnp.cos(phase) * (even + odd) + jnp.sin(phase) * (even - odd)
+
+    def power(self, x: Array) -> Array:
+        r"""Sums of squares of the columns of A, meant over opposite frequencies: (M,), exactly, in O(N Q + M Q^2).
+
+        .. math:: \tfrac12 \sum_n (A_{nk}^2 + A_{n,-k}^2)
+                  = \sum_{aa'} R_{ak} R_{a'k} \sum_n \cos\bigl(2\pi (a - a') \theta_n\bigr)
+        """
+        _, theta = position(self.ring, x, jnp.floor)
+        alias = 2 * math.pi * matmul(theta, jnp.asarray(aliases(self.ring.sizes).T, theta.dtype))
+        even, odd, roots = jnp.cos(alias), jnp.sin(alias), self.roots.astype(theta.dtype)
+        return (roots * matmul(matmul(even.T, even) + matmul(odd.T, odd), roots)).sum(0)
+
+    def conditional_variance(self, x: Array) -> Array:
+        """Variance at x (N, D) given the values on the grid: (N,), in O(N) once the features exist."""
+        _, theta = position(self.ring, x, jnp.floor)
+        distinct, _ = _differences(aliases(self.ring.sizes))
+        waves = jnp.square(jnp.sin(math.pi * matmul(theta, jnp.asarray(distinct.T, theta.dtype))))
+        return self.rest + matmul(waves, self.between.astype(theta.dtype))
+
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
+        """The periodised kernel between inputs (..., N, D): (..., N, N)."""
+        K = periodised(self.kernel, self.ring, x, x if y is None else y)
+        if y is not None:
+            return K
+        return set_diagonal(K, jnp.broadcast_to(self.variance.astype(K.dtype), K.shape[:-1]))
+
+
+def position(ring: Ring, x: Array, rounded: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """Whole steps from the origin, as integers within the ring, and what is left, in steps: each (N, D)."""
+    sizes = jnp.asarray(ring.sizes, x.dtype)
+    steps = (x - ring.origin.astype(x.dtype)) / ring.length.astype(x.dtype) * sizes
+    whole = rounded(jax.lax.stop_gradient(steps))
+    return (whole % sizes).astype(jnp.int32), steps - whole
+
+
+def _product(i: Array, k: np.ndarray, m: int) -> Array:
+    """``i * k % m`` for i from 0 to m - 1 and k from -m / 2 to m / 2, in 32-bit integers."""
+    if m < 2**16:
+        return i * k % m
+    found = jnp.zeros((), jnp.int32)
+    for shift in (16, 8, 0):
+        found = (256 * found + (i >> shift & 255) * k) % m
+    return found
+
+
+def _last_frequency(ring: Ring) -> np.ndarray:
+    """The largest multiple (D,) observed on the grid, such that the multiples are symmetric about zero."""
+    sizes = np.array(ring.sizes)
+    return NEAR[len(sizes)] * sizes + (sizes - 1) // 2
+
+
+@pytree
+class Waves:
+    """Random functions :math:`c_i \\cos(2\\pi n_i x / L + b_i)` on a ring.
+
+    Args:
+        ring: the ring.
+        multiples: n, whole numbers (num, D).
+        amplitude: c (num,).
+        phase: b (num,).
+    """
+
+    ring: Ring
+    multiples: Array
+    amplitude: Array
+    phase: Array
+
+    def __call__(self, x: Array) -> Array:
+        """Values (N, num) at x (N, D)."""
+        turns = (x - self.ring.origin) / self.ring.length
+        return self.amplitude * jnp.cos(2 * math.pi * matmul(turns, self.multiples.T) + self.phase)
+
+    def observed(self) -> Waves:
+        """The part below the last frequency that the grid's values know."""
+        known = (jnp.abs(self.multiples) <= _last_frequency(self.ring)).all(-1)
+        return Waves(self.ring, self.multiples, self.amplitude * known, self.phase)
+
+
+def random_waves(kernel: Kernel, key: Array, ring: Ring, num: int) -> list[Waves]:
+    r"""Random functions whose covariance, summed over the list, is the periodised kernel: exactly, for any ``num``.
+
+    A frequency :math:`\omega` drawn from the kernel's own spectral density is rounded to the nearest frequency
+    :math:`\omega_n` of the ring, and the variance of the wave multiplied by :math:`S(\omega_n) / S(\omega)`.
+
+    Raises:
+        ValueError: a kernel that is not a sum or multiple of stationary kernels with frequencies to draw from.
+    """
+    if isinstance(kernel, Sum):
+        left, right = jax.random.split(key)
+        return random_waves(kernel.left, left, ring, num) + random_waves(kernel.right, right, ring, num)
+    if isinstance(kernel, Product) and isinstance(kernel.right, Constant):
+        factor = jnp.sqrt(jnp.asarray(kernel.right.variance, ring.dtype))
+        waves = random_waves(kernel.left, key, ring, num)
+        return [Waves(w.ring, w.multiples, factor * w.amplitude, w.phase) for w in waves]
+    if not isinstance(kernel, Stationary):
+        raise ValueError(
+            f"expected a stationary kernel, or sums and positive multiples of them, to draw functions on a ring, got "
+            f"{type(kernel).__name__}: draw at fixed inputs with f.joint(x)"
+        )
+    stationary: Stationary = kernel._cast(ring.dtype)
+    frequency_key, phase_key = jax.random.split(key)
+    omega = stationary.frequencies(frequency_key, (len(ring.sizes), num), ring.dtype).T / stationary.lengthscale
+    multiples = jnp.round(omega * ring.length / (2 * math.pi))
+    density = stationary.spectral_density
+    ratio = density(2 * math.pi * multiples / ring.length) / density(omega)
+    phase = jax.random.uniform(phase_key, (num,), ring.dtype, maxval=2 * math.pi)
+    return [Waves(ring, multiples, jnp.sqrt(2 * stationary.variance * ratio), phase)]

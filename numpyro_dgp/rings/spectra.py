@@ -1,0 +1,254 @@
+r"""Stationary kernels made periodic: rings, spectra by Poisson summation, components of additive kernels.
+
+On a ring of length L a stationary kernel k becomes :math:`\sum_n k(r + n L)`, which by Poisson's formula is a Fourier
+series whose coefficients are the spectral density S of k at :math:`\omega_n = 2\pi n / L`:
+
+.. math:: k_L(r) = \sum_{n \in Z^D} k(r + n L) = \frac{1}{|L|} \sum_{n \in Z^D} S(\omega_n)\, e^{i \omega_n r} .
+
+On a grid of m points frequencies n and n + a m look the same (aliases). The sum of S over the aliases of n is therefore
+an eigenvalue of the covariance of the grid: positive in any precision, where the transform of a row of
+the kernel is rounded to both sides of zero.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete, require_finite
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.kernels.base import ActiveDims, Constant, Kernel, Product, Sum, as_kernel
+
+__all__ = ["NEAR", "Ring", "aliases", "components", "frequencies", "periodised", "spectral_mass", "spectrum"]
+
+# Aliases on either side that are summed one by one, by the number of dimensions of the ring; and, beyond them,
+# the nodes of the quadrature for the rest of the sum.
+NEAR = {1: 8, 2: 2, 3: 1}
+_TAIL = {1: 4, 2: 8, 3: 5}
+# Copies of the kernel on either side, after distances have been wrapped to at most half the ring.
+_IMAGES = {1: 4, 2: 2, 3: 1}
+# Phases are reduced in 32-bit integers, eight bits of a grid index at a time (``ring_features``): up to here.
+_MAX_SIZE = 2**22
+_BLOCK = 64
+
+
+@pytree
+class Ring:
+    r"""A regular grid on a ring, or on a torus in two or three dimensions.
+
+    The grid points are :math:`z_j = low + (high - low)\, j / size`. ``high`` is the same point of the ring as ``low``
+    and not a grid point of its own.
+
+    Args:
+        low: where the ring begins, units of the input; a number, or (D,).
+        high: where it closes; a number, or (D,).
+        size: grid points, an integer or one per dimension (D of them, D at most 3).
+
+    Raises:
+        ValueError: bounds that are not finite or not in order, a size that is not a positive integer.
+
+    Example:
+        >>> print(Ring(0.0, 2.0, 4).points()[:, 0])
+        [0.  0.5 1.  1.5]
+    """
+
+    low: ArrayLike
+    high: ArrayLike
+    size: int | tuple[int, ...] = static()
+
+    def __post_init__(self) -> None:
+        sizes = (self.size,) if isinstance(self.size, int) else tuple(self.size)
+        owner = type(self).__name__
+        if not 1 <= len(sizes) <= 3 or not all(isinstance(m, int) and 2 <= m <= _MAX_SIZE for m in sizes):
+            raise ValueError(
+                f"{owner}: expected size to be one, two or three integers from 2 to {_MAX_SIZE}, got {self.size}: "
+                "more input columns need an additive kernel, k.on(0) + k.on(1) + ..., or dgp.Points"
+            )
+        for name in ("low", "high"):
+            if isinstance(getattr(self, name), list | tuple):
+                object.__setattr__(self, name, np.asarray(getattr(self, name), float))
+            if np.shape(getattr(self, name)) not in ((), (len(sizes),)):
+                raise ValueError(
+                    f"{owner}: expected {name} to be a number or one per dimension, shape ({len(sizes)},), got shape "
+                    f"{np.shape(getattr(self, name))}: size = {self.size} has {len(sizes)} dimension(s)"
+                )
+            require_finite(f"{name} of {owner}", getattr(self, name), "give finite ends of the ring")
+        if is_concrete(self.low, self.high) and not (np.asarray(self.low) < np.asarray(self.high)).all():
+            raise ValueError(
+                f"{owner}: expected low < high, got {self.low} and {self.high}: leave room for the data and six "
+                "lengthscales between their two ends"
+            )
+        object.__setattr__(self, "size", sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Grid points in every dimension."""
+        return self.size  # type: ignore[return-value]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return jnp.result_type(self.low, self.high, float)
+
+    @property
+    def origin(self) -> Array:
+        """The point where the ring begins (D,)."""
+        return jnp.broadcast_to(jnp.asarray(self.low, self.dtype), (len(self.sizes),))
+
+    @property
+    def length(self) -> Array:
+        """Circumferences (D,)."""
+        return jnp.broadcast_to(jnp.asarray(self.high, self.dtype), (len(self.sizes),)) - self.origin
+
+    def points(self) -> Array:
+        """The grid points (M, D), the last dimension running fastest."""
+        index = np.stack(np.meshgrid(*[np.arange(m) for m in self.sizes], indexing="ij"), -1)
+        steps = index.reshape(-1, len(self.sizes)) / np.array(self.sizes)
+        return self.origin + jnp.asarray(steps, self.dtype) * self.length
+
+    def on(self, dims: tuple[int, ...]) -> Ring:
+        """The ring of some of the dimensions."""
+        index = np.array(dims)
+        return Ring(self.origin[index], (self.origin + self.length)[index], tuple(self.sizes[d] for d in dims))
+
+    def wrap(self, difference: Array) -> Array:
+        """Differences (..., D) as the shortest way round the ring."""
+        return difference - self.length * jnp.round(difference / self.length)
+
+
+def components(kernel: Kernel, dims: int) -> dict[tuple[int, ...], Kernel]:
+    """The terms of an additive kernel by the columns they act on: ``{(0,): k0, (1,): k1}`` for k0.on(0) + k1.on(1).
+
+    Example:
+        >>> from numpyro_dgp.kernels import RBF
+        >>> list(components(RBF().on(0) + 2.0 * RBF().on(1) + RBF().on(0), 2))
+        [(0,), (1,)]
+    """
+    found: dict[tuple[int, ...], Kernel] = {}
+    for on, term in _terms(kernel):
+        columns = tuple(range(dims)) if on is None else on
+        if max(columns) >= dims:
+            raise ValueError(
+                f"expected a kernel on columns 0 to {dims - 1} of a ring with {dims} dimension(s), got .on{columns}: "
+                "columns are counted from 0"
+            )
+        found[columns] = found[columns] + term if columns in found else term
+    return found
+
+
+def _terms(kernel: Kernel) -> list[tuple[tuple[int, ...] | None, Kernel]]:
+    if isinstance(kernel, Sum):
+        return _terms(kernel.left) + _terms(kernel.right)
+    if isinstance(kernel, Product) and isinstance(kernel.right, Constant):
+        return [(on, Product(term, kernel.right)) for on, term in _terms(kernel.left)]
+    if isinstance(kernel, ActiveDims):
+        return [(kernel.dims, kernel.kernel)]
+    return [(None, kernel)]
+
+
+def frequencies(sizes: tuple[int, ...]) -> np.ndarray:
+    """The frequencies of a grid as integers (M, D), each from -m/2 to m/2, in the order of the discrete transform."""
+    axes = [np.rint(np.fft.fftfreq(m) * m).astype(np.int32) for m in sizes]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(sizes))
+
+
+def aliases(sizes: tuple[int, ...]) -> np.ndarray:
+    """The alias numbers a (Q, D) that are summed one by one."""
+    near = range(-NEAR[len(sizes)], NEAR[len(sizes)] + 1)
+    return np.array(list(itertools.product(near, repeat=len(sizes))), np.int32)
+
+
+@lru_cache
+def _tail_rule(near: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    r"""Gaussian quadrature for a sum: :math:`\sum_{a > A} g(a) \approx \sum_q w_q\, g(t_q)` with positive weights.
+
+    It is exact for :math:`g = a^{-2} p(1/a)` with polynomials p of degree ``2 nodes - 1``: the nodes and weights of
+    the discrete measure :math:`\sum_a a^{-2} \delta_{1/a}`, by Stieltjes' recurrence. Its own far end is an integral.
+    """
+    last = 20_000
+    a = np.arange(near + 1, last + 1.0)
+    x, w = np.polynomial.legendre.leggauss(20)
+    end = 1 / (last + 0.5)
+    s, mass = np.concatenate([1 / a, 0.5 * end * (x + 1)]), np.concatenate([a**-2, 0.5 * end * w])
+    diagonal, beside, before, now, beta = [], [], np.zeros_like(s), np.full_like(s, mass.sum() ** -0.5), 0.0
+    for _ in range(nodes):
+        diagonal.append((mass * s * now**2).sum())
+        following = (s - diagonal[-1]) * now - beta * before
+        beta = np.sqrt((mass * following**2).sum())
+        beside.append(beta)
+        before, now = now, following / beta
+    values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
+    return 1 / values, mass.sum() * vectors[0] ** 2 / values**2
+
+
+def spectral_mass(kernel: Kernel, ring: Ring, multiples: Array) -> Array:
+    """Variance of the periodised kernel at the lattice frequencies ``multiples`` (..., D): shape (...,)."""
+    omega = 2 * math.pi * multiples / ring.length
+    return as_kernel(kernel)._cast(omega.dtype).spectral_density(omega) / jnp.prod(ring.length)
+
+
+def spectrum(kernel: Kernel, ring: Ring) -> Array:
+    r"""Eigenvalues (M,) of the covariance of the periodised kernel on the grid, in the order of the discrete transform.
+
+    .. math:: \lambda_k = \frac{M}{|L|} \sum_{a \in Z^D} S\bigl(2\pi (k + a m) / L\bigr)
+
+    The nearest aliases are summed one by one, the others by a quadrature with positive weights. Relative error: 1e-12
+    in one dimension; below 1e-7 in two and 1e-4 in three; ``Matern12``, whose sums hardly converge, 1e-3 and 2e-2.
+
+    Args:
+        kernel: a stationary kernel with a ``spectral_density``.
+        ring: the grid.
+
+    Raises:
+        ValueError: a kernel without a spectral density.
+
+    Example:
+        >>> from numpyro_dgp.kernels import RBF
+        >>> ring = Ring(0.0, 10.0, 8)
+        >>> row = periodised(RBF(), ring, ring.points()[:1], ring.points())[0]
+        >>> bool(jnp.allclose(spectrum(RBF(), ring), jnp.fft.fft(row).real, atol=1e-5))
+        True
+
+    Source: Tebbutt (2016), section 1.3, with the kernel of equation 1.40 continued to all images.
+    """
+    D = len(ring.sizes)
+    t, w = _tail_rule(NEAR[D], _TAIL[D])
+    one = np.arange(-NEAR[D], NEAR[D] + 1.0)
+    nodes = np.array(list(itertools.product(np.concatenate([-t, one, t]), repeat=D)))
+    weights = np.array(list(itertools.product(np.concatenate([w, np.ones_like(one), w]), repeat=D))).prod(-1)
+    spare = -len(nodes) % _BLOCK if len(nodes) > _BLOCK else 0
+    blocks = (
+        jnp.asarray(np.pad(nodes, ((0, spare), (0, 0))).reshape(-1, min(_BLOCK, len(nodes)), D), ring.dtype),
+        jnp.asarray(np.pad(weights, (0, spare)).reshape(-1, min(_BLOCK, len(nodes))), ring.dtype),
+    )
+    k = jnp.asarray(frequencies(ring.sizes), ring.dtype)
+
+    @jax.checkpoint
+    def add(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
+        a, w = block
+        mass = spectral_mass(kernel, ring, k[:, None, :] + a * jnp.asarray(ring.sizes, ring.dtype))
+        return total + mass @ w, None
+
+    total, _ = jax.lax.scan(add, jnp.zeros(len(k), ring.dtype), blocks)
+    return len(k) * total
+
+
+def periodised(kernel: Kernel, ring: Ring, X1: Array, X2: Array) -> Array:
+    r"""The periodised kernel :math:`\sum_n k(x - x' + n L)` between inputs (N1, D) and (N2, D), or (..., N, D).
+
+    Differences are wrapped to at most half the ring; then 9 images in one dimension, 25 in two and 27 in three are
+    summed. What is left out begins at :math:`k(4.5 L)`, :math:`k(2.5 L)` and :math:`k(1.5 L)`. A sum over the spectrum
+    would need several terms per pair for every grid point.
+    """
+    D = len(ring.sizes)
+    difference = ring.wrap(X1[..., :, None, :] - X2[..., None, :, :])
+    images = range(-_IMAGES[D], _IMAGES[D] + 1)
+    shifts = jnp.asarray(np.array(list(itertools.product(images, repeat=D))), difference.dtype) * ring.length
+    origin = jnp.zeros((1, D), difference.dtype)
+    kernel = as_kernel(kernel)
+    # One image after the other: all at once would hold 25 Gram matrices.
+    return sum(kernel(difference[..., None, :] + shift, origin)[..., 0, 0] for shift in shifts)  # type: ignore[return-value]

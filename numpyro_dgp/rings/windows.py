@@ -1,0 +1,165 @@
+r"""Values of a process on a ring from the grid points around an input only.
+
+A value f(x) depends on the grid through weights that decay with the distance of a point from x: the rows of a square
+root, :math:`c(x) = K^{-1/2} k(Z, x)`, or the cardinal functions :math:`b(x) = K^{-1} k(Z, x)`. Of M points only the n
+nearest count. Their weights are those of a ring of n points with the same step, laid around x: the transforms of both
+rings are one function of the frequency, at n or at M places, so that the weights are periodic sums of the same ones,
+
+.. math:: b^{(n)}_d(\theta) = \sum_w b_{d + w n}(\theta) ,
+
+and differ by what lies outside of n points. Everything about one input then costs O(n log n), or O(n^2) where values on
+the grid are correlated a posteriori, whatever M is. The moments of f(x) are those of a process on a ring: variances are
+positive, and those of the prior come back, as k(0) on the small ring.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.fft import next_fast_len
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array, pytree
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.rings.circulant import hartley
+from numpyro_dgp.rings.features import RingFeatures, position
+from numpyro_dgp.rings.spectra import Ring, components
+
+__all__ = ["Window", "around", "neighbours"]
+
+# Points per dimension, by the number of dimensions, among which a kernel's reach is looked for.
+_LARGEST = {1: 4096, 2: 128, 3: 32}
+# The share of the length of the weights in the outer quarter of a window from which it is refused.
+_TOO_SHORT = 1e-2
+
+
+def around(ring: Ring, sizes: tuple[int, ...]) -> Ring:
+    """A ring of ``sizes`` points with the steps of ``ring``, whose middle point is the origin."""
+    step = ring.length / jnp.asarray(ring.sizes, ring.dtype)
+    middle = jnp.asarray([n // 2 for n in sizes], ring.dtype)
+    return Ring(-middle * step, (jnp.asarray(sizes, ring.dtype) - middle) * step, sizes)
+
+
+@pytree
+class Window:
+    """What inputs x (N, D) have to do with the n grid points around each of them; :meth:`of` builds it.
+
+    Args:
+        ring: the whole grid, M points.
+        features: of the kernels on a ring of n points: one for all outputs, or one per output (Q of them).
+        first: index of the first of the n points of every input, by dimension (N, D).
+        offset: of the inputs from their nearest grid points, units of the input (N, D).
+        rows: covariances with the whitened Hartley coordinates of their small rings (Q, N, n).
+    """
+
+    ring: Ring
+    features: tuple[RingFeatures, ...]
+    first: Array
+    offset: Array
+    rows: Array
+
+    @classmethod
+    def of(cls, kernels: tuple[Kernel, ...], ring: Ring, neighbours: tuple[int, ...], x: Array) -> Window:
+        """From the kernels, the whole grid, the number of ``neighbours`` in every dimension and inputs x (N, D)."""
+        sizes = tuple(min(n, m) for n, m in zip(neighbours, ring.sizes, strict=True))
+        small = around(ring, sizes)
+        features = tuple(RingFeatures.of(k, small) for k in kernels)
+        nearest, theta = position(ring, x, jnp.round)
+        middle, whole = (jnp.asarray(s, jnp.int32) for s in ([n // 2 for n in sizes], ring.sizes))
+        offset = theta * (ring.length.astype(x.dtype) / whole)
+        rows = jnp.stack([f.whitened(offset) for f in features])
+        return cls(ring, features, (nearest - middle) % whole, offset, rows)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Neighbours in every dimension."""
+        return self.features[0].ring.sizes
+
+    def weights(self, power: float) -> Array:
+        r""":math:`K^{-1/2 - p}\, k(Z, x)` at the n points (Q, N, n): c for the power p = 0, b for p = 1/2.
+
+        Raises:
+            ValueError: where more than a hundredth of their length lies in the outer quarter of the window.
+        """
+        found = self._weights(power)
+        if is_concrete(found) and found.size:
+            share = math.sqrt(sum(_left_out(found, self.sizes, d)[3 * n // 8] for d, n in self._cut()))
+            if share > _TOO_SHORT:
+                raise ValueError(
+                    f"expected the neighbours of a dgp.Grid to reach as far as its kernel, got {self.sizes} with "
+                    f"{100 * share:.2g} % of the weights in their outer quarter: grid.local(kernel), with the largest "
+                    "lengthscale, takes enough; grid.local(kernel, scaled=True) for rules that scale values on the grid"
+                )
+        return found
+
+    def _weights(self, power: float) -> Array:
+        spectrum = jnp.stack([f.spectrum for f in self.features])[:, None].astype(self.rows.dtype)
+        return hartley(self.rows * spectrum**-power, (self.sizes,))
+
+    def _cut(self) -> list[tuple[int, int]]:
+        """The dimensions in which the window is not the whole ring, with its size there."""
+        return [(d, n) for d, (n, m) in enumerate(zip(self.sizes, self.ring.sizes, strict=True)) if n < m]
+
+    def take(self, values: Array) -> Array:
+        """Of values on the whole grid (P, M) those around every input: (P, N, n)."""
+        grid = values.reshape(-1, *self.ring.sizes)
+        wide = jnp.pad(grid, [(0, 0), *((0, n - 1) for n in self.sizes)], mode="wrap")
+        shape, zero = (len(grid), *self.sizes), jnp.zeros((), self.first.dtype)
+        slices = jax.vmap(lambda i: jax.lax.dynamic_slice(wide, (zero, *i), shape), out_axes=1)(self.first)
+        return slices.reshape(len(grid), -1, math.prod(self.sizes))
+
+    def entries(self, row: Array) -> Array:
+        """Of circulant matrices with first rows (P, M) their entries between the n points: (P, n, n)."""
+        points = np.stack(np.meshgrid(*map(np.arange, self.sizes), indexing="ij"), -1).reshape(-1, len(self.sizes))
+        lags = (points[:, None] - points[None]) % np.array(self.ring.sizes)
+        return row[:, np.ravel_multi_index(tuple(np.moveaxis(lags, -1, 0)), self.ring.sizes)]
+
+    def form(self, y: Array, row: Array) -> Array:
+        """Quadratic forms of rows y (P, N, n) with circulant matrices of first rows (P, M): (P, N)."""
+        return (matmul(y, self.entries(row)) * y).sum(-1)
+
+    def conditional_variance(self) -> Array:
+        """Variances at the inputs given the values on the grid (Q, N)."""
+        return jnp.stack([f.conditional_variance(self.offset) for f in self.features])
+
+
+def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> np.ndarray:
+    """What share of squared weights (..., n) lies more than r = 0, 1, ... points from the middle in dimension d."""
+    square = np.square(np.asarray(weights, float)).reshape(-1, *sizes)
+    others = tuple(i for i in range(1, square.ndim) if i != d + 1)
+    along = square.sum(others).max(0)
+    distance = np.abs(np.arange(sizes[d]) - sizes[d] // 2)
+    beyond = np.cumsum(np.bincount(distance, along)[::-1])[::-1]
+    return np.append(beyond[1:], 0) / beyond[0]
+
+
+def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[int, ...]:
+    r"""How many grid points per dimension hold all but the share ``tol`` of the length of the weights of any input.
+
+    Args:
+        kernel: stationary, with concrete hyperparameters; additive over columns or not.
+        ring: the grid.
+        tol: square root of the sum of squares of the weights left out, relative to all weights.
+        power: of :meth:`Window.weights`.
+
+    Example:
+        >>> from numpyro_dgp.kernels import RBF
+        >>> neighbours(RBF(), Ring(0.0, 1000.0, 2000), 1e-5, 0.0)
+        (30,)
+    """
+    found = dict.fromkeys(range(len(ring.sizes)), 2)
+    for dims, part in components(as_kernel(kernel), len(ring.sizes)).items():
+        whole = ring.on(dims)
+        step = whole.length / jnp.asarray(whole.sizes, whole.dtype)
+        inputs = whole.origin + jnp.array([[0.0], [0.25], [0.5]], whole.dtype) * step
+        window = Window.of((part,), whole, (_LARGEST[len(dims)],) * len(dims), inputs)
+        for i, d in enumerate(dims):
+            left = _left_out(window._weights(power), window.sizes, i)
+            enough = np.flatnonzero(left <= tol**2 / len(dims))
+            reach = whole.sizes[i] if enough[0] + 1 == len(left) else next_fast_len(2 * int(enough[0]) + 2, real=True)
+            found[d] = max(found[d], min(reach, whole.sizes[i]))
+    return tuple(found.values())
