@@ -16,7 +16,7 @@ from numpyro_dgp.model.robustmax import RobustMax
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.grid import Grid
-from numpyro_dgp.representations.inducing import Points
+from numpyro_dgp.representations.points import Points
 
 __version__ = "0.1.0"
 

@@ -11,12 +11,12 @@ import numpyro
 from numpyro_dgp._checks import require_inputs
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Zero
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.representations.exact import ExactFunction
 from numpyro_dgp.representations.grid import Grid
-from numpyro_dgp.representations.inducing import Kernels, Points
-from numpyro_dgp.representations.points import SparseFunction
+from numpyro_dgp.representations.points import Points, SparseFunction
 from numpyro_dgp.rings.ring_function import RingFunction
 
 __all__ = ["gp", "latent"]

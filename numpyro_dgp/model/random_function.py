@@ -23,10 +23,10 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.belief_moments import ROWS
 from numpyro_dgp.algebra.linalg import conditional_cholesky, matmul, solve_lower
 from numpyro_dgp.algebra.row_blocks import in_blocks
+from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.model.function_values import FunctionValues, JointValues
-from numpyro_dgp.representations.inducing import Kernels
 
 __all__ = ["InducedFunction", "Moments", "checked_inputs", "mean_values", "noise_covariance", "noise_variance"]
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.algebra.whitening import inverse_cholesky
+from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.function_values import JointValues
 from numpyro_dgp.model.random_function import checked_inputs, mean_values, noise_covariance
-from numpyro_dgp.representations.inducing import Kernels, covariances, gram
 from numpyro_dgp.representations.points import SparseFunction, whiten_columns
 
 __all__ = ["ExactFunction"]

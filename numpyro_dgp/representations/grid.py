@@ -17,9 +17,9 @@ from scipy.fft import next_fast_len
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
+from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import whitened_values
-from numpyro_dgp.representations.inducing import Kernels
 from numpyro_dgp.rings.features import RingFeatures
 from numpyro_dgp.rings.ring_beliefs import RingPrior
 from numpyro_dgp.rings.ring_function import Component, RingFunction, covariance_on_grid

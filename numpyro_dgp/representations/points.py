@@ -1,4 +1,4 @@
-"""Random functions represented by values at inducing inputs: ``SparseFunction``."""
+"""``Points``: a function is held by its values at inducing inputs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,71 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, rows_times
 from numpyro_dgp.algebra.row_blocks import rows_in_block
-from numpyro_dgp.algebra.whitening import relative_change
+from numpyro_dgp.algebra.whitening import inverse_cholesky, relative_change
+from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.means import Mean
-from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, project
+from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.model.random_function import InducedFunction, Moments
-from numpyro_dgp.representations.inducing import Kernels, covariances, cross_covariance, features, gram, variances
 
-__all__ = ["SparseFunction", "whiten_columns"]
+__all__ = ["Points", "SparseFunction", "whiten_columns"]
+
+
+@pytree
+class Points:
+    r"""Inducing points: a function is represented by its values at ``Z``.
+
+    The layer's site holds the whitened values v, with :math:`f(Z) - m(Z) = L v` and
+    :math:`L L^\top = k(Z, Z)`.
+
+    Args:
+        Z: inducing inputs (M, D) in the units of the layer's inputs, or (P, M, D) for separate ones per
+            output.
+        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, learned with everything else.
+
+    Raises:
+        ValueError: ``Z`` has another shape, or NaN or infinite entries.
+
+    Example:
+        >>> import numpy as np
+        >>> Points(np.linspace(-2, 2, 10)[:, None], learn=True).Z.shape
+        (10, 1)
+
+    Source: Salimbeni (2020), section 1.2.
+    """
+
+    Z: ArrayLike
+    learn: bool = static(default=False)
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.Z) not in (2, 3) or 0 in np.shape(self.Z):
+            raise ValueError(
+                f"expected Points(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "
+                f"{np.shape(self.Z)}: for one input column write Z[:, None]"
+            )
+        require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
+
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction:
+        """Open the sites of layer ``name`` and return its random function."""
+        Z = jnp.asarray(self.Z, jnp.result_type(self.Z, float))
+        if Z.ndim == 3 and Z.shape[0] != (outputs or 1):
+            raise ValueError(
+                f"gp {name!r}: expected separate inducing inputs Z of shape (P, M, D) with P = outputs = "
+                f"{outputs}, got {Z.shape}: give one (M, D) block per output, or share one Z of shape (M, D)"
+            )
+        if self.learn:
+            Z = numpyro.param(f"{name}_Z", Z)
+        whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
+        shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
+        u = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
+        return SparseFunction(kernels, Z, whiten, u, outputs, mean)
 
 
 def whiten_columns(whiten: Array, values: Array) -> Array:

@@ -13,10 +13,10 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel
+from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.model.random_function import InducedFunction, Moments
-from numpyro_dgp.representations.inducing import Kernels
 from numpyro_dgp.rings.circulant import Circulant, hartley, split
 from numpyro_dgp.rings.features import RingFeatures, random_waves
 from numpyro_dgp.rings.ring_beliefs import RingBelief

@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro_dgp._typing import Array
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, with_features
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
+from numpyro_dgp.kernels.per_output import variances
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.means import Constant, Identity, Linear, Zero
 from numpyro_dgp.model.closed_forms import normal_form
@@ -20,7 +21,6 @@ from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.mixing import MixedValues
 from numpyro_dgp.model.program import Message, site_kind, unwrap
-from numpyro_dgp.representations.inducing import variances
 from numpyro_dgp.representations.points import SparseFunction
 
 __all__ = ["Gaussian", "Use", "uses_of"]
