@@ -1,6 +1,7 @@
 """Covariance functions: frozen pytrees, called as ``k(X1, X2)``; see :class:`Kernel`."""
 
-from numpyro_dgp.kernels.base import ActiveDims, Constant, FromCallable, Kernel, Product, Sum, as_kernel
+from numpyro_dgp.kernels.algebra import ActiveDims, Constant, Product, Sum, as_kernel
+from numpyro_dgp.kernels.base import FromCallable, Kernel
 from numpyro_dgp.kernels.nonstationary import ArcCosine, Linear, Polynomial, White
 from numpyro_dgp.kernels.stationary import (
     RBF,
@@ -11,6 +12,7 @@ from numpyro_dgp.kernels.stationary import (
     Periodic,
     RationalQuadratic,
 )
+from numpyro_dgp.kernels.terms import Term
 
 __all__ = [
     "RBF",
@@ -29,6 +31,7 @@ __all__ = [
     "Product",
     "RationalQuadratic",
     "Sum",
+    "Term",
     "White",
     "as_kernel",
 ]

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_inputs, require_positive, require_scalar
-from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
+from numpyro_dgp._checks import require_inputs
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.linalg import set_diagonal
 
-__all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel"]
+if TYPE_CHECKING:
+    from numpyro_dgp.kernels.algebra import ActiveDims, Product, Sum
+
+__all__ = ["FromCallable", "Kernel", "no_spectral_density"]
+
+
+def no_spectral_density(name: str) -> ValueError:
+    """What to raise for the kernel ``name``."""
+    return ValueError(
+        f"{name} has no spectral density: expected a stationary kernel with one "
+        "(RBF, Matern12, Matern32, Matern52, or sums and positive multiples of them)"
+    )
 
 
 class Kernel:
@@ -23,8 +35,23 @@ class Kernel:
     positive number) and restrict to columns: ``RBF() + 0.1 * Linear()``, ``RBF().on(0, 2)``.
 
     A new kernel subclasses this, is decorated with ``@pytree``, lists its hyperparameters as fields
-    and defines ``evaluate(X1, X2)`` and ``diagonal(X)``; ``features`` and ``spectral_density`` are
-    optional. Hyperparameters take the dtype of the inputs before ``evaluate`` sees them.
+    and defines ``evaluate(X1, X2)`` and ``diagonal(X)``. Hyperparameters take the dtype of the inputs
+    before any method sees them. Each of the other methods is optional, raises a ``ValueError`` where it is
+    missing, and unlocks:
+
+    ============================ ========================================================================
+    method                       unlocks
+    ============================ ========================================================================
+    ``features(key, X, num)``    draws of functions, as ``Posterior.functions`` makes them
+    ``spectral_density(omega)``  rings: layers on ``dgp.Grid``, exact regression by ``rings.RingNormal``
+    ``frequencies(key, ...)``    draws of functions on a ``dgp.Grid``; for subclasses of ``Stationary``,
+                                 which have ``features`` from it
+    ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
+    ============================ ========================================================================
+
+    Sums, products, positive multiples and ``.on(...)`` have what their parts have; there is no spectral density
+    of a product of two kernels, nor of a kernel on some of its columns outside of a ``dgp.Grid``.
+    A subclass of a kernel that computes something else must define these methods anew.
 
     Example:
         >>> import jax.numpy as jnp
@@ -62,9 +89,24 @@ class Kernel:
         Returns:
             Densities (...,), so that :math:`k(r) = (2\pi)^{-D} \int S(\omega) e^{i\omega r} d\omega`.
         """
+        raise no_spectral_density(type(self).__name__)
+
+    def tilts(self, dims: int) -> tuple[Term, ...]:
+        r"""The kernel as a sum of :class:`Term`, for which Gaussian expectations have a closed form.
+
+        Args:
+            dims: columns of the inputs.
+
+        Returns:
+            Terms whose diagonals have shape (dims,), and the dtype of the hyperparameters.
+
+        Not inherited: a subclass may compute another kernel. One with the same closed form says so:
+        ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
+        """
         raise ValueError(
-            f"{type(self).__name__} has no spectral density: expected a stationary kernel with one "
-            "(RBF, Matern12, Matern32, Matern52, or sums and positive multiples of them)"
+            "expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, their sums, "
+            f"products and .on(...)), got {type(self).__name__}: pass integrate=dgp.GaussHermite(20) for up to three "
+            "input columns, or integrate=dgp.MonteCarlo(1000, key) for any number; or define tilts(dims) on the kernel"
         )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
@@ -83,13 +125,19 @@ class Kernel:
         return set_diagonal(self(X, X), self.diag(X))
 
     def on(self, *dims: int) -> ActiveDims:
-        """The same kernel on the columns ``dims`` of its inputs only."""
+        """The same kernel on the columns ``dims`` of its inputs only; ``k.on(0).on(2)`` is ``k.on(2)``."""
+        from numpyro_dgp.kernels.algebra import ActiveDims
+
         return ActiveDims(self, dims)
 
     def __add__(self, other: Any) -> Sum:
+        from numpyro_dgp.kernels.algebra import Sum, as_kernel
+
         return Sum(self, as_kernel(other))
 
     def __mul__(self, other: Any) -> Product:
+        from numpyro_dgp.kernels.algebra import Product, as_kernel
+
         return Product(self, as_kernel(other))
 
     __radd__ = __add__
@@ -110,107 +158,6 @@ class Kernel:
 
     def _cast(self, dtype: jnp.dtype) -> Any:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self)
-
-
-@pytree
-class Sum(Kernel):
-    r""":math:`k(x, x') = k_1(x, x') + k_2(x, x')`; written ``k1 + k2``."""
-
-    left: Kernel
-    right: Kernel
-
-    def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.left.evaluate(X1, X2) + self.right.evaluate(X1, X2)
-
-    def diagonal(self, X: Array) -> Array:
-        return self.left.diagonal(X) + self.right.diagonal(X)
-
-    def features(self, key: Array, X: Array, num: int) -> Array:
-        left, right = jax.random.split(key)
-        return self.left.features(left, X, num) + self.right.features(right, X, num)
-
-    def spectral_density(self, omega: Array) -> Array:
-        return self.left.spectral_density(omega) + self.right.spectral_density(omega)
-
-
-@pytree
-class Product(Kernel):
-    r""":math:`k(x, x') = k_1(x, x')\, k_2(x, x')`; written ``k1 * k2`` or ``2.0 * k``."""
-
-    left: Kernel
-    right: Kernel
-
-    def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.left.evaluate(X1, X2) * self.right.evaluate(X1, X2)
-
-    def diagonal(self, X: Array) -> Array:
-        return self.left.diagonal(X) * self.right.diagonal(X)
-
-    def features(self, key: Array, X: Array, num: int) -> Array:
-        left, right = jax.random.split(key)
-        return self.left.features(left, X, num) * self.right.features(right, X, num)
-
-    def spectral_density(self, omega: Array) -> Array:
-        if isinstance(self.right, Constant):
-            return self.right.variance * self.left.spectral_density(omega)
-        return super().spectral_density(omega)
-
-
-@pytree
-class ActiveDims(Kernel):
-    """``kernel`` evaluated on some columns of its inputs; written ``kernel.on(0, 2)``."""
-
-    kernel: Kernel
-    dims: tuple[int, ...] = static()
-
-    def __post_init__(self) -> None:
-        if not self.dims or not all(isinstance(d, int) and d >= 0 for d in self.dims):
-            raise ValueError(
-                f"kernel.on(*dims): expected column numbers counted from 0, got {self.dims}: for example RBF().on(0, 2)"
-            )
-
-    def _columns(self, X: Array) -> Array:
-        if X.shape[-1] <= max(self.dims):
-            raise ValueError(
-                f"kernel.on{self.dims}: expected inputs with at least {max(self.dims) + 1} columns, "
-                f"got shape {X.shape}: columns are counted from 0"
-            )
-        return X[..., list(self.dims)]
-
-    def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.kernel.evaluate(self._columns(X1), self._columns(X2))
-
-    def diagonal(self, X: Array) -> Array:
-        return self.kernel.diagonal(self._columns(X))
-
-    def features(self, key: Array, X: Array, num: int) -> Array:
-        return self.kernel.features(key, self._columns(X), num)
-
-
-@pytree
-class Constant(Kernel):
-    r"""Constant: :math:`k(x, x') = \sigma^2`, a random offset.
-
-    Raises:
-        ValueError: a variance that is not positive.
-    """
-
-    variance: Number = 1.0
-
-    def __post_init__(self) -> None:
-        require_scalar("Constant", "variance", self.variance)
-        require_positive("Constant", "variance", self.variance)
-
-    def evaluate(self, X1: Array, X2: Array) -> Array:
-        batch = jnp.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])
-        return jnp.broadcast_to(self.variance, (*batch, X1.shape[-2], X2.shape[-2]))
-
-    def diagonal(self, X: Array) -> Array:
-        return jnp.broadcast_to(self.variance, X.shape[:-1])
-
-    def features(self, key: Array, X: Array, num: int) -> Array:
-        offset = jnp.sqrt(self.variance) * jax.random.normal(key, (num,), X.dtype)
-        return jnp.broadcast_to(offset, (*X.shape[:-1], num))
 
 
 class FromCallable(Kernel):
@@ -248,21 +195,3 @@ jax.tree_util.register_pytree_node(
     _flatten_callable,
     lambda function, leaves: FromCallable(leaves[0] if leaves else function),
 )
-
-
-def as_kernel(kernel: Any) -> Kernel:
-    """``kernel`` itself, a constant kernel for a number, or any callable ``k(X1, X2)`` wrapped.
-
-    Raises:
-        ValueError: it is neither a kernel, nor a number, nor callable.
-    """
-    if isinstance(kernel, Kernel):
-        return kernel
-    if callable(kernel):
-        return FromCallable(kernel)
-    if isinstance(kernel, int | float | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
-        return Constant(kernel)
-    raise ValueError(
-        f"expected a kernel, a callable k(X1, X2) or a positive number, got {type(kernel).__name__}: "
-        "for example dgp.kernels.RBF()"
-    )

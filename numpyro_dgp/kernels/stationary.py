@@ -17,6 +17,7 @@ from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.distances import squared_distances
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.linalg import safe_sqrt
 
 __all__ = ["RBF", "Cosine", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic"]
@@ -91,6 +92,12 @@ class RBF(Stationary):
         lengthscale = jnp.broadcast_to(self.lengthscale, omega.shape[-1:])
         volume = jnp.prod(lengthscale * math.sqrt(2 * math.pi))
         return self.variance * volume * jnp.exp(-0.5 * jnp.square(lengthscale * omega).sum(-1))
+
+    def tilts(self, dims: int) -> tuple[Term, ...]:
+        if type(self) is not RBF:
+            return super().tilts(dims)
+        variance = jnp.asarray(self.variance)
+        return (Term(jnp.log(variance), jnp.zeros(dims, variance.dtype) + 1 / jnp.square(self.lengthscale)),)
 
 
 @pytree
