@@ -62,7 +62,7 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
             f"rings.regular: expected inputs on a regular grid, got one {off:.2g} of a step {step:.4g} away from it: "
             "use dgp.gp with dgp.Grid, whose data may lie anywhere"
         )
-    size = int(index[-1]) + 1 + int(np.ceil(margin / step))
+    size = int(index[-1]) + 1 + math.ceil(margin / step - 1e-6)  # a margin of 12 * 0.1 is no thirteen steps of 0.1
     size = _fast_size(size, len(x)) if margin > 0 else size
     observed = np.zeros(size, bool)
     observed[index] = True

@@ -71,6 +71,7 @@ def test_no_margin_closes_the_ring_behind_the_last_point():
     assert list(np.flatnonzero(~observed)) == [3, 50]
     np.testing.assert_allclose(ring.length, 101 * 0.5)
     np.testing.assert_allclose(ring.points()[observed, 0], x)
+    assert dgp.rings.regular(np.arange(88) * 0.1, margin=12 * 0.1)[0].sizes == (100,)  # 1.2000000000000002
 
 
 @pytest.mark.parametrize("num", [2, 3, 50, 997, 9973, 100_003, 1_000_000])

@@ -36,8 +36,8 @@ class Kernel:
 
     A new kernel subclasses this, is decorated with ``@pytree``, lists its hyperparameters as fields
     and defines ``evaluate(X1, X2)`` and ``diagonal(X)``. Hyperparameters take the dtype of the inputs
-    before any method sees them. Each of the other methods is optional, raises a ``ValueError`` where it is
-    missing, and unlocks:
+    before ``evaluate`` sees them. The other methods are optional; where one is missing, what it unlocks
+    raises a ``ValueError``:
 
     ============================ ========================================================================
     method                       unlocks

@@ -55,7 +55,10 @@ class Stationary(Kernel):
 
     def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         """Draws from the normalised spectral density at unit lengthscale, shape (D, num)."""
-        raise NotImplementedError
+        raise ValueError(
+            f"{type(self).__name__} has no frequencies, which function draws need: define "
+            "frequencies(key, shape, dtype) on the kernel, or draw at fixed inputs with f.joint(x)"
+        )
 
     def _scale(self, X: Array) -> Array:
         lengthscale = jnp.asarray(self.lengthscale)

@@ -25,7 +25,7 @@ class Term:
         >>> a = Term(jnp.log(2.0), jnp.ones(1))  # 2 exp(-(x - z)^2 / 2)
         >>> b = Term(jnp.log(3.0), jnp.zeros(1), (jnp.ones(1),))  # 3 x z
         >>> c = a * b
-        >>> float(jnp.exp(c.log_scale).round(3)), c.precision.tolist(), len(c.forms)
+        >>> round(float(jnp.exp(c.log_scale)), 3), c.precision.tolist(), len(c.forms)
         (6.0, [1.0], 1)
     """
 
