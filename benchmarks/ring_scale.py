@@ -83,8 +83,7 @@ def neighbours(options: argparse.Namespace) -> None:
 
 def evidence_seconds(size: int, unobserved: int, repeats: int) -> tuple[float, float]:
     """Of the log evidence and its gradient, 20 points per lengthscale."""
-    ring = dgp.rings.Ring(0.0, size / 20, size)
-    observed = np.arange(size) < size - unobserved
+    ring, observed = dgp.rings.regular(np.arange(size - unobserved) / 20, margin=unobserved / 20)
     y = dgp.rings.RingNormal(dgp.kernels.RBF(), ring, NOISE, observed).sample(jax.random.key(0))
 
     def evidence(logs: jax.Array, y: jax.Array) -> jax.Array:

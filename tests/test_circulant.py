@@ -218,7 +218,15 @@ def test_the_ring_closes():
     np.testing.assert_allclose(features.whitened(x), features.whitened(x + RINGS[2].length), atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", [K.RBF(1.3, 0.9), K.Matern12(1.0, 0.5), 2.0 * K.Matern32() + K.RBF(1.0, 2.0)])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        K.RBF(1.3, 0.9),
+        K.Matern12(1.0, 0.5),
+        2.0 * K.Matern32() + K.RBF(1.0, 2.0),
+        K.Constant(0.5) * (K.Constant(2.0) * K.RBF() + K.Matern52() + K.RBF(1.0, 2.0)) * 2.0,
+    ],
+)
 def test_random_waves_have_the_covariance(kernel, key):
     ring, x, num = Ring(0.0, 6.0, 10), jnp.array([[0.2], [1.5], [5.7]]), 40_000
     products = [w(x)[:, None] * w(x)[None] for w in random_waves(kernel, key, ring, num)]
@@ -231,6 +239,19 @@ def test_components_of_additive_kernels():
     found = components(K.RBF().on(1) + 3.0 * (K.RBF().on(0) + K.Matern12()), 2)
     assert set(found) == {(1,), (0,), (0, 1)}
     np.testing.assert_allclose(found[(0,)].diag(np.ones((1, 1))), 3.0)
+    for kernel in (
+        K.Constant(2.0) * (K.RBF().on(0) + K.RBF().on(1)),
+        (K.Constant(2.0) * K.RBF()).on(0) + K.RBF().on(1),
+    ):
+        found = components(kernel, 2)
+        assert list(found) == [(0,), (1,)]
+        np.testing.assert_allclose(spectrum(found[(0,)], RINGS[0]), spectrum(K.RBF(2.0), RINGS[0]), rtol=1e-12)
+    kernel = (K.RBF() * K.Linear()).on(1) + K.RBF(1.0, 2.0).on(1).on(1, 0) + K.RBF().on(0) * K.Linear().on(1) + 0.5
+    X = rng.normal(size=(4, 2))
+    found = components(kernel, 2)
+    assert list(found) == [(1,), (0,), (0, 1)]
+    total = sum(term(X[:, list(columns)], X[:, list(columns)]) for columns, term in found.items())
+    np.testing.assert_allclose(total, kernel(X, X), rtol=1e-12)
     with pytest.raises(ValueError, match=r"expected a kernel on columns 0 to 1 .* got .on\(2,\)"):
         components(K.RBF().on(2), 2)
 
@@ -255,3 +276,5 @@ def test_kernels_without_a_spectrum():
         spectrum(K.Linear(), RINGS[0])
     with pytest.raises(ValueError, match="expected a stationary kernel, or sums and positive multiples"):
         random_waves(K.Linear(), jax.random.key(0), RINGS[0], 4)
+    with pytest.raises(ValueError, match=r"to draw functions on a ring, got RBF \* RBF: draw at fixed inputs"):
+        random_waves(K.RBF() + K.RBF() * K.RBF(), jax.random.key(0), RINGS[0], 4)

@@ -9,8 +9,10 @@ import pytest
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
+from numpyro_dgp._typing import Number, pytree
 from numpyro_dgp.algebra import row_blocks as blocks
 from numpyro_dgp.kernels import psi_statistics as E
+from numpyro_dgp.kernels.gaussian_integrals import terms
 
 rng = np.random.default_rng(0)
 N, M, D = 5, 4, 2
@@ -26,6 +28,40 @@ KERNELS = {
     "product": k.RBF(1.3, 0.9) * k.Linear(np.array([0.5, 1.2])),
     "two RBFs": k.RBF(1.3, 0.9) * k.RBF(0.5, 2.0) + k.RBF(0.2, 0.7),
     "columns": k.RBF(1.3, 0.9).on(0) + k.RBF(0.8, 1.1).on(1) * k.Linear(0.7).on(0),
+}
+
+
+@pytree
+class Bumps(k.Kernel):
+    """A kernel of one's own with a closed form: an RBF plus its square."""
+
+    lengthscale: Number = 1.0
+
+    def evaluate(self, X1, X2):
+        bump = k.RBF(1.0, self.lengthscale).evaluate(X1, X2)
+        return bump + bump**2
+
+    def diagonal(self, X):
+        return jnp.full(X.shape[:-1], 2.0)
+
+    def tilts(self, dims):
+        precision = jnp.zeros(dims) + 1 / jnp.square(self.lengthscale)
+        return k.Term(jnp.zeros(()), precision), k.Term(jnp.zeros(()), 2 * precision)
+
+
+@pytree
+class Narrow(k.RBF):
+    """Another profile than that of its base class."""
+
+    def profile(self, r2):
+        return jnp.exp(-2 * r2)
+
+
+KERNELS |= {
+    "multiples": k.Constant(2.0) * (k.Constant(0.5) * k.RBF(1.3, 0.9) * 0.7 + k.Linear(0.5)) + k.Constant(0.2),
+    "columns of columns": 2.0 * (k.RBF(1.3, 0.9).on(1) + 0.3 * k.Linear(0.7)).on(1, 0),
+    "a column twice": k.RBF(1.3, np.array([0.9, 1.5])).on(0, 0) + k.Linear(np.array([0.4, 0.7])).on(1, 1),
+    "one's own": 0.5 * Bumps(0.9).on(1) * k.Linear(0.4) + Bumps(np.array([1.2, 0.8])),
 }
 
 
@@ -66,6 +102,34 @@ def test_inputs_without_variance_give_gram_matrices(name):
         np.testing.assert_allclose(E.psi1(kernel, LOC, exact, Z), K, rtol=1e-10, atol=1e-14)
         np.testing.assert_allclose(E.psi2(kernel, LOC, exact, Z), K.T @ K, rtol=1e-10)
         np.testing.assert_allclose(E.psi1_times_h(kernel, LOC, exact, Z), K[..., None] * LOC[:, None], rtol=1e-9)
+
+
+def test_a_closed_form_is_not_inherited():
+    for kernel in (Narrow(), 2.0 * Narrow().on(0) * k.RBF()):
+        with pytest.raises(ValueError, match=r"closed form .* got Narrow: pass integrate=.* or define tilts\(dims\)"):
+            E.psi1(kernel, LOC, VARIANCE, Z)
+    for base in (k.Linear, k.Polynomial):
+        other = pytree(type("Other", (base,), {}))
+        with pytest.raises(ValueError, match=r"closed form .* got Other"):
+            E.psi1(other(), LOC, VARIANCE, Z)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_terms_add_up_to_the_kernel(name):
+    """Also with hyperparameters that are traced."""
+
+    def evaluate(kernel):
+        total = 0
+        for t in terms(kernel, D, jnp.dtype("float64")):
+            difference = LOC[:, None] - Z
+            value = jnp.exp(t.log_scale - 0.5 * (t.precision * difference**2).sum(-1))
+            for form in t.forms:
+                value = value * ((LOC * form) @ Z.T)
+            total = total + value
+        return total
+
+    np.testing.assert_allclose(evaluate(KERNELS[name]), KERNELS[name](LOC, Z), rtol=1e-10)
+    np.testing.assert_allclose(jax.jit(evaluate)(KERNELS[name]), KERNELS[name](LOC, Z), rtol=1e-10)
 
 
 def test_one_datum_at_a_time_is_the_sum():
@@ -154,6 +218,7 @@ def test_single_precision(x32, name):
             "closed form .* got Matern32: pass integrate=dgp.GaussHermite",
         ),
         (lambda: E.psi1(k.RBF() * k.Periodic(), LOC, VARIANCE, Z), "closed form .* got Periodic"),
+        (lambda: E.psi1(k.RBF().on(2), LOC, VARIANCE, Z), r"kernel.on\(2,\): expected inputs with at least 3 columns"),
         (lambda: E.psi0(k.RBF(), LOC, VARIANCE[:, :1]), r"psi0: expected means of shape \(N, D\) with variances"),
         (lambda: E.psi0(k.RBF(), LOC, -VARIANCE), "psi0: expected variances of at least zero, got -0"),
         (lambda: E.psi1(k.RBF(), LOC[:, 0], VARIANCE, Z), r"psi1: expected inputs of shape \(..., N, D\)"),

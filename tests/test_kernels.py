@@ -11,6 +11,9 @@ import tinygp
 from dense import gram
 
 from numpyro_dgp import kernels as K
+from numpyro_dgp._typing import Number, pytree
+from numpyro_dgp.kernels.base import Factor, expand
+from numpyro_dgp.kernels.stationary import Stationary
 
 D = 3
 LS = np.array([0.7, 1.3, 2.0])
@@ -188,8 +191,100 @@ def test_spectral_density_of_sums_and_multiples():
     np.testing.assert_allclose((a + 2.0 * b).spectral_density(omega), expected, rtol=1e-12)
     with pytest.raises(ValueError, match="has no spectral density: expected a stationary kernel"):
         K.Periodic().spectral_density(omega)
-    with pytest.raises(ValueError, match="has no spectral density"):
-        (a * b).spectral_density(omega)
+    for kernel, name in (
+        (a * b, r"RBF \* Matern32"),
+        (2.0 * (a + a * b), r"RBF \* Matern32"),
+        (a + 1.0, "Constant"),
+        (a.on(0, 1), "ActiveDims"),
+        (2.0 * a.on(0), r"RBF\.on\(0,\)"),
+        (a + 2.0 * K.Periodic(), "Periodic"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} has no spectral density: expected a stationary kernel"):
+            kernel.spectral_density(omega)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        K.Constant(2.0) * K.RBF(0.7, 0.8),
+        K.RBF(0.7, 0.8) * K.Constant(2.0),
+        2.0 * (K.RBF(0.7, 0.8) + K.Matern52(1.3, 0.5)),
+        (K.Constant(2.0) * K.RBF(0.7, 0.8)) * K.Constant(3.0),
+        (K.Constant(2.0) + 0.5) * (K.Constant(3.0) * (K.RBF(0.7, 0.8) + K.Matern52() * 0.1)),
+    ],
+)
+def test_spectral_density_of_multiples_is_the_fourier_transform(kernel):
+    r = jnp.linspace(-40, 40, 80_001)
+    k = kernel(r[:, None], jnp.zeros((1, 1)))[:, 0]
+    for omega in (0.0, 0.4, 2.0):
+        transform = jnp.trapezoid(k * jnp.cos(omega * r), r)
+        density = jax.jit(lambda kernel, omega: kernel.spectral_density(omega))(kernel, jnp.array([omega]))
+        np.testing.assert_allclose(density, transform, rtol=1e-7)
+
+
+@pytree
+class Tent(K.Kernel):
+    """A kernel of somebody else, of the first column."""
+
+    width: Number = 1.0
+
+    def evaluate(self, X1, X2):
+        return jnp.maximum(1 - abs(X1[..., :, None, 0] - X2[..., None, :, 0]) / self.width, 0)
+
+    def diagonal(self, X):
+        return jnp.ones(X.shape[:-1])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "summands"),
+    [
+        (K.RBF(), ["RBF"]),
+        (K.Constant(2.0), ["Constant"]),
+        (2.0 * (K.RBF() + 3.0 * Tent(2.0)) * 0.5, ["RBF", "Tent"]),
+        ((K.RBF() + K.Linear()) * (Tent() + 1.0), ["RBF * Tent", "RBF", "Linear * Tent", "Linear"]),
+        (K.RBF().on(1).on(3, 0), ["RBF.on(0,)"]),
+        (K.Linear(V[:2]).on(2, 0).on(3, 1, 2), ["Linear.on(2, 3)"]),
+        (
+            (K.RBF(1.0, LS[:2]).on(1, 0) * (2.0 * Tent()).on(2) + K.Linear() + 0.3).on(3, 0, 2),
+            ["RBF.on(0, 3) * Tent.on(2,)", "Linear.on(3, 0, 2)", "Constant"],
+        ),
+        ((K.RBF().on(0, 0) + 1.0).on(2).on(1, 3, 0) * Tent(), ["RBF.on(0, 0) * Tent", "Tent"]),
+    ],
+)
+def test_expanded_kernels(kernel, summands):
+    X, Z = np.random.default_rng(0).normal(size=(2, 5, 4))
+    found = expand(kernel)
+    assert [str(s) for s in found] == summands
+    assert not any(
+        isinstance(f.kernel, K.Sum | K.Product | K.ActiveDims | K.Constant) for s in found for f in s.factors
+    )
+
+    def evaluate(kernel):
+        total = 0
+        for s in expand(kernel):
+            product = s.scale * jnp.ones((5, 5))
+            for f in s.factors:
+                columns = slice(None) if f.columns is None else list(f.columns)
+                product = product * f.kernel(X[:, columns], Z[:, columns])
+            total = total + product
+        return total
+
+    np.testing.assert_allclose(evaluate(kernel), kernel(X, Z), rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(evaluate)(kernel), kernel(X, Z), rtol=1e-12)
+    np.testing.assert_allclose(sum(s.kernel()(X, Z) for s in found), kernel(X, Z), rtol=1e-12)
+    again = jax.tree.unflatten(jax.tree.structure(found), jax.tree.leaves(found))
+    assert [str(s) for s in again] == summands
+    assert all(isinstance(f, Factor) for s in again for f in s.factors)
+
+
+def test_columns_of_fewer_columns():
+    kernel = K.RBF().on(0, 2).on(1)
+    with pytest.raises(ValueError, match=r"expected inputs with at least 3 columns, got shape"):
+        kernel(inputs(), inputs())
+    with pytest.raises(
+        ValueError, match=r"kernel.on\(0, 2\).on\(1,\): expected the outer .* at least 3 columns, got 1"
+    ):
+        expand(kernel)
 
 
 @own
@@ -205,6 +300,15 @@ def test_features_have_the_kernel_as_covariance(name, key):
     z = (products.mean(-1) - OWN[name].gram(X)) / jnp.maximum(error, 1e-12)
     assert jnp.abs(z).max() < 5
     assert jnp.abs(features.mean(-1) / (features.std(-1) / math.sqrt(num))).max() < 5
+
+
+def test_a_stationary_kernel_without_frequencies(key):
+    class Gaussian(Stationary):
+        def profile(self, r2):
+            return jnp.exp(-r2)
+
+    with pytest.raises(ValueError, match=r"Gaussian has no frequencies, which function draws need: define"):
+        pytree(Gaussian)().features(key, jnp.asarray(inputs()), 8)
 
 
 def test_no_three_dimensional_intermediate():

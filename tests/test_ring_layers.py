@@ -66,6 +66,32 @@ def belief(family, prior, shape):
     }[family]
 
 
+@pytest.mark.parametrize("which", GRIDS)
+def test_a_multiple_on_either_side(which):
+    """The layer of ``Constant(2.0) * k`` is that of ``k`` with twice the variance, draws included."""
+    grid, k = GRIDS[which], KERNELS[which]
+    value = jnp.array(rng.normal(size=int(np.prod(grid.sizes))))
+    x = inputs(grid)
+    expected = open_gp(value, RBF(2.0 * k.variance, k.lengthscale), grid)
+    for kernel in (dgp.kernels.Constant(2.0) * k, k * dgp.kernels.Constant(2.0)):
+        f = open_gp(value, kernel, grid)
+        np.testing.assert_allclose(f(x).loc, expected(x).loc, rtol=1e-9)
+        np.testing.assert_allclose(f(x).variance, expected(x).variance, rtol=1e-9)
+        draws = [g._prior_draw(jax.random.key(0), jnp.ones((1, 8)), jnp.asarray(x)) for g in (f, expected)]
+        for one, other in zip(*draws, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_multiple_of_an_additive_kernel():
+    grid = GRIDS["plane"]
+    value = jnp.array(rng.normal(size=sum(grid.sizes)))
+    f = open_gp(value, dgp.kernels.Constant(2.0) * (RBF(0.6, 1.9).on(0) + RBF(0.4, 1.5).on(1)), grid)
+    expected = open_gp(value, RBF(1.2, 1.9).on(0) + RBF(0.8, 1.5).on(1), grid)
+    x = inputs(grid)
+    np.testing.assert_allclose(f(x).loc, expected(x).loc, rtol=1e-9)
+    np.testing.assert_allclose(f(x).variance, expected(x).variance, rtol=1e-9)
+
+
 FAMILIES = ["circulant", "scaled prior", "scaled circulant", "scaled product", "whitened sites", "sites"]
 
 

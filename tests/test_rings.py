@@ -64,6 +64,49 @@ def test_draws_have_the_covariance(key):
     assert (abs(products.mean(0) - expected) < 4.5 * error).all()
 
 
+def test_no_margin_closes_the_ring_behind_the_last_point():
+    x = np.delete(np.arange(101) * 0.5, [3, 50])  # a prime number of points
+    ring, observed = dgp.rings.regular(x, margin=0.0)
+    assert ring.sizes == (101,)
+    assert list(np.flatnonzero(~observed)) == [3, 50]
+    np.testing.assert_allclose(ring.length, 101 * 0.5)
+    np.testing.assert_allclose(ring.points()[observed, 0], x)
+    assert dgp.rings.regular(np.arange(88) * 0.1, margin=12 * 0.1)[0].sizes == (100,)  # 1.2000000000000002
+
+
+@pytest.mark.parametrize("num", [2, 3, 50, 997, 9973, 100_003, 1_000_000])
+@pytest.mark.parametrize("margin", [1.0, 17.0, 100.0])
+def test_padding_costs_no_dense_solve(num, margin):
+    """The margin, and no more points beyond it than make the transforms of the ring fast."""
+    ring, observed = dgp.rings.regular(np.arange(float(num)), margin)
+    (size,) = ring.sizes
+    assert observed[:num].all()
+    assert margin <= size - num <= margin + (100 if num == 1_000_000 and margin == 100.0 else 300)
+    np.testing.assert_allclose(ring.length, size)
+    cost = lambda m: (m - num) ** 3 / 3 + 10 * m * transforms(m)  # noqa: E731
+    least = num + int(margin)
+    assert cost(size) <= min(cost(m) for m in range(least, least + 300)) * (1 + 1e-12)
+
+
+def transforms(size):
+    """Operations per point: the prime factors of a size, at most those of Bluestein's algorithm."""
+    total, rest, p = 0, size, 2
+    while rest > 1:
+        while rest % p == 0:
+            total, rest = total + p, rest // p
+        p = p + 1 if p * p <= rest else max(rest, 2)
+    return min(total, 12 * np.log2(size))
+
+
+def test_a_multiple_on_either_side():
+    ring, y = GRIDS[0], rng.normal(size=16)
+    expected = dgp.rings.RingNormal(dgp.kernels.RBF(2.0, 1.1), ring, noise=0.3)
+    for kernel in (dgp.kernels.Constant(2.0) * dgp.kernels.RBF(1.0, 1.1), dgp.kernels.RBF(1.0, 1.1) * 2.0):
+        found = dgp.rings.RingNormal(kernel, ring, noise=0.3)
+        np.testing.assert_allclose(found.log_prob(y), expected.log_prob(y), rtol=1e-10)
+        np.testing.assert_allclose(found.posterior(y), expected.posterior(y), rtol=1e-10)
+
+
 def test_padding_makes_it_the_process_on_the_line():
     """Six lengthscales of padding: the evidence of the plain kernel to the error that wraparound states."""
     x = np.delete(np.arange(60) * 0.25, [7, 8, 30])
@@ -165,8 +208,9 @@ def test_bad_input():
         dgp.rings.regular(np.array([0.0, 1.0, 2.4]), 6.0)
     with pytest.raises(ValueError, match="increasing order"):
         dgp.rings.regular(np.array([0.0, 2.0, 1.0]), 6.0)
-    with pytest.raises(ValueError, match=r"expected the margin of rings\.regular to be positive"):
-        dgp.rings.regular(np.arange(3.0), 0.0)
+    for margin in (-1.0, np.nan, np.inf, np.ones(2)):
+        with pytest.raises(ValueError, match=r"rings\.regular: expected margin to be a finite number of at least zero"):
+            dgp.rings.regular(np.arange(3.0), margin)
     with pytest.raises(ValueError, match="expected observed to mark some of the 16 grid points"):
         dgp.rings.RingNormal(KERNEL, GRIDS[0], observed=np.zeros(16, bool))
     with pytest.raises(ValueError, match="expected the noise of RingNormal to be positive"):

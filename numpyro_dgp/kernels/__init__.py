@@ -11,6 +11,7 @@ from numpyro_dgp.kernels.stationary import (
     Periodic,
     RationalQuadratic,
 )
+from numpyro_dgp.kernels.terms import Term
 
 __all__ = [
     "RBF",
@@ -29,6 +30,7 @@ __all__ = [
     "Product",
     "RationalQuadratic",
     "Sum",
+    "Term",
     "White",
     "as_kernel",
 ]

@@ -12,8 +12,28 @@ import numpy as np
 from numpyro_dgp._checks import require_inputs, require_positive, require_scalar
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
 from numpyro_dgp.algebra.linalg import set_diagonal
+from numpyro_dgp.kernels.summands import Factor, Summand
+from numpyro_dgp.kernels.terms import Term
 
-__all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel"]
+__all__ = [
+    "ActiveDims",
+    "Constant",
+    "FromCallable",
+    "Kernel",
+    "Product",
+    "Sum",
+    "as_kernel",
+    "expand",
+    "no_spectral_density",
+]
+
+
+def no_spectral_density(name: str) -> ValueError:
+    """What to raise for the kernel ``name``."""
+    return ValueError(
+        f"{name} has no spectral density: expected a stationary kernel with one "
+        "(RBF, Matern12, Matern32, Matern52, or sums and positive multiples of them)"
+    )
 
 
 class Kernel:
@@ -23,8 +43,23 @@ class Kernel:
     positive number) and restrict to columns: ``RBF() + 0.1 * Linear()``, ``RBF().on(0, 2)``.
 
     A new kernel subclasses this, is decorated with ``@pytree``, lists its hyperparameters as fields
-    and defines ``evaluate(X1, X2)`` and ``diagonal(X)``; ``features`` and ``spectral_density`` are
-    optional. Hyperparameters take the dtype of the inputs before ``evaluate`` sees them.
+    and defines ``evaluate(X1, X2)`` and ``diagonal(X)``. Hyperparameters take the dtype of the inputs
+    before ``evaluate`` sees them. The other methods are optional; where one is missing, what it unlocks
+    raises a ``ValueError``:
+
+    ============================ ========================================================================
+    method                       unlocks
+    ============================ ========================================================================
+    ``features(key, X, num)``    draws of functions, as ``Posterior.functions`` makes them
+    ``spectral_density(omega)``  rings: layers on ``dgp.Grid``, exact regression by ``rings.RingNormal``
+    ``frequencies(key, ...)``    draws of functions on a ``dgp.Grid``; for subclasses of ``Stationary``,
+                                 which have ``features`` from it
+    ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
+    ============================ ========================================================================
+
+    Sums, products, positive multiples and ``.on(...)`` have what their parts have; there is no spectral density
+    of a product of two kernels, nor of a kernel on some of its columns outside of a ``dgp.Grid``.
+    A subclass of a kernel that computes something else must define these methods anew.
 
     Example:
         >>> import jax.numpy as jnp
@@ -62,28 +97,43 @@ class Kernel:
         Returns:
             Densities (...,), so that :math:`k(r) = (2\pi)^{-D} \int S(\omega) e^{i\omega r} d\omega`.
         """
+        raise no_spectral_density(type(self).__name__)
+
+    def tilts(self, dims: int) -> tuple[Term, ...]:
+        r"""The kernel as a sum of :class:`Term`, for which Gaussian expectations have a closed form.
+
+        Args:
+            dims: columns of the inputs.
+
+        Returns:
+            Terms whose diagonals have shape (dims,), and the dtype of the hyperparameters.
+
+        Not inherited: a subclass may compute another kernel. One with the same closed form says so:
+        ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
+        """
         raise ValueError(
-            f"{type(self).__name__} has no spectral density: expected a stationary kernel with one "
-            "(RBF, Matern12, Matern32, Matern52, or sums and positive multiples of them)"
+            "expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, their sums, "
+            f"products and .on(...)), got {type(self).__name__}: pass integrate=dgp.GaussHermite(20) for up to three "
+            "input columns, or integrate=dgp.MonteCarlo(1000, key) for any number; or define tilts(dims) on the kernel"
         )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
         """Gram matrix (..., N1, N2) between inputs (..., N1, D) and (..., N2, D)."""
         X1, X2 = self._inputs(X1, X2)
         # One compiled program even when called outside of one; inside one it leaves no trace.
-        return jax.jit(type(self).evaluate, inline=True)(self._cast(X1.dtype), X1, X2)
+        return jax.jit(type(self).evaluate, inline=True)(self.cast(X1.dtype), X1, X2)
 
     def diag(self, X: ArrayLike) -> Array:
         """Variances k(x, x) of inputs (..., N, D): shape (..., N), without an N x N matrix."""
         (X,) = self._inputs(X)
-        return self._cast(X.dtype).diagonal(X)
+        return self.cast(X.dtype).diagonal(X)
 
     def gram(self, X: ArrayLike) -> Array:
         """``k(X, X)`` with the diagonal from :meth:`diag`, free of the rounding of distances."""
         return set_diagonal(self(X, X), self.diag(X))
 
     def on(self, *dims: int) -> ActiveDims:
-        """The same kernel on the columns ``dims`` of its inputs only."""
+        """The same kernel on the columns ``dims`` of its inputs only; ``k.on(0).on(2)`` is ``k.on(2)``."""
         return ActiveDims(self, dims)
 
     def __add__(self, other: Any) -> Sum:
@@ -108,7 +158,7 @@ class Kernel:
         dtype = jnp.result_type(*arrays, float)
         return tuple(jnp.asarray(array, dtype) for array in arrays)
 
-    def _cast(self, dtype: jnp.dtype) -> Any:
+    def cast(self, dtype: jnp.dtype) -> Any:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self)
 
 
@@ -130,7 +180,7 @@ class Sum(Kernel):
         return self.left.features(left, X, num) + self.right.features(right, X, num)
 
     def spectral_density(self, omega: Array) -> Array:
-        return self.left.spectral_density(omega) + self.right.spectral_density(omega)
+        return _spectral_density(self, omega)
 
 
 @pytree
@@ -151,9 +201,7 @@ class Product(Kernel):
         return self.left.features(left, X, num) * self.right.features(right, X, num)
 
     def spectral_density(self, omega: Array) -> Array:
-        if isinstance(self.right, Constant):
-            return self.right.variance * self.left.spectral_density(omega)
-        return super().spectral_density(omega)
+        return _spectral_density(self, omega)
 
 
 @pytree
@@ -232,7 +280,7 @@ class FromCallable(Kernel):
         variances = jax.vmap(lambda x: self.function(x[None], x[None])[0, 0])(rows)
         return jnp.asarray(variances, X.dtype).reshape(X.shape[:-1])
 
-    def _cast(self, dtype: jnp.dtype) -> FromCallable:
+    def cast(self, dtype: jnp.dtype) -> FromCallable:
         return self
 
 
@@ -248,6 +296,42 @@ jax.tree_util.register_pytree_node(
     _flatten_callable,
     lambda function, leaves: FromCallable(leaves[0] if leaves else function),
 )
+
+
+def expand(kernel: Kernel) -> tuple[Summand, ...]:
+    """A kernel as a sum of products: products of sums multiplied out, constants and columns collected.
+
+    It looks at types only, so it can be used on traced hyperparameters. A kernel of any other class, of the user's own
+    too, is a factor of its own.
+
+    Raises:
+        ValueError: ``k.on(1).on(0)``, columns of fewer columns.
+
+    Example:
+        >>> from numpyro_dgp.kernels import RBF, Linear
+        >>> for summand in expand(2.0 * (RBF().on(1) + 3.0).on(4, 5) * Linear()):
+        ...     print(summand.scale, "*", summand)
+        2.0 * RBF.on(5,) * Linear
+        6.0 * Linear
+    """
+    if isinstance(kernel, Sum):
+        return expand(kernel.left) + expand(kernel.right)
+    if isinstance(kernel, Product):
+        return tuple(a * b for a in expand(kernel.left) for b in expand(kernel.right))
+    if isinstance(kernel, ActiveDims):
+        return tuple(summand.on(kernel.dims) for summand in expand(kernel.kernel))
+    if isinstance(kernel, Constant):
+        return (Summand((kernel.variance,)),)
+    return (Summand((), (Factor(kernel),)),)
+
+
+def _spectral_density(kernel: Kernel, omega: Array) -> Array:
+    total: Any = 0
+    for summand in expand(kernel):
+        if summand.alone is None:
+            raise no_spectral_density(str(summand))
+        total = total + summand.scale * summand.alone.spectral_density(omega)
+    return total
 
 
 def as_kernel(kernel: Any) -> Kernel:

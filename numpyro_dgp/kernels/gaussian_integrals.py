@@ -1,6 +1,7 @@
 r"""Kernels as sums of tilts, for which every Gaussian expectation has a closed form.
 
-Sums and products of RBF, linear, polynomial and constant kernels can be written as a sum of terms
+Sums and products of RBF, linear, polynomial and constant kernels, and of any kernel with a method ``tilts``, can be
+written as a sum of terms
 
 .. math:: k(x, z) = \sum_t s_t \exp\bigl(-\tfrac12 (x - z)^\top \Lambda_t (x - z)\bigr) \prod_j x^\top A_{tj} z
 
@@ -13,71 +14,52 @@ Source: Chamberlin (2016), section 4.8, result 1, where natural parameters divid
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, pytree
+from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.algebra.matrix_ops import Dense, Diagonal
-from numpyro_dgp.kernels import RBF, ActiveDims, Constant, Kernel, Linear, Polynomial, Product, Sum
+from numpyro_dgp.kernels import Kernel, Term
+from numpyro_dgp.kernels.base import Factor, expand
 
-__all__ = ["Term", "Tilted", "terms"]
-
-
-@pytree
-class Term:
-    r"""One term :math:`s \exp(-\tfrac12 (x - z)^\top \Lambda (x - z)) \prod_j x^\top A_j z`.
-
-    Args:
-        log_scale: :math:`\log s`.
-        precision: the diagonal of :math:`\Lambda` (D,), zero in columns that the exponential does not see.
-        forms: the diagonals of :math:`A_j`, each (D,).
-    """
-
-    log_scale: Array
-    precision: Array
-    forms: tuple[Array, ...] = ()
-
-    def __mul__(self, other: Term) -> Term:
-        return Term(self.log_scale + other.log_scale, self.precision + other.precision, self.forms + other.forms)
+__all__ = ["Tilted", "terms"]
 
 
 def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[Term, ...]:
-    """The terms of a kernel on inputs of ``dims`` columns.
+    """The terms of a kernel on inputs of ``dims`` columns, from the ``tilts`` of its factors.
 
     Raises:
-        ValueError: a kernel that is not made of RBF, Linear, Polynomial and Constant.
+        ValueError: a factor without ``tilts``, or on columns that the inputs do not have.
+
+    Example:
+        >>> from numpyro_dgp.kernels import RBF, Linear
+        >>> len(terms(RBF() * (Linear().on(1) + 2.0), 2, jnp.dtype("float32")))
+        2
     """
-    if isinstance(kernel, Sum):
-        return terms(kernel.left, dims, dtype) + terms(kernel.right, dims, dtype)
-    if isinstance(kernel, Product):
-        return tuple(a * b for a in terms(kernel.left, dims, dtype) for b in terms(kernel.right, dims, dtype))
-    if isinstance(kernel, ActiveDims):
-        columns, inner = kernel.dims, terms(kernel.kernel, len(kernel.dims), dtype)
-        return jax.tree.map(lambda leaf: _embed(leaf, columns, dims), inner)
-    kernel, none = kernel._cast(dtype), jnp.zeros(dims, dtype)
-    if type(kernel) is RBF:
-        return (Term(jnp.log(kernel.variance), none + 1 / jnp.square(kernel.lengthscale)),)
-    if type(kernel) is Constant:
-        return (Term(jnp.log(kernel.variance), none),)
-    if type(kernel) is Linear:
-        return (Term(jnp.zeros((), dtype), none, (none + kernel.variance,)),)
-    if type(kernel) is Polynomial:
-        form, degree = none + kernel.variance, kernel.degree
-        scales = [math.log(math.comb(degree, j)) + (degree - j) * jnp.log(kernel.offset) for j in range(degree + 1)]
-        return tuple(Term(scale, none, (form,) * j) for j, scale in enumerate(scales))
-    raise ValueError(
-        f"expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, their sums, products "
-        f"and .on(...)), got {type(kernel).__name__}: pass integrate=dgp.GaussHermite(20) for up to three input "
-        "columns, or integrate=dgp.MonteCarlo(1000, key) for any number"
-    )
+    found: tuple[Term, ...] = ()
+    for summand in expand(kernel.cast(dtype)):
+        log_scale: Any = sum((jnp.log(scale) for scale in summand.scales), start=jnp.zeros((), dtype))
+        products: tuple[Term, ...] = (Term(log_scale, jnp.zeros(dims, dtype)),)
+        for factor in summand.factors:
+            products = tuple(a * b for a in products for b in _tilts(factor, dims))
+        found += products
+    return found
 
 
-def _embed(leaf: Array, columns: tuple[int, ...], dims: int) -> Array:
-    return jnp.zeros(dims, leaf.dtype).at[jnp.array(columns)].set(leaf) if leaf.ndim else leaf
+def _tilts(factor: Factor, dims: int) -> tuple[Term, ...]:
+    columns = factor.columns
+    if columns is None:
+        return factor.kernel.tilts(dims)
+    if max(columns) >= dims:
+        raise ValueError(
+            f"kernel.on{columns}: expected inputs with at least {max(columns) + 1} columns, got {dims}: columns are "
+            "counted from 0"
+        )
+    return tuple(term.on(columns, dims) for term in factor.kernel.tilts(len(columns)))
 
 
 def _tilt(loc: Array, variance: Array, precision: Array, centres: Array) -> tuple[Array, Array, Array]:

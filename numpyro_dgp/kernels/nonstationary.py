@@ -15,6 +15,7 @@ from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.terms import Term
 
 __all__ = ["ArcCosine", "Linear", "Polynomial", "White"]
 
@@ -69,6 +70,12 @@ class Linear(Kernel):
         slope = jax.random.normal(key, (X.shape[-1], num), X.dtype)
         return (X * jnp.sqrt(self.variance)) @ slope
 
+    def tilts(self, dims: int) -> tuple[Term, ...]:
+        if type(self) is not Linear:
+            return super().tilts(dims)
+        none = jnp.zeros(dims, jnp.asarray(self.variance).dtype)
+        return (Term(none.sum(), none, (none + self.variance,)),)
+
 
 @pytree
 class Polynomial(Kernel):
@@ -104,6 +111,13 @@ class Polynomial(Kernel):
         bias = jnp.broadcast_to(jnp.sqrt(self.offset), (*X.shape[:-1], 1))
         scaled = jnp.concatenate([X * jnp.sqrt(self.variance), bias], -1)
         return math.prod(scaled @ draw for draw in draws)  # type: ignore[return-value]
+
+    def tilts(self, dims: int) -> tuple[Term, ...]:
+        if type(self) is not Polynomial:
+            return super().tilts(dims)
+        none, p = jnp.zeros(dims, jnp.asarray(self.variance).dtype), self.degree
+        scales = [math.log(math.comb(p, j)) + (p - j) * jnp.log(self.offset) for j in range(p + 1)]
+        return tuple(Term(scale, none, (none + self.variance,) * j) for j, scale in enumerate(scales))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -18,6 +18,7 @@ from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.terms import Term
 
 __all__ = ["RBF", "Cosine", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic"]
 
@@ -54,7 +55,10 @@ class Stationary(Kernel):
 
     def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         """Draws from the normalised spectral density at unit lengthscale, shape (D, num)."""
-        raise NotImplementedError
+        raise ValueError(
+            f"{type(self).__name__} has no frequencies, which function draws need: define "
+            "frequencies(key, shape, dtype) on the kernel, or draw at fixed inputs with f.joint(x)"
+        )
 
     def _scale(self, X: Array) -> Array:
         lengthscale = jnp.asarray(self.lengthscale)
@@ -91,6 +95,12 @@ class RBF(Stationary):
         lengthscale = jnp.broadcast_to(self.lengthscale, omega.shape[-1:])
         volume = jnp.prod(lengthscale * math.sqrt(2 * math.pi))
         return self.variance * volume * jnp.exp(-0.5 * jnp.square(lengthscale * omega).sum(-1))
+
+    def tilts(self, dims: int) -> tuple[Term, ...]:
+        if type(self) is not RBF:
+            return super().tilts(dims)
+        variance = jnp.asarray(self.variance)
+        return (Term(jnp.log(variance), jnp.zeros(dims, variance.dtype) + 1 / jnp.square(self.lengthscale)),)
 
 
 @pytree

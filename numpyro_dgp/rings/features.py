@@ -28,8 +28,9 @@ import numpy as np
 
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.algebra.linalg import jitter, matmul, set_diagonal
-from numpyro_dgp.kernels.base import Constant, Kernel, Product, Sum
+from numpyro_dgp.kernels.base import Kernel, expand
 from numpyro_dgp.kernels.stationary import Stationary
+from numpyro_dgp.kernels.summands import Summand
 from numpyro_dgp.rings.spectra import NEAR, Ring, aliases, frequencies, periodised, spectral_mass
 
 __all__ = ["RingFeatures", "Waves", "position", "random_waves"]
@@ -200,23 +201,22 @@ def random_waves(kernel: Kernel, key: Array, ring: Ring, num: int) -> list[Waves
     Raises:
         ValueError: a kernel that is not a sum or multiple of stationary kernels with frequencies to draw from.
     """
-    if isinstance(kernel, Sum):
-        left, right = jax.random.split(key)
-        return random_waves(kernel.left, left, ring, num) + random_waves(kernel.right, right, ring, num)
-    if isinstance(kernel, Product) and isinstance(kernel.right, Constant):
-        factor = jnp.sqrt(jnp.asarray(kernel.right.variance, ring.dtype))
-        waves = random_waves(kernel.left, key, ring, num)
-        return [Waves(w.ring, w.multiples, factor * w.amplitude, w.phase) for w in waves]
-    if not isinstance(kernel, Stationary):
+    summands = expand(kernel.cast(ring.dtype))
+    keys = [key] if len(summands) == 1 else jax.random.split(key, len(summands))
+    return [_waves(summand, key, ring, num) for summand, key in zip(summands, keys, strict=True)]
+
+
+def _waves(summand: Summand, key: Array, ring: Ring, num: int) -> Waves:
+    stationary = summand.alone
+    if not isinstance(stationary, Stationary):
         raise ValueError(
             f"expected a stationary kernel, or sums and positive multiples of them, to draw functions on a ring, got "
-            f"{type(kernel).__name__}: draw at fixed inputs with f.joint(x)"
+            f"{summand}: draw at fixed inputs with f.joint(x)"
         )
-    stationary: Stationary = kernel._cast(ring.dtype)
     frequency_key, phase_key = jax.random.split(key)
     omega = stationary.frequencies(frequency_key, (len(ring.sizes), num), ring.dtype).T / stationary.lengthscale
     multiples = jnp.round(omega * ring.length / (2 * math.pi))
     density = stationary.spectral_density
     ratio = density(2 * math.pi * multiples / ring.length) / density(omega)
     phase = jax.random.uniform(phase_key, (num,), ring.dtype, maxval=2 * math.pi)
-    return [Waves(ring, multiples, jnp.sqrt(2 * stationary.variance * ratio), phase)]
+    return Waves(ring, multiples, jnp.sqrt(2 * summand.scale * stationary.variance * ratio), phase)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,8 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.kernels.base import ActiveDims, Constant, Kernel, Product, Sum, as_kernel
+from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel, expand
+from numpyro_dgp.kernels.summands import Summand
 
 __all__ = ["NEAR", "Ring", "aliases", "components", "frequencies", "periodised", "spectral_mass", "spectrum"]
 
@@ -129,25 +130,25 @@ def components(kernel: Kernel, dims: int) -> dict[tuple[int, ...], Kernel]:
         [(0,), (1,)]
     """
     found: dict[tuple[int, ...], Kernel] = {}
-    for on, term in _terms(kernel):
-        columns = tuple(range(dims)) if on is None else on
+    for summand in expand(kernel):
+        seen = {factor.columns for factor in summand.factors}
+        shared = seen.pop() if len(seen) == 1 else None
+        columns = tuple(range(dims)) if shared is None else shared
         if max(columns) >= dims:
             raise ValueError(
                 f"expected a kernel on columns 0 to {dims - 1} of a ring with {dims} dimension(s), got .on{columns}: "
                 "columns are counted from 0"
             )
+        term = _term(summand, shared)
         found[columns] = found[columns] + term if columns in found else term
     return found
 
 
-def _terms(kernel: Kernel) -> list[tuple[tuple[int, ...] | None, Kernel]]:
-    if isinstance(kernel, Sum):
-        return _terms(kernel.left) + _terms(kernel.right)
-    if isinstance(kernel, Product) and isinstance(kernel.right, Constant):
-        return [(on, Product(term, kernel.right)) for on, term in _terms(kernel.left)]
-    if isinstance(kernel, ActiveDims):
-        return [(kernel.dims, kernel.kernel)]
-    return [(None, kernel)]
+def _term(summand: Summand, columns: tuple[int, ...] | None) -> Kernel:
+    """A summand as a kernel of inputs that are ``columns`` already, where all factors see those."""
+    kernels = [f.kernel if f.columns in (None, columns) else f.kernel.on(*f.columns) for f in summand.factors]
+    constants = [Constant(summand.scale)] if summand.scales or not kernels else []
+    return reduce(Product, kernels + constants)
 
 
 def frequencies(sizes: tuple[int, ...]) -> np.ndarray:
@@ -188,7 +189,7 @@ def _tail_rule(near: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def spectral_mass(kernel: Kernel, ring: Ring, multiples: Array) -> Array:
     """Variance of the periodised kernel at the lattice frequencies ``multiples`` (..., D): shape (...,)."""
     omega = 2 * math.pi * multiples / ring.length
-    return as_kernel(kernel)._cast(omega.dtype).spectral_density(omega) / jnp.prod(ring.length)
+    return as_kernel(kernel).cast(omega.dtype).spectral_density(omega) / jnp.prod(ring.length)
 
 
 def spectrum(kernel: Kernel, ring: Ring) -> Array:
