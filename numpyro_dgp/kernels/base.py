@@ -15,20 +15,10 @@ from numpyro_dgp.algebra.linalg import set_diagonal
 from numpyro_dgp.kernels.summands import Factor, Summand
 from numpyro_dgp.kernels.terms import Term
 
-__all__ = [
-    "ActiveDims",
-    "Constant",
-    "FromCallable",
-    "Kernel",
-    "Product",
-    "Sum",
-    "as_kernel",
-    "expand",
-    "no_spectral_density",
-]
+__all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel", "expand"]
 
 
-def no_spectral_density(name: str) -> ValueError:
+def _no_spectral_density(name: str) -> ValueError:
     """What to raise for the kernel ``name``."""
     return ValueError(
         f"{name} has no spectral density: expected a stationary kernel with one "
@@ -97,7 +87,7 @@ class Kernel:
         Returns:
             Densities (...,), so that :math:`k(r) = (2\pi)^{-D} \int S(\omega) e^{i\omega r} d\omega`.
         """
-        raise no_spectral_density(type(self).__name__)
+        raise _no_spectral_density(type(self).__name__)
 
     def tilts(self, dims: int) -> tuple[Term, ...]:
         r"""The kernel as a sum of :class:`Term`, for which Gaussian expectations have a closed form.
@@ -329,7 +319,7 @@ def _spectral_density(kernel: Kernel, omega: Array) -> Array:
     total: Any = 0
     for summand in expand(kernel):
         if summand.alone is None:
-            raise no_spectral_density(str(summand))
+            raise _no_spectral_density(str(summand))
         total = total + summand.scale * summand.alone.spectral_density(omega)
     return total
 
