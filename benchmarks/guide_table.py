@@ -341,7 +341,7 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
         bounds, errors = ([float(f(d)) for d in draws] for f in (np.mean, lambda d: np.std(d) / math.sqrt(len(d))))
     chosen = params[int(np.nanargmax(bounds))]
     found = {"bounds": bounds, "errors": errors, "seconds": time.perf_counter() - began} | apart
-    found |= score(dgp.Posterior(model, guide, chosen), p)
+    found |= score(dgp.Posterior(model, guide.on(p.X, p.y), chosen), p)
     if fixed is None:
         found["learned"] = {n: np.asarray(chosen[f"{n}_auto_loc"]).tolist() for n in p.hyperparameters()}
     return found

@@ -146,7 +146,7 @@ def fit(data: Data, name: str, arguments: argparse.Namespace) -> Fit:
         np.asarray(mixture, float),
         np.asarray(dgp.densities.kde_log_density(draws, data.y_test), float),
         float(np.median(dgp.densities.shapiro_wilk(draws).statistic)),
-        float(guide.median(result.params)["noise"]),
+        float(guide.median(result.params, data.X, data.y)["noise"]),
     )
 
 

@@ -125,7 +125,7 @@ def main() -> None:
     # The last model: rates along the cost, for a healthy and an ill person, otherwise typical.
     cost = np.linspace(0, math.log1p(95), 60)
     functions = posterior.functions(jax.random.key(4), num_samples=max(arguments.draws, 2))
-    level = float(guide.median(result.params)["level"])
+    level = float(guide.median(result.params, X, y)["level"])
     for colour, quantile in (("C2", 0.1), ("C3", 0.9)):
         person = np.median(np.asarray(units.inverse(X)), 0)
         person[DISEASES] = np.quantile(np.asarray(units.inverse(X))[:, DISEASES], quantile)

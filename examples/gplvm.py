@@ -96,7 +96,7 @@ def fit(name: str, digits: Digits, start: np.ndarray, arguments: argparse.Namesp
         return -dgp.ELBO().loss(key, params, model, guide, y, *data[1:])
 
     draws = jax.lax.map(lambda key: bound(key, params, y), jax.random.split(keys[1], 200))
-    return guide, params, float(draws.mean()) / N
+    return guide.on(*data), params, float(draws.mean()) / N
 
 
 def images(guide: Any, params: Any, digits: Digits, Z: np.ndarray, w: np.ndarray) -> np.ndarray:

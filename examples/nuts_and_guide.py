@@ -82,7 +82,7 @@ def main() -> None:
     hyper = ["noise", "inner lengthscale", "outer lengthscale"]
     draws = min(500, arguments.samples)
     figure, axes = plt.subplots(1, 4, figsize=(15, 3.6), width_ratios=[3, 1, 1, 1], layout="constrained")
-    medians = guide.quantiles(result.params, [0.025, 0.5, 0.975])
+    medians = guide.quantiles(result.params, [0.025, 0.5, 0.975], X, y)
     curves = {}
     for colour, (name, posterior) in zip(("C0", "C1"), {"guide": fitted, "NUTS": sampled}.items(), strict=True):
         values = np.asarray(posterior.functions(keys[3], num_samples=draws)(grid[:, None])["y"])

@@ -12,9 +12,10 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_blocks import rows_in_cache
 from numpyro_dgp.model.beliefs import FunctionDraw
-from numpyro_dgp.model.program import Message, refuse_subsampling, site_kind
+from numpyro_dgp.model.program import refuse_subsampling
+from numpyro_dgp.model.sites import Message, Trace, site_kind
 
-__all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws"]
+__all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws", "sample_values"]
 
 
 def over_draws(
@@ -35,9 +36,14 @@ def over_draws(
     return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, most))
 
 
-def hidden_values(sites: dict[str, Message]) -> dict[str, Array]:
+def hidden_values(sites: Trace) -> dict[str, Array]:
     """Values of the hidden layers of a run, by site."""
     return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
+
+
+def sample_values(sites: Trace) -> dict[str, Any]:
+    """Values of the sample sites of a run."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
 
 
 class Whole(Messenger):

@@ -6,13 +6,16 @@ inputs on themselves and is the usual reason why "deep is worse than shallow" (S
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs
-from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 
-__all__ = ["Constant", "Identity", "Linear", "Mean", "Zero", "pca", "principal_directions"]
+__all__ = ["Constant", "FromCallable", "Identity", "Linear", "Mean", "Zero", "as_mean", "pca", "principal_directions"]
 
 
 class Mean:
@@ -75,6 +78,38 @@ class Linear(Mean):
         W = jnp.asarray(self.W, X.dtype)
         require_inputs("means.Linear", X, W.shape[0])
         return X @ W + jnp.asarray(self.b, X.dtype)
+
+
+@pytree
+class FromCallable(Mean):
+    """Any function from inputs (..., N, D) to values (..., N, P), in place of ours; part of a pytree's structure."""
+
+    function: Callable[[Array], Array] = static()
+
+    def __call__(self, X: Array) -> Array:
+        return self.function(X)
+
+
+def as_mean(mean: Any) -> Mean:
+    """``mean`` itself, zero for ``None``, or any callable wrapped.
+
+    Raises:
+        ValueError: it is neither a mean function nor callable.
+
+    Example:
+        >>> as_mean(None), as_mean(jnp.sin)(jnp.zeros((2, 1))).shape
+        (Zero(), (2, 1))
+    """
+    if mean is None:
+        return Zero()
+    if isinstance(mean, Mean):
+        return mean
+    if not callable(mean):
+        raise ValueError(
+            f"expected a mean function or any callable from (..., D) to (..., P), got {type(mean).__name__}: "
+            "for example dgp.means.Identity(), or dgp.means.Constant(3.0) for a number"
+        )
+    return FromCallable(mean)
 
 
 def pca(X: ArrayLike, outputs: int) -> Mean:

@@ -25,12 +25,13 @@ from numpyro import handlers
 from numpyro_dgp._checks import require_count, require_finite, require_finite_leaves
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture, log_mean_exp
-from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws
-from numpyro_dgp.guides.run import marginal
+from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws, sample_values
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.program import Message, inspect_program, site_kind, unwrap
-from numpyro_dgp.model.random_function import InducedFunction
-from numpyro_dgp.representations.exact import ExactFunction
+from numpyro_dgp.model.program import inspect_program
+from numpyro_dgp.model.random_function import RandomFunction
+from numpyro_dgp.model.sites import Message, Trace, unwrap
 
 __all__ = ["Posterior"]
 
@@ -41,7 +42,8 @@ class Posterior:
 
     Args:
         model: the program.
-        guide: its guide.
+        guide: its guide. Of one that is not of this package, such as an autoguide, sites with one value per datum are
+            ignored, as those of ``samples`` are.
         params: parameters, from ``svi_result.params``.
         samples: draws of the latent sites, from ``mcmc.get_samples()`` or ``guide.sample_posterior``, instead of a
             guide. Sites with one value per datum are ignored: at new inputs the program draws them.
@@ -151,10 +153,10 @@ class Posterior:
             ValueError: from a kernel without random features.
         """
         # One object for each number of features, so that a second call finds the compiled program of the first.
-        paths = self._path_programs.setdefault(num_features, partial(self._paths, num_features))
+        paths = self._programs.setdefault(num_features, partial(self._paths, num_features))
         return lambda *args, **kwargs: self._over_draws(paths, key, num_samples, args, kwargs)
 
-    def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[InducedFunction, Array]]:
+    def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[Any, Array]]:
         """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
 
         Under a guide of Gaussian inducing values, ``f(x)`` is the posterior of the layer at any x of its own inputs.
@@ -166,23 +168,21 @@ class Posterior:
             fn = unwrap(site["fn"]) if site["type"] == "sample" else None
             values: Any = getattr(fn, "f_x", fn)
             function = getattr(values, "function", None)
-            if not isinstance(function, InducedFunction | ExactFunction):
-                continue
-            if isinstance(function, ExactFunction):
-                function = function.condition(values.inputs, site["value"])
-            found[name] = function, values.inputs.reshape(-1, values.inputs.shape[-1])
+            if isinstance(function, RandomFunction):
+                function = function.given(values.inputs, site["value"])
+                found[name] = function, values.inputs.reshape(-1, values.inputs.shape[-1])
         return found
 
     def _moments(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
-        fn = self._observed(self._trace(key, sample, args, kwargs))["fn"]
+        fn = self._observed(self._trace(key, sample, args, kwargs), args, kwargs)["fn"]
         return Mixture(fn.mean, fn.variance)
 
     def _draw(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
-        return self._observed(self._trace(key, sample, args, kwargs))["value"]
+        return self._observed(self._trace(key, sample, args, kwargs), args, kwargs)["value"]
 
     def _density(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
         y, *args = args
-        fn = unwrap(self._observed(self._trace(key, sample, args, kwargs))["fn"])
+        fn = unwrap(self._observed(self._trace(key, sample, args, kwargs), args, kwargs)["fn"])
         return fn.log_marginal(y) if isinstance(fn, Likelihood) else fn.log_prob(y)
 
     def _hidden(self, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
@@ -190,51 +190,59 @@ class Posterior:
 
     def _paths(self, num_features: int, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
         draw_key, path_key = jax.random.split(key)
-        if self.guide is not None:
-            sample = self._seeded(self.guide, draw_key)(*args, **kwargs)
-        program = self._given(sample, self._seeded(self.model, draw_key), args, kwargs)
+        if isinstance(self.guide, Guide):
+            sample = self.seeded(self.guide, draw_key)(*args, **kwargs)
+        elif self.guide is not None:
+            sample = sample_values(handlers.trace(self.seeded(self.guide, draw_key)).get_trace(*args, **kwargs))
+        program = self.given(sample, self.seeded(self.model, draw_key), args, kwargs)
         sites = handlers.trace(DrawFunctions(program, path_key, num_features)).get_trace(*args, **kwargs)
-        last = self._observed(sites)
+        last = self._observed(sites, args, kwargs)
         f_x = getattr(unwrap(last["fn"]), "f_x", None)
         values = hidden_values(sites)
         return values if f_x is None else {**values, last["name"]: f_x.loc}
 
-    def _trace(self, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Message]:
+    def _trace(self, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
         """One run of the model: in marginal mode under the guide, or given one draw of MCMC."""
         guide_key, model_key = jax.random.split(key)
-        program = self._seeded(self.model, model_key)
+        model = self.seeded(self.model, model_key)
         if self.guide is None:
-            program = self._given(sample, program, args, kwargs)
-        else:
-            structure = partial(inspect_program, self.model, args, kwargs)
-            guide_trace = handlers.trace(marginal(self._seeded(self.guide, guide_key), structure)).get_trace(
-                *args, **kwargs
-            )
-            program = handlers.replay(program, guide_trace)
+            return self._whole(self.given(sample, model, args, kwargs), args, kwargs)
+        guide = marginal(self.seeded(self.guide, guide_key))
+        if isinstance(self.guide, Guide):
+            return traces(model, guide, args, kwargs, lambda program, _: Whole(program))[1]
+        # It may know hidden values of the rows of the fit only.
+        values = sample_values(handlers.trace(guide).get_trace(*args, **kwargs))
+        return self._whole(self.given(values, model, args, kwargs), args, kwargs)
+
+    def _whole(self, program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
         return handlers.trace(Whole(program)).get_trace(*args, **kwargs)
 
-    def _seeded(self, program: Callable[..., Any], key: Array) -> Callable[..., Any]:
+    def seeded(self, program: Callable[..., Any], key: Array) -> Callable[..., Any]:
+        """``program`` with random numbers, and the parameters of the fit."""
         return handlers.substitute(handlers.seed(program, key), data=dict(self.params))
 
-    def _given(self, sample: Any, program: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """``program`` with the values that do not belong to single data."""
+    def given(self, sample: Any, program: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+        """``program`` with those values of ``sample`` that do not belong to single data."""
         structure = inspect_program(self.model, args, kwargs)
 
         def value(msg: Message) -> Any:
-            if msg["type"] != "sample" or site_kind(msg) in ("hidden", "observed") or structure.is_per_datum(msg):
-                return None
-            return sample.get(msg["name"])
+            return sample.get(msg["name"]) if msg["type"] == "sample" and structure.is_shared(msg) else None
 
         return handlers.substitute(program, substitute_fn=value)
 
-    def _observed(self, sites: dict[str, Message]) -> Message:
-        known = getattr(self.guide, "_observed", set()) if self.site is None else {self.site}
-        likelihoods = [s for s in sites.values() if s["type"] == "sample" and isinstance(unwrap(s["fn"]), Likelihood)]
-        found = [sites[name] for name in sorted(known) if name in sites] or likelihoods
+    def _observed(self, sites: Trace, args: Any, kwargs: Any) -> Message:
+        """The observed site: the one named, a likelihood, or the one draw that nothing else depends on."""
+        samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
+        found = [samples[self.site]] if self.site in samples else []
+        if self.site is None:
+            found = [site for site in samples.values() if isinstance(unwrap(site["fn"]), Likelihood)]
+        if self.site is None and not found:
+            ends = inspect_program(self.model, args, kwargs).ends
+            found = [site for name, site in samples.items() if name in ends]
         if len(found) != 1:
             raise ValueError(
                 f"Posterior: expected one observed site, found {[s['name'] for s in found]}: name it, Posterior(..., "
-                f"site=...); the program has {[n for n, s in sites.items() if s['type'] == 'sample']}"
+                f"site=...); the program has {list(samples)}"
             )
         return found[0]
 
@@ -244,15 +252,16 @@ class Posterior:
         require_finite_leaves("inputs", leaves)
         arrays = [jnp.asarray(leaf) if np.ndim(leaf) else None for leaf in leaves]
         constants = tuple(None if np.ndim(leaf) else leaf for leaf in leaves)
-        return self._compiled(function, num_samples, treedef, constants, key, self._thinned(num_samples), arrays)
+        run = self._programs.get((function, num_samples, treedef, constants))
+        if run is None:
+            run = jax.jit(partial(over_draws, function, num_samples, treedef, constants))
+            self._programs[function, num_samples, treedef, constants] = run
+        return run(key, self._thinned(num_samples), arrays)
 
     @cached_property
-    def _path_programs(self) -> dict[int, Callable[..., Any]]:
+    def _programs(self) -> dict[Any, Callable[..., Any]]:
+        """Compiled programs, which live as long as this object: JAX's own cache would keep it, and its data, alive."""
         return {}
-
-    @cached_property
-    def _compiled(self) -> Callable[..., Any]:
-        return jax.jit(over_draws, static_argnums=(0, 1, 2, 3))
 
     def _thinned(self, num_samples: int) -> dict[str, Array]:
         """``num_samples`` of the MCMC draws, evenly spaced; empty for a guide."""

@@ -12,9 +12,10 @@ from numpyro_dgp._checks import require_inputs
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.per_output import Kernels
-from numpyro_dgp.means import Zero
+from numpyro_dgp.means import as_mean
 from numpyro_dgp.model.beliefs import StandardNormal
-from numpyro_dgp.representations.exact import ExactFunction
+from numpyro_dgp.model.random_function import Representation
+from numpyro_dgp.representations.exact import Exact, ExactFunction
 from numpyro_dgp.representations.grid import Grid
 from numpyro_dgp.representations.points import Points, SparseFunction
 from numpyro_dgp.rings.ring_function import RingFunction
@@ -51,14 +52,23 @@ def gp(
     outputs: int | None = ...,
     mean: Callable[[Array], Array] | None = ...,
 ) -> ExactFunction: ...
+@overload
 def gp(
     name: str,
     kernel: KernelLike | Sequence[KernelLike],
-    inducing: Points | Grid | None,
+    inducing: Representation,
+    *,
+    outputs: int | None = ...,
+    mean: Callable[[Array], Array] | None = ...,
+) -> Any: ...
+def gp(
+    name: str,
+    kernel: KernelLike | Sequence[KernelLike],
+    inducing: Representation | None,
     *,
     outputs: int | None = None,
     mean: Callable[[Array], Array] | None = None,
-) -> SparseFunction | RingFunction | ExactFunction:
+) -> Any:
     r"""A Gaussian-process layer: a random function :math:`f \sim GP(m, k)`, independent over P outputs.
 
     It opens one sample site, ``name``: the whitened inducing values, event shape (P, M), or (M,) for a
@@ -69,8 +79,9 @@ def gp(
     Args:
         name: name of the site.
         kernel: k, a kernel or any callable ``k(X1, X2)``; or a sequence of P of them, one per output.
-        inducing: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``, or ``None`` for an exact process, which opens no
-            site and whose values are drawn at all inputs at once.
+        inducing: how the function is held: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``, any other
+            ``Representation``, or ``None`` for an exact process, which opens no site and whose values are drawn at all
+            inputs at once.
         outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
         mean: m, a mean function or any callable from (..., D) to (..., P); zero by default.
 
@@ -108,15 +119,13 @@ def gp(
         kernels = tuple(as_kernel(k) for k in kernel)
     else:
         kernels = as_kernel(kernel)
-    mean_function: Any = Zero() if mean is None else mean
-    if inducing is None:
-        return ExactFunction(kernels, outputs, mean_function)
-    if not hasattr(inducing, "open"):
+    representation = Exact() if inducing is None else inducing
+    if not hasattr(representation, "open"):
         raise ValueError(
             f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size) or None, got "
             f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
         )
-    return inducing.open(name, kernels, outputs, mean_function)
+    return representation.open(name, kernels, outputs, as_mean(mean))
 
 
 def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
@@ -145,8 +154,6 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
         return numpyro.sample(name, StandardNormal((dim,), jnp.result_type(float)))
     require_inputs(f"latent {name!r}", x)
     x = jnp.asarray(x, jnp.result_type(x, float))
-    prior = StandardNormal((dim,), x.dtype, x.shape[:-1])
-    prior.inputs = x
-    w = numpyro.sample(name, prior)
+    w = numpyro.sample(name, StandardNormal((dim,), x.dtype, x.shape[:-1], x))
     batch = jnp.broadcast_shapes(x.shape[:-1], w.shape[:-1])
     return jnp.concatenate([jnp.broadcast_to(a, batch + a.shape[-1:]) for a in (x, w)], -1)

@@ -187,11 +187,11 @@ def test_between_mean_field_and_the_evidence():
     assert bound < np.log(weights.mean()) + 3 * error
     draws = follows.sample_posterior(jax.random.key(2), params, x, y, sample_shape=(4000,))
     assert draws["f"].shape == (4000, 1, 4)
-    np.testing.assert_allclose(follows.median(params)["h"], params["h_auto_loc"], atol=1e-12)
-    spread = follows.quantiles(params, [0.5, 0.8413447])["h"]
+    np.testing.assert_allclose(follows.median(params, x, y)["h"], params["h_auto_loc"], atol=1e-12)
+    spread = follows.quantiles(params, [0.5, 0.8413447], x, y)["h"]
     np.testing.assert_allclose(draws["h"].std(0), spread[1] - spread[0], rtol=0.06)
     np.testing.assert_allclose(draws["h"].mean(0), spread[0], atol=0.06)
-    predicted = dgp.Posterior(few, follows, params).predict(jax.random.key(3), X, num_samples=20)
+    predicted = dgp.Posterior(few, follows.on(x, y), params).predict(jax.random.key(3), X, num_samples=20)
     assert predicted.mean.shape == (N,)
 
 

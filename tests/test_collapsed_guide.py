@@ -19,7 +19,7 @@ from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.program import unwrap
+from numpyro_dgp.model.sites import unwrap
 
 Z2 = jnp.hstack([Z, jnp.cos(5 * Z)])
 RBF = k.RBF(1.2, 0.7)
@@ -182,11 +182,11 @@ def test_one_layer_is_titsias_bound_and_predicts_as_it():
         np.testing.assert_allclose(-loss.loss(jax.random.key(0), {}, shallow, guide, X, Y), bound, rtol=1e-9)
     new = jnp.linspace(-3, 3, 7)[:, None]
     f, F = dense.svgp(Kzz, np.asarray(RBF(Z, new)), np.asarray(RBF.gram(new)), mean, covariance)
-    predicted = dgp.Posterior(shallow, guide, {}).predict(jax.random.key(0), new, num_samples=2)
+    predicted = dgp.Posterior(shallow, guide.on(X, Y), {}).predict(jax.random.key(0), new, num_samples=2)
     np.testing.assert_allclose(predicted.mean, f, atol=1e-6)
     np.testing.assert_allclose(predicted.variance, np.diag(F) + NOISE**2, atol=1e-6)
     L = np.linalg.cholesky(Kzz)
-    np.testing.assert_allclose(L @ guide.median({})["g"], mean, atol=1e-6)
+    np.testing.assert_allclose(L @ guide.median({}, X, Y)["g"], mean, atol=1e-6)
 
 
 def test_hyperparameters_by_quasi_newton():
@@ -234,7 +234,7 @@ def test_mean_field_deep_bound_by_quasi_newton():
     found = dgp.optim.minimize(svi, jax.random.key(0), X, Y, max_steps=40, progress_bar=False)
     assert found.losses[-1] < found.losses[0] - 10
     assert (np.diff(found.losses) <= 1e-9).all()
-    posterior = dgp.Posterior(deep, guide, found.params)
+    posterior = dgp.Posterior(deep, guide.on(X, Y), found.params)
     predicted = posterior.predict(jax.random.key(1), X, num_samples=200)
     assert np.sqrt(((predicted.mean - Y) ** 2).mean()) < 0.5 * Y.std()
     assert posterior.hidden(jax.random.key(1), X[:4], num_samples=5)["h1"].shape == (5, 4, 2)
@@ -258,7 +258,7 @@ def test_posteriors_of_hyperparameters_are_drawn(other):
     ours = draws_of_bound(dgp.ELBO(), params, model, guide, X, Y)
     stock = draws_of_bound(Trace_ELBO(), params, model, guide, X, Y)
     assert agree(ours, stock)
-    draws = guide.sample_posterior(jax.random.key(0), params, X[:3], sample_shape=(5,))
+    draws = guide.on(X, Y).sample_posterior(jax.random.key(0), params, X[:3], sample_shape=(5,))
     assert draws["g"].shape == (5, 8)
     assert len(set(np.asarray(draws["noise"]).tolist())) == 5
 
@@ -349,6 +349,6 @@ def test_bad_input(model, options, message):
         SVI(model, G.Collapsed(model, **options), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)
 
 
-def test_prediction_needs_a_call_on_data():
-    with pytest.raises(ValueError, match="expected a guide that has run, got one never called"):
+def test_prediction_needs_the_data():
+    with pytest.raises(ValueError, match=r"got a call without observations: .*guide.on\(X, y\)"):
         dgp.Posterior(shallow, G.Collapsed(shallow), {}).predict(jax.random.key(0), X)

@@ -11,7 +11,8 @@ from numpyro.distributions import kl_divergence
 
 import numpyro_dgp as dgp
 from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief
-from numpyro_dgp.model.function_values import FunctionValues, JointValues, WhitenedValues
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
 from numpyro_dgp.representations.points import SparseFunction
 
 rng = np.random.default_rng(0)

@@ -9,7 +9,8 @@ import pytest
 from scipy import integrate, stats
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues, JointValues
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.joint_values import JointValues
 
 LOC, VARIANCE = jnp.array([0.3, -0.5, 1.1]), jnp.array([0.4, 1.2, 0.05])
 F = FunctionValues(LOC, VARIANCE, event_dim=0)

@@ -88,7 +88,7 @@ def test_hyperparameters_by_nuts_from_an_svi_start():
     """init_to_value from a fit, hyperparameters from sample sites, numpyro.param sites from the fit."""
     guide = dgp.guides.InducingPoint(bayesian)
     result = SVI(bayesian, guide, optax.adam(0.02), dgp.ELBO()).run(jax.random.key(0), 500, X, Y, progress_bar=False)
-    start = init_to_value(values=guide.median(result.params))
+    start = init_to_value(values=guide.median(result.params, X, Y))
     mcmc = run(dgp.for_mcmc(bayesian, result.params), X, Y, warmup=100, samples=100, init_strategy=start)
     draws = mcmc.get_samples()
     assert {"noise", "scales", "f", "g", "w", "h_white"} <= set(draws)

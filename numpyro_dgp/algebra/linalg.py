@@ -23,7 +23,9 @@ __all__ = [
     "conditional_cholesky",
     "fused",
     "jitter",
+    "joint_cholesky",
     "matmul",
+    "rounding_scale",
     "rows_times",
     "safe_sqrt",
     "set_diagonal",
@@ -38,6 +40,14 @@ fused = partial(jax.jit, inline=True)
 _NARROW = 128
 # Rows of a product that may wait for one thread.
 _ONE_THREAD = range(700, 1800)
+_ADVICE = (
+    "nearly identical inducing inputs, a very long lengthscale, or NaN hyperparameters: use fewer inducing inputs, "
+    "spread them out, bound the lengthscale by a prior, or run in float64"
+)
+_JOINT_ADVICE = (
+    "nearly identical inputs, a very long lengthscale, or NaN hyperparameters: give the function process noise, bound "
+    "the lengthscale by a prior, or run in float64"
+)
 
 
 def jitter(dtype: jnp.dtype, size: int) -> float:
@@ -115,16 +125,39 @@ def with_jitter(K: Array) -> Array:
     return K + nugget[..., None, None] * jnp.eye(size, dtype=K.dtype)
 
 
-def checked_factor(factor: Array, owner: str) -> Array:
-    """``factor``, unless it is not finite and known: an error that names the owner of the matrix."""
+def checked_factor(factor: Array, owner: str, advice: str = _ADVICE) -> Array:
+    """``factor``, unless it is not finite and known: an error that names the owner of the matrix, with ``advice``."""
     if is_concrete(factor) and not np.isfinite(np.asarray(factor)).all():
         raise ValueError(
             f"Cholesky factorisation of {owner} failed: expected a positive definite matrix, got one of size "
-            f"{factor.shape[-1]} that is not (dtype {factor.dtype}), which usually means nearly identical inducing "
-            "inputs, a very long lengthscale, or NaN hyperparameters: use fewer inducing inputs, spread them "
-            "out, bound the lengthscale by a prior, or run in float64"
+            f"{factor.shape[-1]} that is not (dtype {factor.dtype}), which usually means {advice}"
         )
     return factor
+
+
+def _least(dtype: jnp.dtype, size: int) -> float:
+    return jitter(dtype, max(size, 100))
+
+
+def rounding_scale(variances: Array, noise: Array) -> Array:
+    """The scale at which :func:`conditional_cholesky` adds what ``noise`` on the diagonal of C leaves to be desired.
+
+    Args:
+        variances: prior variances (..., M); their mean counts, because some may be zero.
+        noise: variances (...) that are on the diagonal of C already.
+
+    Returns:
+        Scales (..., 1).
+    """
+    mean = variances.mean(-1) - noise / _least(variances.dtype, variances.shape[-1])
+    return jnp.maximum(mean, 0)[..., None]
+
+
+def joint_cholesky(C: Array, scale: Array | None) -> Array:
+    """Lower factors of C with the jitter of a Gram matrix, and with that of ``scale`` where C is a difference."""
+    C = with_jitter(C)
+    factor = jnp.linalg.cholesky(C) if scale is None else conditional_cholesky(C, scale)
+    return checked_factor(factor, "the joint covariance of function values", _JOINT_ADVICE)
 
 
 def conditional_cholesky(C: Array, scale: Array) -> Array:
@@ -140,7 +173,7 @@ def conditional_cholesky(C: Array, scale: Array) -> Array:
     """
     size = C.shape[-1]
     nugget = scale[..., None] * jnp.eye(size, dtype=C.dtype)
-    least = jitter(C.dtype, max(size, 100))
+    least = _least(C.dtype, size)
 
     def fails(epsilon: Array) -> Array:
         factors = jnp.linalg.cholesky(jax.lax.stop_gradient(C + epsilon[..., None, None] * nugget))

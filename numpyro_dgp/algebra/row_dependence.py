@@ -75,7 +75,7 @@ def _apply(equation: Any, facts: list[Fact]) -> list[Fact]:
         shape = equation.outvars[0].aval.shape
         # A single row is the same one for every entry: there is no axis to keep track of.
         axes = tuple(axis - len(shape) for axis in range(int(count)) if shape[axis] > 1)
-        return [{name: Rows(axes)}]
+        return [{**facts[0], name: Rows(axes)}]
     elsewhere = object()  # the map from entries to rows after an equation that moves rows
     return [_result(equation, facts, out.aval.shape, elsewhere) for out in equation.outvars]
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import checked_factor, fused, matmul, with_jitter
+from numpyro_dgp.algebra.linalg import checked_factor, fused, jitter, matmul, with_jitter
 
-__all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "relative_change", "resolved"]
+__all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "open_variance", "relative_change", "resolved"]
 
 # Up to this size a triangular solve stays on the thread that calls it.
 _SMALL_SOLVE = 25
@@ -144,3 +144,21 @@ def resolved(whiten: Array, second: Array) -> Array:
     errors = jnp.finfo(whiten.dtype).eps * rates * jnp.linalg.norm(jax.lax.stop_gradient(second))
     kept = directions * (errors < _ROUNDING)
     return matmul(matmul(kept, kept.T), whiten)
+
+
+def open_variance(prior: Array, explained: Array, size: int) -> Array:
+    r"""What whitened values leave open of a variance, :math:`k(x, x) - \lVert a \rVert^2`, and at least the jitter.
+
+    Rounding can push the difference below zero, and a variance of exactly zero has no logarithm. The jitter of k(Z, Z)
+    is noise on the values at the inducing inputs: what is left of a variance there is that much of it.
+
+    Args:
+        prior: :math:`k(x, x)`, of any shape.
+        explained: :math:`\lVert a \rVert^2`, which broadcasts against it.
+        size: M, number of whitened values.
+
+    Example:
+        >>> print(open_variance(jnp.ones(2, jnp.float32), jnp.array([0.25, 1.0], jnp.float32), 100))
+        [7.500000e-01 2.384186e-05]
+    """
+    return jnp.maximum(prior - explained, jitter(explained.dtype, size) * prior)

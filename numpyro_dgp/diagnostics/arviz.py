@@ -14,7 +14,7 @@ from numpyro.infer import MCMC
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.diagnostics.local_sites import Structure, structure
+from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.predict import Posterior
@@ -107,7 +107,7 @@ def to_arviz(
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
         return {n: to_arviz(s, key, *args, losses=of.get(n), **options, **kwargs) for n, s in source.items()}  # type: ignore[misc]
     posterior = as_posterior(source)
-    known = structure(posterior, args, kwargs)
+    known = local_sites(posterior, args, kwargs)
     draw_key, prior_key, trace_key = jax.random.split(key, 3)
     chains = source.num_chains if isinstance(source, MCMC) else 1
     draws = draw(posterior, draw_key, num_samples, local_samples, args, kwargs)
@@ -135,7 +135,7 @@ def as_posterior(source: Source) -> Posterior:
 
 def _tree(
     source: Source,
-    known: Structure,
+    known: LocalSites,
     draws: Draws,
     before: tuple[dict[str, Array], dict[str, Array]],
     observed: dict[str, Array],
@@ -183,7 +183,7 @@ def _tree(
 
 
 def _fixed(
-    posterior: Posterior, known: Structure, key: Array, args: Any, kwargs: Any
+    posterior: Posterior, known: LocalSites, key: Array, args: Any, kwargs: Any
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Observed values, and values of the program's ``numpyro.param`` sites."""
     arrays, rebuild = split_arguments(args, kwargs)
@@ -191,7 +191,7 @@ def _fixed(
     @jax.jit  # which leaves out all the rest
     def run(arrays: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         again, options = rebuild(arrays)
-        sites = handlers.trace(posterior._seeded(posterior.model, key)).get_trace(*again, **options)
+        sites = handlers.trace(posterior.seeded(posterior.model, key)).get_trace(*again, **options)
         params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
         return {name: sites[name]["value"] for name in known.frames}, params
 
@@ -199,7 +199,7 @@ def _fixed(
 
 
 def _constants(
-    posterior: Posterior, known: Structure, observed: dict[str, Array], args: Any, kwargs: Any
+    posterior: Posterior, known: LocalSites, observed: dict[str, Array], args: Any, kwargs: Any
 ) -> tuple[dict[str, Array], dict[str, list[str]]]:
     """Array arguments other than the observations, by the names of the program's parameters, and their dimensions."""
     try:

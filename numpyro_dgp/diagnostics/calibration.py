@@ -10,7 +10,6 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.guides import Guide
 from numpyro_dgp.inference.elbo import ELBO
 
 __all__ = ["Coverage", "Simulated", "coverage", "pit", "uniformity", "vsbc"]
@@ -228,13 +227,10 @@ def vsbc(
     if num_replications < 10:
         raise ValueError(f"vsbc: expected at least 10 replications, got {num_replications}: 100 are usual")
     raw = jax.random.PRNGKey(jax.random.bits(key))  # it reshapes keys, which typed ones do not survive
-    fitted_to = getattr(guide, "_arguments", None)
     found = vsbc_diagnostic(
         raw, model, guide, optim, ELBO() if loss is None else loss, *args, observed_sites=list(observed),
         num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples, **kwargs,
     )  # fmt: skip
-    if isinstance(guide, Guide):  # it keeps the data of its latest call, which predictions may need
-        guide._arguments = fitted_to
     return Simulated.of(found.ranks, num_samples, bins)
 
 

@@ -18,7 +18,7 @@ from numpyro.infer.svi import SVIRunResult
 from numpyro_dgp._typing import Array
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
-from numpyro_dgp.diagnostics.ratios import over_draws
+from numpyro_dgp.diagnostics.ratios import map_draws
 from numpyro_dgp.diagnostics.reliability import khat, loo
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.inference.elbo import ELBO
@@ -145,7 +145,7 @@ def compare(
     if mcmc is not None:
         sources["mcmc"], rows["mcmc"] = mcmc, {}
         trees["mcmc"] = to_arviz(mcmc, draw_key, *data, num_samples=num_samples, local_samples=local_samples)  # type: ignore[assignment]
-    posteriors = {name: _predictive(source, trees[name]) for name, source in sources.items()}
+    posteriors = {name: as_posterior(source) for name, source in sources.items()}
     scores = {name: loo(tree) for name, tree in trees.items()}
     for name, score in scores.items():
         rows[name] |= {"loo": float(score.elpd), "loo_se": float(score.se)}
@@ -165,11 +165,16 @@ def _fitted(
         return candidate, None, np.nan
     if isinstance(candidate, tuple):
         guide, result = candidate
-        return Posterior(model, guide, result.params), result.losses, np.nan
+        return Posterior(model, _bound_to(guide, data), result.params), result.losses, np.nan
     optim = optax.adam(optax.cosine_decay_schedule(0.02, num_steps)) if optim is None else optim
     start = time.perf_counter()
     result = fit(SVI(model, candidate, optim, ELBO()), key, num_steps, *data, progress_bar=False)
-    return Posterior(model, candidate, result.params), result.losses, time.perf_counter() - start
+    return Posterior(model, _bound_to(candidate, data), result.params), result.losses, time.perf_counter() - start
+
+
+def _bound_to(guide: Callable[..., Any], data: tuple[Any, ...]) -> Callable[..., Any]:
+    """A guide of ours with the data of the fit, which some need for predictions."""
+    return guide.on(*data) if isinstance(guide, Guide) else guide
 
 
 def _bound(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str, float]:
@@ -179,18 +184,9 @@ def _bound(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str,
     def one(key: Array, sample: Any, args: Any, kwargs: Any, block: int) -> Array:
         return -ELBO().loss(key, params, posterior.model, posterior.guide, *args, **kwargs)
 
-    draws = over_draws(one, key, _BOUND_DRAWS, {}, data, {}, 1)
+    draws = map_draws(one, key, _BOUND_DRAWS, {}, data, {}, 1)
     size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
     return {"bound": float(draws.mean()), "bound_se": float(draws.std() / len(draws) ** 0.5), "parameters": size}
-
-
-def _predictive(source: Source, tree: DataTree) -> Posterior:
-    """``source`` for predictions at new inputs: of a guide that is not ours, by its draws of what all data share."""
-    posterior = as_posterior(source)
-    if posterior.guide is None or isinstance(posterior.guide, Guide):
-        return posterior
-    draws = {str(name): values.to_numpy()[0] for name, values in tree["posterior"].data_vars.items()}
-    return Posterior(posterior.model, params=posterior.params, samples=draws, site=posterior.site)
 
 
 def _on_test(

@@ -12,16 +12,17 @@ from numpyro import handlers
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.draws import Whole
-from numpyro_dgp.guides.importance import Trace
+from numpyro_dgp.guides import run
+from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.model.program import Message, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.predict import Posterior
 
-__all__ = ["Structure", "is_value", "structure", "traces"]
+__all__ = ["LocalSites", "is_value", "local_sites", "traces"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Structure:
+class LocalSites:
     """What belongs to single data.
 
     Args:
@@ -37,22 +38,22 @@ class Structure:
     dims: dict[str, list[str]]
 
 
-def structure(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Structure:
+def local_sites(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalSites:
     """Run the program on shapes only and see what belongs to single data.
 
     Raises:
         ValueError: no observations, a plate that subsamples, or plates of observed sites that overlap.
     """
-    found: list[Structure] = []
+    found: list[LocalSites] = []
     arrays, rebuild = split_arguments(args, kwargs)
     args, kwargs = rebuild(arrays)
 
-    def run(key: Array) -> Array:
+    def inspect(key: Array) -> Array:
         given = {name: values[0] for name, values in (posterior.samples or {}).items()}
         found.append(_inspect(*traces(posterior, key, given, {}, args, kwargs)))
         return jnp.zeros(())
 
-    jax.eval_shape(run, jax.random.key(0))
+    jax.eval_shape(inspect, jax.random.key(0))
     return found[0]
 
 
@@ -61,17 +62,15 @@ def traces(
 ) -> tuple[Trace, Trace]:
     """Traces of the guide (empty for MCMC) and of the model at its values, everything drawn but ``shared``."""
     guide_key, model_key = jax.random.split(key)
-    program, guide_trace = posterior._seeded(posterior.model, model_key), {}
+    model = posterior.seeded(posterior.model, model_key)
     if posterior.guide is None:
-        program = posterior._given(sample, program, args, kwargs)
-    else:
-        guide = handlers.substitute(posterior._seeded(posterior.guide, guide_key), data=shared)
-        guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
-        program = handlers.replay(program, guide_trace)
-    return guide_trace, handlers.trace(Whole(program)).get_trace(*args, **kwargs)
+        program = Whole(posterior.given(sample, model, args, kwargs))
+        return {}, handlers.trace(program).get_trace(*args, **kwargs)
+    guide = handlers.substitute(posterior.seeded(posterior.guide, guide_key), data=shared)
+    return run.traces(model, guide, args, kwargs, lambda program, _: Whole(program))
 
 
-def _inspect(guide_trace: Trace, sites: Trace) -> Structure:
+def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
     samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
     frames = {
         name: tuple(sorted(site["cond_indep_stack"], key=lambda frame: frame.dim))
@@ -97,9 +96,9 @@ def _inspect(guide_trace: Trace, sites: Trace) -> Structure:
         beside = [y for y, plates in frames.items() if plates and set(plates) <= set(site["cond_indep_stack"])]
         if beside and name not in frames and not joint:
             local[name] = beside[0]
-    weighted = any(site.get("copies") is not None for site in guide_trace.values())
+    weighted = any(record_of(site).copies is not None for site in guide_trace.values())
     dims = {name: _dims(name, site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
-    return Structure(frames, local, weighted, dims)
+    return LocalSites(frames, local, weighted, dims)
 
 
 def _dims(name: str, site: Message) -> list[str]:

@@ -23,15 +23,16 @@ from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.densities import log_mean_exp
-from numpyro_dgp.diagnostics.local_sites import Structure, is_value, structure, traces
-from numpyro_dgp.guides.importance import Trace, log_prob
+from numpyro_dgp.diagnostics.local_sites import LocalSites, is_value, local_sites, traces
+from numpyro_dgp.guides.importance import log_prob
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.model.function_values import Propagated
+from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.program import Message, unwrap
+from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.predict import Posterior
 
-__all__ = ["Draws", "draw", "over_draws", "prior"]
+__all__ = ["Draws", "draw", "map_draws", "prior"]
 
 # Rows (draws times copies times inputs) that go through the layers at once.
 _BLOCK = 20_000
@@ -67,7 +68,7 @@ def draw(
     summary: Callable[[Array], Array] = log_mean_exp,
 ) -> Draws:
     """``num_samples`` draws from a guide, or all of those from MCMC, each with a ``summary`` of its K log weights."""
-    known = structure(posterior, args, kwargs)
+    known = local_sites(posterior, args, kwargs)
     copies = local_samples if known.local else 1
     samples = dict(posterior.samples or {})
     total = len(next(iter(samples.values()))) if samples else num_samples
@@ -76,7 +77,7 @@ def draw(
     def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Draws:
         return _draw(posterior, known, summary, copies, block, key, sample, args, kwargs)
 
-    return over_draws(one, key, total, samples, args, kwargs, copies)
+    return map_draws(one, key, total, samples, args, kwargs, copies)
 
 
 def prior(
@@ -85,15 +86,15 @@ def prior(
     """Draws of the latent sites, and of the data, from the program before it saw any."""
 
     def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Any:
-        sites = handlers.trace(handlers.uncondition(posterior._seeded(posterior.model, key))).get_trace(*args, **kwargs)
+        sites = handlers.trace(handlers.uncondition(posterior.seeded(posterior.model, key))).get_trace(*args, **kwargs)
         values = {n: s["value"] for n, s in sites.items() if is_value(s)}
         data = {n: values.pop(n) for n in list(values) if sites[n].get("infer", {}).get("was_observed")}
         return values, data
 
-    return over_draws(one, key, num_samples, {}, args, kwargs, 1)
+    return map_draws(one, key, num_samples, {}, args, kwargs, 1)
 
 
-def over_draws(
+def map_draws(
     function: Any, key: Array, num_samples: int, samples: dict[str, Array], args: Any, kwargs: Any, copies: int
 ) -> Any:
     """``function`` of every draw in a compiled loop; the data are arguments, in blocks that fit the cache."""
@@ -122,7 +123,7 @@ def _mapped(function: Callable[[Any], Any], each: Any, total: int, block: int) -
 
 def _draw(
     posterior: Posterior,
-    known: Structure,
+    known: LocalSites,
     summary: Callable[[Array], Array],
     copies: int,
     block: int,
@@ -154,8 +155,8 @@ def _draw(
         weights = target[known.local[name]]
         values[name] = _choose(jax.random.categorical(choice_key, weights, axis=0), several, sites[name])
 
-    program = handlers.uncondition(posterior._seeded(posterior.model, data_key))
-    program = posterior._given(sample, program, args, kwargs) if posterior.guide is None else program
+    program = handlers.uncondition(posterior.seeded(posterior.model, data_key))
+    program = posterior.given(sample, program, args, kwargs) if posterior.guide is None else program
     again = handlers.trace(handlers.substitute(program, data=shared)).get_trace(*args, **kwargs)
     squeezed = {
         kind: {name: summary(_squeeze(terms, known.frames[name])) for name, terms in by_site.items()}
@@ -165,14 +166,14 @@ def _draw(
     return Draws(values, log_p, log_q, squeezed["target"], squeezed["predictive"], replicated)
 
 
-def _data_terms(known: Structure, guide_trace: Trace, sites: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
+def _data_terms(known: LocalSites, guide_trace: Trace, sites: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
     """The log weights of one draw of everything local, (N...) aligned with the plates."""
     target = {name: _over(_scaled(sites[name]), known.frames[name]) for name in known.frames}
     predictive = {name: _over(_log_marginal(sites[name]), known.frames[name]) for name in known.frames}
     for name, beside in known.local.items():
         ratio = _scaled(sites[name])
         if not sites[name]["is_observed"]:  # all but factors
-            if name not in guide_trace or isinstance(unwrap(guide_trace[name]["fn"]), Propagated):
+            if name not in guide_trace or isinstance(unwrap(guide_trace[name]["fn"]), Propagated | PropagatedJoint):
                 continue  # drawn from the model
             ratio = ratio - _scaled(guide_trace[name])
         ratio = _over(ratio, known.frames[beside])

@@ -3,6 +3,9 @@
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
+from numpyro_dgp.guides.rules.as_model import Prior, Propagate
+from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
+from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
 from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
 from numpyro_dgp.guides.rules.ring_families import (
@@ -13,17 +16,8 @@ from numpyro_dgp.guides.rules.ring_families import (
     SiteDiagonal,
     WhitenedSites,
 )
-from numpyro_dgp.guides.rules.rules import (
-    Delta,
-    Diagonal,
-    Full,
-    Normal,
-    OpperArchambeau,
-    Prior,
-    Propagate,
-    Rule,
-    Site,
-)
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
+from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
@@ -33,6 +27,7 @@ __all__ = [
     "Delta",
     "Diagonal",
     "Full",
+    "GaussianParameters",
     "GivenBelow",
     "GivenInducing",
     "Guide",

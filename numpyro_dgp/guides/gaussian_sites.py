@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-from numpyro import handlers
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
-from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.model.program import inspect_program, site_kind, structure
+from numpyro_dgp.guides.record import record_of
+from numpyro_dgp.model.program import structure
+from numpyro_dgp.model.sites import Trace, site_kind
 
 __all__ = ["GaussianSite", "gaussian_sites"]
 
@@ -38,48 +36,40 @@ class GaussianSite(NamedTuple):
     plate_scale: float
 
 
-def gaussian_sites(guide: Any) -> dict[str, GaussianSite]:
+def gaussian_sites(guide: Any, sites: Trace) -> dict[str, GaussianSite]:
     """The sites whose posterior is Gaussian (on the unconstrained scale), by name.
 
     For guides of this package, ``AutoNormal``, and ``AutoMultivariateNormal``, whose one Gaussian over everything goes
-    by the name of its own site, ``"_<prefix>_latent"``. None for guides of other kinds. The guide must have run.
+    by the name of its own site, ``"_<prefix>_latent"``. None for guides of other kinds.
 
-    Raises:
-        ValueError: a guide of ours that has not been called yet.
+    Args:
+        guide: the guide.
+        sites: messages of a run of it, by name.
     """
     if isinstance(guide, Guide):
-        companion = {} if guide.companion is None else gaussian_sites(guide.companion)
-        return companion | _of_rules(guide)
+        companion = {} if guide.companion is None else gaussian_sites(guide.companion, sites)
+        return companion | _of_rules(sites)
     if isinstance(guide, AutoNormal):
         return _of_autonormal(guide)
     return _of_joint(guide) if isinstance(guide, AutoMultivariateNormal) else {}
 
 
-def _of_rules(guide: Guide) -> dict[str, GaussianSite]:
-    args, kwargs = guide.arguments()
+def _of_rules(sites: Trace) -> dict[str, GaussianSite]:
     found: dict[str, GaussianSite] = {}
-
-    def run(key: Array) -> Array:
-        with handlers.block():
-            sites = handlers.trace(handlers.seed(guide, key)).get_trace(*args, **kwargs)
-        inner = inspect_program(guide.model, args, kwargs).inner
-        for name, site in sites.items():
-            stem = f"{name}_{guide.prefix}"
-            scales = [f"{stem}_{end}" for end in ("scale_tril", "scale") if f"{stem}_{end}" in sites]
-            if site.get("own") and scales and f"{stem}_loc" in sites:
-                constraint = sites[scales[0]]["kwargs"]["constraint"]
-                found[name] = GaussianSite(
-                    kind=site["kind"],
-                    is_inner=name in inner,
-                    loc=f"{stem}_loc",
-                    scale=scales[0],
-                    constraint=constraint,
-                    diagonal=scales[0].endswith("scale"),
-                    plate_scale=_plate_scale(site),
-                )
-        return jnp.zeros(())
-
-    jax.eval_shape(run, jax.random.key(0))
+    for name, site in sites.items():
+        record = record_of(site)
+        if not record.learned or record.gaussian is None:
+            continue
+        scale = f"{record.stem}_{record.gaussian.scale}"
+        found[name] = GaussianSite(
+            kind=record.kind,
+            is_inner=record.inner,
+            loc=f"{record.stem}_loc",
+            scale=scale,
+            constraint=sites[scale]["kwargs"]["constraint"],
+            diagonal=record.gaussian.diagonal,
+            plate_scale=_plate_scale(site),
+        )
     return found
 
 

@@ -6,6 +6,7 @@ inputs, the layer below. Structured posteriors are therefore rules, not model cl
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,18 +19,15 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dgp._checks import is_concrete, require_count
+from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.choices import Choices
 from numpyro_dgp.guides.handler import Replace
-from numpyro_dgp.guides.rules.latents import Quadrature
-from numpyro_dgp.guides.rules.rules import Rule
+from numpyro_dgp.guides.record import record_of
+from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import marginal, resample, run
-from numpyro_dgp.model.program import (
-    Message,
-    full_plates,
-    site_kind,
-    unwrap,
-)
+from numpyro_dgp.model.program import full_plates
+from numpyro_dgp.model.sites import Message, unwrap
 
 __all__ = ["Guide"]
 
@@ -74,36 +72,38 @@ class Guide:
         num_samples: int | None = None,
         doubly_reparameterised: bool = False,
     ) -> None:
+        owner = type(self).__name__
         if num_samples is not None:
-            require_count(type(self).__name__, "num_samples", num_samples, "5")
-        self.num_samples, self.doubly_reparameterised = num_samples, doubly_reparameterised
-        self.model, self.prefix, self.init_loc_fn = model, prefix, init_loc_fn
-        self.sites: dict[str, Rule] = dict(sites or {})
-        self.rules: dict[str, Rule] = {"inducing": inducing, "hidden": hidden, "exact": exact, "latent": latent}
-        for name, rule in [*self.rules.items(), *self.sites.items()]:
+            require_count(owner, "num_samples", num_samples, "5")
+        self.model, self.prefix, self.doubly_reparameterised = model, prefix, doubly_reparameterised
+        rules: dict[str, Rule] = {"inducing": inducing, "hidden": hidden, "exact": exact, "latent": latent}
+        if isinstance(other, Rule):
+            rules["other"] = other
+        for name, rule in [*rules.items(), *(sites or {}).items()]:
             if not isinstance(rule, Rule):
                 raise ValueError(
-                    f"{type(self).__name__}: expected a rule for {name!r}, got {type(rule).__name__}: "
+                    f"{owner}: expected a rule for {name!r}, got {type(rule).__name__}: "
                     "for example dgp.guides.Normal(), an instance"
                 )
+        self.choices = Choices(owner, model, rules, dict(sites or {}), prefix, init_loc_fn, num_samples)
         self.companion: Any = None
-        if isinstance(other, Rule):
-            self.rules["other"] = other
-        else:
+        if not isinstance(other, Rule):
             exposed = handlers.block(model, hide_fn=self._is_not_other)
             self.companion = other if isinstance(other, AutoGuide) else other(exposed)
-        self._observed: set[str] = set()
-        self._arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
-        handler = Replace(self, args, kwargs, drawn)
-        with handler as values:
+        with Replace(self.choices, args, kwargs, drawn) as values:
             self.model(*args, **kwargs)
-        if is_concrete(args, kwargs) and (handler.observes or self._arguments is None):
-            self._arguments = (args, kwargs)
         return values
+
+    def on(self, *args: Any, **kwargs: Any) -> Guide:
+        """The guide with the data that it was fitted to, for a guide that predicts from them: ``guide.on(X, y)``.
+
+        Only :class:`Collapsed` does; others have all they know in their parameters, and are returned as they are.
+        """
+        return self
 
     def sample_posterior(
         self, rng_key: Array, params: dict[str, Array], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
@@ -121,11 +121,15 @@ class Guide:
             **kwargs: keyword arguments of the model.
         """
 
-        weighs = any(isinstance(rule, Quadrature) for rule in [*self.rules.values(), *self.sites.values()])
+        choices = self.choices
+        several = [
+            choices.num_samples,
+            *(rule.num_nodes for rule in (*choices.rules.values(), *choices.sites.values())),
+        ]
 
         def draw(key: Array) -> dict[str, Array]:
             values = handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
-            if self.num_samples is None and not weighs:
+            if not any(several):
                 return values
             found = run(key, key, params, self.model, self, args, kwargs)
             return values | resample(jax.random.fold_in(key, 1), found)
@@ -134,16 +138,23 @@ class Guide:
             draw = jax.vmap(draw)
         return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
 
-    def median(self, params: dict[str, Array]) -> dict[str, Array]:
+    def median(self, params: dict[str, Array], *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Medians of the sites that have a variational distribution of their own: ``{site: median}``.
 
-        Raises:
-            ValueError: the guide has not been called yet.
-        """
-        others = {} if self.companion is None else self.companion.median(params)
-        return others | {name: value[0] for name, value in self._quantiles(params, [0.5]).items()}
+        Args:
+            params: parameters, from ``svi_result.params``.
+            *args: arguments of the model, those of the fit: ``guide.median(params, X, y)``.
+            **kwargs: its keyword arguments.
 
-    def quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
+        Raises:
+            ValueError: arguments with which the model cannot be called.
+        """
+        self._require_arguments("median", args, kwargs)
+        others = {} if self.companion is None else self.companion.median(params)
+        found = self._quantiles(params, [0.5], args, kwargs)
+        return others | {name: value[0] for name, value in found.items()}
+
+    def quantiles(self, params: dict[str, Array], quantiles: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Quantiles of the sites that have a variational distribution of their own.
 
         Hidden layers that follow the model have none, nor have inducing values that follow others: draw them with
@@ -152,49 +163,42 @@ class Guide:
         Args:
             params: parameters, from ``svi_result.params``.
             quantiles: probabilities (Q,).
+            *args: arguments of the model, those of the fit.
+            **kwargs: its keyword arguments.
 
         Returns:
             ``{site: values (Q, ...)}``.
 
         Raises:
-            ValueError: the guide has not been called yet.
+            ValueError: arguments with which the model cannot be called.
         """
+        self._require_arguments("quantiles", args, kwargs)
         others = {} if self.companion is None else self.companion.quantiles(params, quantiles)
-        return others | self._quantiles(params, quantiles)
+        return others | self._quantiles(params, quantiles, args, kwargs)
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of the latest call on data, outside compiled programs.
-
-        Raises:
-            ValueError: the guide has not been called yet.
-        """
-        if self._arguments is None:
+    def _require_arguments(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            inspect.signature(self.model).bind(*args, **kwargs)
+        except TypeError as error:
             raise ValueError(
-                f"{type(self).__name__}: expected a guide that has run, got one never called: "
-                "run SVI first, or call the guide once on the data under handlers.seed"
-            )
-        return self._arguments
+                f"{type(self).__name__}.{method}: expected the arguments of the model after the parameters, as in the "
+                f"fit, got {len(args)} positional and {sorted(kwargs)} ({error}): write guide.{method}(params, "
+                f"{'' if method == 'median' else 'quantiles, '}X, y)"
+            ) from error
 
-    def _quantiles(self, params: dict[str, Array], quantiles: Any) -> dict[str, Array]:
-        args, kwargs = self.arguments()
+    def _quantiles(
+        self, params: dict[str, Array], quantiles: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Array]:
         program = full_plates(marginal(handlers.substitute(handlers.seed(self, 0), data=params)))
         with handlers.block():
             sites = handlers.trace(program).get_trace(*args, **kwargs)
-        own = {name: site for name, site in sites.items() if site.get("own") and not site.get("follows")}
-        return {name: _quantiles(unwrap(site["fn"]), quantiles) for name, site in own.items()}
+        records = {name: record_of(site) for name, site in sites.items()}
+        own = [name for name, record in records.items() if record.learned and record.follows is None]
+        return {name: _quantiles(unwrap(sites[name]["fn"]), quantiles) for name in own}
 
     def _is_not_other(self, msg: Message) -> bool:
         """Whether an autoguide for the other sites must not see this one."""
-        return msg["type"] == "sample" and self._rule_name(msg) != "other"
-
-    def _rule_name(self, msg: Message) -> str:
-        if msg["name"] in self._observed:
-            return "observed"
-        return "named" if msg["name"] in self.sites else site_kind(msg)
-
-    def _rule(self, msg: Message) -> Rule | None:
-        name = self._rule_name(msg)
-        return self.sites[msg["name"]] if name == "named" else self.rules.get(name)
+        return msg["type"] == "sample" and not self.choices.are_shared(msg)
 
 
 def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:

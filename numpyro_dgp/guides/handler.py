@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.latents import Quadrature
-from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
-from numpyro_dgp.guides.rules.rules import Prior, Propagate, Rule, Site
-from numpyro_dgp.model.program import (
-    Message,
-    Program,
-    hide,
-    initial_values,
-    inspect_program,
-    observations,
-    site_kind,
-    unwrap,
-)
-
-if TYPE_CHECKING:
-    from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.choices import Choices
+from numpyro_dgp.guides.record import SiteRecord, attach, record_of
+from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
+from numpyro_dgp.model.sites import Message, hide, rewrap, site_kind, unwrap
 
 __all__ = ["Replace"]
 
-FOLLOWS_MODEL = (Propagate, Prior)
-
 
 class Replace(Messenger):
-    """Replaces the model's distributions by the guide's; entering it gives the dict of values drawn."""
+    """Replaces the model's distributions by the guide's; entering it gives the dict of values drawn.
 
-    def __init__(self, guide: Guide, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: dict[str, Any]) -> None:
-        self.guide, self.args, self.kwargs, self.drawn = guide, args, kwargs, drawn
+    One run of a guide is one instance: what it collects on the way lives as long as that run.
+
+    Args:
+        choices: the settings of the guide.
+        args: positional arguments of the model.
+        kwargs: its keyword arguments.
+        drawn: values of sites that another guide has drawn.
+    """
+
+    def __init__(self, choices: Choices, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: dict[str, Any]) -> None:
+        self.choices, self.args, self.kwargs, self.drawn = choices, args, kwargs, drawn
         self.values: dict[str, Any] = {}
         self.followed: dict[str, Array] = {}
         self.met: set[str] = set()
         self.indices: dict[str, Array] = {}
-        self.observes = self.weighted = False
+        self.weighted: set[str] = set()
         super().__init__()
 
     def __enter__(self) -> dict[str, Any]:
@@ -52,35 +47,41 @@ class Replace(Messenger):
 
     def __exit__(self, exc_type: Any, *exc: Any) -> None:
         super().__exit__(exc_type, *exc)
-        if exc_type is None and self.guide.num_samples is not None and self.observes and not self.weighted:
+        if exc_type is not None:
+            return
+        owner = self.choices.owner
+        if self.choices.num_samples is not None and self.program.observed_plates and not self.weighted:
             raise ValueError(
-                f"{type(self.guide).__name__}: expected a model with latent variables per datum, got one with "
+                f"{owner}: expected a model with latent variables per datum, got one with "
                 f"{sorted(self.met)}: draw them by dgp.latent inside the data plate, or use guides.InducingPoint"
             )
-        unknown = sorted(set(self.guide.sites) - self.met)
-        if exc_type is None and unknown:
+        unknown = sorted(set(self.choices.sites) - self.met)
+        if unknown:
             raise ValueError(
-                f"{type(self.guide).__name__}(sites=...): expected names of latent sites of the model, got "
+                f"{owner}(sites=...): expected names of latent sites of the model, got "
                 f"{unknown}: the model has {sorted(self.met)}"
             )
 
     @cached_property
     def program(self) -> Program:
-        return inspect_program(self.guide.model, self.args, self.kwargs)
+        """The structure of the model for these arguments."""
+        return inspect_program(self.choices.model, self.args, self.kwargs)
 
     @cached_property
     def initial(self) -> dict[str, Array]:
-        return initial_values(self.guide.model, self.args, self.kwargs, self.guide.init_loc_fn)
+        """A value for every latent site, where parameters are created."""
+        return initial_values(self.choices.model, self.args, self.kwargs, self.choices.init_loc_fn)
 
     @cached_property
     def below(self) -> dict[str, str]:
-        """The inducing sites that follow others: ``{site: site below}``. Those below are drawn, never integrated."""
-        named, default = self.guide.sites, self.guide.rules["inducing"]
-        if not any(isinstance(rule, MarkovInducing) for rule in [*named.values(), default]):
-            return {}
+        """The inducing sites that follow others: ``{site: site below}``."""
         order = self.program.inducing
-        rules = {name: named.get(name, default) for name in order}
-        return {n: rule.layer_below(n, order) for n, rule in rules.items() if isinstance(rule, MarkovInducing)}
+        found: dict[str, str] = {}
+        for name in order:
+            rule = self.choices.sites.get(name, self.choices.rules["inducing"])
+            below = rule.follows(name, order)
+            found |= {} if below is None else {name: below}
+        return found
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "deterministic":
@@ -88,44 +89,58 @@ class Replace(Messenger):
         if msg["type"] != "sample":
             return
         name = msg["name"]
-        if msg["is_observed"]:
-            self.guide._observed.add(name)
-            self.observes = True
-        if self.guide._rule_name(msg) == "observed":
+        if self._is_observation(msg):
             return hide(msg)
         self.met.add(name)
         if name in self.drawn:
             self.values[name] = msg["value"] = self.drawn[name]
             return hide(msg)
-        self._replace(msg, self.guide._rule(msg))
+        self.replace(msg, self.choices.rule(msg))
 
-    def _replace(self, msg: Message, rule: Rule | None) -> None:
-        fn, kind = unwrap(msg["fn"]), site_kind(msg)
+    def _is_observation(self, msg: Message) -> bool:
+        """Whether there is nothing to infer: data, or in a call without data what data would stand for."""
+        if site_kind(msg) == "observed":
+            return True
+        return msg["name"] in self.program.ends and not self.program.observed_plates
+
+    def replace(self, msg: Message, rule: Rule | None) -> None:
+        """Put the distribution of a rule in the place of the model's."""
+        name, fn, kind = msg["name"], unwrap(msg["fn"]), site_kind(msg)
         if rule is None:
             return hide(msg)
-        if kind in ("latent", "hidden") and not isinstance(rule, FOLLOWS_MODEL) and self._lacks_data(msg):
+        follows_model = rule.follows_model
+        if kind in ("latent", "hidden") and not follows_model and self._lacks_data(msg):
             if kind == "latent":
                 return hide(msg)
-            rule = Propagate()
+            follows_model = True
         site = Site(
-            name=self._local_name(msg["name"]),
+            name=self._local_name(name),
             fn=fn,
-            prefix=self.guide.prefix,
+            prefix=self.choices.prefix,
             in_plate=bool(msg["cond_indep_stack"]),
-            is_inner=lambda: msg["name"] in self.program.inner,
-            initial=lambda: self.initial[msg["name"]],
+            is_inner=lambda: name in self.program.inner,
+            initial=lambda: self.initial[name],
             data=lambda: self._data(msg),
-            below=lambda: self.followed[self.below[msg["name"]]],
+            below=lambda: self.followed[self.below[name]],
         )
-        q = rule(site)
-        if isinstance(msg["fn"], dist.MaskedDistribution):
-            q = q.mask(msg["fn"]._mask)
-        msg["own"], msg["kind"] = not isinstance(rule, FOLLOWS_MODEL), kind
-        msg["drawn"], msg["follows"] = msg["name"] in self.below.values(), msg["name"] in self.below
+        q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
+        copies = None
         if kind == "latent" and self.program.is_per_datum(msg):
-            msg["copies"] = rule if isinstance(rule, Quadrature) else self.guide.num_samples
-            self.weighted = self.weighted or msg["copies"] is not None
-        msg["fn"] = q if q.batch_shape == msg["fn"].batch_shape else q.expand(msg["fn"].batch_shape)
+            copies = rule.num_nodes or self.choices.num_samples
+            self.weighted |= set() if copies is None else {name}
+        record = SiteRecord(
+            kind=kind,
+            learned=not follows_model,
+            inner=name in self.program.inner,
+            gaussian=None if follows_model else rule.gaussian,
+            stem=f"{name}_{self.choices.prefix}",
+            follows=self.below.get(name),
+            drawn=name in self.below.values() or name in self.program.coupled,
+            copies=copies,
+            rule=None if rule.num_nodes is None else rule,
+        )
+        attach(msg, record)
+        msg["fn"] = rewrap(q, msg["fn"])
 
     def _lacks_data(self, msg: Message) -> bool:
         """Whether a site has one value per datum in a call that observes none of those data."""
@@ -133,7 +148,7 @@ class Replace(Messenger):
 
     def _data(self, msg: Message) -> Array:
         """Columns of what stands beside a latent: its inputs, and the observations of its plates in this minibatch."""
-        sites = observations(self.guide.model, self.args, self.kwargs, self.indices)
+        sites = observations(self.choices.model, self.args, self.kwargs, self.indices)
         mine = [site for site in sites if site["cond_indep_stack"] == msg["cond_indep_stack"]]
         beside = getattr(unwrap(msg["fn"]), "inputs", None)
         columns = [] if beside is None else [beside]
@@ -155,7 +170,7 @@ class Replace(Messenger):
     def postprocess_message(self, msg: Message) -> None:
         if msg["type"] == "plate":
             self.indices[msg["name"]] = msg["value"]
-        if msg.get("drawn"):  # also where a handler outside hides the site
+        if msg["type"] == "sample" and record_of(msg).drawn:  # also where a handler outside hides the site
             self.followed[msg["name"]] = msg["value"]
         if msg["type"] == "sample" and msg["name"] in self.met and not msg.get("stop"):
             self.values[msg["name"]] = msg["value"]

@@ -24,14 +24,13 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.latents import Quadrature
-from numpyro_dgp.model.function_values import FunctionValues, JointValues, Propagated
+from numpyro_dgp.guides.record import SiteRecord, record_of
+from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.importance_values import CopiedValues
-from numpyro_dgp.model.program import Message, unwrap
+from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.sites import Message, Trace, unwrap
 
 __all__ = ["Copies", "Weighted", "log_prob", "weighted"]
-
-Trace = dict[str, Message]
 
 
 def log_prob(site: Message) -> Array:
@@ -65,23 +64,24 @@ class Copies(Messenger):
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         site = msg if self.drawn is None else self.drawn.get(msg["name"], msg)
-        if site.get("copies") is not None:
+        record = record_of(site)
+        if record.copies is not None:
             self.active = True
-            self._copy(msg, site["copies"])
+            self._copy(msg, record)
         elif self.active and self.drawn is None and len(msg["fn"].batch_shape) > self.nesting():
             self._join(msg)
 
-    def _copy(self, msg: Message, copies: int | Quadrature) -> None:
+    def _copy(self, msg: Message, record: SiteRecord) -> None:
         fn, nesting = msg["fn"], self.nesting()
-        # Of a latent beside values that have copies already, the first dimension is theirs.
+        # A latent that stands beside values with copies has their first dimension already, which it shares.
         batch = fn.batch_shape[max(0, len(fn.batch_shape) - nesting) :]
         batch = (1,) * (nesting - len(batch)) + batch
-        if isinstance(copies, int):
-            msg["fn"] = fn.expand((copies, *batch))
+        if record.rule is None:
+            msg["fn"] = fn.expand((record.copies, *batch))
             if msg["name"] in self.weights:
                 self._weigh_gradient(msg)
             return
-        points = copies.nodes(fn.event_shape[0], unwrap(fn).dtype).points
+        points = record.rule.nodes(fn.event_shape[0], unwrap(fn).dtype).points  # type: ignore[attr-defined]
         points = points.reshape(-1, *(1,) * nesting, points.shape[-1])
         msg["fn"] = fn.expand((len(points), *batch))
         msg["value"] = jnp.broadcast_to(points, msg["fn"].shape())
@@ -135,7 +135,7 @@ def weighted(guide_trace: Trace, model_trace: Trace, nesting: Callable[[], int])
     Raises:
         ValueError: latents or observations whose plates overlap without being the same.
     """
-    names = [name for name, site in guide_trace.items() if site.get("copies") is not None]
+    names = [name for name, site in guide_trace.items() if record_of(site).copies is not None]
     groups: dict[frozenset[Any], list[str]] = {}
     for name in names:
         groups.setdefault(frozenset(guide_trace[name]["cond_indep_stack"]), []).append(name)
@@ -145,18 +145,19 @@ def weighted(guide_trace: Trace, model_trace: Trace, nesting: Callable[[], int])
 def _weigh(
     frames: frozenset[Any], latents: list[str], guide_trace: Trace, model_trace: Trace, nesting: int, groups: Any
 ) -> Weighted:
-    rule, scale = guide_trace[latents[0]]["copies"], guide_trace[latents[0]]["scale"]
-    at_nodes = isinstance(rule, Quadrature)
-    if len(latents) > 1 and any(isinstance(guide_trace[name]["copies"], Quadrature) for name in latents):
+    first, scale = record_of(guide_trace[latents[0]]), guide_trace[latents[0]]["scale"]
+    rule, copies = first.rule, first.copies or 1
+    at_nodes = rule is not None
+    if len(latents) > 1 and any(record_of(guide_trace[name]).rule is not None for name in latents):
         raise ValueError(
             f"rule Quadrature: expected one latent site in the plates of {latents[0]!r}, got {latents}: make it one "
             "site with two columns, or use ImportanceWeighted"
         )
-    if at_nodes:
+    if rule is not None:
         nodes = rule.nodes(guide_trace[latents[0]]["fn"].event_shape[0], guide_trace[latents[0]]["value"].dtype)
         total = nodes.log_weights.reshape(-1, *(1,) * nesting)
     else:
-        total = jnp.asarray(-math.log(rule))
+        total = jnp.asarray(-math.log(copies))
     inside = []
     for name, site in model_trace.items():
         plates = frozenset(site["cond_indep_stack"]) if site["type"] == "sample" else frozenset()

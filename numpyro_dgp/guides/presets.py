@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.guides.rules.rules import Delta, Diagonal, Full, Normal, Propagate, Rule
+from numpyro_dgp.guides.rules.as_model import Propagate
+from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
+from numpyro_dgp.guides.rules.rule import Rule
+from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 
 __all__ = ["ImportanceWeighted", "InducingPoint", "MeanField"]
 

@@ -12,11 +12,13 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.importance import Copies, Trace, Weighted, weighted
+from numpyro_dgp.guides.importance import Copies, Weighted, weighted
+from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.beliefs import Belief
-from numpyro_dgp.model.program import Message, Program, inspect_program, unwrap
+from numpyro_dgp.model.program import Program, inspect_program
+from numpyro_dgp.model.sites import Message, Trace, unwrap
 
-__all__ = ["Run", "marginal", "mutable", "resample", "run"]
+__all__ = ["Run", "marginal", "mutable", "resample", "run", "traces"]
 
 
 class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
@@ -25,21 +27,39 @@ class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
     Values that others follow are drawn, and so are those of a function of which some density sees several rows
     together (:mod:`numpyro_dgp.model.coupling`).
-
-    Args:
-        fn: the guide.
-        program: gives the structure of the model; without it, no rows are looked at together.
     """
 
-    def __init__(self, fn: Callable[..., Any], program: Callable[[], Program] | None = None) -> None:
-        self.program = program
-        super().__init__(fn)
-
     def process_message(self, msg: Message) -> None:
-        if msg["type"] != "sample" or msg["value"] is not None or msg.get("drawn"):
+        if msg["type"] != "sample" or msg["value"] is not None or record_of(msg).drawn:
             return
-        if isinstance(unwrap(msg["fn"]), Belief) and not (self.program and msg["name"] in self.program().coupled):
+        if isinstance(unwrap(msg["fn"]), Belief):
             msg["value"] = unwrap(msg["fn"])
+
+
+def mutable(sites: Trace) -> dict[str, Any]:
+    """Values of mutable sites."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}
+
+
+def traces(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    around: Callable[[Callable[..., Any], Trace], Callable[..., Any]] = lambda program, guide_trace: program,
+) -> tuple[Trace, Trace]:
+    """Run ``guide``, and then ``model`` at its values: the traces of both.
+
+    Args:
+        model: the program, with its random numbers and parameters.
+        guide: likewise.
+        args: arguments of both.
+        kwargs: keyword arguments of both.
+        around: from the model that takes the guide's values, and the guide's trace, to what is run in its place.
+    """
+    guide_trace = trace(guide).get_trace(*args, **kwargs)
+    replayed = substitute(replay(model, guide_trace), data=mutable(guide_trace))
+    return guide_trace, trace(around(replayed, guide_trace)).get_trace(*args, **kwargs)
 
 
 class Run(NamedTuple):
@@ -48,11 +68,6 @@ class Run(NamedTuple):
     guide: Trace
     model: Trace
     groups: list[Weighted]
-
-
-def mutable(sites: Trace) -> dict[str, Any]:
-    """Values of mutable sites."""
-    return {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}
 
 
 def run(
@@ -99,10 +114,11 @@ def _once(
     def nesting() -> int:
         return program().nesting
 
-    copied = Copies(substitute(seeded(guide, guide_key), data=params), nesting, weights=weights)
-    guide_trace = trace(marginal(copied, program)).get_trace(*args, **kwargs)
-    replayed = substitute(replay(seeded(model, model_key), guide_trace), data={**params, **mutable(guide_trace)})
-    model_trace = trace(Copies(replayed, nesting, guide_trace)).get_trace(*args, **kwargs)
+    given = [substitute(seeded(*pair), data=params) for pair in ((model, model_key), (guide, guide_key))]
+    integrated = marginal(Copies(given[1], nesting, weights=weights))
+    guide_trace, model_trace = traces(
+        given[0], integrated, args, kwargs, lambda fn, guide_trace: Copies(fn, nesting, guide_trace)
+    )
     groups = weighted(guide_trace, model_trace, nesting)
     if groups and program().aggregates:
         raise ValueError(

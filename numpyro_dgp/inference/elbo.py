@@ -16,12 +16,14 @@ from numpyro.util import check_model_guide_match
 
 from numpyro_dgp._checks import require_count, require_finite
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.importance import Trace, log_prob
+from numpyro_dgp.guides.importance import log_prob
+from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
-from numpyro_dgp.model.program import Message, unwrap
+from numpyro_dgp.model.joint_values import PropagatedJoint
+from numpyro_dgp.model.sites import Message, Trace, unwrap
 
 __all__ = ["ELBO"]
 
@@ -88,8 +90,8 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     bound = sum((group.bound() for group in groups), jnp.zeros(()))
     accounted = set[str]().union(*(group.sites for group in groups))
     for site in guide_trace.values():  # what the guide has integrated itself
-        if site["type"] == "integrated":
-            bound, accounted = bound + site["value"], accounted | set(site["infer"]["sites"])
+        if integrated := record_of(site).integrates:
+            bound, accounted = bound + site["value"], accounted | set(integrated)
     for name, site in model_trace.items():
         if site["type"] != "sample" or name in accounted:
             continue
@@ -106,7 +108,7 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
 def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Array:
     """Contribution of a latent site: log q - log p, in closed form where that is exact."""
     q, p = guide_site["fn"], model_site["fn"]
-    if isinstance(unwrap(q), Propagated):
+    if isinstance(unwrap(q), Propagated | PropagatedJoint):
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
         return jnp.sum(scale_and_mask(kl_divergence(model_site["value"], unwrap(p)), model_site["scale"]))

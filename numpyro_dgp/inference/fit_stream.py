@@ -27,7 +27,7 @@ from numpyro_dgp._checks import require_count, require_finite_leaves
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.fit import explain, is_key, read_checkpoint, write_checkpoint
 from numpyro_dgp.inference.streams import Stream
-from numpyro_dgp.model.program import Message
+from numpyro_dgp.model.sites import Message
 
 __all__ = ["fit_stream", "minibatch"]
 

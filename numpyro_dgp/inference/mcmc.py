@@ -13,9 +13,11 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import StandardNormal
-from numpyro_dgp.model.function_values import FunctionValues, JointValues
-from numpyro_dgp.model.program import Message, refuse_parameter, refuse_subsampling, site_kind, unwrap
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.program import refuse_parameter, refuse_subsampling
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
+from numpyro_dgp.model.sites import Message, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
 __all__ = ["NonCentered", "for_mcmc"]

@@ -28,7 +28,8 @@ from numpyro.util import is_prng_key
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
-from numpyro_dgp.model.program import Message, hide, refuse_parameter, site_kind
+from numpyro_dgp.model.program import refuse_parameter
+from numpyro_dgp.model.sites import Message, hide, site_kind
 
 __all__ = ["SGHMC", "SGHMCState"]
 
@@ -92,7 +93,7 @@ class SGHMC(MCMCKernel):
         step_size: :math:`\varepsilon`; with ``adapt_mass`` a gradient moves a coordinate by about its square.
         friction: :math:`\alpha` in (0, 1], part of the velocity lost in a step.
         adapt_mass: learn the mass in warm-up; else it is one, and the step must suit the number of data.
-        init_strategy: NumPyro's, for example ``init_to_value(values=guide.median(params))``.
+        init_strategy: NumPyro's, for example ``init_to_value(values=guide.median(params, X, y))``.
 
     Raises:
         ValueError: a step size or friction out of range; when run, a latent variable per datum under a plate that takes

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
+from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.algebra.gaussians import kl_diagonal, kl_full, log_density, log_determinant
@@ -36,15 +37,23 @@ __all__ = [
 
 
 class StandardNormal(dist.Distribution):
-    """Independent N(0, 1) numbers in a dtype of their own, whatever the global x64 flag says."""
+    """Independent N(0, 1) numbers in a dtype of their own, whatever the global x64 flag says.
+
+    Args:
+        event_shape: of one draw.
+        dtype: of the numbers.
+        batch_shape: of independent draws.
+        inputs: what the numbers stand beside (..., D), where they are latent columns.
+    """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_aux_fields = ("dtype",)
-    # What the numbers stand beside, where they are latent columns; not part of the pytree.
-    inputs: Any = None
+    pytree_data_fields: tuple[str, ...] = ("inputs",)
+    pytree_aux_fields: tuple[str, ...] = ("dtype",)
 
-    def __init__(self, event_shape: tuple[int, ...], dtype: Any, batch_shape: tuple[int, ...] = ()) -> None:
-        self.dtype = jnp.dtype(dtype)
+    def __init__(
+        self, event_shape: tuple[int, ...], dtype: Any, batch_shape: tuple[int, ...] = (), inputs: Array | None = None
+    ) -> None:
+        self.dtype, self.inputs = jnp.dtype(dtype), inputs
         super().__init__(batch_shape, event_shape)
 
     @property
@@ -59,9 +68,7 @@ class StandardNormal(dist.Distribution):
         return log_density(flat, jnp.zeros((), self.dtype))
 
     def expand(self, batch_shape: Any) -> StandardNormal:
-        expanded = type(self)(self.event_shape, self.dtype, tuple(batch_shape))
-        expanded.inputs = self.inputs
-        return expanded
+        return type(self)(self.event_shape, self.dtype, tuple(batch_shape), self.inputs)
 
     @property
     def mean(self) -> Array:
@@ -234,19 +241,35 @@ class FunctionDraw:
     num_features: int = static(default=1024)
 
 
+class _FullName(Messenger):
+    """Learns the name of a site with the prefixes that handlers outside give it."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        super().__init__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        self.messages.append(msg)
+
+    @property
+    def name(self) -> str:
+        return self.messages[0]["name"]
+
+
 def whitened_values(
     owner: str, name: str, prior: InducingPrior, what: str = "inducing values"
-) -> Array | Belief | FunctionDraw:
-    """Open the site ``name`` of whitened values: what is known about them.
+) -> tuple[Array | Belief | FunctionDraw, str]:
+    """Open the site ``name`` of whitened values: what is known about them, and the site's full name.
 
     Raises:
         ValueError: inside a plate, where a function would get one copy per datum.
     """
-    u = numpyro.sample(name, prior)
+    with (site := _FullName()):
+        u = numpyro.sample(name, prior)
     if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != prior.event_shape:
         raise ValueError(
             f"{owner}: expected {what} of shape {prior.event_shape}, got "
             f"{jnp.shape(getattr(u, 'loc', u))}: open the layer outside every plate, and use outputs= "
             "for several independent functions"
         )
-    return u
+    return u, site.name

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import Rows, mark
-from numpyro_dgp.model.function_values import JointValues
+from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 
 __all__ = ["Coupling", "MarkRows", "coupling", "seen_by_site"]
 
@@ -28,13 +30,16 @@ Fact = dict[str, Rows | None]
 
 
 class MarkRows(Messenger):
-    """Gives every site of function values a placeholder whose rows can be followed through the program."""
+    """Gives every site of function values a placeholder, and marks all values but those of inducing sites, so that
+    their rows can be followed through the program."""
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "sample" and msg["value"] is None and site_kind(msg) in ("hidden", "exact"):
-            fn: Any = msg["fn"]
-            placeholder = jnp.zeros(fn.shape(), unwrap(fn).loc.dtype)  # type: ignore[attr-defined]
-            msg["value"] = mark(msg["name"], placeholder, len(fn.batch_shape))
+            msg["value"] = jnp.zeros(msg["fn"].shape(), unwrap(msg["fn"]).loc.dtype)  # type: ignore[attr-defined]
+
+    def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and not msg["is_observed"] and site_kind(msg) != "inducing":
+            msg["value"] = mark(msg["name"], msg["value"], len(msg["fn"].batch_shape))
 
 
 def _values(site: Message) -> Any:
@@ -43,19 +48,23 @@ def _values(site: Message) -> Any:
     return getattr(fn, "f_x", fn)
 
 
-def seen_by_site(sites: dict[str, Message]) -> dict[str, dict[str, Array]]:
-    """What the density at each site is computed from: inputs and noise of a function, or the density itself."""
-    seen: dict[str, dict[str, Array]] = {}
+def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
+    """What the density at each site is computed from: inputs, noise and hyperparameters of a function, or itself."""
+    seen: dict[str, dict[str, list[Array]]] = {}
     for name, site in sites.items():
         kind = site_kind(site) if site["type"] == "sample" else "inducing"
         if kind == "inducing":
             continue
         values = _values(site)
-        given = {key: getattr(values, key, None) for key in ("inputs", "noise")}
-        seen[name] = {key: jnp.asarray(value) for key, value in given.items() if value is not None}
+        given = {key: getattr(values, key, None) for key in ("inputs", "noise", "function")}
+        seen[name] = {key: _arrays(value) for key, value in given.items() if value is not None}
         if kind not in ("hidden", "exact"):
-            seen[name]["density"] = _density(site)
+            seen[name]["density"] = [_density(site)]
     return seen
+
+
+def _arrays(tree: Any) -> list[Array]:
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array | np.ndarray | float)]
 
 
 def _density(site: Message) -> Array:
@@ -66,27 +75,38 @@ def _density(site: Message) -> Array:
 
 
 class Coupling(NamedTuple):
-    """Inducing sites that have to be drawn, and the sites whose density sees several rows of a layer."""
+    """What the rows that sites see say about a program.
+
+    Args:
+        coupled: inducing sites that have to be drawn.
+        aggregates: sites whose density sees several rows of a hidden layer.
+        ends: sites whose value no other site depends on.
+    """
 
     coupled: frozenset[str]
     aggregates: frozenset[str]
+    ends: frozenset[str]
 
 
-def coupling(sites: dict[str, Message], facts: dict[str, dict[str, Fact]]) -> Coupling:
+def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
     """Read off, from the rows that each site sees, which inducing values have to be drawn.
 
     Args:
         sites: a trace of the program under :class:`MarkRows`.
         facts: by site, what :func:`seen_by_site` depends on.
     """
-    owner = {n: _inducing_site(sites, n) for n in facts}
+    owner = {n: getattr(getattr(_values(sites[n]), "function", None), "site", None) for n in facts}
+    values = {n for n in facts if site_kind(sites[n]) in ("hidden", "exact")}
     above: dict[str, Fact] = {}
     coupled: set[str] = set()
-    aggregates = set()
+    aggregates: set[str] = set()
+    used: set[str] = set()
     for name, site in sites.items():  # in the order of the program, so that what is below comes first
         if name not in facts:
             continue
-        seen = _all_rows(sites, _direct(site, facts[name]), above)
+        direct = _direct(site, facts[name])
+        used |= direct.keys() - {name}
+        seen = _all_rows(sites, {below: rows for below, rows in direct.items() if below in values}, above)
         above[name] = seen
         uses = {(owner[below], below, rows) for below, rows in seen.items()}
         if isinstance(unwrap(site["fn"]), Likelihood):
@@ -94,32 +114,29 @@ def coupling(sites: dict[str, Message], facts: dict[str, dict[str, Fact]]) -> Co
         functions = [function for function, _, _ in uses]
         coupled |= {f for f, _, rows in uses if f is not None and (rows is None or functions.count(f) > 1)}
         aggregates |= {name} if None in seen.values() else set()
-    return Coupling(frozenset(coupled), frozenset(aggregates))
+    ends = frozenset(facts.keys() - used - values)
+    return Coupling(frozenset(coupled), frozenset(aggregates), ends)
 
 
-def _inducing_site(sites: dict[str, Message], name: str) -> str | None:
-    """The site of the inducing values of the function at ``name``."""
-    u = getattr(getattr(_values(sites[name]), "function", None), "u", None)
-    return next((n for n, s in sites.items() if u is not None and s["value"] is u), None)
-
-
-def _direct(site: Message, facts: dict[str, Fact]) -> Fact:
+def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
     """Rows that a site sees itself, their axes counted from the end of its batch dimensions."""
     values = _values(site)
     joint = isinstance(values, JointValues)
-    # Axes to the right of the batch dimensions; over those of joint values inputs come together.
+    # Axes to the right of the batch dimensions; over those of joint values inputs come together. Hyperparameters of a
+    # function serve all its rows.
     right = {"inputs": 2 if joint else 1, "noise": getattr(values, "event_dim", 0), "density": 0}
     found: Fact = {}
-    for what, fact in facts.items():
-        for below, rows in fact.items():
-            moved = None
-            if rows is not None and all(axis < -right[what] for axis in rows.axes):
-                moved = Rows(tuple(axis + right[what] for axis in rows.axes), rows.which)
-            found[below] = moved if found.get(below, moved) == moved else None
+    for what, several in facts.items():
+        for fact in several:
+            for below, rows in fact.items():
+                moved = None
+                if rows is not None and all(what in right and axis < -right[what] for axis in rows.axes):
+                    moved = Rows(tuple(axis + right[what] for axis in rows.axes), rows.which) if rows.axes else rows
+                found[below] = moved if found.get(below, moved) == moved else None
     return found
 
 
-def _all_rows(sites: dict[str, Message], direct: Fact, above: dict[str, Fact]) -> Fact:
+def _all_rows(sites: Trace, direct: Fact, above: dict[str, Fact]) -> Fact:
     """Rows that a site sees itself or through what it sees."""
     found = dict(direct)
     for below, rows in direct.items():

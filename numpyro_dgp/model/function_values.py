@@ -1,45 +1,71 @@
-"""The distributions of function values, which ``f(x)`` and ``f.joint(x)`` return.
+"""Distributions of function values at each input on its own, which ``f(x)`` returns.
 
-Both hold p(f(x) | u) and, while a :class:`~numpyro_dgp.model.beliefs.Belief` about u is being integrated out,
-the *spread*: the covariance that the belief adds. Samples come from the sum. ``log_prob`` is
+They hold p(f(x) | u) and, while a :class:`~numpyro_dgp.model.beliefs.Belief` about u is being integrated out, the
+*spread*: the variance that the belief adds. Samples come from the sum. ``log_prob`` is
 :math:`E_{q(u)}[\\log p(f(x) | u)]`, the log density itself when u is known.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.gaussians import kl_full, log_density, log_determinant
-from numpyro_dgp.algebra.linalg import cholesky, computed_once, safe_sqrt, solve_lower
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp.algebra.linalg import computed_once, safe_sqrt
 from numpyro_dgp.model.beliefs import StandardNormal
 
-if TYPE_CHECKING:
-    from numpyro_dgp.model.mixing import MixedValues
-
-__all__ = ["FunctionValues", "JointValues", "Propagated", "WhitenedValues"]
+__all__ = ["FunctionValues", "MixedValues", "Origin", "Propagated", "Values", "sum_event"]
 
 
-class _Values(dist.Distribution):
-    """What the two have in common: Gaussian draws made from standard normal ones."""
+@pytree
+class Origin:
+    """Where values come from: a random function at inputs, with process noise.
+
+    Args:
+        function: the random function.
+        inputs: where it was called (..., D).
+        noise: standard deviation of the process noise, a number or one per output; ``None`` for none.
+    """
+
+    function: Any
+    inputs: Array
+    noise: ArrayLike | None = None
+
+
+class Values(dist.Distribution):
+    """Gaussian function values, drawn from standard normal numbers; they know which function they are values of."""
 
     arg_constraints: dict[str, Any] = {}
-    # The random function these are values of, where, and with which process noise; not part of the pytree.
-    function: Any = None
-    inputs: Any = None
-    noise: Any = None
+    pytree_data_fields: tuple[str, ...] = ("loc", "origin")
     loc: Array
+    origin: Origin | None
 
-    def _from(self, other: _Values) -> Self:
-        """Itself, as values of the same function at the same inputs as ``other``."""
-        self.function, self.inputs, self.noise = other.function, other.inputs, other.noise
-        return self
+    def __init__(self, loc: Array, event_dim: int, origin: Origin | None) -> None:
+        self.loc, self.origin = loc, origin
+        split = loc.ndim - event_dim
+        super().__init__(loc.shape[:split], loc.shape[split:])
+
+    @property
+    def function(self) -> Any:
+        """The random function, or ``None`` for values of none."""
+        return None if self.origin is None else self.origin.function
+
+    @property
+    def inputs(self) -> Any:
+        """The inputs it was called on (..., D)."""
+        return None if self.origin is None else self.origin.inputs
+
+    @property
+    def noise(self) -> Any:
+        """Standard deviation of the process noise."""
+        return None if self.origin is None else self.origin.noise
 
     @property
     def support(self) -> constraints.Constraint:
@@ -61,11 +87,12 @@ class _Values(dist.Distribution):
         return self.sample_with_intermediates(key, sample_shape)[0]
 
 
-def _sum_event(values: Array, event_dim: int) -> Array:
+def sum_event(values: Array, event_dim: int) -> Array:
+    """Sums over the last ``event_dim`` axes."""
     return values.sum(tuple(range(-event_dim, 0))) if event_dim else values
 
 
-class FunctionValues(_Values):
+class FunctionValues(Values):
     r"""Values of P independent functions at each input on its own: :math:`h_{np} \sim N(m_{np}, c_{np} + s_{np})`.
 
     Args:
@@ -74,9 +101,10 @@ class FunctionValues(_Values):
         spread: variances that a belief about u adds, or ``None``.
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
         total: the sum of the two variances, where it was computed without them.
+        origin: which function these are values of, and where.
     """
 
-    pytree_data_fields: tuple[str, ...] = ("loc", "conditional_variance", "spread", "total")
+    pytree_data_fields: tuple[str, ...] = ("conditional_variance", "spread", "total")
 
     def __init__(
         self,
@@ -85,11 +113,11 @@ class FunctionValues(_Values):
         spread: Array | None = None,
         event_dim: int = 1,
         total: Array | None = None,
+        origin: Origin | None = None,
     ) -> None:
-        self.loc, self.spread, self.total = loc, spread, total
+        self.spread, self.total = spread, total
         self.conditional_variance = jnp.broadcast_to(conditional_variance, loc.shape)
-        split = loc.ndim - event_dim
-        super().__init__(loc.shape[:split], loc.shape[split:])
+        super().__init__(loc, event_dim, origin)
 
     @property
     def variance(self) -> Array:
@@ -105,17 +133,17 @@ class FunctionValues(_Values):
             square = jnp.square(intermediates[0])
         else:
             square = (jnp.square(value - self.loc) + (0 if self.spread is None else self.spread)) / c
-        return _sum_event(-0.5 * (square + jnp.log(2 * math.pi * c)), self.event_dim)
+        return sum_event(-0.5 * (square + jnp.log(2 * math.pi * c)), self.event_dim)
 
     def expand(self, batch_shape: Any) -> FunctionValues:
         shape = (*batch_shape, *self.event_shape)
         spread, total = (None if a is None else jnp.broadcast_to(a, shape) for a in (self.spread, self.total))
         arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
-        return type(self)(*arrays, spread, self.event_dim, total)._from(self)
+        return type(self)(*arrays, spread, self.event_dim, total, self.origin)
 
     def propagated(self) -> Propagated:
         """The same distribution, as a posterior that equals the model's own conditional."""
-        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim, self.total)._from(self)
+        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim, self.total, self.origin)
 
     def mix(self, P: ArrayLike) -> MixedValues:
         r"""Values of P linear mixtures of the Q functions, :math:`v = P g(x)`, inside a ``Likelihood``.
@@ -136,8 +164,6 @@ class FunctionValues(_Values):
 
         Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
         """
-        from numpyro_dgp.model.mixing import MixedValues
-
         return MixedValues(self, P)
 
 
@@ -145,116 +171,68 @@ class Propagated(FunctionValues):
     """A guide's declaration that q(h | u, x) = p(h | u, x), so that the two cancel in a bound."""
 
 
-class JointValues(_Values):
-    """Values of P independent functions with their correlations over the last batch dimension.
+class MixedValues(FunctionValues):
+    r"""Linear mixtures of independent functions, :math:`v = P g(x)`: correlated outputs under a ``Likelihood``.
+
+    ``f(x).mix(P)`` makes it. With :math:`g_q(x) \sim N(m_q, s_q)` the mixtures have marginals
+    :math:`v_p \sim N((P m)_p, (P^{\circ 2} s)_p)`, which is all that the expected log density of a likelihood that
+    factorises over outputs needs: ``loc``, ``conditional_variance`` and ``spread`` are the marginal ones. Draws and the
+    log density of several outputs together see their covariance :math:`P \,\mathrm{diag}(s) P^\top`. A shared kernel k
+    gives the outputs the covariance :math:`(P P^\top) \otimes k`, kernels of their own the linear model of
+    coregionalisation, :math:`\sum_q P_{pq} P_{p'q} k_q`.
 
     Args:
-        loc: means (..., N, P), or (..., N) for a scalar function.
-        covariance: covariances given u (..., P, N, N), P = 1 where outputs share it.
-        spread: covariances that a belief about u adds (..., P, N, N), or ``None``.
-        event_dim: 2 for vector-valued functions, 1 for scalar ones.
+        functions: the values that are mixed, event shape (Q,).
+        P: weights (P, Q).
+
+    Raises:
+        ValueError: weights that are not a matrix with one column per function, or not finite; used as the site of a
+            hidden layer.
+
+    Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
     """
 
-    pytree_data_fields = ("loc", "conditional_covariance", "spread")
+    pytree_data_fields = ("functions", "P")
 
-    def __init__(
-        self, loc: Array, conditional_covariance: Array, spread: Array | None = None, event_dim: int = 2
-    ) -> None:
-        self.loc, self.conditional_covariance, self.spread = loc, conditional_covariance, spread
-        split = loc.ndim - event_dim
-        super().__init__(loc.shape[:split], loc.shape[split:])
+    def __init__(self, functions: FunctionValues, P: ArrayLike) -> None:
+        Q = functions.event_shape
+        if not Q or np.ndim(P) != 2 or np.shape(P)[1] != Q[0]:
+            raise ValueError(
+                f"mix: expected weights of shape (P, Q) for values of Q functions, got weights {np.shape(P)} for "
+                f"values {Q}: dgp.gp(..., outputs=Q) has Q functions, and P is the number of columns of y"
+            )
+        require_finite("weights of mix", P, "check the data the directions came from")
+        self.functions, self.P = functions, jnp.asarray(P, functions.loc.dtype)
+        squares = jnp.square(self.P).T
+        spread, total = (None if a is None else a @ squares for a in (functions.spread, functions.total))
+        variance = functions.conditional_variance @ squares
+        super().__init__(self.mixed(functions.loc), variance, spread, total=total, origin=functions.origin)
 
-    @property
-    def covariance(self) -> Array:
-        """Total covariances (..., P, N, N)."""
-        return self.conditional_covariance if self.spread is None else self.conditional_covariance + self.spread
+    def mixed(self, g: Array) -> Array:
+        """Mixtures (..., P) of numbers (..., Q), one per function."""
+        return g @ self.P.T
 
-    @property
-    def variance(self) -> Array:
-        return self._diagonal(self.covariance)
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        return self.mixed(self.functions.sample(key, sample_shape)), []
 
-    def _to_output_major(self, value: Array) -> Array:
-        return value.mT if self.event_dim == 2 else value[..., None, :]
+    def expand(self, batch_shape: Any) -> MixedValues:
+        return MixedValues(self.functions.expand(batch_shape), self.P)
 
-    def _to_value(self, rows: Array) -> Array:
-        return rows.mT if self.event_dim == 2 else rows[..., 0, :]
+    def propagated(self) -> NoReturn:
+        _refuse_site()
 
-    def _diagonal(self, covariance: Array) -> Array:
-        return jnp.broadcast_to(self._to_value(jnp.diagonal(covariance, axis1=-2, axis2=-1)), self.loc.shape)
+    def log_prob(self, value: Array, intermediates: Any = None) -> NoReturn:
+        _refuse_site()
 
-    def from_white(self, white: Array) -> Array:
-        L = cholesky(self.covariance, "the joint covariance of function values")
-        return self.loc + self._to_value((L @ self._to_output_major(white)[..., None])[..., 0])
-
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        L = cholesky(self.conditional_covariance, "the joint covariance of function values")
-        residual = self._to_output_major(value - self.loc)
-        square = jnp.square(solve_lower(L, residual[..., None])[..., 0]).sum(-1)
-        if self.spread is not None:
-            half = solve_lower(L, self.spread)
-            square = square + jnp.trace(solve_lower(L, half.mT), axis1=-2, axis2=-1)
-        size = residual.shape[-1]
-        return (-0.5 * (square + size * math.log(2 * math.pi)) - log_determinant(L)).sum(-1)
-
-    def expand(self, batch_shape: Any) -> JointValues:
-        batch = tuple(batch_shape)
-        C, S = self.conditional_covariance, self.spread
-        expanded = JointValues(
-            jnp.broadcast_to(self.loc, batch + self.event_shape),
-            jnp.broadcast_to(C, batch + C.shape[-3:]),
-            None if S is None else jnp.broadcast_to(S, batch + S.shape[-3:]),
-            self.event_dim,
-        )
-        return expanded._from(self)
-
-    def mix(self, P: ArrayLike) -> MixedValues:
-        """Mixtures of the functions, each datum on its own, as a ``Likelihood`` sees them: ``FunctionValues.mix``."""
-        return self.marginals().mix(P)
-
-    def marginals(self) -> FunctionValues:
-        """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""
-        diagonal = self._diagonal(self.conditional_covariance)
-        spread = None if self.spread is None else self._diagonal(self.spread)
-        return FunctionValues(self.loc, diagonal, spread, self.event_dim - 1)._from(self)
+    def from_white(self, white: Array) -> NoReturn:
+        _refuse_site()
 
 
-class WhitenedValues(JointValues):
-    r"""A Gaussian over joint values in the whitened coordinates of their prior: :math:`m + L(a + R\epsilon)`.
-
-    A posterior over the values of an exact process is nearly singular wherever its prior is. In these
-    coordinates its divergence from the prior and its log density are exact all the same.
-
-    Args:
-        prior: the prior of the values, mean m and covariance :math:`L L^\top`.
-        shift: a, whitened means (P, N).
-        root: R, triangular (P, N, N); signs on the diagonal are free.
-    """
-
-    pytree_data_fields = ("shift", "root", "L")
-
-    def __init__(self, prior: JointValues, shift: Array, root: Array) -> None:
-        self.shift, self.root = shift, root
-        self.L = cholesky(prior.covariance, "the prior covariance of function values")
-        half = self.L @ root
-        loc = prior.loc + prior._to_value((self.L @ shift[..., None])[..., 0])
-        super().__init__(loc, half @ half.mT, event_dim=prior.event_dim)
-
-    def from_white(self, white: Array) -> Array:
-        return self.loc + self._to_value((self.L @ self.root @ self._to_output_major(white)[..., None])[..., 0])
-
-    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
-        if intermediates:
-            white = self._to_output_major(intermediates[0])
-        else:
-            unit = solve_lower(self.L, self._to_output_major(value - self.loc)[..., None])
-            white = jnp.linalg.solve(self.root, unit)[..., 0]
-        return log_density(white, log_determinant(self.L) + log_determinant(self.root)).sum(-1)
-
-
-@kl_divergence.register(WhitenedValues, JointValues)
-def _kl_whitened(q: WhitenedValues, p: JointValues) -> Array:
-    """KL to the prior that ``q`` was built from."""
-    return kl_full(q.shift, q.root).sum(-1)
+def _refuse_site() -> NoReturn:
+    raise ValueError(
+        "mix: expected mixed values inside dgp.Likelihood, got a site that holds them: for a hidden layer draw the "
+        'functions and mix the draw, g = numpyro.sample("g", f(x)); h = mean(x) + g @ P.T'
+    )
 
 
 @kl_divergence.register(FunctionValues, FunctionValues)
@@ -262,9 +240,9 @@ def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
     r"""KL between independent Gaussians, with :math:`E_{q(u)}` of the second where it has a spread."""
     square = q.variance + jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
     c = p.conditional_variance
-    return _sum_event(0.5 * (square / c - 1 + jnp.log(c) - jnp.log(q.variance)), q.event_dim)
+    return sum_event(0.5 * (square / c - 1 + jnp.log(c) - jnp.log(q.variance)), q.event_dim)
 
 
 @kl_divergence.register(FunctionValues, StandardNormal)
 def _kl_values_prior(q: FunctionValues, p: StandardNormal) -> Array:
-    return _sum_event(0.5 * (q.variance + jnp.square(q.loc) - 1 - jnp.log(q.variance)), q.event_dim)
+    return sum_event(0.5 * (q.variance + jnp.square(q.loc) - 1 - jnp.log(q.variance)), q.event_dim)

@@ -22,7 +22,7 @@ from numpyro.distributions import kl_divergence
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.gaussians import log_density, log_determinant
 from numpyro_dgp.algebra.linalg import cholesky, solve_lower
-from numpyro_dgp.model.function_values import FunctionValues, _sum_event, _Values
+from numpyro_dgp.model.function_values import FunctionValues, Values, sum_event
 
 __all__ = ["ConditionalValues", "CorrelatedValues"]
 
@@ -53,7 +53,7 @@ class ConditionalValues(FunctionValues):
         return ConditionalValues(loc, variance, spread, gap, self.event_dim)  # type: ignore[arg-type]
 
 
-class CorrelatedValues(_Values):
+class CorrelatedValues(Values):
     """q(h | v), with correlations between the P outputs at each input.
 
     Args:
@@ -63,11 +63,11 @@ class CorrelatedValues(_Values):
         gap: variances of the gap under the belief (..., P), or ``None``.
     """
 
-    pytree_data_fields = ("loc", "scale_tril", "spread", "gap")
+    pytree_data_fields = ("scale_tril", "spread", "gap")
 
     def __init__(self, loc: Array, scale_tril: Array, spread: Array | None, gap: Array | None) -> None:
-        self.loc, self.scale_tril, self.spread, self.gap = loc, scale_tril, spread, gap
-        super().__init__(loc.shape[:-1], loc.shape[-1:])
+        self.scale_tril, self.spread, self.gap = scale_tril, spread, gap
+        super().__init__(loc, 1, None)
 
     @property
     def variance(self) -> Array:
@@ -106,7 +106,7 @@ def _gap(q: Any, p: FunctionValues) -> Array:
 @kl_divergence.register(ConditionalValues, FunctionValues)
 def _kl_conditional(q: ConditionalValues, p: FunctionValues) -> Array:
     S, c = q.conditional_variance, p.conditional_variance
-    return _sum_event(0.5 * ((S + _gap(q, p)) / c - 1 + jnp.log(c) - jnp.log(S)), q.event_dim)
+    return sum_event(0.5 * ((S + _gap(q, p)) / c - 1 + jnp.log(c) - jnp.log(S)), q.event_dim)
 
 
 @kl_divergence.register(CorrelatedValues, FunctionValues)

@@ -27,8 +27,8 @@ class CopiedValues(Propagated):
     """
 
     def __init__(self, values: FunctionValues) -> None:
-        super().__init__(values.loc, values.conditional_variance, values.spread, values.event_dim)
-        self._from(values)
+        c, spread = values.conditional_variance, values.spread
+        super().__init__(values.loc, c, spread, values.event_dim, origin=values.origin)
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         return self.sample(key, sample_shape), []

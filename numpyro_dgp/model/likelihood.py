@@ -21,8 +21,9 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.dependence import Dependence, dependence
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.model.closed_forms import closed_form
-from numpyro_dgp.model.function_values import FunctionValues, JointValues
-from numpyro_dgp.model.mixing import MixedValues, log_marginal
+from numpyro_dgp.model.function_values import FunctionValues, MixedValues
+from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.mixing import log_marginal
 
 __all__ = ["Likelihood"]
 

@@ -9,80 +9,20 @@ outputs the covariance :math:`(P P^\top) \otimes k`, kernels of their own the li
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.algebra.quadrature import MonteCarlo
-from numpyro_dgp.model.function_values import FunctionValues
 
 if TYPE_CHECKING:
     from numpyro_dgp.model.likelihood import Likelihood
 
-__all__ = ["MixedValues", "log_marginal", "unmixed"]
-
-
-class MixedValues(FunctionValues):
-    """Linear mixtures of function values, for the inside of a ``Likelihood``; ``f(x).mix(P)`` makes it.
-
-    ``loc``, ``conditional_variance`` and ``spread`` are the marginal ones; draws have the correlations between outputs.
-
-    Args:
-        functions: the values that are mixed, event shape (Q,).
-        P: weights (P, Q).
-
-    Raises:
-        ValueError: weights that are not a matrix with one column per function, or not finite; used as the site of a
-            hidden layer.
-    """
-
-    pytree_data_fields = ("functions", "P")
-
-    def __init__(self, functions: FunctionValues, P: ArrayLike) -> None:
-        Q = functions.event_shape
-        if not Q or np.ndim(P) != 2 or np.shape(P)[1] != Q[0]:
-            raise ValueError(
-                f"mix: expected weights of shape (P, Q) for values of Q functions, got weights {np.shape(P)} for "
-                f"values {Q}: dgp.gp(..., outputs=Q) has Q functions, and P is the number of columns of y"
-            )
-        require_finite("weights of mix", P, "check the data the directions came from")
-        self.functions, self.P = functions, jnp.asarray(P, functions.loc.dtype)
-        squares = jnp.square(self.P).T
-        spread, total = (None if a is None else a @ squares for a in (functions.spread, functions.total))
-        super().__init__(self.mixed(functions.loc), functions.conditional_variance @ squares, spread, total=total)
-        self._from(functions)
-
-    def mixed(self, g: Array) -> Array:
-        """Mixtures (..., P) of numbers (..., Q), one per function."""
-        return g @ self.P.T
-
-    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
-        return self.mixed(self.functions.sample(key, sample_shape)), []
-
-    def expand(self, batch_shape: Any) -> MixedValues:
-        return MixedValues(self.functions.expand(batch_shape), self.P)
-
-    def propagated(self) -> NoReturn:
-        _refuse_site()
-
-    def log_prob(self, value: Array, intermediates: Any = None) -> NoReturn:
-        _refuse_site()
-
-    def from_white(self, white: Array) -> NoReturn:
-        _refuse_site()
-
-
-def _refuse_site() -> NoReturn:
-    raise ValueError(
-        "mix: expected mixed values inside dgp.Likelihood, got a site that holds them: for a hidden layer draw the "
-        'functions and mix the draw, g = numpyro.sample("g", f(x)); h = mean(x) + g @ P.T'
-    )
+__all__ = ["log_marginal", "unmixed"]
 
 
 def unmixed(likelihood: Likelihood) -> Likelihood:

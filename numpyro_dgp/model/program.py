@@ -1,4 +1,4 @@
-"""What a guide knows of the program it runs: kinds of sites, data plates, initial values.
+"""What a trace of a program tells: its layers, its data plates, which rows are seen together, initial values.
 
 A program is inspected by running it: once abstractly (``inspect_program``: shapes and structure, no arithmetic),
 and, when parameters are created, once for real (``initial_values``).
@@ -18,29 +18,20 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import row_dependence
+from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
-from numpyro_dgp.model.sites import Message, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 
 __all__ = [
     "Program",
     "full_plates",
-    "hide",
     "initial_values",
     "inspect_program",
     "observations",
     "refuse_parameter",
     "refuse_subsampling",
-    "site_kind",
     "structure",
-    "unwrap",
 ]
-
-
-def hide(msg: Message) -> None:
-    """Hide a site from everything outside the guide; the program still gets a value."""
-    msg["stop"] = True
-    if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
-        msg["kwargs"]["rng_key"] = numpyro.prng_key()
 
 
 def refuse_subsampling(owner: str, msg: Message) -> None:
@@ -81,6 +72,7 @@ class Program:
         nesting: how many batch dimensions the plates take.
         coupled: inducing sites that a density sees through several rows or several uses of their function.
         aggregates: sites whose density sees several rows of a hidden layer together.
+        ends: sites whose value no other site depends on.
     """
 
     inducing: tuple[str, ...]
@@ -90,10 +82,20 @@ class Program:
     nesting: int
     coupled: frozenset[str] = frozenset()
     aggregates: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
 
     def is_per_datum(self, msg: Message) -> bool:
         """Whether a site has one value per datum: it lies in all plates of some function value or observation."""
         return any(plates <= _plates(msg) for plates in self.data_plates)
+
+    def is_shared(self, msg: Message) -> bool:
+        """Whether a value of a site serves at other inputs too."""
+        kind = site_kind(msg)
+        if kind in ("hidden", "observed"):
+            return False
+        # Where values or observations are outside plates, what is there belongs to all data unless it is a latent.
+        is_latent = isinstance(unwrap(msg["fn"]), StandardNormal) and kind != "inducing"
+        return not self.is_per_datum(msg) or not (_plates(msg) or is_latent)
 
     def is_conditioned(self, msg: Message) -> bool:
         """Whether this call observes anything in the plates of a per-datum site."""
@@ -103,7 +105,7 @@ class Program:
 
 def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     """Run ``model`` on shapes only and report its structure. Costs tracing, no arithmetic."""
-    found: list[dict[str, Message]] = []
+    found: list[Trace] = []
 
     def first_rows(msg: Message) -> Array | None:
         size, subsample_size = msg["args"] if msg["type"] == "plate" else (0, None)
@@ -120,8 +122,8 @@ def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     return dataclasses.replace(structure(found[0]), **coupling(found[0], facts)._asdict())
 
 
-def structure(sites: dict[str, Message]) -> Program:
-    """The structure of a program from a trace of it."""
+def structure(sites: Trace) -> Program:
+    """The structure of a program from a trace of it, but for what it takes a walk over its jaxpr to see."""
     samples = [site for site in sites.values() if site["type"] == "sample"]
     values = {"hidden": [], "observed": []}  # type: dict[str, list[Any]]
     data, observed = [], []
@@ -135,10 +137,9 @@ def structure(sites: dict[str, Message]) -> Program:
             observed.append(_plates(site))
     # The last layer is what a likelihood integrates; a program with explicit draws only ends at its last one.
     outputs = [f for f in values["observed"] if f is not None] or values["hidden"][-1:]
-    last = {id(f.u) for f in outputs if hasattr(f, "u")}
-    inducing = [site for site in samples if site_kind(site) == "inducing"]
-    names = tuple(site["name"] for site in inducing)
-    inner = frozenset(site["name"] for site in inducing if id(site["value"]) not in last)
+    last = {f.site for f in outputs if f is not None}
+    names = tuple(site["name"] for site in samples if site_kind(site) == "inducing")
+    inner = frozenset(names) - last
     nesting = max([-frame.dim for site in samples for frame in site["cond_indep_stack"]], default=0)
     return Program(names, inner, tuple(data), tuple(observed), nesting)
 

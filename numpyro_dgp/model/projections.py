@@ -11,7 +11,6 @@ Given A nothing is left to chance; the marginals above are all that a bound need
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +20,13 @@ import numpy as np
 from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.row_blocks import in_blocks
-from numpyro_dgp.means import Mean, Zero
+from numpyro_dgp.means import Mean, as_mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
-from numpyro_dgp.model.function_values import FunctionValues, JointValues, Propagated
+from numpyro_dgp.model.function_values import FunctionValues, Origin, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues
+from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.random_function import mean_values
 
 __all__ = ["Determined", "Projection", "projection"]
@@ -48,7 +48,9 @@ class Determined(FunctionValues):
         return _at_loc(self, value)
 
     def propagated(self) -> PropagatedDetermined:
-        return PropagatedDetermined(self.loc, self.conditional_variance, self.spread, self.event_dim)._from(self)
+        return PropagatedDetermined(
+            self.loc, self.conditional_variance, self.spread, self.event_dim, origin=self.origin
+        )
 
 
 class PropagatedDetermined(Determined, Propagated):
@@ -64,10 +66,8 @@ class DeterminedJoint(JointValues):
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         return _at_loc(self, value)
 
-    def expand(self, batch_shape: Any) -> DeterminedJoint:
-        wide = super().expand(batch_shape)
-        expanded = DeterminedJoint(wide.loc, wide.conditional_covariance, wide.spread, self.event_dim)
-        return expanded._from(self)
+    def propagated(self) -> DeterminedJoint:
+        return self
 
 
 @kl_divergence.register(FunctionValues, Determined)
@@ -79,7 +79,7 @@ def _kl_determined(q: FunctionValues, p: Determined) -> Array:
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class Projection:
     """A random linear function; ``dgp.projection`` makes it.
 
@@ -88,12 +88,14 @@ class Projection:
         u: what is known about the whitened entries: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: Q, or ``None`` for a scalar function.
         mean: the mean function.
+        site: name of the site of the entries.
     """
 
     scale: Array
     u: Array | Belief | FunctionDraw
-    outputs: int | None
+    outputs: int | None = static()
     mean: Mean
+    site: str | None = static(default=None)
 
     def __call__(self, x: ArrayLike) -> Determined:
         """Projected inputs, each on its own.
@@ -155,9 +157,8 @@ class Projection:
         if isinstance(self.u, Belief):
             spread = jax.vmap(self.u.spread_covariance)(scaled).reshape(shape)
         event_dim = 1 if self.outputs is None else 2
-        values = DeterminedJoint(each.loc, jnp.zeros(shape, each.loc.dtype), spread, event_dim)
-        values.function, values.inputs = self, x
-        return values
+        none = jnp.zeros(shape, each.loc.dtype)
+        return DeterminedJoint(each.loc, none, spread, event_dim, origin=Origin(self, x))
 
     def draw(self, key: Array, x: Array) -> Array:
         """Draws of m(x) + A x, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, Q)."""
@@ -170,9 +171,8 @@ class Projection:
         shape = x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs)
         loc = loc.reshape(shape) + mean_values(self.mean, x, self.outputs)
         spread = None if spread is None else spread.reshape(shape)
-        values = Determined(loc, jnp.zeros_like(loc), spread, event_dim=0 if self.outputs is None else 1)
-        values.function, values.inputs = self, x
-        return values
+        event_dim = 0 if self.outputs is None else 1
+        return Determined(loc, jnp.zeros_like(loc), spread, event_dim, origin=Origin(self, x))
 
     def _entries(self) -> Array:
         """Whitened entries (Q, D): a draw of them, or their mean under a belief."""
@@ -258,6 +258,5 @@ def projection(
             "standard deviation per input column"
         )
     shape = (inputs,) if outputs is None else (outputs, inputs)
-    u = whitened_values(f"projection {name!r}", name, InducingPrior(shape, scales.dtype))
-    mean_function: Any = Zero() if mean is None else mean
-    return Projection(jnp.broadcast_to(scales, (inputs,)), u, outputs, mean_function)
+    u, site = whitened_values(f"projection {name!r}", name, InducingPrior(shape, scales.dtype))
+    return Projection(jnp.broadcast_to(scales, (inputs,)), u, outputs, as_mean(mean), site)

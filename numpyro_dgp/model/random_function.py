@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +21,27 @@ import jax.numpy as jnp
 from numpyro_dgp._checks import require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.belief_moments import ROWS
-from numpyro_dgp.algebra.linalg import conditional_cholesky, matmul, solve_lower
+from numpyro_dgp.algebra.linalg import conditional_cholesky, matmul, rounding_scale, solve_lower
 from numpyro_dgp.algebra.row_blocks import in_blocks
+from numpyro_dgp.algebra.whitening import open_variance
+from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, project
-from numpyro_dgp.model.function_values import FunctionValues, JointValues
+from numpyro_dgp.model.function_values import FunctionValues, Origin
+from numpyro_dgp.model.joint_values import JointValues, KnownValues
 
-__all__ = ["InducedFunction", "Moments", "checked_inputs", "mean_values", "noise_covariance", "noise_variance"]
+__all__ = [
+    "InducedFunction",
+    "Moments",
+    "PointValues",
+    "RandomFunction",
+    "Representation",
+    "checked_inputs",
+    "mean_values",
+    "noise_covariance",
+    "noise_variance",
+]
 
 # Mean, variance given u, what a belief adds, and the sum of these two where it was computed without them; each (N, P).
 Moments = tuple[Array, Array, Array | None, Array | None]
@@ -73,20 +86,88 @@ def _by_batch(flat: Array, x: Array) -> Array:
     return jnp.moveaxis(flat.reshape(-1, *x.shape[:-1], flat.shape[-1]), 0, -3)
 
 
+@runtime_checkable
+class RandomFunction(Protocol):
+    r"""What ``dgp.gp`` returns: a Gaussian process :math:`f \sim GP(m, k)`, to be called on inputs.
+
+    The distribution that it returns is :math:`p(f(x) \mid v)` where the value at its site is a draw of v,
+    :math:`q(f(x)) = \int p(f(x) \mid v)\, q(v)\, dv` where it is a ``Belief`` q(v), and a single number where it is a
+    ``FunctionDraw``. Guides, predictions and diagnostics see functions through these members only, and what
+    :class:`InducedFunction` adds where there is a v.
+    """
+
+    @property
+    def site(self) -> str | None:
+        """Name of the sample site that holds v; ``None`` for an exact process, which has none."""
+
+    @property
+    def outputs(self) -> int | None:
+        """P, or ``None`` for a scalar function."""
+
+    def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> Any:
+        """Values at inputs x (..., D): of an exact process jointly, otherwise each on its own."""
+
+    def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
+        """Values with their correlations over the last batch dimension of x (..., N, D)."""
+
+    def given(self, x: ArrayLike, values: ArrayLike) -> RandomFunction:
+        """The function after ``values`` at ``x`` have been drawn from it: itself, where v is all that it holds."""
+
+
+class Representation(Protocol):
+    r"""How a function is held: what ``dgp.gp(name, kernel, inducing)`` takes as ``inducing``.
+
+    It opens the site ``name`` of whitened values :math:`v \sim N(0, I)`, M for each output, by
+    :func:`~numpyro_dgp.model.beliefs.whitened_values`, and returns a function that knows :math:`f(x)` through
+    features :math:`A(x) = \operatorname{Cov}[f(x), v]`:
+
+    .. math:: p(f(x) \mid v) = N\bigl(m(x) + A(x)\, v,\; k(x, x) - A(x) A(x)^\top\bigr) .
+
+    ``dgp.Points`` and ``dgp.Grid`` are such, and so is ``None``, an exact process, which opens no site. A new one is a
+    class with this method and a subclass of :class:`InducedFunction` (``docs/extending.md``).
+    """
+
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RandomFunction:
+        """Open the site of layer ``name`` and return its random function.
+
+        Args:
+            name: of the layer.
+            kernels: k, one for all outputs or one for each.
+            outputs: P, or ``None`` for a scalar function.
+            mean: m.
+        """
+
+
+class PointValues(NamedTuple):
+    """One output that is held by whitened values at points: its kernel, the points (M, D), and the inverse factor of
+    the kernel between them (M, M)."""
+
+    kernel: Kernel
+    Z: Array
+    whiten: Array
+
+
 class InducedFunction:
-    """A function represented by whitened values v; how they know the function is what the subclasses say.
+    r"""A random function that is known through whitened values v; subclasses say by which features.
+
+    A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five verbs of its own: ``size``,
+    ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. With :meth:`held` it serves importance
+    weights too, with :meth:`prior_draw` draws of whole functions. :meth:`conditional_variance` and
+    :meth:`block_moments` can be overridden by what is more accurate or faster.
 
     Args:
         kernels: one kernel, or one per output.
         u: what is known about the whitened values: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
+        site: name of the site of v.
     """
 
     kernels: Kernels
     u: Array | Belief | FunctionDraw
     outputs: int | None
     mean: Mean
+    site: str | None
 
     @property
     def size(self) -> int:
@@ -98,25 +179,60 @@ class InducedFunction:
         """D, the number of input columns."""
         raise NotImplementedError
 
-    def _whitened(self, rows: Array) -> Array:
+    @property
+    def inducing_inputs(self) -> Array | None:
+        """Inputs (M, D), or (P, M, D), that v are values at, for figures; ``None`` where v are something else."""
+        return None
+
+    @property
+    def outputs_differ(self) -> bool:
+        """Whether outputs have features of their own."""
+        return isinstance(self.kernels, tuple)
+
+    def at_points(self, output: int | None) -> PointValues | None:
+        """An output as a function that is held by its values at points; ``None`` where it is not.
+
+        Bounds that integrate uncertain inputs in closed form need it.
+
+        Args:
+            output: its number, or ``None`` for one that stands for all.
+        """
+        return None
+
+    def features(self, rows: Array) -> Array:
         """A, the covariance of f at rows (N, D) with v: shape (N, M), or (P, N, M) where outputs differ."""
         raise NotImplementedError
 
-    def _covariances(self, x: Array, y: Array | None = None) -> Array:
+    def prior_variance(self, rows: Array) -> Array:
+        """k(x, x) at rows (N, D): shape (N,), or (P, N) where outputs differ."""
+        raise NotImplementedError
+
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
         """k(x, x), or k(x, y), between rows (..., N, D): shape (..., P, N, N), P = 1 where outputs share it."""
         raise NotImplementedError
 
-    def _fixed(self) -> Self:
+    def conditional_variance(self, rows: Array, A: Array) -> Array:
+        """k(x, x) - A A', variances of f at rows (N, D) given v: shape (N,), or (P, N) where outputs differ."""
+        return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.size)
+
+    def held(self) -> Self:
         """The same function with hyperparameters that get no gradient."""
         raise NotImplementedError
 
-    def _conditional_variance(self, rows: Array, A: Array) -> Array:
-        """Variances of f at rows (N, D) given v: shape (N,), or (P, N) where outputs differ."""
-        raise NotImplementedError
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        """Random functions weighted by ``weights`` (P, num): at rows (N, P), and their whitened values (P, M).
 
-    def _prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
-        """Random functions weighted by ``weights`` (P, num): at rows (N, P), and their whitened values (P, M)."""
-        raise NotImplementedError
+        Raises:
+            ValueError: a representation without it.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no prior_draw, which draws of whole functions need: define it, or draw at "
+            "fixed inputs with f.joint(x)"
+        )
+
+    def given(self, x: ArrayLike, values: ArrayLike) -> Self:
+        """Itself: given v, values say nothing more about the function."""
+        return self
 
     def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> FunctionValues:
         """Values at each input on its own.
@@ -131,18 +247,17 @@ class InducedFunction:
         Raises:
             ValueError: inputs of another width, NaN or infinite inputs, noise that is not positive.
         """
-        x = self._inputs(x, noise)
-        loc, conditional, spread, total = self._moments(x.reshape(-1, x.shape[-1]))
+        x = self.checked(x, noise)
+        loc, conditional, spread, total = self.moments(x.reshape(-1, x.shape[-1]))
         extra = noise_variance(noise, loc.dtype)
-        values = FunctionValues(
-            self._unflatten(loc, x) + self._mean(x),
+        return FunctionValues(
+            self._unflatten(loc, x) + self.mean_at(x),
             self._unflatten(conditional, x) + extra,
             None if spread is None else self._unflatten(spread, x),
             event_dim=0 if self.outputs is None else 1,
             total=None if total is None else self._unflatten(total, x) + extra,
+            origin=Origin(self, x, noise),
         )
-        values.function, values.inputs, values.noise = self, x, noise
-        return values
 
     def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
         """Values with their correlations over the last batch dimension of ``x`` (..., N, D).
@@ -150,26 +265,26 @@ class InducedFunction:
         Returns:
             A distribution with batch shape ``x.shape[:-2]`` and event shape (N, P), or (N,).
         """
-        x = self._inputs(x, noise)
+        x = self.checked(x, noise)
         rows = x.reshape(-1, x.shape[-1])
-        flat = self._whitened(rows)
+        flat = self.features(rows)
         A = _by_batch(flat, x)
         loc = self._known(flat, rows)
-        conditional = self._covariances(x) - A @ A.mT
-        if isinstance(self.u, FunctionDraw):
-            conditional = jnp.zeros_like(conditional)
-        spread = None
+        prior, spread = self.covariance(x), None
+        whole = isinstance(self.u, FunctionDraw)
+        conditional = jnp.zeros_like(prior) if whole else prior - matmul(A, A.mT)
+        scale = rounding_scale(jnp.diagonal(prior, axis1=-2, axis2=-1), noise_variance(noise, loc.dtype))
         if isinstance(self.u, Belief):
             spread = jax.vmap(self.u.spread_covariance)(A.reshape(-1, *A.shape[-3:]))
             spread = spread.reshape(*x.shape[:-2], *spread.shape[1:])
-        values = JointValues(
-            self._unflatten(loc, x) + self._mean(x),
+        return (KnownValues if whole else JointValues)(
+            self._unflatten(loc, x) + self.mean_at(x),
             conditional + noise_covariance(noise, x.shape[-2], loc.dtype),
             spread,
             event_dim=1 if self.outputs is None else 2,
+            scale=scale,
+            origin=Origin(self, x, noise),
         )
-        values.function, values.inputs, values.noise = self, x, noise
-        return values
 
     def draw(self, key: Array, x: Array) -> Array:
         r"""Draws of f(x), joint over the last batch dimension of ``x`` (..., K, D) only: shape (..., K, P).
@@ -182,39 +297,39 @@ class InducedFunction:
         """
         belief_key, white_key = jax.random.split(key)
         stop = jax.lax.stop_gradient
-        here, size, fixed = stop(x), self.outputs or 1, self._fixed()
+        here, size, fixed = stop(x), self.outputs or 1, self.held()
         # The same numbers twice: derivatives of the first go to the parameters, of the second to the inputs.
-        A, B = (_by_batch(f._whitened(a.reshape(-1, a.shape[-1])), a) for f, a in ((self, here), (fixed, x)))
-        prior = self._covariances(here)
+        A, B = (_by_batch(f.features(a.reshape(-1, a.shape[-1])), a) for f, a in ((self, here), (fixed, x)))
+        prior = self.covariance(here)
         C = prior - matmul(A, A.mT)
         L = conditional_cholesky(C, jnp.diagonal(prior, axis1=-2, axis2=-1))
         white = jax.random.normal(white_key, (*x.shape[:-2], size, x.shape[-2], 1), A.dtype)
         weights = solve_lower(stop(L), white, transpose=True)
-        cross = fixed._covariances(x, here) - matmul(B, stop(A).mT)
+        cross = fixed.covariance(x, here) - matmul(B, stop(A).mT)
         u: Any = self.u
         if isinstance(u, Belief):
             v = u.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
         else:
-            v = self._rows(u)[..., None]
+            v = self.by_output(u)[..., None]
         known = (A + B - stop(B)) @ v
         return (known + L @ white + (cross - stop(C)) @ weights)[..., 0].mT + self.mean(x)
 
-    def _moments(self, rows: Array) -> Moments:
+    def moments(self, rows: Array) -> Moments:
         """Moments at rows (N, D), the mean without the mean function."""
         if isinstance(self.u, FunctionDraw):
-            loc = self._known(self._whitened(rows), rows)
+            loc = self._known(self.features(rows), rows)
             return loc, jnp.zeros_like(loc), None, None
         small = len(rows) * self.size * rows.dtype.itemsize <= _KEPT
-        return in_blocks(self._row_moments(rows), rows, keep=ROWS if small else "")
+        return in_blocks(self.block_moments(rows), rows, keep=ROWS if small else "")
 
-    def _row_moments(self, rows: Array) -> Callable[[Array], Moments]:
-        """:meth:`_moments` of one block of ``rows``; what does not depend on the rows is computed once."""
+    def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        """:meth:`moments` of one block of ``rows``; what does not depend on the rows is computed once."""
         spreading = self.u.spreading() if isinstance(self.u, Belief) else None
 
         def moments(rows: Array) -> Moments:
-            A = self._whitened(rows)
+            A = self.features(rows)
             loc = self._known(A, rows)
-            conditional = self._conditional_variance(rows, A)
+            conditional = self.conditional_variance(rows, A)
             spread = None if spreading is None else spreading(A)
             return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), spread, None
 
@@ -224,23 +339,26 @@ class InducedFunction:
         """Mean (N, P) without the mean function."""
         if isinstance(self.u, FunctionDraw):
             return self._draw(self.u, A, rows)
-        return project(self._rows(self.u.loc if isinstance(self.u, Belief) else self.u), A)
+        return project(self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u), A)
 
     def _draw(self, draw: FunctionDraw, A: Array, rows: Array) -> Array:
         """A prior draw from random functions, corrected so that it passes through u (Matheron's rule)."""
-        u = self._rows(draw.u)
+        u = self.by_output(draw.u)
         feature_key, weight_key = jax.random.split(draw.key)
         weights = jax.random.normal(weight_key, (u.shape[0], draw.num_features), u.dtype)
-        at_rows, whitened = self._prior_draw(feature_key, weights / math.sqrt(draw.num_features), rows)
+        at_rows, whitened = self.prior_draw(feature_key, weights / math.sqrt(draw.num_features), rows)
         return at_rows + project(u - whitened, A)
 
-    def _inputs(self, x: ArrayLike, noise: ArrayLike | None) -> Array:
+    def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
+        """Inputs as an array, checked, with their noise."""
         return checked_inputs(x, self.dims, noise)
 
-    def _rows(self, u: Array) -> Array:
-        return u.reshape(-1, self.size)
+    def by_output(self, v: Array) -> Array:
+        """Whitened values as (P, M), P = 1 for a scalar function."""
+        return v.reshape(-1, self.size)
 
-    def _mean(self, x: Array) -> Array:
+    def mean_at(self, x: Array) -> Array:
+        """m(x) of shape (..., P), or (...,) for a scalar function."""
         return mean_values(self.mean, x, self.outputs)
 
     def _unflatten(self, values: Array, x: Array) -> Array:

@@ -1,26 +1,43 @@
-"""What kind of site a message of NumPyro is about."""
+"""What kind of site a message of NumPyro is about, and the wrappers around its distribution."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dgp.model.beliefs import InducingPrior
-from numpyro_dgp.model.function_values import FunctionValues, JointValues
+from numpyro_dgp.model.function_values import FunctionValues, Values
+from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.representations.exact import ExactFunction
 
-__all__ = ["Message", "site_kind", "unwrap"]
+__all__ = ["Message", "Trace", "hide", "rewrap", "site_kind", "unwrap"]
 
+# A message of NumPyro, as it travels or as a trace has recorded it; and a trace, by name.
 Message = dict[str, Any]
+Trace = dict[str, Message]
 
 
 def unwrap(fn: dist.Distribution) -> dist.Distribution:
-    """``fn`` without the wrappers that plates and masks put around it."""
+    """``fn`` without the wrappers that plates and masks put around it, and function values without ``to_event``."""
     while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution):
         fn = fn.base_dist
+    if isinstance(fn, dist.Independent):
+        inside = unwrap(fn.base_dist)
+        return inside if isinstance(inside, Values | Likelihood) else fn
     return fn
+
+
+def rewrap(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
+    """``q``, a distribution in place of ``unwrap(fn)``, with the wrappers that ``fn`` has."""
+    if isinstance(fn, dist.MaskedDistribution):
+        q = rewrap(q, fn.base_dist).mask(fn._mask)
+    elif isinstance(fn, dist.Independent) and unwrap(fn) is not fn:
+        q = rewrap(q, fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+    elif isinstance(fn, dist.ExpandedDistribution):
+        q = rewrap(q, fn.base_dist)
+    return q if q.batch_shape == fn.batch_shape else q.expand(fn.batch_shape)
 
 
 def site_kind(msg: Message) -> str:
@@ -34,8 +51,15 @@ def site_kind(msg: Message) -> str:
         return "observed"
     if isinstance(fn, InducingPrior):
         return "inducing"
-    if isinstance(fn, JointValues) and isinstance(fn.function, ExactFunction):
+    if isinstance(fn, JointValues) and fn.function is not None and fn.function.site is None:
         return "exact"
     if isinstance(fn, FunctionValues | JointValues):
         return "hidden"
     return "latent" if msg["cond_indep_stack"] else "other"
+
+
+def hide(msg: Message) -> None:
+    """Hide a site from everything outside the guide; the program still gets a value."""
+    msg["stop"] = True
+    if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
+        msg["kwargs"]["rng_key"] = numpyro.prng_key()

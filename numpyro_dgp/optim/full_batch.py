@@ -16,7 +16,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.model.program import Message, refuse_subsampling
+from numpyro_dgp.model.program import refuse_subsampling
+from numpyro_dgp.model.sites import Message
 
 __all__ = ["Minimum", "minimize"]
 

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
+from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.coordinates import Coordinates, Pair, natural_step, require_coordinates
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.guides.gaussian_sites import GaussianSite, gaussian_sites
+from numpyro_dgp.guides.record import record_of
+from numpyro_dgp.model.sites import Message, Trace
 
 __all__ = ["NaturalGradient", "log_linear"]
 
@@ -91,7 +95,7 @@ class NaturalGradient(_NumPyroOptim):
 
     Raises:
         ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates;
-            when the fit starts, names of sites that have no Gaussian posterior in the guide.
+            in the first step, names of sites that have no Gaussian posterior in the guide.
 
     Example:
         >>> import jax, numpyro, optax
@@ -133,16 +137,41 @@ class NaturalGradient(_NumPyroOptim):
         self.guide, self.sites, self.coordinates = guide, sites, coordinates
         self.schedule: Schedule = step_size if callable(step_size) else lambda _: step_size
         self.optimizer = optimizer
-        self.chosen: dict[str, GaussianSite] = {}
-        super().__init__(lambda: (self._init, self._update, lambda state: state.params))
+        super().__init__(lambda: (self._init, _without_a_loss, lambda state: state.params))
 
     @staticmethod
     def shortened(state: Any) -> dict[str, Array]:
         """How many steps of each site were shortened so far: from ``svi_result.state``."""
         return state.optim_state[1].shortened
 
-    def _choose(self) -> dict[str, GaussianSite]:
-        found = gaussian_sites(self.guide)
+    def eval_and_update(
+        self, fn: Callable[[Any], tuple], state: Any, forward_mode_differentiation: bool = False
+    ) -> tuple[tuple[Any, Any], Any]:
+        """The loss and the state after one step on it, as in NumPyro's optimisers."""
+        found, gradient, chosen = self._differentiate(fn, state, forward_mode_differentiation)
+        return found, self._step(chosen, gradient, state)
+
+    def eval_and_stable_update(
+        self, fn: Callable[[Any], tuple], state: Any, forward_mode_differentiation: bool = False
+    ) -> tuple[tuple[Any, Any], Any]:
+        """The same; where the loss or its gradient is not finite, the state stays and the loss is NaN."""
+        (loss, aux), gradient, chosen = self._differentiate(fn, state, forward_mode_differentiation)
+        sound = jnp.isfinite(loss) & jnp.isfinite(ravel_pytree(gradient)[0]).all()
+        moved = jax.lax.cond(sound, lambda: self._step(chosen, gradient, state), lambda: state)
+        return (jnp.where(sound, loss, jnp.nan), aux), moved
+
+    def _differentiate(
+        self, fn: Callable[[Any], tuple], state: Any, forward: bool
+    ) -> tuple[tuple[Any, Any], Params, dict[str, GaussianSite]]:
+        """The loss with its gradient, and the Gaussians of the guide, which says where they are as it runs."""
+        with _Listen() as sites:
+            if forward:
+                gradient, found = jax.jacfwd(lambda p: (fn(p)[0], fn(p)), has_aux=True)(self.get_params(state))
+            else:
+                found, gradient = jax.value_and_grad(fn, has_aux=True)(self.get_params(state))
+        return found, gradient, self._choose(gaussian_sites(self.guide, sites))
+
+    def _choose(self, found: dict[str, GaussianSite]) -> dict[str, GaussianSite]:
         if self.sites == "last":
             chosen = [n for n, s in found.items() if s.kind in ("inducing", "exact") and not s.is_inner]
         elif self.sites == "all":
@@ -157,29 +186,57 @@ class NaturalGradient(_NumPyroOptim):
         return {name: found[name] for name in chosen}
 
     def _init(self, params: Params) -> State:
-        self.chosen = self._choose()
-        count = {name: jnp.zeros((), jnp.int32) for name in self.chosen}
-        return State(params, self.optimizer.init(self._others(params)), count)
+        # Which Gaussians take natural steps is known when the guide runs: until then the other optimiser has a state
+        # for all of them, and later sees a gradient of zero where it has nothing to say.
+        count = {name: jnp.zeros((), jnp.int32) for name in _with_mean_and_scale(params, self.guide.prefix)}
+        return State(params, self.optimizer.init(params), count)
 
-    def _others(self, params: Params) -> Params:
-        own = {name for site in self.chosen.values() for name in (site.loc, site.scale)}
-        return {name: value for name, value in params.items() if name not in own}
-
-    def _update(self, step: Array, gradient: Params, state: State) -> State:
-        others = self._others(state.params)
-        updates, inner = self.optimizer.update(self._others(gradient), state.inner, others)
-        params = dict(optax.apply_updates(others, updates))
-        shortened = dict(state.shortened)
-        for name, site in self.chosen.items():
-            params[site.loc], params[site.scale], count = _step(
+    def _step(self, chosen: dict[str, GaussianSite], gradient: Params, state: Any) -> Any:
+        count, (params, inner, shortened) = state
+        own = {name for site in chosen.values() for name in (site.loc, site.scale)}
+        rest = {name: jnp.zeros_like(g) if name in own else g for name, g in gradient.items()}
+        updates, inner = self.optimizer.update(rest, inner, params)
+        new, shortened = dict(optax.apply_updates(params, updates)), dict(shortened)
+        for name, site in chosen.items():
+            new[site.loc], new[site.scale], halved = _step(
                 site,
-                (state.params[site.loc], state.params[site.scale]),
+                (params[site.loc], params[site.scale]),
                 (gradient[site.loc] / site.plate_scale, gradient[site.scale] / site.plate_scale),
-                self.schedule(step),
+                self.schedule(count),
                 self.coordinates,
             )
-            shortened[name] += count
-        return State(params, inner, shortened)
+            shortened[name] += halved
+        return count + 1, State(new, inner, shortened)
+
+
+class _Listen(Messenger):
+    """Entering it gives the messages of a guide's sites and parameters, as they come."""
+
+    def __init__(self) -> None:
+        self.sites: Trace = {}
+        super().__init__()
+
+    def __enter__(self) -> Trace:
+        super().__enter__()
+        return self.sites
+
+    def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "param" or record_of(msg).learned:
+            self.sites[msg["name"]] = msg
+
+
+def _with_mean_and_scale(params: Params, prefix: str) -> list[str]:
+    """Sites whose parameters have the names of a mean and a scale."""
+    stems = [name.removesuffix("_loc") for name in params if name.endswith("_loc")]
+    found = [stem for stem in stems if {f"{stem}_scale", f"{stem}_scale_tril"} & params.keys()]
+    return [f"_{prefix}_latent" if stem == prefix else stem.removesuffix(f"_{prefix}") for stem in found]
+
+
+def _without_a_loss(step: Array, gradient: Params, state: State) -> NoReturn:
+    raise ValueError(
+        "NaturalGradient: expected to be used by SVI, whose loss tells it which parameters are Gaussians, got a call "
+        "of update: call eval_and_update(loss, state)"
+    )
 
 
 def _step(

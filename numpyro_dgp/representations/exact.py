@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import ArrayLike
+from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean
-from numpyro_dgp.model.function_values import JointValues
+from numpyro_dgp.model.function_values import Origin
+from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.random_function import checked_inputs, mean_values, noise_covariance
 from numpyro_dgp.representations.points import SparseFunction, whiten_columns
 
-__all__ = ["ExactFunction"]
+__all__ = ["Exact", "ExactFunction"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+class Exact:
+    """The representation behind ``dgp.gp(..., inducing=None)``: an exact process."""
+
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> ExactFunction:
+        """The random function of layer ``name``; no site is opened."""
+        return ExactFunction(kernels, outputs, mean)
+
+
+@pytree
 class ExactFunction:
     """An exact Gaussian process, ``dgp.gp(..., inducing=None)``: it opens no site of its own.
 
@@ -26,8 +33,13 @@ class ExactFunction:
     """
 
     kernels: Kernels
-    outputs: int | None
+    outputs: int | None = static()
     mean: Mean
+
+    @property
+    def site(self) -> None:
+        """There is none."""
+        return None
 
     def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
         """Values at the inputs ``x`` (..., N, D) jointly: event shape (N, P), or (N,).
@@ -43,11 +55,14 @@ class ExactFunction:
         loc = mean_values(self.mean, x, self.outputs)
         loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
         covariance = covariances(self.kernels, x) + noise_covariance(noise, x.shape[-2], x.dtype)
-        values = JointValues(loc, covariance, event_dim=1 if self.outputs is None else 2)
-        values.function, values.inputs = self, x
-        return values
+        event_dim = 1 if self.outputs is None else 2
+        return JointValues(loc, covariance, event_dim=event_dim, origin=Origin(self, x, noise))
 
     joint = __call__
+
+    def given(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
+        """The process after ``values`` at ``x`` have been drawn from it: :meth:`condition`."""
+        return self.condition(x, values)
 
     def condition(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
         """The process given its values at ``x``: a function to call on new inputs.

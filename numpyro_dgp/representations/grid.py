@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -152,8 +153,9 @@ class Grid(Ring):
         K = covariance_on_grid(parts)
         M = K.spectrum.shape[-1]
         prior = RingPrior((M,) if outputs is None else (outputs, M), K.spectrum, K.blocks)
-        u = whitened_values(f"gp {name!r}", name, prior, "whitened values")
-        return RingFunction(kernels, self, parts, u, outputs, mean)
+        u, site = whitened_values(f"gp {name!r}", name, prior, "whitened values")
+        near: Any = self.neighbours
+        return RingFunction(kernels, Ring(self.low, self.high, self.sizes), parts, u, outputs, mean, site, near)
 
 
 def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:
@@ -164,7 +166,8 @@ def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...
             f"{[list(found) for found in per_output]}: open one layer per structure"
         )
     return tuple(
-        (dims, tuple(RingFeatures.of(found[dims], grid.on(dims)) for found in per_output)) for dims in per_output[0]
+        Component(dims, tuple(RingFeatures.of(found[dims], grid.on(dims)) for found in per_output))
+        for dims in per_output[0]
     )
 
 
@@ -172,8 +175,8 @@ def _warn_if_coarse(name: str, parts: tuple[Component, ...]) -> None:
     """Say how much of the variance the grid leaves open between its points, where that is more than half."""
     if not is_concrete(parts):
         return
-    for _, features in parts:
-        for f in features:
+    for part in parts:
+        for f in part.features:
             step = f.ring.length / jnp.asarray(f.ring.sizes, f.ring.dtype)
             share = float(f.conditional_variance((f.ring.origin + 0.5 * step)[None])[0] / f.variance)
             if share > _COARSE:

@@ -15,11 +15,11 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, rows_times
 from numpyro_dgp.algebra.row_blocks import rows_in_block
-from numpyro_dgp.algebra.whitening import inverse_cholesky, relative_change
+from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, relative_change
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
-from numpyro_dgp.model.random_function import InducedFunction, Moments
+from numpyro_dgp.model.random_function import InducedFunction, Moments, PointValues
 
 __all__ = ["Points", "SparseFunction", "whiten_columns"]
 
@@ -70,8 +70,8 @@ class Points:
             Z = numpyro.param(f"{name}_Z", Z)
         whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
         shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
-        u = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
-        return SparseFunction(kernels, Z, whiten, u, outputs, mean)
+        u, site = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
+        return SparseFunction(kernels, Z, whiten, u, outputs, mean, site)
 
 
 def whiten_columns(whiten: Array, values: Array) -> Array:
@@ -79,7 +79,7 @@ def whiten_columns(whiten: Array, values: Array) -> Array:
     return (whiten @ values.T[..., None])[..., 0]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class SparseFunction(InducedFunction):
     """A function represented by whitened values at inducing inputs; ``dgp.gp`` makes it.
 
@@ -90,14 +90,16 @@ class SparseFunction(InducedFunction):
         u: what is known about the whitened values: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
+        site: name of the site of the whitened values; ``None`` where there is none.
     """
 
     kernels: Kernels
     Z: Array
     whiten: Array
     u: Array | Belief | FunctionDraw
-    outputs: int | None
+    outputs: int | None = static()
     mean: Mean
+    site: str | None = static(default=None)
 
     @property
     def size(self) -> int:
@@ -107,53 +109,64 @@ class SparseFunction(InducedFunction):
     def dims(self) -> int:
         return self.Z.shape[-1]
 
-    def _whitened(self, rows: Array) -> Array:
+    @property
+    def inducing_inputs(self) -> Array:
+        return self.Z
+
+    @property
+    def outputs_differ(self) -> bool:
+        return isinstance(self.kernels, tuple) or self.Z.ndim == 3
+
+    def at_points(self, output: int | None) -> PointValues:
+        kernel = self.kernels[output or 0] if isinstance(self.kernels, tuple) else self.kernels
+        Z, whiten = (a if output is None or a.ndim == 2 else a[output] for a in (self.Z, self.whiten))
+        return PointValues(kernel, Z, whiten)
+
+    def features(self, rows: Array) -> Array:
         """A = k(x, Z) L^{-T}."""
         dtype = jnp.result_type(rows, self.whiten)
         cross = cross_covariance(self.kernels, rows, self.Z).astype(dtype)
         whiten = self.whiten.astype(dtype)
         return rows_times(cross, whiten.T) if cross.ndim == whiten.ndim == 2 else matmul(cross, whiten.mT)
 
-    def _covariances(self, x: Array, y: Array | None = None) -> Array:
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
         return covariances(self.kernels, x, y)
 
-    def _fixed(self) -> SparseFunction:
+    def held(self) -> SparseFunction:
         stopped = jax.lax.stop_gradient((self.kernels, self.Z, self.whiten))
         return dataclasses.replace(self, kernels=stopped[0], Z=stopped[1], whiten=stopped[2])
 
-    def _conditional_variance(self, rows: Array, A: Array) -> Array:
-        k = variances(self.kernels, rows)
-        # Rounding can push the difference below zero; what is left there is the jitter.
-        return jnp.maximum(k - jnp.square(A).sum(-1), jitter(A.dtype, self.size) * k)
+    def prior_variance(self, rows: Array) -> Array:
+        return variances(self.kernels, rows)
 
-    def _row_moments(self, rows: Array) -> Callable[[Array], Moments]:
+    def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         u, M = self.u, self.size
         if not isinstance(u, FullBelief) or self.whiten.ndim == 3:
-            return super()._row_moments(rows)
+            return super().block_moments(rows)
         change = relative_change(gram(self.kernels, self.Z), self.whiten)
         T = u.covariance.reshape(-1, M, M) - jnp.eye(M, dtype=u.loc.dtype)
-        arrays = change, jax.lax.stop_gradient(self.whiten), self._rows(u.loc), T
+        arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(u.loc), T
         dtype = jnp.result_type(rows, *arrays)
         from_cross = belief_moments(rows_in_block(rows), *(a.astype(dtype) for a in arrays))
 
         def moments(rows: Array) -> Moments:
             cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
             loc, explained, gain = from_cross(cross.astype(dtype))
-            conditional = jnp.maximum(k - explained[:, None], jitter(loc.dtype, M) * k)
+            conditional = open_variance(k, explained[:, None], M)
             spread = jnp.maximum(gain + explained[:, None], 0)
             return loc, jnp.broadcast_to(conditional, loc.shape), spread, k + gain
 
         return moments
 
-    def _moments(self, rows: Array) -> Moments:
-        loc, conditional, spread, total = super()._moments(rows)
+    def moments(self, rows: Array) -> Moments:
+        loc, conditional, spread, total = super().moments(rows)
         if total is not None:
             # Here and not in a block, which would have to compute it again for the derivative.
             least = jitter(total.dtype, self.size) * variances(self.kernels, rows)
             total = jnp.maximum(total, least[:, None])
         return loc, conditional, spread, total
 
-    def _prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         def values(x: Array) -> Array:
             return project(weights, features(self.kernels, key, x, weights.shape[-1]))
 

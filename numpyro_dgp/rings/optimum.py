@@ -49,8 +49,8 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
     Source: Tebbutt (2016), algorithms 3.1 and 3.2.
     """
     _checked(function, noise, "optimal_mean")
-    rows = function._inputs(x, None)
-    residual = jnp.asarray(y, rows.dtype) - function._mean(rows)
+    rows = function.checked(x)
+    residual = jnp.asarray(y, rows.dtype) - function.mean_at(rows)
     precision = 1 / jnp.square(jnp.asarray(noise, rows.dtype))
     start = jnp.zeros((*residual.shape[1:], function.size), rows.dtype)
     known = function.means_at(rows)
@@ -85,6 +85,6 @@ def optimal_gain(function: RingFunction, x: ArrayLike, noise: ArrayLike) -> Arra
     Source: Tebbutt (2016), equation 3.19, whitened. In equations 3.17 and 3.18 the inverse spectrum is there twice.
     """
     _checked(function, noise, "optimal_gain")
-    rows = function._inputs(x, None)
-    power = jnp.concatenate([features[0].power(rows[:, list(dims)]) for dims, features in function.parts])
+    rows = function.checked(x)
+    power = jnp.concatenate([part.features[0].power(part.columns(rows)) for part in function.parts])
     return 1 / jnp.sqrt(1 + power / jnp.square(jnp.asarray(noise, rows.dtype)))

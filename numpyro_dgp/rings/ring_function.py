@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import is_concrete
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
@@ -20,55 +20,72 @@ from numpyro_dgp.model.random_function import InducedFunction, Moments
 from numpyro_dgp.rings.circulant import Circulant, hartley, split
 from numpyro_dgp.rings.features import RingFeatures, random_waves
 from numpyro_dgp.rings.ring_beliefs import RingBelief
+from numpyro_dgp.rings.spectra import Ring
 from numpyro_dgp.rings.windows import Window
-
-if TYPE_CHECKING:
-    from numpyro_dgp.representations.grid import Grid
 
 __all__ = ["Component", "RingFunction", "covariance_on_grid"]
 
-# What a component of an additive kernel acts on, with its features: one for all outputs, or one per output.
-Component = tuple[tuple[int, ...], tuple[RingFeatures, ...]]
+
+@pytree
+class Component:
+    """A component of an additive kernel.
+
+    Args:
+        dims: the columns it acts on.
+        features: its features on the grid of these columns: one for all outputs, or one per output.
+    """
+
+    dims: tuple[int, ...] = static()
+    features: tuple[RingFeatures, ...]
+
+    def columns(self, x: Array) -> Array:
+        """The columns of inputs (..., D) that it acts on."""
+        return x[..., list(self.dims)]
 
 
 def covariance_on_grid(parts: tuple[Component, ...]) -> Circulant:
     """The covariance of the values on the grid, block by block: eigenvalues (M,), or (P, M) where outputs differ."""
-    spectrum = jnp.concatenate([jnp.stack([f.spectrum for f in features]) for _, features in parts], -1)
-    return Circulant(spectrum[0] if len(spectrum) == 1 else spectrum, tuple(f[0].ring.sizes for _, f in parts))
+    spectrum = jnp.concatenate([jnp.stack([f.spectrum for f in part.features]) for part in parts], -1)
+    sizes = tuple(part.features[0].ring.sizes for part in parts)
+    return Circulant(spectrum[0] if len(spectrum) == 1 else spectrum, sizes)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class RingFunction(InducedFunction):
     """A function represented by whitened values on a ring; ``dgp.gp`` makes it.
 
     Args:
         kernels: one kernel, or one per output.
-        grid: the ring.
+        ring: the grid.
         parts: the components of the kernel, each with its features.
         u: what is known about the whitened values: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
+        site: name of the site of the whitened values.
+        neighbours: grid points around an input that its value is computed from, per dimension; ``None`` for all.
     """
 
     kernels: Kernels
-    grid: Grid
+    ring: Ring
     parts: tuple[Component, ...]
     u: Array | Belief | FunctionDraw
-    outputs: int | None
+    outputs: int | None = static()
     mean: Mean
+    site: str | None = static(default=None)
+    neighbours: tuple[int, ...] | None = static(default=None)
 
     @property
     def size(self) -> int:
-        return sum(features[0].spectrum.shape[-1] for _, features in self.parts)
+        return sum(part.features[0].spectrum.shape[-1] for part in self.parts)
 
     @property
     def dims(self) -> int:
-        return len(self.grid.sizes)
+        return len(self.ring.sizes)
 
     @property
-    def Z(self) -> Array:
+    def inducing_inputs(self) -> Array:
         """The grid points (M, D); for an additive kernel the points of the full grid."""
-        return self.grid.points()
+        return self.ring.points()
 
     def prior_covariance(self) -> Circulant:
         """The covariance of the values on the grid, nugget included, (M,) or (P, M) eigenvalues."""
@@ -80,10 +97,10 @@ class RingFunction(InducedFunction):
         prior = self.prior_covariance()
         return hartley(jnp.sqrt(prior.spectrum) * v, prior.blocks)
 
-    def _inputs(self, x: ArrayLike, noise: ArrayLike | None) -> Array:
-        x = super()._inputs(x, noise)
-        if is_concrete(x, self.grid.low, self.grid.high):
-            low, high = np.asarray(self.grid.low), np.asarray(self.grid.high)
+    def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
+        x = super().checked(x, noise)
+        if is_concrete(x, self.ring.low, self.ring.high):
+            low, high = np.asarray(self.ring.low), np.asarray(self.ring.high)
             outside = (np.asarray(x) < low) | (np.asarray(x) > high)
             if outside.any():
                 raise ValueError(
@@ -92,13 +109,13 @@ class RingFunction(InducedFunction):
                 )
         return x
 
-    def _moments(self, rows: Array) -> Moments:
+    def moments(self, rows: Array) -> Moments:
         u = self.u
         spreads_far = isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local)
-        if self.grid.neighbours is None or isinstance(u, FunctionDraw) or spreads_far:
-            return super()._moments(rows)
+        if self.neighbours is None or isinstance(u, FunctionDraw) or spreads_far:
+            return super().moments(rows)
         windows = self._windows(rows)
-        loc = self._near(windows, self._rows(u.loc if isinstance(u, Belief) else u))
+        loc = self._near(windows, self.by_output(u.loc if isinstance(u, Belief) else u))
         conditional: Any = sum(w.conditional_variance() for w in windows)
         spread = u.spread_near(windows) if isinstance(u, RingBelief) else None
         return loc, jnp.broadcast_to(conditional.T, loc.shape), spread, None
@@ -106,12 +123,13 @@ class RingFunction(InducedFunction):
     def _windows(self, rows: Array) -> tuple[Window, ...]:
         """What rows (N, D) have to do with the neighbours on each of the rings."""
 
-        def window(dims: tuple[int, ...], features: tuple[RingFeatures, ...]) -> Window:
-            near: Any = self.grid.neighbours
-            kernels = tuple(f.kernel for f in (features[:1] if isinstance(self.kernels, Kernel) else features))
-            return Window.of(kernels, features[0].ring, tuple(near[d] for d in dims), rows[:, list(dims)])
+        def window(part: Component) -> Window:
+            near: Any = self.neighbours
+            features = part.features[:1] if isinstance(self.kernels, Kernel) else part.features
+            kernels = tuple(f.kernel for f in features)
+            return Window.of(kernels, features[0].ring, tuple(near[d] for d in part.dims), part.columns(rows))
 
-        return tuple(window(dims, features) for dims, features in self.parts)
+        return tuple(map(window, self.parts))
 
     def _near(self, windows: tuple[Window, ...], v: Array) -> Array:
         """A v for whitened values (P, M), from neighbours: (N, P)."""
@@ -122,16 +140,16 @@ class RingFunction(InducedFunction):
 
     def means_at(self, x: ArrayLike) -> Callable[[Array], Array]:
         """The linear map from whitened values (P, M) to the function at x (N, D), less its mean: (N, P)."""
-        rows = self._inputs(x, None)
-        if self.grid.neighbours is None:
-            A = self._whitened(rows)
+        rows = self.checked(x)
+        if self.neighbours is None:
+            A = self.features(rows)
             return lambda v: project(v, A)
         windows = self._windows(rows)
         return lambda v: self._near(windows, v)
 
-    def _whitened(self, rows: Array) -> Array:
+    def features(self, rows: Array) -> Array:
         return jnp.concatenate(
-            [self._stack(f.whitened(rows[:, list(dims)]) for f in fs) for dims, fs in self.parts], -1
+            [self._stack(f.whitened(part.columns(rows)) for f in part.features) for part in self.parts], -1
         )
 
     def _stack(self, values: Any) -> Array:
@@ -139,29 +157,32 @@ class RingFunction(InducedFunction):
         found = list(values)
         return found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found)
 
-    def _conditional_variance(self, rows: Array, A: Array) -> Array:
+    def prior_variance(self, rows: Array) -> Array:
+        total: Any = sum(self._stack(f.variance for f in part.features) for part in self.parts)
+        return jnp.broadcast_to(total[..., None], (*total.shape, len(rows)))
+
+    def conditional_variance(self, rows: Array, A: Array) -> Array:
         parts: Any = (
-            self._stack(f.conditional_variance(rows[:, list(dims)]) for f in features) for dims, features in self.parts
+            self._stack(f.conditional_variance(part.columns(rows)) for f in part.features) for part in self.parts
         )
         return sum(parts)
 
-    def _covariances(self, x: Array, y: Array | None = None) -> Array:
-        def part(dims: tuple[int, ...], features: tuple[RingFeatures, ...]) -> Array:
-            columns = x[..., list(dims)], None if y is None else y[..., list(dims)]
-            return jnp.stack([f.covariance(*columns) for f in features], -3)
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
+        def between(part: Component) -> Array:
+            columns = part.columns(x), None if y is None else part.columns(y)
+            return jnp.stack([f.covariance(*columns) for f in part.features], -3)
 
-        return sum(part(dims, features) for dims, features in self.parts)  # type: ignore[return-value]
+        return sum(map(between, self.parts))  # type: ignore[return-value]
 
-    def _fixed(self) -> RingFunction:
-        parts = tuple((dims, jax.lax.stop_gradient(features)) for dims, features in self.parts)
-        return dataclasses.replace(self, parts=parts)
+    def held(self) -> RingFunction:
+        return dataclasses.replace(self, parts=jax.lax.stop_gradient(self.parts))
 
-    def _prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         at_rows: Any = 0
         whitened = []
-        for i, (dims, features) in enumerate(self.parts):
-            part_key = jax.random.fold_in(key, i)
-            x, Z = rows[:, list(dims)], features[0].ring.points()
+        for i, part in enumerate(self.parts):
+            part_key, features = jax.random.fold_in(key, i), part.features
+            x, Z = part.columns(rows), features[0].ring.points()
             values, at_grid = [], []
             for f in features:
                 waves = random_waves(f.kernel, part_key, f.ring, weights.shape[-1])

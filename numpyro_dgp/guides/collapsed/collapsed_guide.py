@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
+from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.choices import Choices
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns
 from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, _arrays, uses_of
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.handler import Replace
 from numpyro_dgp.guides.presets import Other
-from numpyro_dgp.guides.rules.rules import Delta, Full, Normal, Prior, Rule
+from numpyro_dgp.guides.record import SiteRecord, attach, record_of
+from numpyro_dgp.guides.rules.as_model import Prior
+from numpyro_dgp.guides.rules.inducing_values import Full
+from numpyro_dgp.guides.rules.rule import Rule
+from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.program import Message, inspect_program, refuse_subsampling, site_kind, unwrap
+from numpyro_dgp.model.program import inspect_program, refuse_subsampling
+from numpyro_dgp.model.sites import Message, site_kind, unwrap
 
 __all__ = ["Collapsed"]
 
@@ -34,7 +40,7 @@ class _Solution(NamedTuple):
     beliefs: dict[str, FullBelief]
     followed: dict[str, FollowedLayer]
     bound: Array
-    sites: list[str]
+    sites: tuple[str, ...]
     drawn: dict[str, Any]
     kinds: dict[str, str]
 
@@ -57,9 +63,8 @@ class Collapsed(Guide):
     :math:`\log p(h \mid v, x)` that other guides use: where inducing points leave variance open, the bound is lower
     than theirs, in exchange for its closed form.
 
-    Inducing values have no parameters: at new inputs their optimum is computed again from the data of the latest call
-    with observations outside compiled programs (SVI's first), which the guide keeps. In a new process call the guide
-    once on them under ``handlers.seed``.
+    Inducing values have no parameters: at new inputs their optimum is computed again from the data of the fit, which
+    :meth:`on` binds to the guide: ``dgp.Posterior(model, guide.on(X, y), params)``.
 
     Args:
         model: the program.
@@ -68,12 +73,14 @@ class Collapsed(Guide):
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
             their sums and products), ``GaussHermite(n)`` or ``MonteCarlo(n, key)`` for any kernel.
-        **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+        sites: rules for single sites by name.
+        data: positional and keyword arguments that q(v) is computed from at new inputs; :meth:`on` sets them.
+        **options: ``prefix``, ``init_loc_fn`` of :class:`Guide`.
 
     Raises:
-        ValueError: a rule for hidden values without a closed form; when called, a program outside this class:
-            minibatches, another likelihood, mixed outputs, a hidden layer without process noise, one that follows the
-            inducing values of a function used twice, or inputs computed from Gaussian values.
+        ValueError: a rule for hidden values without a closed form; when called, predictions without data, or a program
+            outside this class: minibatches, another likelihood, mixed outputs, a hidden layer without process noise,
+            one that follows the inducing values of a function used twice, or inputs computed from Gaussian values.
 
     Example:
         >>> import jax, numpyro, optax
@@ -103,23 +110,48 @@ class Collapsed(Guide):
         latent: Rule = Normal(),
         other: Other = Delta(),
         integrate: Integrate = None,
+        sites: Mapping[str, Rule] | None = None,
+        data: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, inducing=Prior(), hidden=hidden, exact=Full(), latent=latent, other=other, **options)
-        self.rules = {name: closed_form(name, rule) for name, rule in self.rules.items()}
-        self.sites = {name: closed_form(name, rule) for name, rule in self.sites.items()}
-        self.integrate = integrate
+        super().__init__(
+            model,
+            inducing=Prior(),
+            hidden=closed_form("hidden", hidden),
+            exact=Full(),
+            latent=closed_form("latent", latent),
+            other=other,
+            sites={name: closed_form(name, rule) for name, rule in (sites or {}).items()},
+            **options,
+        )
+        self.integrate, self.data = integrate, data
+
+    def on(self, *args: Any, **kwargs: Any) -> Collapsed:
+        """The guide with the data that q(v) is computed from: ``dgp.Posterior(model, guide.on(X, y), params)``.
+
+        Args:
+            *args: arguments of the model, observations included.
+            **kwargs: its keyword arguments.
+        """
+        bound = copy.copy(self)
+        bound.data = (args, kwargs)
+        return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
-        companion = {} if self.companion is None else self.companion(*args, **kwargs)
         on_data = bool(inspect_program(self.model, args, kwargs).observed_plates)
-        solution = self._solve(*((args, kwargs) if on_data else self.arguments()), companion)
+        data = (args, kwargs) if on_data else self.data
+        if data is None:
+            raise ValueError(
+                "Collapsed: expected the data that q(v) is computed from, got a call without observations: bind them "
+                "for predictions, dgp.Posterior(model, guide.on(X, y), params)"
+            )
+        companion = {} if self.companion is None else self.companion(*data[0], **data[1])
+        solution = self._solve(*data, companion)
         if on_data:
-            _announce(f"_{self.prefix}_integrated", solution)
-            if is_concrete(args, kwargs):
-                self._arguments = (args, kwargs)
-        with _Optimal(self, args, kwargs, companion, solution, on_data) as values:
+            with _Announce(solution):
+                numpyro.deterministic(f"_{self.choices.prefix}_integrated", solution.bound)
+        with _Optimal(self.choices, args, kwargs, companion, solution, on_data) as values:
             self.model(*args, **kwargs)
         return values
 
@@ -127,7 +159,7 @@ class Collapsed(Guide):
         """Run the other rules and the model on data and maximise over every q(v)."""
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
-        seeded, rules = handlers.seed(rng_seed=key), Replace(self, args, kwargs, companion)
+        seeded, rules = handlers.seed(rng_seed=key), Replace(self.choices, args, kwargs, companion)
         with hidden, handlers.trace() as guide_sites, seeded, rules, _AllData():
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
@@ -162,7 +194,7 @@ class Collapsed(Guide):
             if site["type"] != "sample" or site_kind(site) != "inducing" or name in beliefs:
                 continue
             mine = [use.quadratic(columns[n], known, self.integrate) for n, use in uses.items()
-                    if use.function.u is site["value"]]  # fmt: skip
+                    if use.function.site == name]  # fmt: skip
             if not mine:
                 continue
             total = mine[0]
@@ -181,7 +213,8 @@ class Collapsed(Guide):
                 entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
                 bound = bound + (use.weights[:, None] * entropy).sum()
         drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
-        return _Solution(beliefs, followed, bound, done, drawn, {n: guide_sites[n]["kind"] for n in drawn})
+        kinds = {n: record_of(guide_sites[n]).kind for n in drawn}
+        return _Solution(beliefs, followed, bound, tuple(done), drawn, kinds)
 
 
 class _AllData(Messenger):
@@ -193,31 +226,31 @@ class _Optimal(Replace):
     """Puts the optimum at inducing sites, and elsewhere the values that it was computed with."""
 
     def __init__(
-        self, guide: Collapsed, args: Any, kwargs: Any, drawn: Any, solution: _Solution, on_data: bool
+        self, choices: Choices, args: Any, kwargs: Any, drawn: Any, solution: _Solution, on_data: bool
     ) -> None:
         self.solution, self.on_data = solution, on_data
-        super().__init__(guide, args, kwargs, drawn)
+        super().__init__(choices, args, kwargs, drawn)
 
-    def _replace(self, msg: Message, rule: Rule | None) -> None:
+    def replace(self, msg: Message, rule: Rule | None) -> None:
         name = msg["name"]
         if name in self.solution.beliefs:
-            msg["fn"], msg["own"], msg["kind"] = self.solution.beliefs[name], True, "inducing"
+            msg["fn"] = self.solution.beliefs[name]
+            attach(msg, SiteRecord("inducing", learned=True))
             return
-        super()._replace(msg, self.solution.followed.get(name, rule))
+        super().replace(msg, self.solution.followed.get(name, rule))
         if self.on_data or self.solution.kinds.get(name) == "other":
             msg["value"] = self.solution.drawn.get(name)
 
 
-def _announce(name: str, solution: _Solution) -> None:
-    """Tell an objective which sites are integrated, and what they contribute to the bound."""
-    if _PYRO_STACK:
-        apply_stack(
-            {
-                "type": "integrated", "name": name, "fn": None, "args": (), "kwargs": {}, "value": solution.bound,
-                "scale": None, "is_observed": False, "intermediates": [], "cond_indep_stack": [],
-                "infer": {"sites": solution.sites},
-            }
-        )  # fmt: skip
+class _Announce(Messenger):
+    """Marks a value as what some sites contribute to the bound, for objectives."""
+
+    def __init__(self, solution: _Solution) -> None:
+        self.solution = solution
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        attach(msg, SiteRecord("other", integrates=self.solution.sites))
 
 
 def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], dict[str, Any]]:
@@ -226,13 +259,14 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
     for name, site in guide_sites.items():
         if site["type"] != "sample":
             continue
-        fn, kind, value = unwrap(site["fn"]), site["kind"], site["value"]
-        if kind == "inducing" and site["own"]:
+        fn, record, value = unwrap(site["fn"]), record_of(site), site["value"]
+        kind = record.kind
+        if kind == "inducing" and record.learned:
             raise ValueError(
                 f"Collapsed: expected no rule for inducing values, got one for {name!r}: theirs is the optimum; "
                 "guides.MeanField() has rules for both"
             )
-        if kind == "hidden" and not (site["own"] and isinstance(fn, FunctionValues | dist.Delta)):
+        if kind == "hidden" and not (record.learned and isinstance(fn, FunctionValues | dist.Delta)):
             raise ValueError(
                 f"Collapsed: expected a mean-field rule for hidden layer {name!r}, guides.Normal() or guides.Delta(), "
                 f"got {type(fn).__name__}: guides.InducingPoint() has hidden layers that follow the model"

@@ -15,14 +15,14 @@ from numpyro_dgp.bounds.collapsed import Quadratic
 from numpyro_dgp.bounds.given_inducing import follow
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
 from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use
-from numpyro_dgp.guides.rules.rules import Rule, Site
-from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs, given_inducing, hidden_values
+from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs, given_inducing, require_hidden
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.program import Message, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, unwrap
 
-__all__ = ["FollowedLayer", "Following", "closed_form", "followed_layers"]
+__all__ = ["FollowedLayer", "FollowInducing", "closed_form", "followed_layers"]
 
 
 class FollowingValues(FunctionValues):
@@ -30,13 +30,13 @@ class FollowingValues(FunctionValues):
 
 
 @dataclasses.dataclass(frozen=True)
-class Following(Rule):
+class FollowInducing(Rule):
     """``GivenInducing()`` in a collapsed bound: a mean and a share r = S / s² of the process noise for every value."""
 
     scale: float = 0.5
 
     def __call__(self, site: Site) -> dist.Distribution:
-        fn, _ = hidden_values(self, site)
+        fn, _ = require_hidden(self, site)
         loc = site.param("loc", site.initial, event_dim=fn.event_dim)
         ratio = site.param(
             "ratio",
@@ -71,7 +71,7 @@ class FollowedLayer(Rule):
     variance: Array
 
     def __call__(self, site: Site) -> dist.Distribution:
-        fn, _ = hidden_values(self, site)
+        fn, _ = require_hidden(self, site)
         shift, variance = (a.reshape(fn.loc.shape) for a in (self.shift, self.variance))
         return given_inducing(fn, self.weights, shift, variance)
 
@@ -100,7 +100,7 @@ def closed_form(name: str, rule: Rule) -> Rule:
             f"Collapsed: expected the scale of GivenInducing() for {name!r} to be below 1, the share of the process "
             f"noise that is left given v, got {rule.scale}: leave it out, or try 0.5"
         )
-    return Following() if rule.scale is None else Following(rule.scale)
+    return FollowInducing() if rule.scale is None else FollowInducing(rule.scale)
 
 
 def followed_layers(
@@ -121,16 +121,15 @@ def followed_layers(
     for name, use in uses.items():
         if name not in guide_sites or not isinstance(unwrap(guide_sites[name]["fn"]), FollowingValues):
             continue
-        others = [n for n, other in uses.items() if n != name and other.function.u is use.function.u]
+        others = [n for n, other in uses.items() if n != name and other.function.site == use.function.site]
         if others:
             raise ValueError(
                 f"Collapsed: expected hidden layer {name!r}, which follows its inducing values, to be the only use of "
                 f"its function, got uses at {others} too: give {name!r} the rule guides.Normal()"
             )
-        inducing = [n for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "inducing"
-                    and s["value"] is use.function.u]  # fmt: skip
-        beta = sites[inducing[0]]["scale"]
-        found[name] = _optimum(inducing[0], use, columns[name], known, integrate, 1.0 if beta is None else beta)
+        inducing: Any = use.function.site
+        beta = sites[inducing]["scale"]
+        found[name] = _optimum(inducing, use, columns[name], known, integrate, 1.0 if beta is None else beta)
         known = known | {name: found[name].marginal}
     return found, known
 

@@ -13,15 +13,13 @@ import numpyro.distributions as dist
 from numpyro_dgp._typing import Array
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, with_features
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
-from numpyro_dgp.kernels.per_output import variances
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.means import Constant, Identity, Linear, Zero
 from numpyro_dgp.model.closed_forms import normal_form
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.mixing import MixedValues
-from numpyro_dgp.model.program import Message, site_kind, unwrap
-from numpyro_dgp.representations.points import SparseFunction
+from numpyro_dgp.model.random_function import InducedFunction
+from numpyro_dgp.model.sites import Message, site_kind, unwrap
 
 __all__ = ["Gaussian", "Use", "uses_of"]
 
@@ -41,7 +39,7 @@ class Use:
     broadcast against them. The noise has one column where outputs share it.
     """
 
-    function: SparseFunction
+    function: Any
     inputs: Array
     target: Array
     target_variance: Array
@@ -51,8 +49,7 @@ class Use:
 
     def leaves(self) -> list[Any]:
         """Everything but inputs and targets, to check what it depends on."""
-        f = self.function
-        return _arrays([f.kernels, f.Z, f.whiten, f.mean, self.slope, self.noise, self.weights])
+        return _arrays([dataclasses.replace(self.function, u=None), self.slope, self.noise, self.weights])
 
     def quadratic(self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate) -> Quadratic:
         """What these data say about the whitened inducing values, for every output: b is (P, M), c is (P,)."""
@@ -67,8 +64,8 @@ class Use:
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
         weights = jnp.broadcast_to(self.weights, self.target.shape[:1])
         if exact:
-            A, k = f._whitened(rows), variances(f.kernels, rows)
-            target = self.target - self.slope * f._mean(rows).reshape(len(rows), -1)
+            A, k = f.features(rows), f.prior_variance(rows)
+            target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         else:
             loc, variance = _moments(rows, columns, known)
@@ -78,18 +75,28 @@ class Use:
         def output(
             p: Any, y: Array, y_variance: Array, noise: Array, slope: Array, w: Array
         ) -> tuple[Quadratic, Array]:
-            options = {"slope": slope, "y_variance": y_variance, "weights": weights}
+            options: dict[str, Any] = {"slope": slope, "y_variance": y_variance, "weights": weights}
             if exact:
                 features = (A, k) if p is None else (A[p] if A.ndim == 3 else A, k[p] if k.ndim == 2 else k)
                 return from_features(*features, y, noise, **options), features[0]
-            kernel = f.kernels if not isinstance(f.kernels, tuple) else f.kernels[p]
-            Z, whiten = (a if p is None or a.ndim == 2 else a[p] for a in (f.Z, f.whiten))
+            points: Any = f.at_points(p)
             tilt = None if isinstance(f.mean, Zero | Constant) else -slope[..., None] * w + 0 * loc
-            return with_features(kernel, Z, whiten, loc, variance, y, noise, tilt=tilt, integrate=integrate, **options)
+            return with_features(
+                points.kernel,
+                points.Z,
+                points.whiten,
+                loc,
+                variance,
+                y,
+                noise,
+                tilt=tilt,
+                integrate=integrate,
+                **options,
+            )
 
         N = self.target.shape[0]
         each = [jnp.broadcast_to(a, (N, a.shape[-1])) for a in (self.noise, self.slope)]
-        if isinstance(f.kernels, tuple) or f.Z.ndim == 3:
+        if f.outputs_differ:
             each = [jnp.broadcast_to(a, (N, P)) for a in each]
             found = [
                 output(p, target[:, p], self.target_variance[:, p], each[0][:, p], each[1][:, p], slopes[:, p])
@@ -126,7 +133,7 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
         elif (fn is not None and site_kind(site) == "hidden") or isinstance(fn, FunctionValues):
             found[name] = _of_hidden(name, fn, site, known)
     for name, use in found.items():
-        if not isinstance(use.function, SparseFunction):
+        if not isinstance(use.function, InducedFunction) or use.function.at_points(None) is None:
             raise ValueError(
                 f"Collapsed: expected the layer at {name!r} to be on dgp.Points, got {type(use.function).__name__}: on "
                 "a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means"

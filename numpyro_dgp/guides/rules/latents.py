@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,8 @@ import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.quadrature import GaussHermite, Nodes, white_nodes
-from numpyro_dgp.guides.rules.rules import Prior, Rule, Site
+from numpyro_dgp.guides.rules.as_model import Prior
+from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 
@@ -107,6 +109,10 @@ class Quadrature(Prior):
     def __post_init__(self) -> None:
         GaussHermite(self.size)
 
+    @property
+    def num_nodes(self) -> int:  # type: ignore[override]
+        return self.size
+
     def __call__(self, site: Site) -> dist.Distribution:
         dim = _dimensions(self, site)
         if dim > 2 or not isinstance(site.fn, StandardNormal):
@@ -116,6 +122,6 @@ class Quadrature(Prior):
             )
         return site.fn
 
-    def nodes(self, dim: int, dtype: jnp.dtype) -> Nodes:
+    def nodes(self, dim: int, dtype: Any) -> Nodes:
         """Points (Q, dim) and log weights (Q,) of the product rule."""
         return white_nodes(GaussHermite(self.size), dim, dtype)

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.rules import Diagonal, Full, Rule, Site, require_site
-from numpyro_dgp.guides.rules.structured import orthonormal
+from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
+from numpyro_dgp.guides.rules.orthonormal import orthonormal
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, require_site
 from numpyro_dgp.model.beliefs import Belief, DiagonalBelief, FullBelief, InducingPrior
 
 __all__ = ["MarkovInducing"]
@@ -82,8 +83,12 @@ class MarkovInducing(Rule):
                 "the covariance of inducing values when those of the layer below are known"
             )
 
-    def layer_below(self, name: str, order: tuple[str, ...]) -> str:
-        """The site that the values at ``name`` follow; ``order`` holds all inducing sites as the program runs."""
+    @property
+    def gaussian(self) -> GaussianParameters | None:  # type: ignore[override]
+        """Of W and V: the Gaussian given the layer below."""
+        return self.conditional.gaussian
+
+    def follows(self, name: str, order: tuple[str, ...]) -> str:
         before = order[: order.index(name)]
         if not before:
             raise ValueError(

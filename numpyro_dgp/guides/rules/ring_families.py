@@ -13,7 +13,7 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.rules import Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
 from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
 
 __all__ = [

@@ -16,12 +16,13 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
-from numpyro_dgp.guides.rules.rules import Rule, Site, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
-from numpyro_dgp.representations.points import SparseFunction
+from numpyro_dgp.model.random_function import InducedFunction
 
 __all__ = ["GivenBelow", "GivenInducing", "JointOutputs"]
 
@@ -65,9 +66,9 @@ class GivenInducing(Rule):
         _require_weights("GivenInducing", self.weights)
 
     def __call__(self, site: Site) -> dist.Distribution:
-        fn, function = hidden_values(self, site)
+        fn, function = require_hidden(self, site)
         event_dim = fn.event_dim
-        A = _by_output(function, function._whitened(_rows(fn)))
+        A = _by_output(function, function.features(_rows(fn)))
         if self.weights == "model":
             T, start, base = A, lambda: jnp.zeros_like(site.initial()), 1.0
         else:
@@ -88,7 +89,7 @@ class GivenInducing(Rule):
 
 def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> ConditionalValues:
     """Values that follow the inducing values of their layer by T (P, N, M), for the model's distribution ``fn``."""
-    u, A = fn.function.u, _by_output(fn.function, fn.function._whitened(_rows(fn)))
+    u, A = fn.function.u, _by_output(fn.function, fn.function.features(_rows(fn)))
     mean = u.loc if isinstance(u, Belief) else u
     loc = shift + _unrows(jnp.einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
     spread = gap = None
@@ -127,14 +128,14 @@ class JointOutputs(Rule):
             )
 
     def __call__(self, site: Site) -> dist.Distribution:
-        fn, function = hidden_values(self, site)
+        fn, function = require_hidden(self, site)
         if fn.event_dim != 1:
             raise ValueError(
                 f"rule JointOutputs: expected several outputs at {site.name!r}, got a scalar function: use "
                 "GivenInducing()"
             )
         P = fn.event_shape[0]
-        A = _by_output(function, function._whitened(_rows(fn)))
+        A = _by_output(function, function.features(_rows(fn)))
         T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, A.shape[-1])
         shift = site.param("shift", site.initial, event_dim=1)
         tril = site.param(
@@ -180,7 +181,7 @@ class GivenBelow(Rule):
         require_positive("rule GivenBelow", "scale", self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
-        fn, _ = hidden_values(self, site)
+        fn, _ = require_hidden(self, site)
         x = fn.inputs
         D = x.shape[-1]
 
@@ -209,7 +210,7 @@ def _require_weights(rule: str, weights: Any) -> None:
         )
 
 
-def hidden_values(rule: Rule, site: Site) -> tuple[FunctionValues, SparseFunction]:
+def require_hidden(rule: Rule, site: Site) -> tuple[FunctionValues, InducedFunction]:
     """The model's distribution of a hidden layer and its function."""
     require_site(FunctionValues, rule, site, "the values of a hidden layer")
     fn: Any = site.fn
@@ -224,7 +225,7 @@ def _unrows(values: Array, fn: FunctionValues) -> Array:
     return values.reshape(fn.loc.shape)
 
 
-def _by_output(function: SparseFunction, A: Array) -> Array:
+def _by_output(function: InducedFunction, A: Array) -> Array:
     """A of shape (P, N, M)."""
     return jnp.broadcast_to(A, (function.outputs or 1, *A.shape[-2:]))
 
@@ -233,7 +234,7 @@ def _weights(weights: Weights, site: Site, fn: Any, inner: tuple[int, ...]) -> A
     """T of shape (..., P) + ``inner`` + (M,)."""
     if callable(weights):
         return jnp.asarray(weights(fn.inputs), fn.loc.dtype)
-    M, dtype, event_dim = fn.function.Z.shape[-2], fn.loc.dtype, fn.event_dim
+    M, dtype, event_dim = fn.function.size, fn.loc.dtype, fn.event_dim
     if isinstance(weights, str):
         start = lambda: jnp.zeros((*site.initial().shape, *inner, M), dtype)  # noqa: E731
         return site.param("weights", start, event_dim=event_dim + len(inner) + 1)
@@ -244,10 +245,3 @@ def _weights(weights: Weights, site: Site, fn: Any, inner: tuple[int, ...]) -> A
     shape = (*fn.event_shape, weights, M)
     basis = site.param("basis", lambda: jnp.broadcast_to(orthonormal(weights, M, dtype), shape))
     return (R[..., None, :] @ basis)[..., 0, :]
-
-
-def orthonormal(rows: int, columns: int, dtype: Any) -> Array:
-    """Rows that are orthonormal as far as they can be: no direction of the first step is lost."""
-    draw = jax.random.normal(jax.random.key(0), (rows, columns), dtype)
-    left, _, right = jnp.linalg.svd(draw, full_matrices=False)
-    return left @ right

@@ -1,0 +1,43 @@
+"""A rule for the values of an exact process."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_dgp.algebra.gaussians import opper_archambeau
+from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
+from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
+
+__all__ = ["OpperArchambeau"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpperArchambeau(Rule):
+    r"""Values of an exact scalar process by 2 N numbers.
+
+    .. math:: q(f) = N\bigl(m + K\alpha,\; (K^{-1} + \mathrm{diag}(\lambda)^2)^{-1}\bigr)
+
+    The optimum over all Gaussians has this form when the likelihood factorises over data.
+
+    Raises:
+        ValueError: the site does not hold the values of an exact scalar process.
+
+    Source: Opper and Archambeau (2009); Hensman (2016).
+    """
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        require_site(JointValues, self, site, "the values of an exact process")
+        fn: Any = site.fn
+        if fn.event_dim != 1 or fn.batch_shape:
+            raise ValueError(
+                f"rule OpperArchambeau: expected values of one scalar function at {site.name!r}, got event shape "
+                f"{fn.event_shape}: use guides.Full() for several outputs"
+            )
+        alpha = site.param("alpha", lambda: jnp.zeros_like(fn.loc))
+        lam = site.param("lambda", lambda: jnp.ones_like(fn.loc))
+        shift, root = opper_archambeau(fn.factor()[0], alpha, lam)
+        return WhitenedValues(fn, shift[None], root[None])

@@ -1,0 +1,80 @@
+"""Rules for whitened inducing values: Gaussians with full covariances or independent numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._checks import require_positive
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
+from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief, InducingPrior
+from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
+
+__all__ = ["Diagonal", "Full"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Rule):
+    r"""Full Gaussian per output: :math:`q(v_p) = N(m_p, L_p L_p^\top)`; for inducing values and exact processes.
+
+    At the values of an exact process, the Gaussian is over their whitened coordinates.
+
+    Args:
+        scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
+
+    Source: Salimbeni (2020), equation 2.5, whitened.
+    """
+
+    scale: float | None = None
+    gaussian = GaussianParameters("scale_tril", diagonal=False)
+
+    def __post_init__(self) -> None:
+        require_positive("rule Full", "scale", 1.0 if self.scale is None else self.scale)
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        require_site((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
+        if isinstance(site.fn, JointValues):
+            rows = site.fn.loc.mT if site.fn.event_dim == 2 else site.fn.loc[None]
+            return WhitenedValues(site.fn, *self._parameters(site, rows.shape, rows.dtype))
+        return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
+
+    def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+        def factors() -> Array:
+            # In NumPy: JAX would compile every one of these operations.
+            one = initial_scale(self.scale, site) * np.eye(shape[-1])
+            return jnp.asarray(np.broadcast_to(one, (*shape, shape[-1])), dtype)
+
+        loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
+        tril = site.param("scale_tril", factors, constraint=row_scaled_tril)
+        return loc, jnp.tril(tril)
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagonal(Rule):
+    r"""Independent Gaussians over whitened inducing values: :math:`q(v_{pm}) = N(m_{pm}, s_{pm}^2)`.
+
+    Args:
+        scale: initial standard deviation; by default 1e-2 for inner layers, else 1.
+    """
+
+    scale: float | None = None
+    gaussian = GaussianParameters("scale", diagonal=True)
+
+    def __post_init__(self) -> None:
+        require_positive("rule Diagonal", "scale", 1.0 if self.scale is None else self.scale)
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        require_site(InducingPrior, self, site, "inducing values")
+        shape, dtype = site.fn.event_shape, site.fn.dtype
+        loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
+        scale = site.param(
+            "scale", lambda: jnp.full(shape, initial_scale(self.scale, site), dtype), constraint=constraints.positive
+        )
+        return DiagonalBelief(loc, scale)

@@ -1,0 +1,131 @@
+"""Rules. A rule sees a latent site where it happens and answers with a variational distribution.
+
+Its parameters are ``numpyro.param`` sites called ``"<site>_<prefix>_<parameter>"``, created inside the plates of
+the site, so that a per-datum parameter follows the minibatch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.quadrature import Nodes
+
+__all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_site"]
+
+# An inner layer starts almost deterministic, so that the first steps see a shallow model. The code published with
+# Salimbeni (2020) has 1e-5; in the logarithm that is a thousand steps of Adam away from the prior, and 1e-2 serves as
+# well (docs/numerics.md).
+INNER_SCALE = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A latent site as a rule sees it.
+
+    Args:
+        name: of the site, as the program's own handlers named it.
+        fn: the model's distribution there, given everything drawn before.
+        prefix: goes into the names of parameters.
+        in_plate: whether the site lies in a plate.
+        is_inner: whether it holds the inducing values of an inner layer.
+        initial: gives the initial value of the site, over all data.
+        data: gives inputs and observations beside the site, in columns: rows of the minibatch (..., C).
+        below: gives the draw of the inducing values that the site follows, where its rule says that it follows some.
+    """
+
+    name: str
+    fn: dist.Distribution
+    prefix: str
+    in_plate: bool
+    is_inner: Callable[[], bool]
+    initial: Callable[[], Array]
+    data: Callable[[], Array]
+    below: Callable[[], Array]
+
+    def param(
+        self, name: str, init: Callable[[], Array], *, event_dim: int | None = None, constraint: Any = constraints.real
+    ) -> Array:
+        """A variational parameter; ``init`` runs only when it is created."""
+        kwargs = {"event_dim": event_dim} if self.in_plate and event_dim is not None else {}
+        return numpyro.param(f"{self.name}_{self.prefix}_{name}", lambda _: init(), constraint=constraint, **kwargs)
+
+
+class GaussianParameters(NamedTuple):
+    """Which parameters of a rule are the mean and the root of a Gaussian: what natural gradients need to know.
+
+    Args:
+        scale: name of the parameter that holds triangular factors, or standard deviations; ``"loc"`` holds means.
+        diagonal: whether it holds standard deviations.
+    """
+
+    scale: str
+    diagonal: bool
+
+
+class Rule:
+    """From a latent site to its variational distribution: a subclass defines ``__call__(site)``.
+
+    A rule is a frozen dataclass of its settings. What a guide has to know of it beyond the distribution, it declares:
+
+    =================  ===========================================================================================
+    ``follows_model``  the distribution is the model's own: nothing is learned, at any inputs
+    ``gaussian``       its parameters are those of a Gaussian, for natural gradients
+    ``num_nodes``      it is a quadrature rule of that many nodes for a latent per datum, given by ``nodes``
+    ``follows``        the inducing values below whose draw it needs, ``site.below()``
+    =================  ===========================================================================================
+
+    Example:
+        A hidden layer whose values stay near the inputs of the layer, whatever its function is::
+
+            @dataclasses.dataclass(frozen=True)
+            class NearInputs(Rule):
+                def __call__(self, site):
+                    scale = site.param("scale", lambda: jnp.array(0.1), constraint=constraints.positive)
+                    return FunctionValues(site.fn.inputs, scale**2)
+
+        ``guides.InducingPoint(model, sites={"h": NearInputs()})``. ``docs/extending.md`` has one that learns.
+    """
+
+    follows_model: ClassVar[bool] = False
+    gaussian: ClassVar[GaussianParameters | None] = None
+    num_nodes: ClassVar[int | None] = None
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        """The variational distribution of a site."""
+        raise NotImplementedError
+
+    def follows(self, name: str, order: tuple[str, ...]) -> str | None:
+        """The inducing site whose values those at ``name`` follow, which are then drawn and never integrated.
+
+        Args:
+            name: of the site.
+            order: all inducing sites as the program runs.
+        """
+        return None
+
+    def nodes(self, dim: int, dtype: Any) -> Nodes:
+        """Points (Q, dim) and log weights (Q,) of a rule with ``num_nodes``."""
+        raise NotImplementedError
+
+
+def initial_scale(scale: float | None, site: Site) -> float:
+    """The standard deviation that a Gaussian over inducing values starts with, relative to the prior."""
+    if scale is not None:
+        return scale
+    return INNER_SCALE if site.is_inner() else 1.0
+
+
+def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:
+    """Raise unless the model's distribution at ``site`` is of the kind that a rule is for."""
+    if not isinstance(site.fn, kind):
+        raise ValueError(
+            f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got a "
+            f"{type(site.fn).__name__}: choose another rule for it in sites={{{site.name!r}: ...}}"
+        )

@@ -1,0 +1,91 @@
+"""Rules for numbers on their own: independent Gaussians and points, on any support."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import IdentityTransform
+
+from numpyro_dgp._checks import require_positive
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
+from numpyro_dgp.model.function_values import FunctionValues
+
+__all__ = ["Delta", "Normal"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal(Rule):
+    r"""Independent Gaussians, one per number: :math:`q(z) = N(m, s^2)` on the unconstrained scale.
+
+    For hyperparameters, for latents, and for hidden values (then this is the mean-field family of Chamberlin (2016)).
+    A site with a constrained support goes through NumPyro's bijection to it, as ``AutoNormal`` does.
+
+    Args:
+        scale: initial standard deviation.
+        loc: initial means on the unconstrained scale, over all data; by default where the untrained model is.
+
+    Raises:
+        ValueError: a scale that is not positive, or a discrete site.
+    """
+
+    scale: float = 0.1
+    loc: Any = None
+    gaussian = GaussianParameters("scale", diagonal=True)
+
+    def __post_init__(self) -> None:
+        require_positive("rule Normal", "scale", self.scale)
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        transform = _bijection(self, site)
+        shape = site.fn.shape()
+        event_dim = site.fn.event_dim + len(transform.inverse_shape(shape)) - len(shape)
+
+        def initial() -> Array:
+            start = transform.inv(site.initial())
+            return start if self.loc is None else jnp.broadcast_to(jnp.asarray(self.loc, start.dtype), start.shape)
+
+        loc = site.param("loc", initial, event_dim=event_dim)
+        scale = site.param(
+            "scale",
+            lambda: jnp.full_like(initial(), self.scale),
+            event_dim=event_dim,
+            constraint=constraints.positive,
+        )
+        base = FunctionValues(loc, jnp.square(scale), event_dim=event_dim)
+        if isinstance(transform, IdentityTransform) or _is_real(site.fn.support):
+            return base
+        return dist.TransformedDistribution(base, transform)
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta(Rule):
+    """A point: maximum a posteriori on the site's own scale, as ``AutoDelta``.
+
+    Raises:
+        ValueError: a discrete site.
+    """
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        _bijection(self, site)
+        fn = site.fn
+        value = site.param("loc", site.initial, constraint=fn.support, event_dim=fn.event_dim)
+        return dist.Delta(value, event_dim=fn.event_dim)
+
+
+def _is_real(support: Any) -> bool:
+    base = support.base_constraint if isinstance(support, constraints.independent) else support
+    return base is constraints.real
+
+
+def _bijection(rule: Rule, site: Site) -> Any:
+    if site.fn.support.is_discrete:
+        raise ValueError(
+            f"rule {type(rule).__name__}: expected a continuous site, got discrete site {site.name!r} "
+            f"({type(site.fn).__name__}): sum it out in the model, or give it guides.Prior()"
+        )
+    return biject_to(site.fn.support)

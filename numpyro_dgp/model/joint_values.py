@@ -1,0 +1,171 @@
+"""Distributions of function values with their correlations between inputs, which ``f.joint(x)`` returns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from numpyro.distributions import kl_divergence
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.gaussians import kl_full, log_density, log_determinant
+from numpyro_dgp.algebra.linalg import joint_cholesky, solve_lower
+from numpyro_dgp.model.function_values import FunctionValues, MixedValues, Origin, Values
+
+__all__ = ["JointValues", "KnownValues", "PropagatedJoint", "WhitenedValues"]
+
+
+class JointValues(Values):
+    """Values of P independent functions with their correlations over the last batch dimension.
+
+    Args:
+        loc: means (..., N, P), or (..., N) for a scalar function.
+        conditional_covariance: covariances given u (..., P, N, N), P = 1 where outputs share it.
+        spread: covariances that a belief about u adds (..., P, N, N), or ``None``.
+        event_dim: 2 for vector-valued functions, 1 for scalar ones.
+        scale: variances (..., P, 1) that rounding of the covariances is relative to, where those are differences of
+            larger ones (``linalg.rounding_scale``); by default their own.
+        origin: which function these are values of, and where.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("conditional_covariance", "spread", "scale")
+
+    def __init__(
+        self,
+        loc: Array,
+        conditional_covariance: Array,
+        spread: Array | None = None,
+        event_dim: int = 2,
+        scale: Array | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.conditional_covariance, self.spread, self.scale = conditional_covariance, spread, scale
+        super().__init__(loc, event_dim, origin)
+
+    @property
+    def covariance(self) -> Array:
+        """Total covariances (..., P, N, N)."""
+        return self.conditional_covariance if self.spread is None else self.conditional_covariance + self.spread
+
+    @property
+    def variance(self) -> Array:
+        return self._diagonal(self.covariance)
+
+    def to_output_major(self, value: Array) -> Array:
+        """Values (..., N, P), or (..., N), as (..., P, N)."""
+        return value.mT if self.event_dim == 2 else value[..., None, :]
+
+    def to_value(self, rows: Array) -> Array:
+        """Numbers (..., P, N) in the shape of values."""
+        return rows.mT if self.event_dim == 2 else rows[..., 0, :]
+
+    def _diagonal(self, covariance: Array) -> Array:
+        return jnp.broadcast_to(self.to_value(jnp.diagonal(covariance, axis1=-2, axis2=-1)), self.loc.shape)
+
+    def factor(self, covariance: Array | None = None) -> Array:
+        """Lower factors (..., P, N, N) of the covariances given u, with jitter; or of others as large as these."""
+        return joint_cholesky(self.conditional_covariance if covariance is None else covariance, self.scale)
+
+    def from_white(self, white: Array) -> Array:
+        L = self.factor(self.covariance)
+        return self.loc + self.to_value((L @ self.to_output_major(white)[..., None])[..., 0])
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        L = self.factor()
+        residual = self.to_output_major(value - self.loc)
+        square = jnp.square(solve_lower(L, residual[..., None])[..., 0]).sum(-1) + self.excess(L)
+        size = residual.shape[-1]
+        return (-0.5 * (square + size * math.log(2 * math.pi)) - log_determinant(L)).sum(-1)
+
+    def excess(self, L: Array) -> Array | float:
+        """What a belief about u adds to the mean of the squared residual in units of ``L``: (..., P)."""
+        if self.spread is None:
+            return 0.0
+        return jnp.trace(solve_lower(L, solve_lower(L, self.spread).mT), axis1=-2, axis2=-1)
+
+    def expand(self, batch_shape: Any) -> JointValues:
+        return self._of(type(self), tuple(batch_shape))
+
+    def _of(self, kind: type[JointValues], batch: tuple[int, ...]) -> JointValues:
+        """The same values as another class of them, expanded to ``batch``."""
+
+        def wide(a: Array | None, dims: int) -> Any:
+            return None if a is None else jnp.broadcast_to(a, batch + a.shape[-dims:])
+
+        loc = jnp.broadcast_to(self.loc, batch + self.event_shape)
+        C, S, scale = wide(self.conditional_covariance, 3), wide(self.spread, 3), wide(self.scale, 2)
+        return kind(loc, C, S, self.event_dim, scale, self.origin)
+
+    def propagated(self) -> JointValues:
+        """The same distribution, as a posterior that equals the model's own conditional."""
+        return self._of(PropagatedJoint, self.batch_shape)
+
+    def mix(self, P: ArrayLike) -> MixedValues:
+        """Mixtures of the functions, each datum on its own, as a ``Likelihood`` sees them: ``FunctionValues.mix``."""
+        return self.marginals().mix(P)
+
+    def marginals(self) -> FunctionValues:
+        """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""
+        diagonal = self._diagonal(self.conditional_covariance)
+        spread = None if self.spread is None else self._diagonal(self.spread)
+        return FunctionValues(self.loc, diagonal, spread, self.event_dim - 1, origin=self.origin)
+
+
+class PropagatedJoint(JointValues):
+    """A guide's declaration that joint values follow the model, so that the two densities cancel in a bound.
+
+    Their difference would be the rounding of two large numbers.
+    """
+
+
+class KnownValues(JointValues):
+    """Joint values of one whole function, which are known but for process noise."""
+
+    def from_white(self, white: Array) -> Array:
+        return self.marginals().from_white(white)
+
+    def propagated(self) -> KnownValues:
+        return self
+
+
+class WhitenedValues(JointValues):
+    r"""A Gaussian over joint values in the whitened coordinates of their prior: :math:`m + L(a + R\epsilon)`.
+
+    A posterior over the values of an exact process is nearly singular wherever its prior is. In these
+    coordinates its divergence from the prior and its log density are exact all the same.
+
+    Args:
+        prior: the prior of the values, mean m and covariance :math:`L L^\top` given u.
+        shift: a, whitened means (P, N).
+        root: R, triangular (P, N, N); signs on the diagonal are free.
+    """
+
+    pytree_data_fields = ("shift", "root", "L")
+
+    def __init__(self, prior: JointValues, shift: Array, root: Array) -> None:
+        self.shift, self.root = shift, root
+        self.L = prior.factor()
+        half = self.L @ root
+        loc = prior.loc + prior.to_value((self.L @ shift[..., None])[..., 0])
+        super().__init__(loc, half @ half.mT, event_dim=prior.event_dim, origin=prior.origin)
+
+    def from_white(self, white: Array) -> Array:
+        return self.loc + self.to_value((self.L @ self.root @ self.to_output_major(white)[..., None])[..., 0])
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        if intermediates:
+            white = self.to_output_major(intermediates[0])
+        else:
+            unit = solve_lower(self.L, self.to_output_major(value - self.loc)[..., None])
+            white = jnp.linalg.solve(self.root, unit)[..., 0]
+        return log_density(white, log_determinant(self.L) + log_determinant(self.root)).sum(-1)
+
+    def expand(self, batch_shape: Any) -> JointValues:
+        return self._of(JointValues, tuple(batch_shape))
+
+
+@kl_divergence.register(WhitenedValues, JointValues)
+def _kl_whitened(q: WhitenedValues, p: JointValues) -> Array:
+    """KL to the prior that ``q`` was built from, in the mean over u where that has a spread."""
+    return (kl_full(q.shift, q.root) + 0.5 * p.excess(q.L)).sum(-1)
