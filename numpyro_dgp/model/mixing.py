@@ -9,9 +9,8 @@ outputs the covariance :math:`(P P^\top) \otimes k`, kernels of their own the li
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -19,13 +18,9 @@ import numpyro.distributions as dist
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import safe_sqrt
-from numpyro_dgp.algebra.quadrature import MonteCarlo
 from numpyro_dgp.model.function_values import FunctionValues
 
-if TYPE_CHECKING:
-    from numpyro_dgp.model.likelihood import Likelihood
-
-__all__ = ["MixedValues", "log_marginal", "unmixed"]
+__all__ = ["MixedValues"]
 
 
 class MixedValues(FunctionValues):
@@ -65,6 +60,27 @@ class MixedValues(FunctionValues):
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         return self.mixed(self.functions.sample(key, sample_shape)), []
 
+    def observed(self, mean: Array, slope: Array, scale: ArrayLike) -> dist.LowRankMultivariateNormal:
+        r"""The distribution of all columns of :math:`y \sim N(a v + b, c^2)` together, the mixtures v integrated out.
+
+        It is :math:`N(a P m + b,\; a P\,\mathrm{diag}(s) P^\top a + c^2)`, whose covariance is one of rank Q plus a
+        diagonal.
+
+        Args:
+            mean: of y at the means of v, a P m + b (..., P).
+            slope: a (..., P).
+            scale: c, broadcasts against ``mean``.
+
+        Example:
+            >>> g = FunctionValues(jnp.zeros((1, 2)), jnp.ones((1, 2))).mix(jnp.array([[1.0, 0.0], [1.0, 1.0]]))
+            >>> print(g.observed(g.loc, jnp.ones((1, 2)), 0.5).covariance_matrix)
+            [[[1.25 1.  ]
+              [1.   2.25]]]
+        """
+        factor = (slope[..., None] * self.P) * safe_sqrt(self.functions.variance)[..., None, :]
+        diagonal = jnp.square(jnp.broadcast_to(scale, mean.shape))
+        return dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
+
     def expand(self, batch_shape: Any) -> MixedValues:
         return MixedValues(self.functions.expand(batch_shape), self.P)
 
@@ -83,31 +99,3 @@ def _refuse_site() -> NoReturn:
         "mix: expected mixed values inside dgp.Likelihood, got a site that holds them: for a hidden layer draw the "
         'functions and mix the draw, g = numpyro.sample("g", f(x)); h = mean(x) + g @ P.T'
     )
-
-
-def unmixed(likelihood: Likelihood) -> Likelihood:
-    """The same distribution of y as a likelihood of the functions, whose conditional mixes them itself."""
-    f_x: Any = likelihood.f_x
-    conditional, rule = likelihood.conditional, likelihood.rule
-    integrate = rule if isinstance(rule, MonteCarlo) else None
-    return type(likelihood)(f_x.functions, lambda g: conditional(f_x.mixed(g)), integrate=integrate)
-
-
-def log_marginal(likelihood: Likelihood, y: ArrayLike) -> Array:
-    r"""The normalised log density :math:`\log E[p(y \mid v)]` of a likelihood, correlations of mixed values included.
-
-    With a ``Normal`` conditional :math:`N(y; a v + b, c^2)` it is that of
-    :math:`N(a P m + b,\; a P\,\mathrm{diag}(s) P^\top a + c^2)`, a Gaussian with a covariance of rank Q plus a
-    diagonal. Other conditionals are integrated by Monte Carlo over the functions.
-
-    Args:
-        likelihood: of mixed values.
-        y: observations.
-    """
-    f_x: Any = likelihood.f_x
-    if likelihood.closed[1] is None:
-        return unmixed(likelihood).log_marginal(y)
-    mean, slope = jax.jvp(lambda v: likelihood._numbers(v).loc, (f_x.loc,), (jnp.ones_like(f_x.loc),))
-    scale = jnp.broadcast_to(likelihood._numbers(f_x.loc).scale, mean.shape)
-    factor = (slope[..., None] * f_x.P) * safe_sqrt(f_x.functions.variance)[..., None, :]
-    return dist.LowRankMultivariateNormal(mean, factor, jnp.square(scale), validate_args=False).log_prob(jnp.asarray(y))

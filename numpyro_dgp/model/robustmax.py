@@ -38,6 +38,15 @@ class RobustMax(dist.Distribution):
     Raises:
         ValueError: fewer than two classes, or epsilon outside (0, 1).
 
+    Example:
+        >>> import numpyro_dgp as dgp
+        >>> print(dgp.RobustMax(jnp.array([0.3, 2.0, -1.0]), epsilon=0.1).probs)
+        [0.05 0.9  0.05]
+        >>> f_x = dgp.model.function_values.FunctionValues(jnp.array([[0.3, 2.0, -1.0]]), jnp.ones((1, 3)))
+        >>> y = dgp.Likelihood(f_x, lambda v: dgp.RobustMax(v, 0.1))
+        >>> y, y.log_marginal(jnp.array([1])).round(3).tolist()
+        (Likelihood(RobustMax, own integral), [-0.24])
+
     Source: Hernandez-Lobato et al. (2011); Salimbeni (2020), section 3.4.5.
     """
 
