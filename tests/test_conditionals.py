@@ -163,3 +163,11 @@ def test_an_integral_over_independent_values_is_not_used_for_mixtures(key):
     np.testing.assert_allclose(likelihood.log_prob(labels), log_p.mean(0), atol=0.05)
     np.testing.assert_allclose(jnp.exp(likelihood.log_marginal(labels)), jnp.exp(log_p).mean(0), atol=0.02)
     assert repr(likelihood) == "Likelihood(RobustMax, 50000 draws: its conditional mixes the 4 outputs of f)"
+
+
+def test_normal_form():
+    slope, offset, scale = dgp.Likelihood(F, SCALAR["normal-affine"][0]).normal_form()
+    np.testing.assert_allclose(slope, 2 * np.ones(3), rtol=1e-12)
+    np.testing.assert_allclose(offset, -scale, rtol=1e-12)
+    assert [float(a) for a in dgp.Likelihood(F, lambda v: dist.Normal(v, 0.5)).normal_form()] == [1.0, 0.0, 0.5]
+    assert dgp.Likelihood(F, SCALAR["heteroscedastic"][0]).normal_form() is None

@@ -81,7 +81,7 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
         'AFFINE'
         >>> read(lambda v: dist.Categorical(logits=v), jnp.zeros((3, 2)), event_dim=1).mixes
         'mixes the 2 outputs of f'
-        >>> read(lambda v: dist.Normal(v, jnp.cumsum(v)), jnp.zeros(3), event_dim=0).mixes
+        >>> read(lambda v: dist.Normal(v, jnp.cumsum(jnp.exp(v))), jnp.zeros(3), event_dim=0).mixes
         'takes scale from v by cumsum, which is not known to act number by number'
     """
     with _NoSites():

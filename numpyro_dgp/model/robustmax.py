@@ -40,12 +40,15 @@ class RobustMax(dist.Distribution):
 
     Example:
         >>> import numpyro_dgp as dgp
-        >>> print(dgp.RobustMax(jnp.array([0.3, 2.0, -1.0]), epsilon=0.1).probs)
-        [0.05 0.9  0.05]
-        >>> f_x = dgp.model.function_values.FunctionValues(jnp.array([[0.3, 2.0, -1.0]]), jnp.ones((1, 3)))
-        >>> y = dgp.Likelihood(f_x, lambda v: dgp.RobustMax(v, 0.1))
-        >>> y, y.log_marginal(jnp.array([1])).round(3).tolist()
-        (Likelihood(RobustMax, own integral), [-0.24])
+        >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> print(RobustMax(jnp.array([0.3, 2.0, -1.0]), epsilon=0.5).probs)
+        [0.25 0.5  0.25]
+        >>> f_x = FunctionValues(jnp.array([[0.3, 2.0, -1.0]]), jnp.ones((1, 3)))
+        >>> likelihood = dgp.Likelihood(f_x, lambda v: dgp.RobustMax(v, 0.1))
+        >>> likelihood
+        Likelihood(RobustMax, own integral)
+        >>> print(f"{likelihood.log_marginal(jnp.array([1]))[0]:.2f}")
+        -0.23
 
     Source: Hernandez-Lobato et al. (2011); Salimbeni (2020), section 3.4.5.
     """
