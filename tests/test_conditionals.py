@@ -169,5 +169,7 @@ def test_normal_form():
     slope, offset, scale = dgp.Likelihood(F, SCALAR["normal-affine"][0]).normal_form()
     np.testing.assert_allclose(slope, 2 * np.ones(3), rtol=1e-12)
     np.testing.assert_allclose(offset, -scale, rtol=1e-12)
-    assert [float(a) for a in dgp.Likelihood(F, lambda v: dist.Normal(v, 0.5)).normal_form()] == [1.0, 0.0, 0.5]
+    slope, offset, scale = dgp.Likelihood(F, lambda v: dist.Normal(v, 0.5)).normal_form()
+    assert slope.shape == offset.shape == ()
+    assert (slope, offset, *scale) == (1.0, 0.0, 0.5)
     assert dgp.Likelihood(F, SCALAR["heteroscedastic"][0]).normal_form() is None
