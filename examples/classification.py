@@ -64,7 +64,7 @@ def make_model(X: np.ndarray, depth: int, likelihood: str, num_inducing: int, wi
             h = X[rows]
             for i, f in enumerate(functions[:-1]):
                 h = numpyro.sample(f"h{i}", f(h))
-            observed = dgp.Likelihood(functions[-1](h), LIKELIHOODS[likelihood])
+            observed = dgp.Likelihood(functions[-1](h), LIKELIHOODS[likelihood], integrate=dgp.MonteCarlo(20))
             numpyro.sample("y", observed, obs=None if y is None else y[rows])
 
     return model

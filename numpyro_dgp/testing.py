@@ -22,6 +22,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.kernels import Kernel, as_kernel
@@ -72,7 +73,12 @@ def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike)
 
 
 def check_likelihood(
-    conditional: Callable[[Array], dist.Distribution], y: ArrayLike, *, outputs: int | None = None, num: int = 20_000
+    conditional: Callable[[Array], dist.Distribution],
+    y: ArrayLike,
+    *,
+    outputs: int | None = None,
+    num: int = 20_000,
+    integrate: GaussHermite | MonteCarlo | None = None,
 ) -> None:
     """Check that ``Likelihood`` integrates a conditional correctly, against draws of v.
 
@@ -81,6 +87,7 @@ def check_likelihood(
         y: observations (N,) or (N, P).
         outputs: P of v, or ``None`` for a scalar function.
         num: number of draws.
+        integrate: what ``Likelihood`` takes; ``MonteCarlo(20)`` for a conditional that mixes outputs.
 
     Raises:
         AssertionError: the first promise that does not hold.
@@ -91,7 +98,7 @@ def check_likelihood(
     loc = 0.5 * jax.random.normal(loc_key, shape)
     f_x = FunctionValues(loc, jnp.full(shape, 0.3), event_dim=len(shape) - 1)
     with handlers.seed(rng_seed=1):
-        likelihood = Likelihood(f_x, conditional)
+        likelihood = Likelihood(f_x, conditional, integrate=integrate)
     log_p = jax.vmap(lambda v: conditional(v).log_prob(y))(f_x.sample(key, (num,)))
     own = likelihood.rule.size if not likelihood.factorised else num
     error = 5 * log_p.std(0) * (num**-0.5 + own**-0.5) + 1e-2

@@ -53,7 +53,8 @@ def twice(X, y=None):
     f = layer("f", outputs=1, mean=dgp.means.Identity())
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))
-        numpyro.sample("y", dgp.Likelihood(f(h), lambda v: dist.Normal(v[..., 0], NOISE)), obs=y)
+        likelihood = dgp.Likelihood(f(h), lambda v: dist.Normal(v[..., 0], NOISE), integrate=dgp.MonteCarlo(20))
+        numpyro.sample("y", likelihood, obs=y)
 
 
 def differences(X, y=None):

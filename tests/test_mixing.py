@@ -103,7 +103,8 @@ def test_bound_agrees_with_mixing_in_the_conditional():
     def inside(X, y=None):
         g = dgp.gp("g", KERNEL, dgp.Points(X[:6]), outputs=2)
         with numpyro.plate("data", len(X)):
-            numpyro.sample("y", dgp.Likelihood(g(X), lambda g: normal(g @ P.T)), obs=y)
+            likelihood = dgp.Likelihood(g(X), lambda g: normal(g @ P.T), integrate=dgp.MonteCarlo(20))
+            numpyro.sample("y", likelihood, obs=y)
 
     guide = G.InducingPoint(coregionalised)
     params = random_params(coregionalised, guide, X, Y)
@@ -147,6 +148,8 @@ def test_a_conditional_that_mixes_outputs_sees_the_correlations(key):
     np.testing.assert_allclose(
         likelihood.log_marginal(labels), jax.scipy.special.logsumexp(log_p, 0) - np.log(50_000), atol=0.03
     )
+    with pytest.warns(UserWarning, match="Categorical mixes the 4 outputs of f"):
+        dgp.Likelihood(G_X.mix(P), lambda v: dist.Categorical(logits=v))
     with pytest.raises(ValueError, match='expected collapse="bound" for mixed values, got "marginal"'):
         dgp.Likelihood(G_X.mix(P), normal, collapse="marginal")
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.jaxprs import ELEMENTWISE, walk
 
-__all__ = ["Dependence", "dependence"]
+__all__ = ["Dependence", "Explained", "dependence", "explained"]
 
 
 class Dependence(IntEnum):
@@ -28,6 +28,16 @@ class Dependence(IntEnum):
     LOG_AFFINE = 2  # exp(a v + b), element by element
     ELEMENTWISE = 3  # the entry [i, ...] depends on the element v[i] only
     MIXED = 4
+
+
+class Explained(NamedTuple):
+    """How an array depends on ``v`` and, where it is MIXED, the name of the first primitive that made it so.
+
+    That primitive mixes elements (``reduce_sum``, ``dot_general``), or this module does not know it (``while``).
+    """
+
+    kind: Dependence
+    cause: str | None = None
 
 
 C, A, X, E, M = Dependence
@@ -74,23 +84,57 @@ def dependence(function: Callable[[Array], Any], v: Array) -> list[Dependence]:
         >>> dependence(lambda v: (2 * v + 1, jnp.exp(-v), jnp.tanh(v), v.sum()), jnp.ones(3))
         [<Dependence.AFFINE: 1>, <Dependence.LOG_AFFINE: 2>, <Dependence.ELEMENTWISE: 3>, <Dependence.MIXED: 4>]
     """
-    closed = jax.make_jaxpr(function)(v)
-    return walk(closed.jaxpr, [Dependence.AFFINE], lambda equation, kinds: _apply(equation, kinds, v.shape), C)
+    return [leaf.kind for leaf in jax.tree.leaves(explained(function, v), is_leaf=_is_explained)]
 
 
-def _apply(equation: Any, kinds: list[Dependence], shape: tuple[int, ...]) -> list[Dependence]:
-    name, outputs = equation.primitive.name, equation.outvars
+def explained(function: Callable[[Array], Any], v: Array) -> Any:
+    """The same as :func:`dependence`, with reasons, in the structure that ``function`` returns. Traces it once.
+
+    Args:
+        function: pure function of one array; it may close over arrays and tracers.
+        v: an example argument; only its shape and dtype matter.
+
+    Returns:
+        The pytree ``function(v)`` with an :class:`Explained` in the place of each leaf.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> found = explained(lambda v: {"mean": 2 * v, "scale": jnp.exp(v - v.max())}, jnp.ones(3))
+        >>> found["mean"].kind.name, found["mean"].cause, found["scale"].kind.name, found["scale"].cause
+        ('AFFINE', None, 'MIXED', 'reduce_max')
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(v)
+    facts = walk(closed.jaxpr, [Explained(A)], lambda equation, facts: _apply(equation, facts, v.shape), Explained(C))
+    return jax.tree.unflatten(jax.tree.structure(shapes), facts)
+
+
+def _is_explained(node: Any) -> bool:
+    return isinstance(node, Explained)
+
+
+def _apply(equation: Any, facts: list[Explained], shape: tuple[int, ...]) -> list[Explained]:
+    outputs = len(equation.outvars)
+    before = next((fact for fact in facts if fact.kind is M), None)
+    if before is not None:
+        return [before] * outputs
+    kind = _kind(equation, [fact.kind for fact in facts], shape)
+    return [Explained(kind, equation.primitive.name if kind is M else None)] * outputs
+
+
+def _kind(equation: Any, kinds: list[Dependence], shape: tuple[int, ...]) -> Dependence:
+    """How the results of an equation depend on ``v``, given how its arguments do, none of them MIXED."""
+    name = equation.primitive.name
     if all(kind is C for kind in kinds):
-        return [C] * len(outputs)
-    if M in kinds or not _keeps_elements(equation, kinds, shape):
-        return [M] * len(outputs)
-    if name in ("broadcast_in_dim", "reshape") and outputs[0].aval.shape == shape:
-        return [kinds[0]]
+        return C
+    if not _keeps_elements(equation, kinds, shape):
+        return M
+    if name in ("broadcast_in_dim", "reshape") and equation.outvars[0].aval.shape == shape:
+        return kinds[0]
     if len(kinds) == 1:
-        return [_UNARY.get(name, {}).get(kinds[0], E)]
+        return _UNARY.get(name, {}).get(kinds[0], E)
     if len(kinds) == 2:
-        return [_BINARY.get(name, {}).get((kinds[0], kinds[1]), E)]
-    return [E] * len(outputs)
+        return _BINARY.get(name, {}).get((kinds[0], kinds[1]), E)
+    return E
 
 
 def _keeps_elements(equation: Any, kinds: list[Dependence], shape: tuple[int, ...]) -> bool:

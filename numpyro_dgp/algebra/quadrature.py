@@ -69,7 +69,7 @@ class GaussHermite:
 
     Example:
         >>> nodes = GaussHermite(3).nodes(jnp.array(1.0), jnp.array(4.0))
-        >>> print(nodes.mean(nodes.points**2))  # 1 + 4
+        >>> print(nodes.mean(nodes.points**2).round(3))  # 1 + 4
         5.0
     """
 
@@ -95,6 +95,11 @@ class MonteCarlo:
 
     Raises:
         ValueError: size is not a positive integer.
+
+    Example:
+        >>> nodes = MonteCarlo(100_000, jax.random.key(0)).nodes(jnp.zeros(2), jnp.array([1.0, 3.0]))
+        >>> nodes.points.shape, bool(abs(nodes.mean(nodes.points.sum(-1) ** 2) - 4) < 0.1)  # 1 + 3
+        ((100000, 2), True)
     """
 
     size: int = static(default=20)

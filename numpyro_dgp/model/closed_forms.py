@@ -12,7 +12,8 @@ Source: Salimbeni (2020), section 1.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,74 +21,91 @@ import numpyro.distributions as dist
 from jax.scipy.special import gammaln
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.dependence import Dependence, dependence
+from numpyro_dgp.algebra.dependence import Dependence
 
-__all__ = ["ClosedForm", "closed_form", "normal_form"]
+__all__ = ["ClosedForm", "ClosedForms", "closed_forms", "normal_form"]
 
 # Maps (y, mean, variance) to an expectation, elementwise.
 ClosedForm = Callable[[Array, Array, Array], Array]
 Conditional = Callable[[Array], dist.Distribution]
 
-_AFFINE, _LOG_AFFINE = (Dependence.CONSTANT, Dependence.AFFINE), (Dependence.CONSTANT, Dependence.LOG_AFFINE)
+_CONSTANT = (Dependence.CONSTANT,)
+_AFFINE, _LOG_AFFINE = (*_CONSTANT, Dependence.AFFINE), (*_CONSTANT, Dependence.LOG_AFFINE)
 
 
-def _matches(conditional: Conditional, v: Array, **allowed: tuple[Dependence, ...]) -> bool:
-    found = dependence(lambda u: [getattr(conditional(u), name) for name in allowed], v)
-    return all(kind in kinds for kind, kinds in zip(found, allowed.values(), strict=True))
+class ClosedForms(NamedTuple):
+    r"""What is known in closed form, each ``None`` if it is not.
+
+    Args:
+        expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), number by number.
+        log_marginal: :math:`\log E[p(y \mid v)]`, likewise.
+        normal: of ``Normal(a v + b, c)``, from v to its mean, its slope a and its scale c.
+    """
+
+    expected_log_prob: ClosedForm | None = None
+    log_marginal: ClosedForm | None = None
+    normal: Callable[[Array], tuple[Array, Array, Array]] | None = None
 
 
-def _with_slope(function: Callable[[Array], Array], loc: Array) -> tuple[Array, Array]:
-    return jax.jvp(function, (loc,), (jnp.ones_like(loc),))
-
-
-def closed_form(conditional: Conditional, v: Array) -> tuple[ClosedForm | None, ClosedForm | None]:
-    r"""Closed forms of :math:`E[\log p(y \mid v)]` and :math:`\log E[p(y \mid v)]`, each ``None`` if unknown.
+def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Mapping[str, Dependence]) -> ClosedForms:
+    """The closed forms of a conditional; each calls it once.
 
     Args:
         conditional: from v to a distribution with the shape of v and no event dimensions.
-        v: an example argument.
+        example: one such distribution.
+        kinds: how its parameters depend on v, by name.
+
+    Example:
+        >>> conditional = lambda v: dist.Poisson(jnp.exp(v))
+        >>> forms = closed_forms(conditional, conditional(jnp.zeros(1)), {"rate": Dependence.LOG_AFFINE})
+        >>> print(forms.expected_log_prob(jnp.zeros(1), jnp.zeros(1), jnp.ones(1)).round(3))  # -exp(1/2)
+        [-1.649]
     """
-    example = conditional(v)
-    if _is_normal(conditional, v):
+
+    def matches(**allowed: tuple[Dependence, ...]) -> bool:
+        return all(kinds.get(name) in among for name, among in allowed.items())
+
+    if isinstance(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
         return _normal(conditional)
-    constant = (Dependence.CONSTANT,)
-    if isinstance(example, dist.Poisson) and _matches(conditional, v, rate=_LOG_AFFINE):
-        return _rate(conditional, lambda d, y, r, log_r: y * log_r - r - gammaln(y + 1)), None
-    if isinstance(example, dist.Exponential) and _matches(conditional, v, rate=_LOG_AFFINE):
-        return _rate(conditional, lambda d, y, r, log_r: log_r - y * r), None
-    if isinstance(example, dist.Gamma) and _matches(conditional, v, concentration=constant, rate=_LOG_AFFINE):
-        return _rate(conditional, _gamma), None
-    return None, None
+    if isinstance(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
+        return _rate(conditional, lambda y, r, log_r: y * log_r - r - gammaln(y + 1))
+    if isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
+        return _rate(conditional, lambda y, r, log_r: log_r - y * r)
+    if isinstance(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
+        return _rate(conditional, _gamma, "concentration")
+    return ClosedForms()
 
 
-def _is_normal(conditional: Conditional, v: Array) -> bool:
-    normal = isinstance(conditional(v), dist.Normal)
-    return normal and _matches(conditional, v, loc=_AFFINE, scale=(Dependence.CONSTANT,))
-
-
-def normal_form(conditional: Conditional, v: Array) -> tuple[Array, Array, Array] | None:
-    """Slope a, offset b and scale c where the conditional is ``Normal(a v + b, c)``; else ``None``.
+def normal_form(conditional: Conditional, v: Array) -> tuple[Array, Array, Array]:
+    """Slope a, offset b and scale c of a conditional that is ``Normal(a v + b, c)``.
 
     They broadcast against v; the slope of ``Normal(v, c)`` is a single one.
     """
-    if not _is_normal(conditional, v):
-        return None
     example = conditional(v)
     if example.loc is v:
         return jnp.ones((), v.dtype), jnp.zeros((), v.dtype), example.scale
-    offset, slope = _with_slope(lambda u: conditional(u).loc, jnp.zeros_like(v))
+    offset, slope, _ = _with_slope(conditional, jnp.zeros_like(v), "loc")
     return slope, offset, example.scale
 
 
-def _gamma(d: dist.Distribution, y: Array, r: Array, log_r: Array) -> Array:
-    a = d.concentration
+def _with_slope(conditional: Conditional, v: Array, name: str, *others: str) -> tuple[Array, Array, list[Array]]:
+    """A parameter at v, its derivative number by number, and other parameters, in one call."""
+
+    def parameters(v: Array) -> tuple[Array, list[Array]]:
+        d = conditional(v)
+        return getattr(d, name), [getattr(d, other) for other in others]
+
+    return jax.jvp(parameters, (v,), (jnp.ones_like(v),), has_aux=True)
+
+
+def _gamma(y: Array, r: Array, log_r: Array, a: Array) -> Array:
     return a * log_r + (a - 1) * jnp.log(y) - y * r - gammaln(a)
 
 
-def _normal(conditional: Conditional) -> tuple[ClosedForm, ClosedForm]:
-    def moments(loc: Array) -> tuple[Array, Array, Array]:
-        mean, slope = _with_slope(lambda v: conditional(v).loc, loc)
-        return mean, slope, conditional(loc).scale
+def _normal(conditional: Conditional) -> ClosedForms:
+    def moments(v: Array) -> tuple[Array, Array, Array]:
+        mean, slope, (scale,) = _with_slope(conditional, v, "loc", "scale")
+        return mean, slope, scale
 
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
         mean, slope, scale = moments(loc)
@@ -99,14 +117,14 @@ def _normal(conditional: Conditional) -> tuple[ClosedForm, ClosedForm]:
         total = jnp.sqrt(jnp.square(scale) + jnp.square(slope) * variance)
         return dist.Normal(mean, total, validate_args=False).log_prob(y)
 
-    return expected_log_prob, log_marginal
+    return ClosedForms(expected_log_prob, log_marginal, moments)
 
 
-def _rate(conditional: Conditional, expected: Callable[[dist.Distribution, Array, Array, Array], Array]) -> ClosedForm:
+def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str) -> ClosedForms:
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
-        rate, derivative = _with_slope(lambda v: conditional(v).rate, loc)
+        rate, derivative, constants = _with_slope(conditional, loc, "rate", *others)
         slope = derivative / rate
         mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)
-        return expected(conditional(loc), y, mean_rate, jnp.log(rate))
+        return expected(y, mean_rate, jnp.log(rate), *constants)
 
-    return expected_log_prob
+    return ClosedForms(expected_log_prob)

@@ -215,6 +215,27 @@ class MixedValues(FunctionValues):
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         return self.mixed(self.functions.sample(key, sample_shape)), []
 
+    def observed(self, mean: Array, slope: Array, scale: ArrayLike) -> dist.LowRankMultivariateNormal:
+        r"""The distribution of all columns of :math:`y \sim N(a v + b, c^2)` together, the mixtures v integrated out.
+
+        It is :math:`N(a P m + b,\; a P\,\mathrm{diag}(s) P^\top a + c^2)`, whose covariance is one of rank Q plus a
+        diagonal.
+
+        Args:
+            mean: of y at the means of v, a P m + b (..., P).
+            slope: a (..., P).
+            scale: c, broadcasts against ``mean``.
+
+        Example:
+            >>> g = FunctionValues(jnp.zeros((1, 2)), jnp.ones((1, 2))).mix(jnp.array([[1.0, 0.0], [1.0, 1.0]]))
+            >>> print(g.observed(g.loc, jnp.ones((1, 2)), 0.5).covariance_matrix)
+            [[[1.25 1.  ]
+              [1.   2.25]]]
+        """
+        factor = (slope[..., None] * self.P) * safe_sqrt(self.functions.variance)[..., None, :]
+        diagonal = jnp.square(jnp.broadcast_to(scale, mean.shape))
+        return dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
+
     def expand(self, batch_shape: Any) -> MixedValues:
         return MixedValues(self.functions.expand(batch_shape), self.P)
 

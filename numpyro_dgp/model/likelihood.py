@@ -11,38 +11,18 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.dependence import Dependence, dependence
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
-from numpyro_dgp.model.closed_forms import closed_form
+from numpyro_dgp.model.closed_forms import ClosedForms, closed_forms, normal_form
+from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.joint_values import JointValues
-from numpyro_dgp.model.mixing import log_marginal
 
 __all__ = ["Likelihood"]
-
-
-class _NoSites(Messenger):
-    """Refuses sites inside a conditional, which runs again outside the program's handlers."""
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        raise ValueError(
-            f"Likelihood: expected a conditional without sites of its own, got {msg['type']} {msg['name']!r}: draw or "
-            "create it in the program before, and use its value"
-        )
-
-
-def _elementwise(d: dist.Distribution) -> dist.Distribution:
-    """``d`` without ``to_event``: one distribution per number."""
-    while isinstance(d, dist.Independent):
-        d = d.base_dist
-    return d
 
 
 class Likelihood(dist.Distribution):
@@ -57,14 +37,16 @@ class Likelihood(dist.Distribution):
     target one bound. Scores and LOO use ``log_marginal``, which is normalised.
 
     How the expectation is taken is read off ``conditional``: in closed form for ``Normal`` with a mean affine in
-    v, and for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in v; by Gauss-Hermite quadrature when
-    each number of y depends on its own number of v; by Monte Carlo otherwise.
+    v, and for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in v; by the distribution itself if it
+    has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when
+    each number of y depends on its own number of v; by Monte Carlo otherwise, with a warning. ``repr`` says which.
 
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or ().
         conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y. Any NumPyro
             distribution; ``to_event(1)`` when y has P columns.
-        integrate: ``GaussHermite(n)`` or ``MonteCarlo(n)`` instead of the automatic choice.
+        integrate: ``GaussHermite(n)`` or ``MonteCarlo(n)`` for what is not in closed form, instead of the automatic
+            choice of 20 nodes or 20 draws.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
 
@@ -72,6 +54,9 @@ class Likelihood(dist.Distribution):
         ValueError: ``f_x`` is not the distribution ``f(x)``, ``conditional`` does not return a distribution,
             Gauss-Hermite for a conditional that mixes outputs, sites inside the conditional, or observations of the
             wrong shape.
+
+    Warns:
+        UserWarning: the expectation takes draws that ``integrate`` did not ask for; once per line of a program.
 
     Example:
         >>> import jax.numpy as jnp
@@ -81,11 +66,16 @@ class Likelihood(dist.Distribution):
         >>> y = Likelihood(f_x, lambda v: dist.Normal(v, 0.5))
         >>> print(y.log_prob(jnp.zeros(3)).round(3), y.log_marginal(jnp.zeros(3)).round(3))
         [-2.226 -2.226 -2.226] [-1.031 -1.031 -1.031]
+        >>> y, Likelihood(f_x, lambda v: dist.StudentT(4.0, v, 0.5))
+        (Likelihood(Normal, closed form), Likelihood(StudentT, 20 Gauss-Hermite nodes))
+        >>> classes = FunctionValues(jnp.zeros((3, 4)), jnp.ones((3, 4)))
+        >>> Likelihood(classes, lambda v: dist.Categorical(logits=v), integrate=MonteCarlo(50))
+        Likelihood(Categorical, 50 draws: its conditional mixes the 4 outputs of f)
     """
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("f_x", "rule")
-    pytree_aux_fields = ("conditional", "collapse", "factorised", "closed")
+    pytree_aux_fields = ("conditional", "collapse", "family", "mixes", "own", "closed")
 
     def __init__(
         self,
@@ -109,42 +99,50 @@ class Likelihood(dist.Distribution):
             )
         self.f_x = f_x.marginals() if isinstance(f_x, JointValues) else f_x
         self.conditional, self.collapse = conditional, collapse
-        v = self.f_x.loc
-        with _NoSites():
-            example = conditional(v)
-        if not isinstance(example, dist.Distribution):
-            raise ValueError(
-                f"Likelihood: expected conditional(v) to return a NumPyro distribution, got "
-                f"{type(example).__name__}: for example lambda v: dist.Normal(v, 0.1)"
-            )
-        self.factorised = self._factorises(example)
+        reading = read(conditional, self.f_x.loc, self.f_x.event_dim)
+        example, self.family, self.mixes = reading.example, reading.family, reading.mixes
+        independent = True
         if isinstance(self.f_x, MixedValues) and not self.factorised:  # marginals of the mixtures do not suffice
-            mixed = self.f_x
+            mixed, independent = self.f_x, False
             self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
-            v = self.f_x.loc
-        self.closed = closed_form(self._numbers, v) if self.factorised else (None, None)
-        self.rule = self._choose_rule(integrate)
+        self.own = tuple(independent and hasattr(example, name) for name in ("expected_log_prob", "log_marginal"))
+        self.closed: ClosedForms = closed_forms(self.per_number, elementwise(example), reading.kinds)
+        self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
         super().__init__(example.batch_shape, example.event_shape)
 
-    def _numbers(self, v: Array) -> dist.Distribution:
-        return _elementwise(self.conditional(v))
+    @property
+    def factorised(self) -> bool:
+        """Whether each number of y depends on its own number of v; if not, ``mixes`` says why."""
+        return self.mixes is None
 
-    def _factorises(self, example: dist.Distribution) -> bool:
-        v, numbers = self.f_x.loc, _elementwise(example)
-        if numbers.batch_shape != v.shape or numbers.event_shape != ():
-            return False
-        return max(dependence(lambda u: jax.tree.leaves(self._numbers(u)), v)) <= Dependence.ELEMENTWISE
+    @property
+    def _exact(self) -> str | None:
+        """What takes the expectation in ``log_prob`` if no rule does."""
+        marginal = self.collapse == "marginal"
+        if marginal and self.f_x.spread is not None:
+            return None
+        if self.own[marginal]:
+            return "own integral"
+        return None if self.closed[marginal] is None else "closed form"
 
-    def _choose_rule(self, integrate: GaussHermite | MonteCarlo | None) -> GaussHermite | MonteCarlo:
-        if isinstance(integrate, GaussHermite) and not self.factorised:
-            raise ValueError(
-                "Likelihood: expected a conditional that treats every output on its own for GaussHermite, got one "
-                "that mixes outputs: use integrate=dgp.MonteCarlo(n)"
-            )
-        rule = integrate or (GaussHermite() if self.factorised else MonteCarlo())
-        if isinstance(rule, MonteCarlo) and rule.key is None and numpyro.primitives._PYRO_STACK:
-            return MonteCarlo(rule.size, numpyro.prng_key())
-        return rule
+    def __repr__(self) -> str:
+        how, size = self._exact, self.rule.size
+        if how is None and isinstance(self.rule, GaussHermite):
+            how = f"{size} Gauss-Hermite nodes"
+        elif how is None:
+            how = f"{size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
+        return f"Likelihood({self.family}, {how})"
+
+    def per_number(self, v: Array) -> dist.Distribution:
+        """The conditional without ``to_event``: where it is ``factorised``, a distribution per number of v."""
+        return elementwise(self.conditional(v))
+
+    def normal_form(self) -> tuple[Array, Array, Array] | None:
+        """Slope a, offset b and scale c where the conditional is ``Normal(a v + b, c)``, else ``None``.
+
+        They broadcast against v; the slope of ``Normal(v, c)`` is a single one.
+        """
+        return None if self.closed.normal is None else normal_form(self.per_number, self.f_x.loc)
 
     @property
     def support(self) -> constraints.Constraint:
@@ -171,11 +169,19 @@ class Likelihood(dist.Distribution):
         return nodes.mean(jax.vmap(lambda m: self._log_marginal(value, m, f.conditional_variance))(nodes.points))
 
     def log_marginal(self, value: ArrayLike) -> Array:
-        r"""The normalised log density :math:`\log E[p(y \mid v)]` of each observation."""
-        y = self._observations(value)
-        if isinstance(self.f_x, MixedValues):
-            return log_marginal(self, y)
-        return self._log_marginal(y, self.f_x.loc, self.f_x.variance)
+        r"""The normalised log density :math:`\log E[p(y \mid v)]` of each observation.
+
+        Of mixed values, ``f(x).mix(P)``, it sees the correlations between outputs: in closed form for ``Normal``, by
+        draws of the functions for other conditionals.
+        """
+        y, f = self._observations(value), self.f_x
+        if not isinstance(f, MixedValues):
+            return self._log_marginal(y, f.loc, f.variance)
+        if self.closed.normal is not None:
+            return f.observed(*self.closed.normal(f.loc)).log_prob(y)
+        rule = with_key(self.rule if isinstance(self.rule, MonteCarlo) else MonteCarlo())
+        nodes = rule.nodes(f.functions.loc, f.functions.variance)
+        return nodes.log_mean_exp(jax.vmap(lambda g: self.conditional(f.mixed(g)).log_prob(y))(nodes.points))
 
     @property
     def mean(self) -> Array:
@@ -188,30 +194,33 @@ class Likelihood(dist.Distribution):
 
     def _moments(self) -> tuple[Array, Array]:
         nodes = self.rule.nodes(self.f_x.loc, self.f_x.variance)
-        means, variances = jax.vmap(lambda v: (self.conditional(v).mean, self.conditional(v).variance))(nodes.points)
+
+        def moments(v: Array) -> tuple[Array, Array]:
+            d = self.conditional(v)
+            return d.mean, d.variance
+
+        means, variances = jax.vmap(moments)(nodes.points)
         centre = nodes.mean(means)
         return centre, nodes.mean(variances + jnp.square(means - centre)) + jnp.square(centre)
 
     def _expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
-        own = getattr(self.conditional(loc), "expected_log_prob", None)
-        if own is not None:
-            return own(y, loc, variance)
-        if self.closed[0] is not None:
-            return self._sum_events(self.closed[0](y, loc, variance))
+        if self.own[0]:
+            return self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
+        if self.closed.expected_log_prob is not None:
+            return self._sum_events(self.closed.expected_log_prob(y, loc, variance))
         nodes = self.rule.nodes(loc, variance)
         return self._sum_events(nodes.mean(self._log_probs(y, nodes.points)))
 
     def _log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
-        own = getattr(self.conditional(loc), "log_marginal", None)
-        if own is not None:
-            return own(y, loc, variance)
-        if self.closed[1] is not None:
-            return self._sum_events(self.closed[1](y, loc, variance))
+        if self.own[1]:
+            return self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
+        if self.closed.log_marginal is not None:
+            return self._sum_events(self.closed.log_marginal(y, loc, variance))
         nodes = self.rule.nodes(loc, variance)
         return self._sum_events(nodes.log_mean_exp(self._log_probs(y, nodes.points)))
 
     def _log_probs(self, y: Array, points: Array) -> Array:
-        part = self._numbers if self.factorised else self.conditional
+        part = self.per_number if self.factorised else self.conditional
         return jax.vmap(lambda v: part(v).log_prob(y))(points)
 
     def _sum_events(self, values: Array) -> Array:

@@ -38,6 +38,18 @@ class RobustMax(dist.Distribution):
     Raises:
         ValueError: fewer than two classes, or epsilon outside (0, 1).
 
+    Example:
+        >>> import numpyro_dgp as dgp
+        >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> print(RobustMax(jnp.array([0.3, 2.0, -1.0]), epsilon=0.5).probs)
+        [0.25 0.5  0.25]
+        >>> f_x = FunctionValues(jnp.array([[0.3, 2.0, -1.0]]), jnp.ones((1, 3)))
+        >>> likelihood = dgp.Likelihood(f_x, lambda v: dgp.RobustMax(v, 0.1))
+        >>> likelihood
+        Likelihood(RobustMax, own integral)
+        >>> print(f"{likelihood.log_marginal(jnp.array([1]))[0]:.2f}")
+        -0.23
+
     Source: Hernandez-Lobato et al. (2011); Salimbeni (2020), section 3.4.5.
     """
 

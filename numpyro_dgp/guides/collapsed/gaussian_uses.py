@@ -15,7 +15,6 @@ from numpyro_dgp.bounds.collapsed import Quadratic, from_features, with_features
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.means import Constant, Identity, Linear, Zero
-from numpyro_dgp.model.closed_forms import normal_form
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.random_function import InducedFunction
@@ -149,7 +148,7 @@ def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
             "natural gradients for q(v)"
         )
     v = fn.f_x.loc
-    form = normal_form(fn._numbers, v) if fn.factorised else None
+    form = fn.normal_form()
     if form is None or fn.collapse != "bound":
         raise ValueError(
             f"Collapsed: expected a Gaussian likelihood at {name!r}, dist.Normal(a * v + b, scale), got another: use "

@@ -6,7 +6,7 @@ import numpyro.distributions as dist
 import pytest
 from jax.scipy.stats import norm
 
-from numpyro_dgp.algebra.dependence import Dependence, dependence
+from numpyro_dgp.algebra.dependence import Dependence, dependence, explained
 
 C, A, X, E, M = Dependence
 s = jnp.array([0.3, 0.4, 0.5, 0.6, 0.7])
@@ -61,6 +61,26 @@ def test_of_functions(function, kind):
 )
 def test_of_distributions(conditional, largest):
     assert max(dependence(lambda v: jax.tree.leaves(conditional(v)), jnp.ones(5))) == largest
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [
+        (jnp.exp, None),
+        (lambda v: v - v.max(), "reduce_max"),
+        (lambda v: v @ jnp.ones((5, 5)), "dot_general"),
+        (lambda v: jnp.tanh(v[::-1]).sum(), "rev"),  # the first that mixes
+        (lambda v: jax.jit(jnp.cumsum)(v), "cumsum"),
+        (lambda v: jax.lax.while_loop(lambda u: u.sum() < 9, jnp.exp, v), "while"),  # unknown
+    ],
+)
+def test_the_primitive_that_mixes_is_named(function, cause):
+    found = explained(lambda v: {"a": 1.0, "b": (function(v), v)}, jnp.ones(5))
+    assert found["a"] == (C, None)
+    assert found["b"][0].cause == cause
+    assert found["b"][1] == (A, None)
+    assert (found["b"][0].kind is M) == (cause is not None)
+    assert dependence(function, jnp.ones(5)) == [found["b"][0].kind]
 
 
 def test_closing_over_tracers():
