@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_blocks import rows_in_cache
 from numpyro_dgp.model.beliefs import FunctionDraw
-from numpyro_dgp.model.program import Message, refuse_subsampling, site_kind
+from numpyro_dgp.model.program import Message, site_kind
+from numpyro_dgp.model.refusals import whole_data
 
 __all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws"]
 
@@ -40,11 +40,11 @@ def hidden_values(sites: dict[str, Message]) -> dict[str, Array]:
     return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
 
 
-class Whole(Messenger):
+class Whole(whole_data):
     """Refuses predictions for a random part of the inputs."""
 
-    def process_message(self, msg: Message) -> None:
-        refuse_subsampling("Posterior", msg)
+    def __init__(self, fn: Callable[..., Any] | None = None) -> None:
+        super().__init__(fn, owner="Posterior")
 
 
 class DrawFunctions(Whole):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
+from numpyro.primitives import _PYRO_STACK, apply_stack
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
@@ -23,7 +23,8 @@ from numpyro_dgp.guides.rules.rules import Delta, Full, Normal, Prior, Rule
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.program import Message, inspect_program, refuse_subsampling, site_kind, unwrap
+from numpyro_dgp.model.program import Message, inspect_program, site_kind, unwrap
+from numpyro_dgp.model.refusals import whole_data
 
 __all__ = ["Collapsed"]
 
@@ -128,7 +129,7 @@ class Collapsed(Guide):
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
         seeded, rules = handlers.seed(rng_seed=key), Replace(self, args, kwargs, companion)
-        with hidden, handlers.trace() as guide_sites, seeded, rules, _AllData():
+        with hidden, handlers.trace() as guide_sites, seeded, rules, whole_data(owner="Collapsed"):
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
         values |= companion
@@ -182,11 +183,6 @@ class Collapsed(Guide):
                 bound = bound + (use.weights[:, None] * entropy).sum()
         drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
         return _Solution(beliefs, followed, bound, done, drawn, {n: guide_sites[n]["kind"] for n in drawn})
-
-
-class _AllData(Messenger):
-    def process_message(self, msg: Message) -> None:
-        refuse_subsampling("Collapsed", msg)
 
 
 class _Optimal(Replace):
