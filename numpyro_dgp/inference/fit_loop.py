@@ -41,7 +41,8 @@ def run_steps(
     Args:
         svi: what is fitted.
         start: the state before the first step.
-        num_steps: total number of steps, those in the checkpoint included.
+        num_steps: total number of steps, those in the checkpoint included. A checkpoint of more steps gives its state
+            as it is and the first ``num_steps`` losses.
         advance: does at most :data:`CHUNK` steps. Called with the same arguments it must give the same results: the
             steps before a loss that is not finite are done again.
         evaluate: says what is wrong with such a step; ``None`` where losses need not be finite.
