@@ -5,11 +5,13 @@ from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
 from numpyro_dgp.inference.elbo import ELBO
-from numpyro_dgp.inference.fit import fit, load, save
-from numpyro_dgp.inference.fit_stream import fit_stream, minibatch
+from numpyro_dgp.inference.fit import fit
+from numpyro_dgp.inference.fit_stream import fit_stream
 from numpyro_dgp.inference.mcmc import NonCentered, for_mcmc
+from numpyro_dgp.inference.minibatch import minibatch
+from numpyro_dgp.inference.parameter_files import load, save
 from numpyro_dgp.inference.sghmc import SGHMC
-from numpyro_dgp.inference.streams import Stream
+from numpyro_dgp.inference.streams import BatchSource, Stream
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.projections import projection
 from numpyro_dgp.model.robustmax import RobustMax
@@ -48,6 +50,7 @@ __all__ = [
     "compare",
     "initial",
     "fit",
+    "BatchSource",
     "Stream",
     "minibatch",
     "fit_stream",

@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_blocks import rows_in_cache
 from numpyro_dgp.model.beliefs import FunctionDraw
-from numpyro_dgp.model.program import refuse_subsampling
+from numpyro_dgp.model.refusals import whole_data
 from numpyro_dgp.model.sites import Message, Trace, site_kind
 
 __all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws", "sample_values"]
@@ -46,11 +45,11 @@ def sample_values(sites: Trace) -> dict[str, Any]:
     return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
 
 
-class Whole(Messenger):
+class Whole(whole_data):
     """Refuses predictions for a random part of the inputs."""
 
-    def process_message(self, msg: Message) -> None:
-        refuse_subsampling("Posterior", msg)
+    def __init__(self, fn: Callable[..., Any] | None = None) -> None:
+        super().__init__(fn, owner="Posterior")
 
 
 class DrawFunctions(Whole):

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,45 @@ def test_a_fit_and_an_interrupted_fit(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole.params, resumed.params)
     posterior = dgp.Posterior(model, svi.guide, whole.params)
     assert jnp.sqrt(jnp.square(posterior.predict(jax.random.key(1), X).mean - Y).mean()) < 0.2
+
+
+class Simulated:
+    """Rows that are drawn when they are asked for; every batch after ``shrinks`` lacks a row."""
+
+    num_rows = 600
+
+    def __init__(self, shrinks=10**6):
+        self.shrinks, self.asked = shrinks, []
+
+    def batch(self, step):
+        self.asked.append(step)
+        x = np.random.default_rng(step).normal(size=(30 - (step > self.shrinks), 2))
+        return x, np.sin(x[:, 0])
+
+
+def test_any_source_of_batches(tmp_path):
+    source, model = Simulated(), dgp.minibatch(shallow, data=Simulated.num_rows)
+    whole = run(model, stream=source, steps=120)
+    assert source.asked == [0, *range(120)]
+    assert whole.losses[-20:].mean() < whole.losses[:20].mean()
+    run(model, stream=source, steps=50, checkpoint=tmp_path / "a.npz")
+    resumed = run(model, stream=source, steps=120, checkpoint=tmp_path / "a.npz")
+    np.testing.assert_array_equal(whole.losses, resumed.losses)
+    assert isinstance(source, dgp.BatchSource)
+    assert isinstance(dgp.Stream((X, Y), 30), dgp.BatchSource)
+
+
+def test_sources_that_are_none():
+    model = dgp.minibatch(shallow, data=90)
+    with pytest.raises(ValueError, match=r"expected a source of batches.*got tuple: try dgp\.Stream"):
+        run(model, stream=(X, Y))
+    sizes = r"shapes \[\(30, 2\), \(30,\)\] as in step 0, got \[\(29, 2\), \(29,\)\] in step 3"
+    with pytest.raises(ValueError, match=sizes):
+        run(model, stream=Simulated(2), steps=5)
+    for batch in (X, (), (X, Y[:3]), (X, 1.0)):
+        stream = SimpleNamespace(num_rows=90, batch=lambda step, batch=batch: batch)
+        with pytest.raises(ValueError, match=r"batch\(0\) to be a tuple of arrays with equally many rows"):
+            run(model, stream=stream)
 
 
 @pytest.mark.usefixtures("x32")
@@ -174,6 +214,46 @@ def test_bad_programs():
         run(dgp.minibatch(shallow, data=90), width=1)
 
 
+def plain(name):
+    def program(y):
+        with numpyro.plate(name, len(y)):
+            numpyro.sample("y", dist.Normal(), obs=y)
+
+    return program
+
+
+def test_every_run_has_its_own_plates():
+    """One handler, two runs, the second of a program that lacks the plate."""
+    missing = r"have the plates \['data'\], got none named \['data'\]"
+    names = iter(["data", "rows", "data"])
+    model = dgp.minibatch(lambda y: plain(next(names))(y), data=90)
+    density = lambda: log_density(model, (Y[:30],), {}, {})[0]  # noqa: E731
+    expected = 3 * dist.Normal().log_prob(Y[:30]).sum()
+    np.testing.assert_allclose(density(), expected, rtol=1e-12)
+    with pytest.raises(ValueError, match=missing):
+        density()
+    np.testing.assert_allclose(density(), expected, rtol=1e-12)
+
+    handler = dgp.minibatch(data=90)
+    with handler:
+        plain("data")(Y[:30])
+    with pytest.raises(ValueError, match=missing), handler:
+        plain("rows")(Y[:30])
+    with pytest.raises(ZeroDivisionError), handler:
+        1 / 0  # noqa: B018 - an error of the program is not hidden by the missing plate
+    with handler:
+        plain("data")(Y[:30])
+
+
+def test_one_decorator_for_two_programs():
+    handler = dgp.minibatch(data=90)
+    good, bad = handler(plain("data")), handler(plain("rows"))
+    good(Y[:30])
+    with pytest.raises(ValueError, match=r"got none named \['data'\]"):
+        bad(Y[:30])
+    good(Y[:30])
+
+
 def test_bad_fits():
     model = dgp.minibatch(shallow, data=90)
     with pytest.raises(ValueError, match="num_steps to be a positive integer, got 0"):
@@ -190,5 +270,16 @@ def test_bad_fits():
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dist.Normal(), obs=y)
 
-    with pytest.raises(ValueError, match=r"expected a finite loss, got \S+ at step 1: lower the learning rate"):
+    with pytest.raises(ValueError, match=r"fit_stream: expected a finite loss, got \S+ at step 1: lower the learning"):
         run(dgp.minibatch(explodes, data=90))
+
+    def fragile(X, y=None):
+        ls = numpyro.param("ls", 0.5)
+        g = dgp.gp("g", lambda A, B: jnp.exp(-0.5 * (A - B.T) ** 2 / ls), dgp.Points(jnp.asarray(X_SOME[:, :1])))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(X[:, :1]), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    model = dgp.minibatch(fragile, data=90)
+    svi = SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.3), dgp.ELBO())
+    with pytest.raises(ValueError, match=r"fit_stream: the loss became nan at step \d+: Cholesky factorisation"):
+        dgp.fit_stream(svi, jax.random.key(0), 200, dgp.Stream((X, Y), 30), progress_bar=False)

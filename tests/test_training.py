@@ -1,5 +1,8 @@
 """Fitting: same steps as svi.run, checkpoints, one file, errors that name the layer."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from programs import X, Y, Z, bayesian, deep, random_params
 
 import numpyro_dgp as dgp
+from numpyro_dgp.inference.checkpoints import Checkpoint
 
 
 def make(model=deep, guide=dgp.guides.InducingPoint, optimiser=None, loss=None):
@@ -34,6 +38,22 @@ def test_same_result_as_svi_run():
     np.testing.assert_allclose(ours.losses, stock.losses, rtol=1e-8)
     for name, value in stock.params.items():
         np.testing.assert_allclose(ours.params[name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_one_compiled_program_for_any_number_of_steps():
+    """However many steps, whole chunks or parts of them: the model is traced as often."""
+
+    def traces(steps, **kwargs):
+        runs = []
+
+        def counted(X, y=None):
+            runs.append(1)
+            return deep(X, y)
+
+        fit(make(counted), steps, X, Y, **kwargs)
+        return len(runs)
+
+    assert traces(3) == traces(130)
 
 
 def test_numpy_data_and_keyword_arguments():
@@ -63,11 +83,9 @@ class Interrupted(Exception):
 
 
 def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_path, monkeypatch):
-    from numpyro_dgp.inference import fit as training
-
     whole = fit(make(), 250, X, Y)
     file, writes = tmp_path / "fit.npz", []
-    write = training.write_checkpoint
+    write = Checkpoint.write
 
     def interrupted(*args):
         write(*args)
@@ -75,7 +93,7 @@ def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_p
         if len(writes) == 2:
             raise Interrupted
 
-    monkeypatch.setattr(training, "write_checkpoint", interrupted)
+    monkeypatch.setattr(Checkpoint, "write", interrupted)
     with pytest.raises(Interrupted):
         fit(make(), 250, X, Y, checkpoint=file, checkpoint_every=50)
     monkeypatch.undo()
@@ -164,6 +182,48 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
     dgp.save(file, {"a": jnp.ones(2)})
     with pytest.raises(ValueError, match="expected a checkpoint of this fit"):
         fit(make(), 6, X, Y, checkpoint=file)
+    file.write_text("no arrays")
+    with pytest.raises(ValueError, match=r"fit: expected a checkpoint of this fit.*\(0 arrays\)"):
+        fit(make(), 6, X, Y, checkpoint=file)
+
+
+def test_files_of_something_else(tmp_path):
+    with pytest.raises(ValueError, match=r"save: expected arrays in dicts, got params\['net'\]\[0\]"):
+        dgp.save(tmp_path / "a.npz", {"net": [jnp.ones(2)]})
+    (tmp_path / "text.npz").write_text("no arrays")
+    with pytest.raises(ValueError, match=r"expected a file written by dgp\.save, got .*, no \.npz file"):
+        dgp.load(tmp_path / "text.npz")
     np.savez(tmp_path / "other.npz", plain=np.ones(2))
     with pytest.raises(ValueError, match=r"expected a file written by dgp\.save"):
         dgp.load(tmp_path / "other.npz")
+
+
+def test_random_keys_of_another_kind_survive_a_checkpoint(tmp_path):
+    """The state of a fit holds a key, and the file its numbers."""
+    key = jax.random.key(3, impl="rbg")
+    file = Checkpoint("fit", tmp_path / "a.npz", 5)
+    file.write({"key": key, "x": jnp.ones(2)}, np.zeros(5))
+    state, losses = file.resume({"key": jax.random.key(0, impl="rbg"), "x": jnp.zeros(2)})
+    assert str(jax.random.key_impl(state["key"])) == "rbg"
+    np.testing.assert_array_equal(jax.random.key_data(state["key"]), jax.random.key_data(key))
+    assert len(losses) == 5
+
+
+def test_a_finished_fit_lets_go_of_its_data():
+    """Neither the compiled program nor the result holds the rows; what a guide holds is tested with the guides."""
+
+    def model(X, y=None):
+        slope = numpyro.sample("slope", dist.Normal())
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(slope * X[:, 0]), obs=y)
+
+    def guide(X, y=None):
+        numpyro.sample("slope", dist.Normal(numpyro.param("loc", 0.0), 1.0))
+
+    rows, svi = X + 0.0, SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    kept = weakref.ref(rows)
+    result = fit(svi, 3, rows, Y)
+    del rows
+    gc.collect()
+    assert len(result.losses) == 3
+    assert kept() is None

@@ -9,14 +9,13 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import Reparam
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.joint_values import JointValues
-from numpyro_dgp.model.program import refuse_parameter, refuse_subsampling
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
+from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
@@ -55,14 +54,6 @@ class NonCentered(Reparam):
         shape = values.white_shape if on_ring else fn.event_shape
         white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
         return None, values.from_white(white)
-
-
-class _Guard(Messenger):
-    """Refuses what NUTS would get wrong in silence."""
-
-    def process_message(self, msg: Message) -> None:
-        refuse_subsampling("for_mcmc", msg)
-        refuse_parameter("for_mcmc", msg)
 
 
 def for_mcmc(
@@ -106,7 +97,8 @@ def for_mcmc(
         return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None
 
     def program(*args: Any, **kwargs: Any) -> Any:
-        with _Guard(), handlers.substitute(data=dict(params or {})):
+        given = handlers.substitute(data=dict(params or {}))
+        with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), given:
             if not noncentered:
                 return model(*args, **kwargs)
             with handlers.reparam(config=noncenter):

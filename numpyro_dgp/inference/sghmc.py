@@ -28,7 +28,7 @@ from numpyro.util import is_prng_key
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
-from numpyro_dgp.model.program import refuse_parameter
+from numpyro_dgp.model.refusals import fixed_parameters
 from numpyro_dgp.model.sites import Message, hide, site_kind
 
 __all__ = ["SGHMC", "SGHMCState"]
@@ -58,7 +58,6 @@ class _DrawAnew(Messenger):
         return super().__enter__()
 
     def process_message(self, msg: Message) -> None:
-        refuse_parameter("SGHMC", msg)
         if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
             self._subsampled.add(msg["name"])
         if msg["type"] != "sample" or msg["is_observed"]:
@@ -201,7 +200,7 @@ class SGHMC(MCMCKernel):
         return potential_energy(handlers.seed(self._program, key), args, kwargs, z)
 
     def _program(self, *args: Any, **kwargs: Any) -> Any:
-        with _DrawAnew(), handlers.substitute(data=self._params):
+        with _DrawAnew(), fixed_parameters(owner="SGHMC"), handlers.substitute(data=self._params):
             return self._model(*args, **kwargs)
 
     def _step(self, state: SGHMCState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SGHMCState:

@@ -1,4 +1,4 @@
-"""Shuffled minibatches of arrays that are larger than memory."""
+"""Where batches come from: the protocol that ``fit_stream`` uses, and shuffled minibatches of arrays on disk."""
 
 from __future__ import annotations
 
@@ -6,17 +6,49 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from numpyro_dgp._checks import require_count
 
-__all__ = ["Stream"]
+__all__ = ["BatchSource", "Stream"]
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """What ``dgp.fit_stream`` needs of a source of batches; :class:`Stream` is one.
+
+    Any class with these two members will do, without a base class.
+
+    Example:
+        >>> class Simulated:
+        ...     num_rows = 1_000_000
+        ...
+        ...     def batch(self, step):
+        ...         x = np.random.default_rng(step).normal(size=(100, 1))
+        ...         return x, np.sin(x[:, 0])
+        >>> isinstance(Simulated(), BatchSource)
+        True
+    """
+
+    @property
+    def num_rows(self) -> int:
+        """N, the rows that the batches are taken from: what to tell ``dgp.minibatch``."""
+        ...
+
+    def batch(self, step: int) -> tuple[Any, ...]:
+        """The batch of a step 0, 1, 2, ...: the positional arguments of the model, arrays with a row per datum.
+
+        All batches have the same shapes. The batch depends on the step and on nothing else: batches are read ahead,
+        again after an interruption, and again where a loss is not finite. A thread calls this method, one call at a
+        time; of several hosts each calls it for every step and must get the same rows.
+        """
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stream:
+class Stream(BatchSource):
     """Minibatches of rows of arrays on disk, in a random order that is a pure function of the seed and the step.
 
     An epoch takes blocks of neighbouring rows in random order. Several blocks at a time are read and their rows
@@ -77,7 +109,7 @@ class Stream:
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """N, the length of the arrays."""
         return len(self.arrays[0])
 
     @property
@@ -86,7 +118,7 @@ class Stream:
         return self.num_rows // self.batch_size
 
     def batch(self, step: int) -> tuple[np.ndarray, ...]:
-        """The batch of a step, one array per array of the stream."""
+        """The rows of a step: of every array, ``batch_size`` rows of the same indices."""
         epoch, position = divmod(step, self.steps_per_epoch)
         start = position * self.batch_size
         stop = start + self.batch_size
@@ -99,7 +131,7 @@ class Stream:
 
     @cached_property
     def _order(self) -> Any:
-        """Of an epoch: its blocks in order, and where every window of them ends."""
+        """A function of the epoch: its blocks in their order, and the number of rows up to the end of each window."""
 
         @lru_cache(maxsize=1)
         def order(epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,7 +143,7 @@ class Stream:
 
     @cached_property
     def _rows(self) -> Any:
-        """Of a window of an epoch: its rows in random order."""
+        """A function of the epoch and a window: the rows of the window in random order, of every array."""
 
         @lru_cache(maxsize=2)
         def rows(epoch: int, window: int) -> list[np.ndarray]:

@@ -28,32 +28,8 @@ __all__ = [
     "initial_values",
     "inspect_program",
     "observations",
-    "refuse_parameter",
-    "refuse_subsampling",
     "structure",
 ]
-
-
-def refuse_subsampling(owner: str, msg: Message) -> None:
-    """Raise if ``msg`` is a plate that takes a random part of its rows."""
-    if msg["type"] != "plate":
-        return
-    size, subsample_size = msg["args"]
-    if subsample_size is not None and subsample_size != size:
-        raise ValueError(
-            f"{owner}: expected a program over all data, got plate {msg['name']!r} that takes {subsample_size} of "
-            f"{size} rows: call the model without its batch argument"
-        )
-
-
-def refuse_parameter(owner: str, msg: Message) -> None:
-    """Raise if ``msg`` is a ``numpyro.param`` without a value, which a sampler would freeze where it starts."""
-    if msg["type"] == "param" and msg["value"] is None:
-        raise ValueError(
-            f"{owner}: expected a value for every numpyro.param, got none for {msg['name']!r}, which MCMC "
-            "would freeze at its initial value: pass params=svi_result.params, make it random with "
-            "handlers.lift(model, prior={...}), or write it as a numpyro.sample site"
-        )
 
 
 def _plates(msg: Message) -> frozenset[str]:

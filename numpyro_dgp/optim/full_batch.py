@@ -12,12 +12,10 @@ import tqdm
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import SVI
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.model.program import refuse_subsampling
-from numpyro_dgp.model.sites import Message
+from numpyro_dgp.model.refusals import whole_data
 
 __all__ = ["Minimum", "minimize"]
 
@@ -38,11 +36,6 @@ class Minimum(NamedTuple):
     losses: np.ndarray
     converged: bool
     report: str
-
-
-class _AllData(Messenger):
-    def process_message(self, msg: Message) -> None:
-        refuse_subsampling("minimize", msg)
 
 
 def minimize(
@@ -100,7 +93,7 @@ def minimize(
     key, init_key = jax.random.split(rng_key)
 
     def over_all_data() -> Array:
-        with handlers.block(), _AllData(), handlers.seed(rng_seed=0), handlers.trace():
+        with handlers.block(), whole_data(owner="minimize"), handlers.seed(rng_seed=0), handlers.trace():
             svi.model(*args, **kwargs, **svi.static_kwargs)
         return jnp.zeros(())
 

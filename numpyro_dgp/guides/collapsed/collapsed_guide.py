@@ -28,7 +28,8 @@ from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.program import inspect_program, refuse_subsampling
+from numpyro_dgp.model.program import inspect_program
+from numpyro_dgp.model.refusals import whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 
 __all__ = ["Collapsed"]
@@ -160,7 +161,7 @@ class Collapsed(Guide):
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
         seeded, rules = handlers.seed(rng_seed=key), Replace(self.choices, args, kwargs, companion)
-        with hidden, handlers.trace() as guide_sites, seeded, rules, _AllData():
+        with hidden, handlers.trace() as guide_sites, seeded, rules, whole_data(owner="Collapsed"):
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
         values |= companion
@@ -215,11 +216,6 @@ class Collapsed(Guide):
         drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
         kinds = {n: record_of(guide_sites[n]).kind for n in drawn}
         return _Solution(beliefs, followed, bound, tuple(done), drawn, kinds)
-
-
-class _AllData(Messenger):
-    def process_message(self, msg: Message) -> None:
-        refuse_subsampling("Collapsed", msg)
 
 
 class _Optimal(Replace):

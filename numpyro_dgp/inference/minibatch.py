@@ -1,0 +1,91 @@
+"""The handler ``minibatch``: a program of all rows becomes one of a minibatch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpyro.primitives import Messenger
+
+from numpyro_dgp.model.sites import Message
+
+__all__ = ["minibatch"]
+
+
+class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    r"""Handler that tells a program's plates that their rows are a minibatch of more.
+
+    Every site in the plate counts :math:`N / |B|` times, with N given here and :math:`|B|` the size that the program
+    gives the plate. For rows that are all in memory, ``numpyro.plate("data", N, subsample_size=B)`` does the same.
+
+    Args:
+        fn: the program.
+        **rows: N of every plate concerned, by name.
+
+    Raises:
+        ValueError: when a program runs: it has no such plate, or the plate subsamples itself or has more rows than
+            N, or a guide keeps parameters per row in it.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> def model(y):
+        ...     m = numpyro.sample("m", dist.Normal())
+        ...     with numpyro.plate("data", len(y)):
+        ...         numpyro.sample("y", dist.Normal(m), obs=y)
+        >>> def density(program):
+        ...     return numpyro.infer.util.log_density(program, (jnp.ones(5),), {}, {"m": jnp.ones(())})[0]
+        >>> round(float(density(minibatch(model, data=1000)) - density(model)), 3)  # 995 more rows
+        -914.344
+
+    Source: Salimbeni (2020), equation 2.19.
+    """
+
+    def __init__(self, fn: Callable[..., Any] | None = None, **rows: int) -> None:
+        self.rows = rows
+        self._seen: list[set[str]] = []  # for every run that is under way, the plates that came so far
+        super().__init__(fn)
+
+    def __enter__(self) -> None:
+        self._seen.append(set())
+        super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        super().__exit__(exc_type, exc_value, traceback)
+        missing = [name for name in self.rows if name not in self._seen[-1]]
+        self._seen.pop()
+        if missing and exc_type is None:
+            raise ValueError(
+                f"minibatch: expected the program to have the plates {sorted(self.rows)}, got none named {missing}: "
+                "name them as in numpyro.plate(name, ...)"
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fn is None:  # used as a decorator: every program gets a handler of its own
+            (program,) = args
+            return minibatch(program, **self.rows)
+        return super().__call__(*args, **kwargs)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "plate" and msg["name"] in self.rows:
+            self._check(msg["name"], *msg["args"])
+        elif msg["type"] in ("sample", "param"):
+            for frame in msg["cond_indep_stack"]:
+                per_row = msg["type"] == "sample" or msg["kwargs"].get("event_dim") is not None
+                if frame.name in self.rows and per_row:
+                    self._scale(msg, self.rows[frame.name] / frame.size, frame.name)
+
+    def _check(self, name: str, size: int, subsample_size: int | None) -> None:
+        self._seen[-1].add(name)
+        if subsample_size not in (None, size) or size > self.rows[name]:
+            raise ValueError(
+                f"minibatch: expected plate {name!r} to hold a batch of at most {self.rows[name]} rows, passed as "
+                f"arguments, got size {size} with subsample_size {subsample_size}: leave subsampling to the arguments"
+            )
+
+    def _scale(self, msg: Message, factor: float, plate: str) -> None:
+        if msg["type"] == "param":
+            raise ValueError(
+                f"minibatch: expected no parameters per row in plate {plate!r}, got {msg['name']!r}: its rows change "
+                "from batch to batch; use an amortised guide (guides.Amortised), or subsample inside the program"
+            )
+        msg["scale"] = factor if msg["scale"] is None else factor * msg["scale"]

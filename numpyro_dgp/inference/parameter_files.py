@@ -1,0 +1,75 @@
+"""Parameters of a fit in one file: ``save`` and ``load``."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp.inference.checkpoints import read_arrays, write_arrays
+
+__all__ = ["load", "save"]
+
+
+def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
+    """Write parameters to one ``.npz`` file.
+
+    Args:
+        path: the file; its folder is made if there is none.
+        params: a dict of arrays, or of such dicts, as in ``svi_result.params``.
+
+    Raises:
+        ValueError: arrays in lists or other containers.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp
+        >>> file = tempfile.mkdtemp() + "/posterior.npz"
+        >>> save(file, {"ls_auto_loc": jnp.ones(2), "net$params": {"w": jnp.zeros(3)}})
+        >>> sorted(load(file)), load(file)["net$params"]["w"].shape
+        (['ls_auto_loc', 'net$params'], (3,))
+    """
+    entries = {}
+    for where, value in jax.tree.leaves_with_path(params):
+        if not all(isinstance(part, jax.tree_util.DictKey) for part in where):
+            raise ValueError(
+                f"save: expected arrays in dicts, got params{jax.tree_util.keystr(where)}: turn the other container "
+                "into a dict"
+            )
+        entries[json.dumps([part.key for part in where])] = value
+    write_arrays(path, entries)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what :func:`save` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The parameters, with the names, shapes and dtypes that they had.
+
+    Raises:
+        ValueError: the file was written by something else.
+
+    Example:
+        See :func:`save`.
+    """
+    params: dict[str, Any] = {}
+    arrays = read_arrays(path)
+    if arrays is None:
+        raise ValueError(f"load: expected a file written by dgp.save, got {path}, no .npz file: check the name")
+    for name, value in arrays.items():
+        try:
+            *parents, last = json.loads(name)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"load: expected a file written by dgp.save, got {path} with entry {name!r}: read it by numpy.load"
+            ) from error
+        node = params
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = jnp.asarray(value)
+    return params
