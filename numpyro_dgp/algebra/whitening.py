@@ -9,14 +9,10 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import checked_factor, fused, matmul, with_jitter
+from numpyro_dgp.algebra.tuning import LEAF, MANY_MATRICES, SMALL_SOLVE
 
 __all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "relative_change", "resolved"]
 
-# Up to this size a triangular solve stays on the thread that calls it.
-_SMALL_SOLVE = 25
-# From this many matrices of at most that size on, LAPACK, which takes them one by one, is left aside: products over all
-# of them at once, down to blocks of the second size, are faster.
-_MANY, _LEAF = 8, 4
 # Error in the precision of one whitened direction, prior precision one, that rounding may make.
 _ROUNDING = 0.1
 
@@ -35,7 +31,7 @@ def inverse_lower(L: Array) -> Array:
     on the cores that XLA needs: a third of a training step (docs/performance.md).
     """
     size = L.shape[-1]
-    if size <= _SMALL_SOLVE:
+    if size <= SMALL_SOLVE:
         eye = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
         return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
     half = size // 2
@@ -46,7 +42,7 @@ def inverse_lower(L: Array) -> Array:
 def _inverse_factor_of_many(K: Array) -> Array:
     """Factorisation and inverse by halves in one, with the names of :func:`inverse_lower`."""
     size = K.shape[-1]
-    if size <= _LEAF:
+    if size <= LEAF:
         return _inverse_factor_by_rows(K)
     half = size // 2
     A = _inverse_factor_of_many(K[..., :half, :half])
@@ -75,7 +71,7 @@ def _inverse_factor_by_rows(K: Array) -> Array:
 @fused
 def inverse_factor(K: Array) -> Array:
     r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; not finite where K is not positive definite."""
-    if K.shape[-1] <= _SMALL_SOLVE and math.prod(K.shape[:-2]) >= _MANY:
+    if K.shape[-1] <= SMALL_SOLVE and math.prod(K.shape[:-2]) >= MANY_MATRICES:
         return _inverse_factor_of_many(K)
     return inverse_lower(jnp.linalg.cholesky(K))
 
