@@ -7,11 +7,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import checked_factor, fused, matmul, with_jitter
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.linalg import checked_factor, fused, jitter, matmul, with_jitter
 from numpyro_dgp.algebra.tuning import LEAF, MANY_MATRICES, SMALL_SOLVE
 
-__all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "relative_change", "resolved"]
+__all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "open_variance", "relative_change", "resolved"]
 
 # Error in the precision of one whitened direction, prior precision one, that rounding may make.
 _ROUNDING = 0.1
@@ -52,7 +52,7 @@ def _inverse_factor_of_many(K: Array) -> Array:
 
 
 def _inverse_factor_by_rows(K: Array) -> Array:
-    """The same for a few rows: Cholesky's recursion number by number, for all matrices at once."""
+    """The same for matrices of a few rows: Cholesky's recursion number by number, for all matrices at once."""
     L: dict[tuple[int, int], Array] = {}
     rows: list[Array] = []
     for i, row in enumerate(jnp.eye(K.shape[-1], dtype=K.dtype)):
@@ -126,6 +126,26 @@ def inverse_cholesky(K: Array, owner: str = "K") -> Array:
         ValueError: as :func:`cholesky`.
     """
     return checked_factor(inverse_factor(with_jitter(K)), owner)
+
+
+def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
+    r"""What M inducing values leave open of a prior variance, :math:`\max(k - a^\top a,\; \mathrm{jitter}(M)\, k)`.
+
+    Exactly, :math:`k(x, x) - a^\top a` is positive, and at an inducing input it is about the jitter that
+    :func:`inverse_cholesky` has put on the diagonal of k(Z, Z). Its rounding error is of that size too, relative to k,
+    and may have either sign. What is below the jitter is therefore set to it: no variance is zero or negative, no
+    bound gains from a negative one, and the derivative there is that of the jitter.
+
+    Args:
+        prior: k(x, x), of any shape.
+        explained: :math:`a^\top a`, which broadcasts against ``prior``.
+        size: M, the number of inducing values.
+
+    Example:
+        >>> print(open_variance(jnp.array([2.0, 2.0]), jnp.array([0.5, 2.1]), 100))
+        [1.5e+00 4.8e-05]
+    """
+    return jnp.maximum(prior - explained, jitter(prior.dtype, size) * prior)
 
 
 def resolved(whiten: Array, second: Array) -> Array:
