@@ -15,6 +15,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import matmul, solve_lower
 
 __all__ = [
+    "entropy",
     "expected_kl",
     "kl_between",
     "kl_diagonal",
@@ -28,6 +29,11 @@ __all__ = [
 def log_determinant(scale_tril: Array) -> Array:
     r""":math:`\log\lvert\det L\rvert` of triangular factors (..., n, n): shape (...,)."""
     return jnp.log(jnp.abs(jnp.diagonal(scale_tril, axis1=-2, axis2=-1))).sum(-1)
+
+
+def entropy(variance: Array) -> Array:
+    r""":math:`\tfrac12 \log(2 \pi e\, S)` of one-dimensional Gaussians with variances S of any shape, in nats."""
+    return 0.5 * jnp.log(2 * math.pi * math.e * variance)
 
 
 def expected_kl(variance: Array, square: ArrayLike, prior_variance: ArrayLike) -> Array:
