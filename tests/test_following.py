@@ -28,12 +28,12 @@ def layer():
 
 
 def own_term(layer, m, L, T, mu, sigma2):
-    """E[log N(h; f(x), s^2)] + E[H(q(h | v))] - KL, any q(h | v) with means mu and variances sigma2; k(x, x) = 2."""
+    """E[log N(h; f(x), s^2)] + E[H(q(h | v))] - KL, any q(h | v) with means mu and variances sigma2; k(x, x) = 4."""
     alpha, s2 = layer["alpha"], layer["noise"] ** 2
     S = sigma2 - jnp.square(T @ L).sum(-1)
     residual = mu[:, None] - layer["mean"] - alpha @ m
     # Over v around m: the square of (T - alpha) L, and S.
-    square = residual**2 + jnp.square((T[:, None] - alpha) @ L).sum(-1) + S[:, None] + 2 - jnp.square(alpha).sum(-1)
+    square = residual**2 + jnp.square((T[:, None] - alpha) @ L).sum(-1) + S[:, None] + 4 - jnp.square(alpha).sum(-1)
     terms = -0.5 * square.mean(1) / s2 - 0.5 * jnp.log(2 * np.pi * s2) + 0.5 * jnp.log(2 * np.pi * np.e * S)
     return (layer["w"] * terms).sum() - kl_full(m, L)
 
@@ -43,7 +43,7 @@ def quadratic(layer, mu, T=0.0, variance=0.0):
     data = []
     for j in range(J):
         alpha = layer["alpha"][:, j]
-        variances = 2 - jnp.square(alpha).sum(-1) + jnp.square(alpha - T).sum(-1)
+        variances = 4 - jnp.square(alpha).sum(-1) + jnp.square(alpha - T).sum(-1)
         target = mu - layer["mean"][:, j]
         args = (alpha - T, variances, target, layer["noise"])
         data.append(from_features(*args, y_variance=variance, weights=layer["w"]))

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from dense import kl, log_normal
 
 from numpyro_dgp.algebra import gaussians
@@ -21,6 +22,33 @@ def test_kl_full_against_dense_algebra(key):
 def test_kl_is_exactly_zero_at_the_prior():
     assert gaussians.kl_full(jnp.zeros(5), jnp.eye(5)) == 0
     assert gaussians.kl_diagonal(jnp.zeros(5), jnp.ones(5)) == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_expected_kl_is_the_average_of_divergences(dtype):
+    """Of divergences by dense algebra, over means with a given mean and variance of their distance."""
+    S, c, gap, spread = (jnp.array(a, dtype) for a in ([0.3, 2.0], [0.7, 0.7], [0.5, -1.0], [0.0, 0.4]))
+    found = gaussians.expected_kl(S, gap**2 + spread, c)
+    for n in range(2):
+        distances = gap[n] + jnp.sqrt(spread[n]) * jnp.array([-1, 1])
+        numbers = [kl(np.array([d]), S[n].reshape(1, 1), np.zeros(1), c[n].reshape(1, 1)) for d in distances]
+        np.testing.assert_allclose(found[n], np.mean(numbers), rtol=10 * jnp.finfo(dtype).eps)
+    assert found.dtype == dtype
+
+
+def test_expected_kl_of_many_numbers_is_the_divergence_of_vectors(key):
+    m, s = jax.random.normal(key, (2, 5))
+    np.testing.assert_allclose(gaussians.expected_kl(s**2, m**2, 1.0).sum(), gaussians.kl_diagonal(m, s), rtol=1e-12)
+    p = jax.random.normal(jax.random.key(1), (2, 5))
+    between = gaussians.kl_between((m, jnp.diag(s)), (p[0], jnp.diag(p[1])))
+    np.testing.assert_allclose(gaussians.expected_kl(s**2, (m - p[0]) ** 2, p[1] ** 2).sum(), between, rtol=1e-10)
+
+
+def test_entropy_is_minus_the_expected_log_density(key):
+    """About a wide prior N(0, c) the divergence is the expected -log p(x) less the entropy."""
+    S, c = jnp.exp(jax.random.normal(key, (2, 5)))
+    cross = 0.5 * (S / c + jnp.log(2 * np.pi * c))
+    np.testing.assert_allclose(gaussians.expected_kl(S, 0.0, c), cross - gaussians.entropy(S), rtol=1e-12)
 
 
 def test_dense_equals_diagonal(key):

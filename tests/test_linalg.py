@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from programs import sizes
 
-from numpyro_dgp.algebra import linalg, whitening
+from numpyro_dgp.algebra import linalg, row_blocks, whitening
 from numpyro_dgp.algebra.distances import squared_distances
-from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
+from numpyro_dgp.algebra.quadratic_forms import quadratic_forms, quadratic_forms_reference
 from numpyro_dgp.algebra.row_blocks import in_blocks
 
 
@@ -103,14 +103,15 @@ def test_solve_lower_broadcasts(key, transpose):
 
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 4), (6, 32), (9, 70), (2000, 4), (2001, 4), (4501, 5), (2500, 200)])
-def test_quadratic_forms(key, rows, size):
+def test_blocks_of_quadratic_forms(key, rows, size):
+    """In one block of rows, in several, and in several that do not divide the rows."""
     a, b, c = jax.random.split(key, 3)
     root = jax.random.normal(a, (3, size, size))
     A = jax.random.normal(b, (rows, size))
     weights = jax.random.normal(c, (rows, 3))
 
     def dense(root, A):
-        return jnp.einsum("nm,pmk,nk->np", A, root @ root.mT, A)
+        return quadratic_forms_reference(root @ root.mT, A)
 
     def fast(root, A):
         return in_blocks(partial(quadratic_forms, root @ root.mT), A)
@@ -127,8 +128,68 @@ def test_quadratic_forms_have_second_derivatives(key):
     def hessian(f):
         return jax.hessian(lambda r: jnp.sin(f(r @ r.mT, A)).sum())(root)
 
-    dense = hessian(lambda S, A: jnp.einsum("nm,pmk,nk->np", A, S, A))
-    np.testing.assert_allclose(hessian(quadratic_forms), dense, rtol=1e-9, atol=1e-10)
+    expected = hessian(quadratic_forms_reference)
+    np.testing.assert_allclose(hessian(quadratic_forms), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_quadratic_forms_have_no_forward_mode():
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(quadratic_forms, (jnp.ones((1, 2, 2)), jnp.ones((3, 2))), (jnp.ones((1, 2, 2)), jnp.ones((3, 2))))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize(("size", "N"), [(1, 1), (3, 20), (5, 21)])
+def test_sums_of_symmetric_matrices_in_blocks(monkeypatch, dtype, size, N):
+    """Value and derivatives in both modes; blocks of 2 to 20 data, the last one not always full."""
+    rng = np.random.default_rng(N)
+    weights, x, Z = (jnp.array(rng.normal(size=s), dtype) for s in (N, (N, 2), (size, 2)))
+
+    def row(pairs, x, Z):
+        a = jnp.exp(-0.5 * jnp.square(x - Z).sum(-1))
+        return a[pairs[0]] * a[pairs[1]]
+
+    def blocks(weights, x, Z):
+        return row_blocks.sum_symmetric(size, weights, 1, lambda pairs, x: row(pairs, x, Z), x)
+
+    def reference(weights, x, Z):
+        return row_blocks.sum_symmetric_reference(size, weights, lambda pairs, x: row(pairs, x, Z), x)
+
+    arguments, tolerance = (weights, x, Z), 100 * jnp.finfo(dtype).eps
+    monkeypatch.setattr(row_blocks, "_CELLS", 30)
+    for derivative in (lambda f: f, jax.jacrev, jax.jacfwd):
+        found, expected = (derivative(f)(*arguments) for f in (blocks, reference))
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_each_row_in_blocks(monkeypatch, full):
+    """Against all rows at once, where blocks hold 3 of 8 data."""
+    rng = np.random.default_rng(0)
+    loc, other = jnp.array(rng.normal(size=(8, 2))), jnp.array(rng.normal(size=8))
+    variance = jnp.array(rng.normal(size=(8, 2, 2) if full else (8, 2)))
+
+    def row(m, v, c):
+        return c * (v * m).sum(-1)
+
+    expected = jax.vmap(row)(loc, variance, other)
+    monkeypatch.setattr(row_blocks, "_CELLS", 12)
+    np.testing.assert_allclose(row_blocks.each_row(loc, variance, 4, row, other), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_the_open_variance_is_positive(dtype):
+    """At inducing inputs, in between, and where nearly everything is known; rounding of both signs occurs there."""
+    Z = jnp.linspace(0, 3, 40, dtype=dtype)[:, None]
+    x = jnp.concatenate([Z, Z + 0.03, Z + 10])
+    kernel = lambda x: 1.7 * jnp.exp(-0.5 * squared_distances(x, Z))  # noqa: E731
+    A = kernel(x) @ whitening.inverse_cholesky(linalg.set_diagonal(kernel(Z), jnp.full(40, 1.7, dtype))).T
+    k, explained = jnp.full(len(x), 1.7, dtype), jnp.square(A).sum(-1)
+    found, least = whitening.open_variance(k, explained, 40), 1.7 * linalg.jitter(dtype, 40)
+    assert found.dtype == dtype
+    assert found.min() >= 0.999 * least
+    np.testing.assert_allclose(found[:40], 0, atol=30 * least)
+    np.testing.assert_array_equal(found[80:], (k - explained)[80:])  # far away nothing is clipped
 
 
 def test_blocks_of_rows_hold_no_more_than_a_block():

@@ -20,6 +20,7 @@ from numpyro_dgp.algebra.quadrature import white_nodes
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
 from numpyro_dgp.bounds.markov_two_layers import HiddenLayer, MarkovLayer, markov_bound
+from numpyro_dgp.model.beliefs import FullBelief
 
 NOISE, PROCESS = 0.3, 0.2
 
@@ -132,7 +133,7 @@ def test_bound_by_hand():
     Lf, Lg = (jnp.linalg.cholesky(kernel.gram(z)) for kernel, z in ((k.RBF(0.5, 0.9), Z), (k.RBF(1.1, 0.9), Zg)))
     A = jnp.linalg.solve(Lf, k.RBF(0.5, 0.9)(Z, X)).T
     c = 0.5 - (A**2).sum(1)[:, None] + PROCESS**2
-    q = {n: G.rules.FullBelief(p[f"{n}_loc"], jnp.tril(p[f"{n}_scale_tril"])) for n in "fg"}
+    q = {n: FullBelief(p[f"{n}_loc"], jnp.tril(p[f"{n}_scale_tril"])) for n in "fg"}
 
     def draw(key):
         vf, h, vg = jax.random.split(key, 3)
@@ -235,7 +236,7 @@ def test_the_layer_above_is_integrated_given_the_draw():
     params = moved(two, guide, X, Y)
     layers = dgp.Posterior(two, guide, params).layers(jax.random.key(0), X)
     f, g = layers["h"][0], layers["y"][0]
-    assert isinstance(g.u, G.rules.FullBelief)
+    assert isinstance(g.u, FullBelief)
     U = params["g_auto_transition"]
     np.testing.assert_allclose(g.u.loc, params["g_auto_loc"] + U @ f.u.reshape(-1), rtol=1e-10)
 

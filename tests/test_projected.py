@@ -1,4 +1,6 @@
-"""Moments of many inputs under a Gaussian belief, and their hand-written derivatives, against dense autodiff."""
+"""The fast paths of a training step against their references: quadratic forms, and moments under a Gaussian belief."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +9,9 @@ import pytest
 from numpyro.handlers import seed, substitute
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.belief_moments import belief_moments
+from numpyro_dgp.algebra.belief_moments import belief_moments, belief_moments_reference
 from numpyro_dgp.algebra.linalg import rows_times
+from numpyro_dgp.algebra.quadratic_forms import keeps_products, quadratic_forms, quadratic_forms_reference
 from numpyro_dgp.algebra.row_blocks import rows_in_cache
 from numpyro_dgp.algebra.whitening import inverse_cholesky, relative_change
 from numpyro_dgp.model.beliefs import FullBelief
@@ -26,11 +29,6 @@ def setting(shape):
     return X, weights, (Z, jnp.array(1.3), jnp.array(rng.normal(size=(P, M))), jnp.array(root @ root.mT))
 
 
-def dense(whiten, cross, loc, T):
-    A = cross @ whiten.T
-    return A @ loc.T, jnp.square(A).sum(-1), jnp.einsum("ni,pij,nj->np", A, T, A, optimize=True)
-
-
 def weighted(held, X, weights, Z, lengthscale, loc, S):
     kernel = dgp.kernels.RBF(1.7, lengthscale)
     whiten = inverse_cholesky(kernel.gram(Z))
@@ -39,8 +37,68 @@ def weighted(held, X, weights, Z, lengthscale, loc, S):
     if held:
         found = belief_moments(len(X), change, jax.lax.stop_gradient(whiten), loc, T)(kernel(X, Z))
     else:
-        found = dense(whiten, kernel(X, Z), loc, T)
+        found = belief_moments_reference(whiten, loc, T, kernel(X, Z))
     return sum((w * m).sum() for w, m in zip(weights, found, strict=True))
+
+
+# One block of columns up to M = 48, a block and a rest from 49 on; rows around those of a single block.
+COLUMNS = [16, 32, 47, 48, 49, 100]
+ROWS_AND_OUTPUTS = [(1, 1), (7, 5), (3000, 1), (3000, 5)]
+
+
+def same(fast, reference, arguments, weights):
+    """Values, and derivatives of their weighted sum by all arguments, each relative to the largest entry."""
+
+    def total(f, *arguments):
+        found = f(*arguments)
+        return sum((w * m).sum() for w, m in zip(weights, found, strict=True)), found
+
+    every = tuple(range(len(arguments)))
+    of = lambda f: jax.jit(jax.grad(partial(total, f), every, has_aux=True))(*arguments)  # noqa: E731
+    tolerance = 100 * float(jnp.finfo(arguments[-1].dtype).eps)
+    for a, b in zip(jax.tree.leaves(of(fast)), jax.tree.leaves(of(reference)), strict=True):
+        assert a.dtype == b.dtype == arguments[-1].dtype
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * float(jnp.abs(b).max()))
+
+
+def numbers(dtype, N, M, P):
+    """Weights of three moments, a well-conditioned W (M, M), means, symmetric matrices and rows, all of size one."""
+    rng = np.random.default_rng(M + N)
+    root = rng.normal(size=(P, M, M)) / np.sqrt(M)
+    arrays = rng.normal(size=(M, M)) / np.sqrt(M), rng.normal(size=(P, M)), root @ root.mT, rng.normal(size=(N, M))
+    weights = [rng.normal(size=s) for s in ((N, P), N, (N, P))]
+    return [jnp.array(a, dtype) for a in weights], *(jnp.array(a, dtype) for a in arrays)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("M", COLUMNS)
+@pytest.mark.parametrize("kept", [True, False], ids=["products kept", "products not kept"])
+def test_quadratic_forms_are_those_of_the_reference(monkeypatch, dtype, M, kept):
+    monkeypatch.setattr("numpyro_dgp.algebra.quadratic_forms.KEPT_PRODUCTS", 2**30 if kept else 0)
+    for N, P in ROWS_AND_OUTPUTS:
+        weights, _, _, S, A = numbers(dtype, N, M, P)
+        assert keeps_products(N, S) == kept
+        same(lambda S, A: [quadratic_forms(S, A)], lambda S, A: [quadratic_forms_reference(S, A)], (S, A), weights[:1])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("M", COLUMNS)
+@pytest.mark.parametrize("way", ["few", "many", "many, variance only"])
+def test_moments_are_those_of_the_reference(monkeypatch, dtype, M, way):
+    """Both ways to compute them. The derivative by W comes through E = 0 in (I + E) W."""
+    monkeypatch.setattr("numpyro_dgp.algebra.quadratic_forms.KEPT_PRODUCTS", 2**30 if way == "few" else 0)
+    for N, P in ROWS_AND_OUTPUTS:
+        weights, W, loc, T, cross = numbers(dtype, N, M, P)
+        weights[1] = 0 * weights[1] if "only" in way else weights[1]
+
+        def fast(change, loc, T, cross, W=W):
+            return belief_moments(len(cross), change, W, loc, T)(cross)
+
+        def reference(change, loc, T, cross, W=W):
+            return belief_moments_reference(W + change @ W, loc, T, cross)
+
+        same(fast, reference, (jnp.zeros_like(W), loc, T, cross), weights)
 
 
 @pytest.mark.parametrize("explained", [0.0, 1.0], ids=["variance only", "its parts too"])
@@ -138,7 +196,8 @@ def test_derivatives_through_blocks_of_rows(extra):
         return (weights[0] * values.loc).sum() + (weights[1] * values.variance).sum()
 
     def of_dense(X, Z, loc, root):
-        mean, _, gain = dense(inverse_cholesky(kernel.gram(Z)), kernel(X, Z), loc, root @ root.mT - jnp.eye(M))
+        whiten, T = inverse_cholesky(kernel.gram(Z)), root @ root.mT - jnp.eye(M)
+        mean, _, gain = belief_moments_reference(whiten, loc, T, kernel(X, Z))
         return (weights[0] * mean).sum() + (weights[1] * (1.7 + gain)).sum()
 
     found, expected = (jax.jit(jax.value_and_grad(f, (0, 1, 2, 3)))(X, Z, loc, root) for f in (of_layer, of_dense))

@@ -5,8 +5,10 @@ With rows :math:`a_n = W k_n`, W the whitening matrix and :math:`k_n = k(Z, x_n)
 
 .. math:: \mu_{np} = m_p^\top a_n, \qquad e_n = a_n^\top a_n, \qquad g_{np} = a_n^\top (S_p - I)\, a_n .
 
-Its variance is :math:`k(x_n, x_n) + g_{np}`. Backwards, autodiff makes the derivative by the rows a, and from it those
-by k and by W, one product of N rows each. Neither is needed: with weights :math:`w_{np}` on g and the derivative by S,
+Its variance is :math:`k(x_n, x_n) + g_{np}`. :func:`belief_moments_reference` is this and no more.
+
+The derivative by autodiff goes through the rows a: one product with N rows for the derivative by k, another for that by
+W. Neither is needed: with weights :math:`w_{np}` on g and the derivative by S,
 :math:`G_p = \sum_n w_{np} a_n a_n^\top`, the terms of g are
 
 .. math:: \bar k_n = 2 \sum_p w_{np} (T_p W)^\top a_n, \qquad \bar W W^\top = 2 \sum_p T_p G_p, \qquad T_p = S_p - I .
@@ -34,29 +36,58 @@ from numpyro_dgp.algebra.quadratic_forms import (
     keeps_products,
     pull_back,
     quadratic_forms,
+    quadratic_forms_reference,
     rows_of_blocks,
     symmetric,
     weighted_rows,
 )
 
-__all__ = ["ROWS", "belief_moments"]
+__all__ = ["ROWS", "belief_moments", "belief_moments_reference"]
 
-# The name of the rows a among what a checkpoint may keep.
+# The name that the rows a_n have for ``jax.checkpoint``, by which :func:`~numpyro_dgp.algebra.row_blocks.in_blocks` may
+# hold them.
 ROWS = "whitened rows"
 
 _Moments = tuple[Array, Array, Array]
 
 
+def belief_moments_reference(whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
+    r"""What :func:`belief_moments` computes, one equation a line, by autodiff: the oracle of its tests.
+
+    .. math:: a_n = W k_n, \qquad \mu_{np} = m_p^\top a_n, \qquad e_n = a_n^\top a_n, \qquad
+              g_{np} = a_n^\top T_p\, a_n
+
+    Args:
+        whiten: W (M, M), here with its own derivative.
+        loc: means m (P, M).
+        T: S - I, symmetric (P, M, M).
+        cross: covariances k (N, M) of N inputs with the inducing values.
+    """
+    A = matmul(cross, whiten.T)
+    mean = matmul(A, loc.T)
+    explained = jnp.square(A).sum(-1)
+    return mean, explained, quadratic_forms_reference(T, A)
+
+
 def belief_moments(rows: int, change: Array, whiten: Array, loc: Array, T: Array) -> Callable[[Array], _Moments]:
-    """The three moments above, (N, P), (N,) and (N, P), as a function of the covariances k (N, M) of N inputs.
+    r"""The moments :math:`\mu` (N, P), e (N,) and g (N, P) above, as a function of covariances k (N, M) of N inputs.
+
+    Values and derivatives are those of :func:`belief_moments_reference`, in reverse mode only.
 
     Args:
         rows: N of every call. Where it is large, what does not depend on the inputs is computed here, once.
-        change: zeros (M, M), see :func:`~numpyro_dgp.algebra.whitening.relative_change`, with the derivative that W
-            lacks.
-        whiten: W (M, M), held.
+        change: zeros (M, M) that carry the derivative by W, from
+            :func:`~numpyro_dgp.algebra.whitening.relative_change`.
+        whiten: W (M, M), without a derivative of its own.
         loc: means m (P, M).
         T: S - I, symmetric (P, M, M).
+
+    Example:
+        >>> eye = jnp.eye(2)
+        >>> moments = belief_moments(3, 0 * eye, eye, jnp.ones((1, 2)), -0.5 * eye[None])
+        >>> mean, explained, gain = moments(jnp.full((3, 2), 2.0))
+        >>> print(mean[0], explained[0], gain[0])
+        [4.] 8.0 [-4.]
     """
     if keeps_products(rows, T):
         return partial(_few, change, whiten, loc, T)

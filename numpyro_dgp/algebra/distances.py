@@ -9,27 +9,25 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.algebra.tuning import FEW_COLUMNS
 
 __all__ = ["squared_distances"]
-
-# Below this many columns, differences are summed column by column: exact where the product form
-# loses digits, and as fast, because XLA fuses the sum into one pass over the N x M result.
-_FEW_COLUMNS = 3
 
 
 @partial(jax.jit, inline=True)
 def squared_distances(X1: Array, X2: Array) -> Array:
     r"""Squared distances :math:`\lVert x_i - x'_j \rVert^2`, shape (..., N1, N2), without an N1 x N2 x D array.
 
-    Up to three columns the differences are squared and summed column by column. Beyond that, one
-    matrix product: inputs are centred first, since the product form loses the digits of
-    :math:`\lVert x \rVert^2`, and the result is clipped at zero.
+    Up to three columns the differences are squared and summed column by column: exact where the product form loses
+    digits, and as fast, because XLA fuses the sum into one pass over the result. Beyond that, one matrix product:
+    inputs are centred first, since the product form loses the digits of :math:`\lVert x \rVert^2`, and the result is
+    clipped at zero.
 
     Args:
         X1: inputs (..., N1, D), already divided by the lengthscales.
         X2: inputs (..., N2, D).
     """
-    if X1.shape[-1] <= _FEW_COLUMNS:
+    if X1.shape[-1] <= FEW_COLUMNS:
         columns = range(X1.shape[-1])
         return sum(jnp.square(X1[..., :, None, d] - X2[..., None, :, d]) for d in columns)  # type: ignore[return-value]
     centre = jax.lax.stop_gradient(X2.mean(-2, keepdims=True))

@@ -11,10 +11,12 @@ import math
 
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import matmul, solve_lower
 
 __all__ = [
+    "entropy",
+    "expected_kl",
     "kl_between",
     "kl_diagonal",
     "kl_full",
@@ -27,6 +29,36 @@ __all__ = [
 def log_determinant(scale_tril: Array) -> Array:
     r""":math:`\log\lvert\det L\rvert` of triangular factors (..., n, n): shape (...,)."""
     return jnp.log(jnp.abs(jnp.diagonal(scale_tril, axis1=-2, axis2=-1))).sum(-1)
+
+
+def entropy(variance: Array) -> Array:
+    r""":math:`\tfrac12 \log(2 \pi e\, S)` of one-dimensional Gaussians with variances S of any shape, in nats."""
+    return 0.5 * jnp.log(2 * math.pi * math.e * variance)
+
+
+def expected_kl(variance: Array, square: ArrayLike, prior_variance: ArrayLike) -> Array:
+    r"""Divergence of one-dimensional Gaussians, number by number, averaged over the distance of their means.
+
+    .. math::
+        E\, \mathrm{KL}\bigl[N(m, S) \,\|\, N(m', c)\bigr]
+        = \tfrac12 \Bigl( \frac{S + E (m - m')^2}{c} - 1 + \log c - \log S \Bigr)
+
+    Every divergence of the package between Gaussians without correlations is this one: means that depend on a belief
+    add their variance to ``square``, and a prior N(0, 1) has ``square`` :math:`= m^2` and ``prior_variance`` 1.
+
+    Args:
+        variance: S, of any shape, positive.
+        square: the expected square of the distance between the means; broadcasts against S.
+        prior_variance: c, positive; broadcasts against S.
+
+    Returns:
+        One divergence per number, in nats; sum over the numbers of an event for that of the whole.
+
+    Example:
+        >>> print(expected_kl(jnp.array([1.0, 4.0]), jnp.array([0.0, 2.0]), 1.0).round(3))
+        [0.    1.807]
+    """
+    return 0.5 * ((variance + square) / prior_variance - 1 + jnp.log(prior_variance) - jnp.log(variance))
 
 
 def kl_full(loc: Array, scale_tril: Array) -> Array:
@@ -42,7 +74,10 @@ def kl_between(q: tuple[Array, Array], p: tuple[Array, Array]) -> Array:
 
 
 def kl_diagonal(loc: Array, scale: Array) -> Array:
-    r""":math:`\mathrm{KL}[N(m, \mathrm{diag}\,s^2) \,\|\, N(0, I)]`, summed over the last axis."""
+    r""":math:`\mathrm{KL}[N(m, \mathrm{diag}\,s^2) \,\|\, N(0, I)]`, summed over the last axis.
+
+    :func:`expected_kl` in terms of s, whose logarithm stays finite in single precision where :math:`s^2` is zero.
+    """
     return (0.5 * (jnp.square(scale) + jnp.square(loc) - 1) - jnp.log(jnp.abs(scale))).sum(-1)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.tuning import NARROW, ONE_THREAD
 
 __all__ = [
     "checked_factor",
@@ -36,10 +37,6 @@ __all__ = [
 
 # Outside a compiled program these run as one program each, not as dozens; inside one they leave no trace.
 fused = partial(jax.jit, inline=True)
-# Columns up to which a product with the identity costs next to nothing.
-_NARROW = 128
-# Rows of a product that may wait for one thread.
-_ONE_THREAD = range(700, 1800)
 _ADVICE = (
     "nearly identical inducing inputs, a very long lengthscale, or NaN hyperparameters: use fewer inducing inputs, "
     "spread them out, bound the lengthscale by a prior, or run in float64"
@@ -72,7 +69,7 @@ def computed_once(x: Array) -> Array:
     XLA computes a cheap expression again in whatever it fuses it with, and keeps what it needs for that; it does not
     fuse products. Wide ones are left as they are, because the product would cost more.
     """
-    if x.ndim == 0 or x.shape[-1] > _NARROW:
+    if x.ndim == 0 or x.shape[-1] > NARROW:
         return x
     return matmul(x, jnp.eye(x.shape[-1], dtype=x.dtype))
 
@@ -83,7 +80,7 @@ def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precis
     XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
     two (docs/performance.md).
     """
-    if len(A) % 2 or len(A) not in _ONE_THREAD:
+    if len(A) % 2 or len(A) not in ONE_THREAD:
         return jnp.matmul(A, B, precision=precision)
     halves = A.reshape(2, -1, A.shape[1])
     return jnp.matmul(halves, jnp.broadcast_to(B, (2, *B.shape)), precision=precision).reshape(len(A), -1)

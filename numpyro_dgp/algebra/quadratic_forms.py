@@ -1,4 +1,9 @@
-"""Quadratic forms of many rows with many symmetric matrices: most of the arithmetic of a training step."""
+r"""Quadratic forms of many rows with many symmetric matrices: most of the arithmetic of a training step.
+
+:func:`quadratic_forms_reference` is the equation; :func:`quadratic_forms` is the same in blocks of columns, with a
+derivative written by hand. The other functions are its pieces, which :mod:`~numpyro_dgp.algebra.belief_moments` puts
+together in another way.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import numpy as np
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import computed_once, fused, rows_times
+from numpyro_dgp.algebra.tuning import BLOCK_COLUMNS, KEPT_PRODUCTS
 
 __all__ = [
     "Columns",
@@ -23,25 +29,22 @@ __all__ = [
     "keeps_products",
     "pull_back",
     "quadratic_forms",
+    "quadratic_forms_reference",
     "rows_of_blocks",
     "symmetric",
     "weighted_rows",
 ]
 
-# Symmetric matrices (P, M, M) in blocks of columns, without what is below the diagonal: (end, P * width) each.
+# Symmetric matrices (P, M, M) in blocks of columns. The block of columns start:end holds rows :end, so nothing of the
+# blocks below the diagonal: an array (end, P * (end - start)) each.
 Columns = tuple[Array, ...]
 # Weighted rows (N, P * width), or what these are multiplied with, (P * width, K), block by block.
 Rows = tuple[Array, ...]
-# Bytes of products S_p a_n that are kept for the derivative. More would leave the cache, and with a few layers make the
-# step's memory one that the C library gives back to the system, page by page, every time.
-_KEPT = 2**22
-# Columns in a block.
-_WIDTH = 32
 
 
 def _blocks(M: int) -> list[tuple[int, int]]:
-    """First and last column of every block; a small rest belongs to the last."""
-    return list(pairwise([*range(0, max(M - _WIDTH // 2, 1), _WIDTH), M]))
+    """Bounds ``start:end`` of every block of columns; a remainder of up to half a block goes to the last one."""
+    return list(pairwise([*range(0, max(M - BLOCK_COLUMNS // 2, 1), BLOCK_COLUMNS), M]))
 
 
 def _side_by_side(S: Array) -> Array:
@@ -104,6 +107,19 @@ def pull_back(weighted: Rows, matrices: Rows) -> Array:
     return functools.reduce(jnp.add, map(jnp.matmul, weighted, matrices))
 
 
+def quadratic_forms_reference(S: Array, A: Array) -> Array:
+    r"""What :func:`quadratic_forms` computes, without its blocks and its derivative: the oracle of its tests.
+
+    .. math:: v_{np} = a_n^\top S_p\, a_n
+
+    Args:
+        S: symmetric matrices (P, M, M).
+        A: rows (N, M).
+    """
+    products = jnp.einsum("pij,nj->npi", S, A, precision=jax.lax.Precision.HIGHEST)
+    return jnp.einsum("ni,npi->np", A, products, precision=jax.lax.Precision.HIGHEST)
+
+
 @jax.custom_vjp
 @fused
 def quadratic_forms(S: Array, A: Array) -> Array:
@@ -115,9 +131,16 @@ def quadratic_forms(S: Array, A: Array) -> Array:
     :math:`\partial v / \partial A = 2 S_p A`. Where the products :math:`S_p a_n` are few they are kept for that;
     otherwise rows times their weights serve both derivatives.
 
+    The derivative by S is symmetric, as S is. In reverse mode only (``jax.grad``, ``jax.vjp``); ``jax.jvp`` raises.
+
     Args:
         S: symmetric matrices (P, M, M).
         A: rows (N, M).
+
+    Example:
+        >>> print(quadratic_forms(jnp.array([[[2.0, 1.0], [1.0, 3.0]]]), jnp.array([[1.0, 0.0], [1.0, 1.0]])))
+        [[2.]
+         [7.]]
 
     Source: measured in ``docs/performance.md``.
     """
@@ -125,8 +148,8 @@ def quadratic_forms(S: Array, A: Array) -> Array:
 
 
 def keeps_products(rows: int, S: Array) -> bool:
-    """Whether the products of that many rows with matrices S are few."""
-    return bool(rows * S.nbytes <= _KEPT * S.shape[1])
+    """Whether the products of that many rows with matrices S need so little memory that they are kept."""
+    return bool(rows * S.nbytes <= KEPT_PRODUCTS * S.shape[1])
 
 
 def forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:

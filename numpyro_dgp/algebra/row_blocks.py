@@ -1,4 +1,8 @@
-"""Functions of one datum over many data, in blocks, so that what one datum needs is never held for all of them."""
+"""Functions of one datum over many data, in blocks, so that what one datum needs is never held for all of them.
+
+Blocks change memory and speed, not results: :func:`each_row` is ``jax.vmap(row)`` of all data at once,
+:func:`in_blocks` is ``function(rows)``, and :func:`sum_symmetric` is :func:`sum_symmetric_reference`.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.tuning import CACHED_ROWS
+from numpyro_dgp.algebra.tuning import CELLS as _CELLS
 
-__all__ = ["each_row", "in_blocks", "rows_in_block", "rows_in_cache", "sum_symmetric"]
-
-# Numbers held at once.
-_CELLS = 2**20
+__all__ = ["each_row", "in_blocks", "rows_in_block", "rows_in_cache", "sum_symmetric", "sum_symmetric_reference"]
 
 
 def rows_in_cache(dtype: jnp.dtype) -> int:
-    """Rows whose moments under a layer stay in cache."""
-    return 2000 if jnp.dtype(dtype).itemsize <= 4 else 1250
+    """Rows of one block: so many that their moments under a layer of about 100 inducing points stay in cache."""
+    return CACHED_ROWS[4 if jnp.dtype(dtype).itemsize <= 4 else 8]
 
 
 def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array], *others: Array) -> Array:
-    """``row`` of every mean (N, D), variance (N, D) or (N, D, D) and row of ``others``; it holds ``cells`` numbers
-    for each."""
+    """A function of one Gaussian, for N of them: results (N, ...), those of ``jax.vmap(row)(loc, variance, *others)``.
+
+    Args:
+        loc: means (N, D).
+        variance: their variances (N, D) or covariances (N, D, D).
+        cells: how many numbers ``row`` holds for one datum, at its largest: the size of a block follows from it.
+        row: from one mean, one variance and one row of each of ``others`` to an array.
+        *others: arrays (N, ...).
+    """
     block = max(1, _CELLS // cells)
     if len(loc) <= block:
         return jax.vmap(row)(loc, variance, *others)
@@ -33,16 +43,16 @@ def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array],
 
 
 def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Array], *data: Array) -> Array:
-    """Weighted sum over data of symmetric matrices: shape (M, M).
+    r"""Weighted sum over data of symmetric matrices, :math:`\sum_n w_n R(d_n)`: shape (M, M).
 
-    Backwards, the matrices of a block are computed again.
+    Only entries on and above the diagonal are computed. For the derivative the matrices of a block are computed again
+    instead of being held.
 
     Args:
         size: M.
         weights: one per datum (N,).
         cells: numbers that one entry of one matrix needs.
-        row: from the indices of the entries on and above the diagonal, two arrays, and one row of each array of
-            ``data`` to these entries.
+        row: ``row((i, j), *datum)`` are the entries :math:`R_{ij}` of one datum, for arrays i and j of indices.
         *data: arrays (N, ...).
     """
     pairs = np.triu_indices(size)
@@ -65,8 +75,18 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
     return full + jnp.triu(full, 1).T
 
 
+def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array], *data: Array) -> Array:
+    r"""What :func:`sum_symmetric` computes, entry by entry of all matrices at once: the oracle of its tests.
+
+    .. math:: \sum_n w_n R(d_n)
+    """
+    i, j = jnp.indices((size, size))
+    matrices = jax.vmap(lambda *datum: row((i.ravel(), j.ravel()), *datum))(*data)
+    return (weights @ matrices).reshape(size, size)
+
+
 def rows_in_block(rows: Array) -> int:
-    """Rows in one block of :func:`in_blocks`, all of them where they are few."""
+    """Rows in one block of :func:`in_blocks`: all of them where they are few, else about :func:`rows_in_cache`."""
     N, most = len(rows), rows_in_cache(rows.dtype)
     least = max(1, -(-N // most))
     count = next((c for c in range(least, 2 * least) if N % c == 0), least)
@@ -74,14 +94,19 @@ def rows_in_block(rows: Array) -> int:
 
 
 def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "") -> Any:
-    """``function`` of rows (N, D), block by block where they are many; what it computes is computed again backwards.
+    """``function(rows)`` for a function that treats rows (N, D) one by one, computed in blocks where they are many.
 
-    A block has rows from everywhere, so that every device has its share where the rows are spread over devices.
+    For the derivative each block is computed again instead of being held. Block number i of c takes the rows i, i + c,
+    i + 2c, and so on: where the rows are spread over devices, every device then has a share of every block.
 
     Args:
-        function: what to compute of some of the rows.
+        function: from rows (n, D) to arrays (n, ...), any n.
         rows: all of them.
-        keep: the checkpoint name of what is not computed again.
+        keep: the checkpoint name of intermediate results that are held after all.
+
+    Example:
+        >>> in_blocks(lambda x: x.sum(-1), jnp.ones((5000, 2))).shape
+        (5000,)
     """
     N, size = len(rows), rows_in_block(rows)
     if size == N:

@@ -7,16 +7,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import checked_factor, fused, jitter, matmul, with_jitter
+from numpyro_dgp.algebra.tuning import LEAF, MANY_MATRICES, SMALL_SOLVE
 
 __all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "open_variance", "relative_change", "resolved"]
 
-# Up to this size a triangular solve stays on the thread that calls it.
-_SMALL_SOLVE = 25
-# From this many matrices of at most that size on, LAPACK, which takes them one by one, is left aside: products over all
-# of them at once, down to blocks of the second size, are faster.
-_MANY, _LEAF = 8, 4
 # Error in the precision of one whitened direction, prior precision one, that rounding may make.
 _ROUNDING = 0.1
 
@@ -35,7 +31,7 @@ def inverse_lower(L: Array) -> Array:
     on the cores that XLA needs: a third of a training step (docs/performance.md).
     """
     size = L.shape[-1]
-    if size <= _SMALL_SOLVE:
+    if size <= SMALL_SOLVE:
         eye = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
         return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
     half = size // 2
@@ -46,7 +42,7 @@ def inverse_lower(L: Array) -> Array:
 def _inverse_factor_of_many(K: Array) -> Array:
     """Factorisation and inverse by halves in one, with the names of :func:`inverse_lower`."""
     size = K.shape[-1]
-    if size <= _LEAF:
+    if size <= LEAF:
         return _inverse_factor_by_rows(K)
     half = size // 2
     A = _inverse_factor_of_many(K[..., :half, :half])
@@ -56,7 +52,7 @@ def _inverse_factor_of_many(K: Array) -> Array:
 
 
 def _inverse_factor_by_rows(K: Array) -> Array:
-    """The same for a few rows: Cholesky's recursion number by number, for all matrices at once."""
+    """The same for matrices of a few rows: Cholesky's recursion number by number, for all matrices at once."""
     L: dict[tuple[int, int], Array] = {}
     rows: list[Array] = []
     for i, row in enumerate(jnp.eye(K.shape[-1], dtype=K.dtype)):
@@ -75,7 +71,7 @@ def _inverse_factor_by_rows(K: Array) -> Array:
 @fused
 def inverse_factor(K: Array) -> Array:
     r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; not finite where K is not positive definite."""
-    if K.shape[-1] <= _SMALL_SOLVE and math.prod(K.shape[:-2]) >= _MANY:
+    if K.shape[-1] <= SMALL_SOLVE and math.prod(K.shape[:-2]) >= MANY_MATRICES:
         return _inverse_factor_of_many(K)
     return inverse_lower(jnp.linalg.cholesky(K))
 
@@ -132,6 +128,26 @@ def inverse_cholesky(K: Array, owner: str = "K") -> Array:
     return checked_factor(inverse_factor(with_jitter(K)), owner)
 
 
+def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
+    r"""What M inducing values leave open of a prior variance, :math:`\max(k - a^\top a,\; \mathrm{jitter}(M)\, k)`.
+
+    Exactly, :math:`k(x, x) - a^\top a` is positive, and at an inducing input it is about the jitter that
+    :func:`inverse_cholesky` has put on the diagonal of k(Z, Z). Its rounding error is of that size too, relative to k,
+    and may have either sign. What is below the jitter is therefore set to it: no variance is zero or negative, no
+    bound gains from a negative one, and the derivative there is that of the jitter.
+
+    Args:
+        prior: k(x, x), of any shape.
+        explained: :math:`a^\top a`, which broadcasts against ``prior``.
+        size: M, the number of inducing values.
+
+    Example:
+        >>> print(open_variance(jnp.array([2.0, 2.0]), jnp.array([0.5, 2.1]), 100))
+        [1.5e+00 4.8e-05]
+    """
+    return jnp.maximum(prior - explained, jitter(prior.dtype, size) * prior)
+
+
 def resolved(whiten: Array, second: Array) -> Array:
     r"""The whitening matrix without the directions of v that rounding drowns.
 
@@ -144,21 +160,3 @@ def resolved(whiten: Array, second: Array) -> Array:
     errors = jnp.finfo(whiten.dtype).eps * rates * jnp.linalg.norm(jax.lax.stop_gradient(second))
     kept = directions * (errors < _ROUNDING)
     return matmul(matmul(kept, kept.T), whiten)
-
-
-def open_variance(prior: Array, explained: Array, size: int) -> Array:
-    r"""What whitened values leave open of a variance, :math:`k(x, x) - \lVert a \rVert^2`, and at least the jitter.
-
-    Rounding can push the difference below zero, and a variance of exactly zero has no logarithm. The jitter of k(Z, Z)
-    is noise on the values at the inducing inputs: what is left of a variance there is that much of it.
-
-    Args:
-        prior: :math:`k(x, x)`, of any shape.
-        explained: :math:`\lVert a \rVert^2`, which broadcasts against it.
-        size: M, number of whitened values.
-
-    Example:
-        >>> print(open_variance(jnp.ones(2, jnp.float32), jnp.array([0.25, 1.0], jnp.float32), 100))
-        [7.500000e-01 2.384186e-05]
-    """
-    return jnp.maximum(prior - explained, jitter(explained.dtype, size) * prior)

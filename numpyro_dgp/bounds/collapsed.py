@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_dgp._checks import require_scalar
 from numpyro_dgp._typing import Array, ArrayLike
@@ -26,7 +25,8 @@ from numpyro_dgp.algebra.gaussians import kl_full
 from numpyro_dgp.algebra.linalg import matmul, solve_lower, times_transpose
 from numpyro_dgp.algebra.matrix_ops import Dense
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
-from numpyro_dgp.algebra.whitening import resolved
+from numpyro_dgp.algebra.whitening import open_variance, resolved
+from numpyro_dgp.bounds.observations import Observations, require_rows
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.psi_statistics import Integrate, psi0, psi1, psi1_times_h, psi2
 
@@ -117,10 +117,11 @@ def from_features(
 
     Source: Chamberlin (2016), equations 2.2 and 2.3.
     """
-    _require_rows("from_features", y, A=A, variances=variances)
-    datum = _Data(y, noise, slope, weights)
-    square = jnp.square(y) + y_variance + jnp.square(datum.slope) * (variances - jnp.square(A).sum(-1))
-    return Quadratic(matmul((datum.quadratic * A.T), A), (datum.linear * y) @ A, datum.constant(square))
+    require_rows("from_features", y, A=A, variances=variances)
+    datum = Observations(y, noise, slope, weights)
+    open_ = open_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
+    square = jnp.square(y) + y_variance + jnp.square(datum.slope) * open_
+    return Quadratic(matmul((datum.quadratic * A.T), A), (datum.linear * y) @ A, datum.log_density(square))
 
 
 def from_moments(
@@ -182,8 +183,8 @@ def with_features(
     integrate: Integrate = None,
 ) -> tuple[Quadratic, Array]:
     r""":func:`from_moments` and the expected features :math:`\langle \alpha_n \rangle` (N, M) behind it."""
-    _require_rows("from_moments", y, loc=loc, variance=variance)
-    datum = _Data(y, noise, slope, weights)
+    require_rows("from_moments", y, loc=loc, variance=variance)
+    datum = Observations(y, noise, slope, weights)
     square = jnp.square(y) + y_variance
     first = psi1(kernel, loc, variance, Z, integrate=integrate)
     linear = (datum.linear * y) @ first
@@ -197,25 +198,10 @@ def with_features(
     Phi = matmul(matmul(whiten, second), whiten.T)
     Phi = 0.5 * (Phi + Phi.T)
     variances = psi0(kernel, loc, variance, integrate=integrate)
+    # Not clipped as open_variance is: rounding errors of the trace are those of Phi, and cancel in the bound.
     open_ = (datum.quadratic * variances).sum() - jnp.trace(Phi)
     features = matmul(first, whiten.T)
-    return Quadratic(Phi, whiten @ linear, datum.constant(square) - 0.5 * open_), features
-
-
-class _Data:
-    """Precisions and scales of N data."""
-
-    def __init__(self, y: Array, noise: ArrayLike, slope: ArrayLike, weights: ArrayLike) -> None:
-        def rows(value: ArrayLike) -> Array:
-            return jnp.broadcast_to(jnp.asarray(value, y.dtype), y.shape)
-
-        self.slope, self.noise, self.weights = rows(slope), rows(noise), rows(weights)
-        self.precision = self.weights / jnp.square(self.noise)
-        self.linear = self.precision * self.slope
-        self.quadratic = self.linear * self.slope
-
-    def constant(self, square: Array) -> Array:
-        return -(0.5 * self.precision * square + self.weights * jnp.log(math.sqrt(2 * math.pi) * self.noise)).sum()
+    return Quadratic(Phi, whiten @ linear, datum.log_density(square) - 0.5 * open_), features
 
 
 def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[Array, Array]:
@@ -230,7 +216,7 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
         scale_tril: triangular root of S (M, M).
     """
     spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]
-    return A @ loc, variances - jnp.square(A).sum(-1) + spread
+    return A @ loc, open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + spread
 
 
 def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array:
@@ -251,20 +237,12 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
 
     Source: Titsias (2014).
     """
-    _require_rows("upper_bound", y, A=A, variances=variances)
+    require_rows("upper_bound", y, A=A, variances=variances)
     require_scalar("upper_bound", "noise", noise)
     gram, projected = matmul(A.T, A), A.T @ y
     eye, s2 = jnp.eye(A.shape[1], dtype=A.dtype), jnp.square(jnp.asarray(noise, A.dtype))
-    total = s2 + (variances - jnp.square(A).sum(-1)).sum()
+    total = s2 + open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]).sum()
     log_det = 2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(eye + gram / s2))).sum() + len(y) * jnp.log(s2)
     half = solve_lower(jnp.linalg.cholesky(eye + gram / total), projected[:, None])[:, 0]
     square = (y @ y - half @ half / total) / total
     return -0.5 * (log_det + square + len(y) * math.log(2 * math.pi))
-
-
-def _require_rows(owner: str, y: Array, **arrays: Array) -> None:
-    if np.ndim(y) != 1 or any(np.shape(a)[:1] != np.shape(y) for a in arrays.values()):
-        raise ValueError(
-            f"{owner}: expected y of shape (N,) and one row per datum in everything else, got y {np.shape(y)} with "
-            f"{ {name: np.shape(a) for name, a in arrays.items()} }: for several outputs, jax.vmap over them"
-        )

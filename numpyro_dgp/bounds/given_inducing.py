@@ -20,12 +20,12 @@ Source: Chamberlin (2016), section 4.3, whose q(v) holds M and S instead and lea
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.gaussians import entropy
 from numpyro_dgp.algebra.linalg import matmul, times_transpose
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
 from numpyro_dgp.bounds.collapsed import Quadratic
@@ -79,8 +79,7 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
     loc = data.optimum()[0]
     spread = quadratic_forms(times_transpose(root)[None], features)[:, 0]
     variance = ratio * s2
-    entropy = 0.5 * jnp.log(2 * math.pi * math.e * variance)
-    own = entropy - 0.5 * ratio + ratio * (1 - 0.5 * ratio) / s2 * spread
+    own = entropy(variance) - 0.5 * ratio + ratio * (1 - 0.5 * ratio) / s2 * spread
     return Following(
         loc=loc,
         scale_tril=root,

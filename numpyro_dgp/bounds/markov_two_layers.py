@@ -11,17 +11,16 @@ Source: Chamberlin (2016), sections 4.7, 4.9 and A.5. The mean of h there, :math
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array, pytree
-from numpyro_dgp.algebra.gaussians import kl_full
+from numpyro_dgp.algebra.gaussians import expected_kl, kl_full
 from numpyro_dgp.algebra.linalg import matmul, times_transpose
-from numpyro_dgp.algebra.whitening import inverse_cholesky, resolved
+from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, resolved
 from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
+from numpyro_dgp.bounds.observations import Observations
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.psi_statistics import psi0, psi2
 
@@ -121,29 +120,29 @@ def _hidden_divergence(layer: HiddenLayer, Sigma: Array, X: Array) -> Array:
     r""":math:`\sum_{np} E_{q(v)} \mathrm{KL}[q(h_{np} \mid v) \,\|\, p(h_{np} \mid v, x_n)]`."""
     whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of the first layer")
     A = matmul(layer.kernel(X, layer.Z), whiten.T)
-    open_ = jnp.maximum(layer.kernel.diag(X) - jnp.square(A).sum(-1), 0)
+    open_ = open_variance(layer.kernel.diag(X), jnp.square(A).sum(-1), len(layer.Z))
     c = (open_ + jnp.square(layer.noise))[:, None]
     between = layer.weights - A[:, None]
     gap = layer.shift - layer.mean + jnp.einsum("npk,pk->np", between, layer.loc)
     square = jnp.square(gap) + jnp.einsum("npk,pkl,npl->np", between, Sigma, between)
-    S = jnp.square(layer.scale)
-    return 0.5 * ((S + square) / c - 1 + jnp.log(c) - jnp.log(S)).sum()
+    return expected_kl(jnp.square(layer.scale), square, c).sum()
 
 
 def _expected_likelihood(last: MarkovLayer, loc: Array, variance: Array, v: Coupled, y: Array) -> Array:
     """E[log N(y; f(h), noise²)] under the coupled Gaussian over h and the v of every output."""
     second = psi2(last.kernel, loc, variance, last.Z)
     whiten = resolved(inverse_cholesky(last.kernel.gram(last.Z), "k(Z, Z) of the last layer"), second)
+    # Not clipped as open_variance is: rounding errors of the trace are those of the expected squares, and cancel.
     open_ = psi0(last.kernel, loc, variance).sum() - jnp.trace(matmul(matmul(whiten, second), whiten.T))
     where = last.kernel, last.Z, whiten, loc, variance
 
-    def error(own: Coupled, t: Array) -> Array:
+    def output(own: Coupled, t: Array) -> Array:
         known = Target(t, jnp.zeros_like(loc), jnp.zeros((len(t), len(last.Z)), t.dtype))
         product, square = expected_product(*where, own, known), expected_square(*where, own)
-        return (jnp.square(t) - 2 * product + square).sum() + open_
+        error = jnp.square(t) - 2 * product + square
+        return Observations(t, last.noise).log_density(error + open_ / len(t))
 
-    total = jax.vmap(error, (0, 1))(v, y).sum()
-    return -0.5 * total / jnp.square(last.noise) - y.size * jnp.log(math.sqrt(2 * math.pi) * last.noise)
+    return jax.vmap(output, (0, 1))(v, y).sum()
 
 
 def _require_shapes(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> None:

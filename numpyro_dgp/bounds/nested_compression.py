@@ -17,7 +17,6 @@ their last formula, and factors 1/2 in between.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -31,9 +30,10 @@ from numpyro_dgp.algebra.linalg import matmul, times_transpose
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
 from numpyro_dgp.algebra.row_blocks import in_blocks
 from numpyro_dgp.algebra.whitening import inverse_cholesky
-from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_moments
+from numpyro_dgp.bounds.collapsed import Quadratic, from_features, with_features
+from numpyro_dgp.bounds.observations import Observations
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.kernels.psi_statistics import Integrate, psi1
+from numpyro_dgp.kernels.psi_statistics import Integrate
 
 __all__ = ["NestedLayer", "nested_bound"]
 
@@ -101,52 +101,48 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
     for layer in layers[:-1]:
         penalty, inputs = _hidden(layer, *inputs, integrate)
         bound = bound - penalty
-    data = _data(layers[-1], *inputs, y, integrate)
+    data, _ = _data(layers[-1], *inputs, y, integrate)
     return bound + data.expected(layers[-1].loc, layers[-1].scale_tril).sum()
 
 
 def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: Integrate) -> tuple[Array, tuple]:
     """The price of a hidden layer, and means and variances (N, P) of its values."""
-    N, P = len(loc), len(layer.loc)
-    A = _features(layer, loc, variance, integrate)
+    zero = jnp.zeros((len(loc), len(layer.loc)), loc.dtype)
+    # About y = 0 the expected log density holds the expected square of g(h), and the open variance. The price is what
+    # this loses against the log density with the square of the mean of g(h) and the variance that q(v) gives it.
+    data, A = _data(layer, loc, variance, zero, integrate)
     mean = _mean(layer, loc) + A @ layer.loc.T
     spread = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)
-    # About y = 0 the expected log-likelihood holds the expected square of g(h) + open variance.
-    square = _data(layer, loc, variance, jnp.zeros((N, P), loc.dtype), integrate)
-    scale = N * P * jnp.log(math.sqrt(2 * math.pi) * layer.noise)
-    known = 0.5 * (jnp.square(mean) + spread).sum() / jnp.square(layer.noise)
-    penalty = -square.expected(layer.loc, layer.scale_tril).sum() - scale - known
+    known = Observations(zero, layer.noise).log_density(jnp.square(mean) + spread)
+    penalty = known - data.expected(layer.loc, layer.scale_tril).sum()
     return penalty, (mean, spread + jnp.square(layer.noise))
 
 
-def _data(layer: NestedLayer, loc: Array, variance: Array | None, y: Array, integrate: Integrate) -> Quadratic:
-    """What targets y (N, P) say about every output: Phi (M, M), b (P, M), c (P,)."""
+def _data(
+    layer: NestedLayer, loc: Array, variance: Array | None, y: Array, integrate: Integrate
+) -> tuple[Quadratic, Array]:
+    """What targets y (N, P) say about every output, Phi (M, M), b (P, M), c (P,), and expected features (N, M)."""
     whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of a layer")
     if variance is None:
-        A, k = _features(layer, loc, None, integrate), layer.kernel.diag(loc)
+        A, k = matmul(layer.kernel(loc, layer.Z), whiten.T), layer.kernel.diag(loc)
         one = lambda t: from_features(A, k, t, layer.noise)  # noqa: E731
-        return jax.vmap(one, 1, Quadratic(None, 0, 0))(y - _mean(layer, loc))  # type: ignore[arg-type]
+        return jax.vmap(one, 1, _SHARED_PHI)(y - _mean(layer, loc)), A  # type: ignore[arg-type]
     W = jnp.zeros((loc.shape[-1], y.shape[-1]), loc.dtype) if layer.W is None else layer.W
 
-    def output(t: Array, w: Array) -> Quadratic:
+    def output(t: Array, w: Array) -> tuple[Quadratic, Array]:
         tilt = None if layer.W is None else jnp.broadcast_to(-w, loc.shape)
-        return from_moments(
-            layer.kernel, layer.Z, whiten, loc, variance, t, layer.noise, tilt=tilt, integrate=integrate
-        )
+        where = layer.kernel, layer.Z, whiten, loc, variance
+        return with_features(*where, t, layer.noise, tilt=tilt, integrate=integrate)  # type: ignore[arg-type]
 
-    return jax.vmap(output, 1, Quadratic(None, 0, 0))(y - layer.b, W)  # type: ignore[arg-type]
+    return jax.vmap(output, 1, (_SHARED_PHI, None))(y - layer.b, W)  # type: ignore[arg-type]
+
+
+# Axes of the outputs: Phi depends on the inputs alone.
+_SHARED_PHI = Quadratic(None, 0, 0)  # type: ignore[arg-type]
 
 
 def _mean(layer: NestedLayer, loc: Array) -> Array | float:
     return layer.b + (0.0 if layer.W is None else loc @ layer.W)
-
-
-def _features(layer: NestedLayer, loc: Array, variance: Array | None, integrate: Integrate) -> Array:
-    """Expected features (N, M)."""
-    whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of a layer")
-    if variance is None:
-        return matmul(layer.kernel(loc, layer.Z), whiten.T)
-    return matmul(psi1(layer.kernel, loc, variance, layer.Z, integrate=integrate), whiten.T)
 
 
 def _require_widths(layers: Sequence[NestedLayer], X: Array, y: Array) -> None:

@@ -18,6 +18,7 @@ from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp.algebra.gaussians import expected_kl
 from numpyro_dgp.algebra.linalg import computed_once, safe_sqrt
 from numpyro_dgp.model.beliefs import StandardNormal
 
@@ -259,11 +260,10 @@ def _refuse_site() -> NoReturn:
 @kl_divergence.register(FunctionValues, FunctionValues)
 def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
     r"""KL between independent Gaussians, with :math:`E_{q(u)}` of the second where it has a spread."""
-    square = q.variance + jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
-    c = p.conditional_variance
-    return sum_event(0.5 * (square / c - 1 + jnp.log(c) - jnp.log(q.variance)), q.event_dim)
+    square = jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
+    return sum_event(expected_kl(q.variance, square, p.conditional_variance), q.event_dim)
 
 
 @kl_divergence.register(FunctionValues, StandardNormal)
 def _kl_values_prior(q: FunctionValues, p: StandardNormal) -> Array:
-    return sum_event(0.5 * (q.variance + jnp.square(q.loc) - 1 - jnp.log(q.variance)), q.event_dim)
+    return sum_event(expected_kl(q.variance, jnp.square(q.loc), 1.0), q.event_dim)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.gaussians import log_density, log_determinant
+from numpyro_dgp.algebra.gaussians import expected_kl, log_density, log_determinant
 from numpyro_dgp.algebra.linalg import cholesky, solve_lower
 from numpyro_dgp.model.function_values import FunctionValues, Values, sum_event
 
@@ -105,11 +105,12 @@ def _gap(q: Any, p: FunctionValues) -> Array:
 
 @kl_divergence.register(ConditionalValues, FunctionValues)
 def _kl_conditional(q: ConditionalValues, p: FunctionValues) -> Array:
-    S, c = q.conditional_variance, p.conditional_variance
-    return sum_event(0.5 * ((S + _gap(q, p)) / c - 1 + jnp.log(c) - jnp.log(S)), q.event_dim)
+    return sum_event(expected_kl(q.conditional_variance, _gap(q, p), p.conditional_variance), q.event_dim)
 
 
 @kl_divergence.register(CorrelatedValues, FunctionValues)
 def _kl_correlated(q: CorrelatedValues, p: FunctionValues) -> Array:
-    own, c = jnp.square(q.scale_tril).sum(-1), p.conditional_variance
-    return (0.5 * ((own + _gap(q, p)) / c - 1 + jnp.log(c))).sum(-1) - log_determinant(q.scale_tril)
+    # As of independent numbers with the variances of S, plus what the correlations in S take from its determinant.
+    own = jnp.square(q.scale_tril).sum(-1)
+    correlations = 0.5 * jnp.log(own).sum(-1) - log_determinant(q.scale_tril)
+    return expected_kl(own, _gap(q, p), p.conditional_variance).sum(-1) + correlations

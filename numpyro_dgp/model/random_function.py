@@ -23,6 +23,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.belief_moments import ROWS
 from numpyro_dgp.algebra.linalg import conditional_cholesky, matmul, rounding_scale, solve_lower
 from numpyro_dgp.algebra.row_blocks import in_blocks
+from numpyro_dgp.algebra.tuning import KEPT_ROWS
 from numpyro_dgp.algebra.whitening import open_variance
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -45,9 +46,6 @@ __all__ = [
 
 # Mean, variance given u, what a belief adds, and the sum of these two where it was computed without them; each (N, P).
 Moments = tuple[Array, Array, Array | None, Array | None]
-# Bytes of whitened rows that a layer of many blocks keeps for the derivative: with more, a few layers make the step's
-# memory one that the C library gives back to the system every time.
-_KEPT = 2**22
 _DATA_HINT = "drop, impute or mask the rows with missing values before building the model"
 
 
@@ -319,7 +317,7 @@ class InducedFunction:
         if isinstance(self.u, FunctionDraw):
             loc = self._known(self.features(rows), rows)
             return loc, jnp.zeros_like(loc), None, None
-        small = len(rows) * self.size * rows.dtype.itemsize <= _KEPT
+        small = len(rows) * self.size * rows.dtype.itemsize <= KEPT_ROWS
         return in_blocks(self.block_moments(rows), rows, keep=ROWS if small else "")
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
