@@ -1,134 +1,190 @@
-"""The import direction: arrows only point up (docs/design.md)."""
+"""The house: which folder may import which, no circle at any depth, one name for one file (docs/design.md)."""
 
 import ast
+import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import numpyro_dgp
 
 ROOT = Path(numpyro_dgp.__file__).parent
-LAYERS = {
-    0: ["_typing", "_checks", "streams"],
-    1: [
-        "linalg",
-        "whitening",
-        "distances",
-        "quadratic",
-        "projected",
-        "kernels",
-        "means",
-        "gaussians",
-        "covariances",
-        "coordinates",
-        "quadrature",
-        "jaxprs",
-        "structure",
-        "row_dependence",
-        "spectra",
-        "circulant",
-        "ring_features",
-        "ring_windows",
-        "subsampled",
-        "langevin",
-        "tilted",
-        "blocks",
-        "expectations",
-        "collapsed",
-        "following",
-        "nested",
-        "coupled",
-        "markov",
-    ],
-    2: [
-        "beliefs",
-        "values",
-        "copies",
-        "conditionals",
-        "inducing",
-        "induced",
-        "functions",
-        "exact",
-        "ring_beliefs",
-        "ring_functions",
-        "grids",
-        "ring_optimum",
-        "ring_series",
-        "rings",
-        "closed_forms",
-        "likelihood",
-        "robustmax",
-        "primitives",
-        "initial",
-        "projections",
-        "mixing",
-    ],
-    3: ["guides", "objectives", "optim", "sampling", "sghmc", "streaming", "training"],
-    4: ["densities", "draws", "predict", "diagnostics", "plots", "testing"],
+DESIGN = ROOT.parent / "docs" / "design.md"
+
+# What every place may import of this package, beside its own files and _typing and _checks. A place is a folder or one
+# of the files beside them; docs/design.md shows the same table.
+ALLOWED = {
+    "algebra": "",
+    "kernels": "algebra",
+    "means": "",
+    "initial": "kernels means",
+    "bounds": "algebra kernels",
+    "model": "algebra kernels means",
+    "rings": "algebra kernels means model",
+    "representations": "algebra kernels means model rings",
+    "primitives": "kernels means model rings representations",
+    "guides.rules": "algebra model rings",
+    "guides": "guides.rules model",
+    "guides.collapsed": "algebra kernels means bounds model guides.rules guides",
+    "inference": "model rings guides",
+    "optim": "algebra model guides inference",
+    "densities": "",
+    "draws": "algebra model",
+    "predict": "model guides densities draws",
+    "plots": "kernels rings densities predict",
+    "diagnostics": "model guides inference densities draws predict plots",
+    "testing": "algebra kernels model guides inference",
 }
-LAYER = {name: layer for layer, names in LAYERS.items() for name in names}
-# What each layer may import from outside.
-ALLOWED = {0: {"jax", "numpy"}, 1: {"jax", "numpy", "scipy"}}
-ALLOWED[2] = ALLOWED[1] | {"numpyro"}
-ALLOWED[3] = ALLOWED[2] | {"optax", "tqdm"}
-ALLOWED[4] = ALLOWED[3] | {"arviz_base", "arviz_stats", "arviz", "matplotlib", "pandas", "pytest", "xarray"}
+# What it may import from outside: JAX and NumPy everywhere, and these.
+OUTSIDE = {
+    **dict.fromkeys(["algebra", "kernels", "means", "bounds", "initial"], "scipy"),
+    **dict.fromkeys(["model", "rings", "representations", "primitives"], "scipy numpyro"),
+    **dict.fromkeys(["guides.rules", "guides", "guides.collapsed"], "numpyro numpyro.infer"),
+    **dict.fromkeys(["inference", "optim"], "scipy numpyro numpyro.infer optax tqdm"),
+    **dict.fromkeys(["densities", "draws", "predict"], "scipy numpyro numpyro.infer"),
+    "testing": "numpyro numpyro.infer optax",
+    "plots": "matplotlib",
+    "diagnostics": "scipy numpyro numpyro.infer optax matplotlib pandas xarray arviz_base arviz_stats",
+}
 
 
-def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def module_name(path):
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+
+
+def imports(name):
+    """Every import of a file at any depth, under ``TYPE_CHECKING`` too: the module or the outside package."""
+    for node in ast.walk(TREES[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"relative import in {path}"
-            yield node.module
+            assert node.level == 0, f"relative import in {name}"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in FILES else node.module
 
 
-def modules():
-    for path in sorted(ROOT.rglob("*.py")):
-        name = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if name != "__init__":
-            yield name, path
+def place(name):
+    """The folder of a module, or the file beside the folders; ``names`` for what only collects public names."""
+    parts = name.split(".")[1:]
+    if not parts or (FILES[name].name == "__init__.py" and name == "numpyro_dgp.guides"):
+        return "names"
+    folder = ".".join(parts[:2])
+    return folder if folder in ALLOWED else parts[0]
 
 
-def test_every_module_has_a_layer():
-    assert {name for name, _ in modules()} == set(LAYER)
+INSIDE = {name: {i for i in imports(name) if i.split(".")[0] == "numpyro_dgp" and i != name} for name in FILES}
 
 
-def test_arrows_only_point_up():
-    for name, path in modules():
-        for imported in imports(path):
-            package, *rest = imported.split(".")
-            if package == "numpyro_dgp":
-                assert rest, f"{path.name} imports the whole package"
-                assert LAYER[rest[0]] <= LAYER[name], f"{path.name} (S{LAYER[name]}) imports {imported}"
-            elif package not in sys.stdlib_module_names:
-                assert package in ALLOWED[LAYER[name]], f"{path.name} (S{LAYER[name]}) imports {imported}"
-            if imported.startswith("numpyro.infer") or package == "optax":
-                assert LAYER[name] >= 3, f"{path.name} (S{LAYER[name]}) imports {imported}"
+def test_every_place_is_in_the_table():
+    assert {place(name) for name in FILES} == {*ALLOWED, "names", "_typing", "_checks"}
 
 
-def test_sample_first_appears_in_the_second_layer():
-    for name, path in modules():
-        if LAYER[name] < 2:
+def test_arrows_go_one_way():
+    order = list(ALLOWED)
+    for here, allowed in ALLOWED.items():
+        assert all(order.index(there) < order.index(here) for there in allowed.split()), f"{here} is above its imports"
+    for name, found in INSIDE.items():
+        here = place(name)
+        if here in ("names", "_typing"):
+            continue
+        allowed = {here, "_typing", "_checks", *ALLOWED.get(here, "").split()}
+        for imported in found:
+            assert imported != "numpyro_dgp", f"{name} imports the whole package"
+            there = place(imported)
+            there = "guides" if there == "names" else there  # dgp.guides collects names of its folders
+            assert there in allowed, f"{name} ({here}) imports {imported}"
+
+
+def test_outside_packages():
+    for name in FILES:
+        allowed = {"jax", "numpy", *OUTSIDE.get(place(name), "").split()}
+        for imported in imports(name):
+            package = imported.split(".")[0]
+            if package == "numpyro" and imported.startswith("numpyro.infer"):
+                package = "numpyro.infer"
+            if package != "numpyro_dgp" and package not in sys.stdlib_module_names:
+                assert package in allowed, f"{name} imports {imported}"
+
+
+def circle(graph):
+    """A circle of imports, or nothing."""
+    done, path = set(), []
+
+    def visit(name):
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        path.append(name)
+        found = next((c for other in sorted(graph.get(name, ())) if (c := visit(other))), [])
+        path.pop()
+        done.add(name)
+        return found
+
+    return next((c for name in graph if (c := visit(name))), [])
+
+
+def test_no_circle_between_files():
+    assert circle(INSIDE) == []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_no_circle_between_places():
+    graph = {}
+    for name, found in INSIDE.items():
+        graph.setdefault(place(name), set()).update({place(i) for i in found} - {place(name)})
+    graph.pop("names")
+    assert circle({here: there - {"names"} for here, there in graph.items()}) == []
+
+
+def test_no_private_names_across_files():
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("numpyro_dgp"):
+                private = [alias.name for alias in node.names if alias.name.startswith("_")]
+                assert not private, f"{name} imports {private} from {node.module}"
+
+
+def test_the_design_page_shows_the_same_table():
+    rows = re.findall(r"^\| `([\w./]+)` \| ([^|]*)\|", DESIGN.read_text(), re.MULTILINE)
+    shown = {}
+    for here, may in rows:
+        folders = [name.rstrip("/").replace("/", ".") for name in re.findall(r"`([\w./]+)`", may)]
+        shown[here.rstrip("/").replace("/", ".")] = " ".join(folders)
+    assert {here: may for here, may in shown.items() if here in ALLOWED} == ALLOWED
+
+
+def test_sites_first_appear_in_the_model():
+    for name, path in FILES.items():
+        if place(name) in ("_typing", "_checks", "algebra", "kernels", "means", "bounds", "initial"):
             assert "numpyro.sample" not in path.read_text().replace("numpyro_dgp", "")
 
 
-def test_no_cycles_within_a_layer():
-    graph = {}
-    for name, path in modules():
-        tree = ast.parse(path.read_text())
-        top = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module.startswith("numpyro_dgp.")]
-        graph.setdefault(name, set()).update(n.module.split(".")[1] for n in top)
-
-    def reaches(start, goal, seen):
-        return any(n == goal or (n not in seen and reaches(n, goal, seen | {n})) for n in graph[start] - {start})
-
-    assert not [name for name in graph if reaches(name, name, set())]
+def test_one_name_for_one_file():
+    names = [path.name for path in FILES.values() if path.name != "__init__.py"]
+    assert sorted(set(names)) == sorted(names)
+    assert len(list(ROOT.glob("*.py"))) <= 15
 
 
 def test_files_are_short():
-    for path in ROOT.rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 270, f"{path.name} is long: split it by concept"
+    lengths = [len(path.read_text().splitlines()) for path in FILES.values()]
+    assert statistics.median(lengths) < 200
+    assert max(lengths) <= 400
+
+
+@pytest.mark.parametrize("pattern", [r"^r?\"\"\"S\d:", r"\bid\(\w+\)"])
+def test_gone(pattern):
+    """No layer numbers in docstrings, nothing compared by its address."""
+    assert not [name for name, path in FILES.items() if re.search(pattern, path.read_text(), re.MULTILINE)]
 
 
 def test_import_needs_no_optional_package():

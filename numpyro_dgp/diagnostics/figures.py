@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,12 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numpyro_dgp._typing import ArrayLike
+from numpyro_dgp.diagnostics.calibration import Simulated
 from numpyro_dgp.plots import bounds
 from numpyro_dgp.plots.axes import figure_of, open_axes
 
 if TYPE_CHECKING:
-    from numpyro_dgp.diagnostics.calibration import Simulated
-    from numpyro_dgp.diagnostics.comparison import Comparison
+    from pandas import DataFrame
+    from xarray import DataTree
 
 __all__ = ["calibration", "comparison", "ranks"]
 
@@ -26,7 +27,23 @@ _HIGH = 0.7
 _MANY = 0.1
 
 
-def comparison(found: Comparison) -> Figure:
+class Compared(Protocol):
+    """What :func:`comparison` draws: ``dgp.compare`` returns it."""
+
+    @property
+    def table(self) -> DataFrame:
+        """One row per posterior."""
+
+    @property
+    def loo(self) -> dict[str, Any]:
+        """Leave-one-out scores by name."""
+
+    @property
+    def trees(self) -> dict[str, DataTree]:
+        """What ``to_arviz`` made, by name."""
+
+
+def comparison(found: Compared) -> Figure:
     """Bounds, leave-one-out scores with standard errors, Pareto shapes and training curves of several posteriors.
 
     Open circles are scores that more than a tenth of the data have no reliable weights for.

@@ -16,7 +16,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.choices import Choices
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns
-from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, _arrays, uses_of
+from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, arrays_of, uses_of
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.handler import Replace
 from numpyro_dgp.guides.presets import Other
@@ -285,8 +285,8 @@ def _dependencies(
     rest: list[Any] = [use.leaves() for use in uses.values()]
     for name, site in sites.items():
         if site["type"] == "sample" and name not in uses:
-            rest.append(_arrays(site["fn"]))
-            rest.append([] if name in gaussian else _arrays(site["value"]))
+            rest.append(arrays_of(site["fn"]))
+            rest.append([] if name in gaussian else arrays_of(site["value"]))
         elif name in uses and site["is_observed"]:
             rest.append([uses[name].target, uses[name].target_variance])
     return {name: use.inputs for name, use in uses.items()}, rest

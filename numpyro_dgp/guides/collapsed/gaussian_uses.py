@@ -48,7 +48,7 @@ class Use:
 
     def leaves(self) -> list[Any]:
         """Everything but inputs and targets, to check what it depends on."""
-        return _arrays([dataclasses.replace(self.function, u=None), self.slope, self.noise, self.weights])
+        return arrays_of([dataclasses.replace(self.function, u=None), self.slope, self.noise, self.weights])
 
     def quadratic(self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate) -> Quadratic:
         """What these data say about the whitened inducing values, for every output: b is (P, M), c is (P,)."""
@@ -227,5 +227,5 @@ def affine_mean(mean: Callable[[Array], Array], dims: int, outputs: int, dtype: 
     return jnp.broadcast_to(weights, (dims, outputs)), jnp.broadcast_to(offset, (outputs,))
 
 
-def _arrays(tree: Any) -> list[Array]:
+def arrays_of(tree: Any) -> list[Array]:
     return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype")]
