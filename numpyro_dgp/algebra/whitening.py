@@ -147,16 +147,16 @@ def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
         >>> f"{left[0]:.1e} {left[1]:.1e}"
         '1.5e+00 4.8e-05'
     """
-    return jnp.maximum(prior - explained, jitter(prior.dtype, size) * prior)
+    return jnp.maximum(prior - explained, jitter(jnp.result_type(prior, explained), size) * prior)
 
 
 def resolved(whiten: Array, second: Array) -> Array:
     r"""The whitening matrix without the directions of v whose precision, given data, would be mostly rounding error.
 
-    That precision, :math:`L^{-1} \psi_2 L^{-\top}`, multiplies rounding errors of :math:`\psi_2` by the inverse eigenvalues of k(Z, Z),
-    which for a smooth kernel go down to the jitter. Where that exceeds ``_ROUNDING``, q(v) keeps the prior, which is
-    one of the q(v) allowed: the bound is that of the same layer at this q(v), lower by next to nothing in double
-    precision (``docs/numerics.md``).
+    That precision, :math:`L^{-1} \psi_2 L^{-\top}`, multiplies rounding errors of :math:`\psi_2` by the inverse
+    eigenvalues of k(Z, Z), which for a smooth kernel go down to the jitter. Where the product exceeds ``_ROUNDING``,
+    q(v) keeps the prior, which is one of the q(v) allowed: the bound is that of the same layer at this q(v), lower by
+    next to nothing in double precision (``docs/numerics.md``).
 
     Args:
         whiten: :math:`L^{-1}` (M, M).
