@@ -83,6 +83,7 @@ def belief_moments(rows: int, change: Array, whiten: Array, loc: Array, T: Array
         T: S - I, symmetric (P, M, M).
 
     Example:
+        >>> import jax.numpy as jnp
         >>> eye = jnp.eye(2)
         >>> moments = belief_moments(3, 0 * eye, eye, jnp.ones((1, 2)), -0.5 * eye[None])
         >>> mean, explained, gain = moments(jnp.full((3, 2), 2.0))

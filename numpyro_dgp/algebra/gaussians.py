@@ -55,6 +55,7 @@ def expected_kl(variance: Array, square: ArrayLike, prior_variance: ArrayLike) -
         One divergence per number, in nats; sum over the numbers of an event for that of the whole.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> print(expected_kl(jnp.array([1.0, 4.0]), jnp.array([0.0, 2.0]), 1.0).round(3))
         [0.    1.807]
     """

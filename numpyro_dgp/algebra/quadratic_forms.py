@@ -138,6 +138,7 @@ def quadratic_forms(S: Array, A: Array) -> Array:
         A: rows (N, M).
 
     Example:
+        >>> import jax.numpy as jnp
         >>> print(quadratic_forms(jnp.array([[[2.0, 1.0], [1.0, 3.0]]]), jnp.array([[1.0, 0.0], [1.0, 1.0]])))
         [[2.]
          [7.]]

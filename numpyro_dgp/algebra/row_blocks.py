@@ -105,6 +105,7 @@ def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "") -> 
         keep: the checkpoint name of intermediate results that are held after all.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> in_blocks(lambda x: x.sum(-1), jnp.ones((5000, 2))).shape
         (5000,)
     """

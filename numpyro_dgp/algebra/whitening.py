@@ -13,7 +13,7 @@ from numpyro_dgp.algebra.tuning import LEAF, MANY_MATRICES, SMALL_SOLVE
 
 __all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "open_variance", "relative_change", "resolved"]
 
-# Error in the precision of one whitened direction, prior precision one, that rounding may make.
+# The largest rounding error that is allowed in the precision of a direction of v, whose prior precision is one.
 _ROUNDING = 0.1
 
 
@@ -142,19 +142,25 @@ def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
         size: M, the number of inducing values.
 
     Example:
-        >>> print(open_variance(jnp.array([2.0, 2.0]), jnp.array([0.5, 2.1]), 100))
-        [1.5e+00 4.8e-05]
+        >>> import jax.numpy as jnp
+        >>> left = open_variance(jnp.array([2.0, 2.0], jnp.float32), jnp.array([0.5, 2.1], jnp.float32), 100)
+        >>> f"{left[0]:.1e} {left[1]:.1e}"
+        '1.5e+00 4.8e-05'
     """
-    return jnp.maximum(prior - explained, jitter(prior.dtype, size) * prior)
+    return jnp.maximum(prior - explained, jitter(jnp.result_type(prior, explained), size) * prior)
 
 
 def resolved(whiten: Array, second: Array) -> Array:
-    r"""The whitening matrix without the directions of v that rounding drowns.
+    r"""The whitening matrix without the directions of v whose precision, given data, would be mostly rounding error.
 
-    :math:`L^{-1} \psi_2 L^{-\top}` multiplies rounding errors of :math:`\psi_2` by the inverse eigenvalues of k(Z, Z),
-    which for a smooth kernel go down to the jitter. Where that exceeds ``_ROUNDING``, q(v) keeps the prior, which is
-    one of the q(v) allowed: the bound is that of the same layer at this q(v), lower by next to nothing in double
-    precision (``docs/numerics.md``).
+    That precision, :math:`L^{-1} \psi_2 L^{-\top}`, multiplies rounding errors of :math:`\psi_2` by the inverse
+    eigenvalues of k(Z, Z), which for a smooth kernel go down to the jitter. Where the product exceeds ``_ROUNDING``,
+    q(v) keeps the prior, which is one of the q(v) allowed: the bound is that of the same layer at this q(v), lower by
+    next to nothing in double precision (``docs/numerics.md``).
+
+    Args:
+        whiten: :math:`L^{-1}` (M, M).
+        second: :math:`\psi_2` (M, M), weighted by the precisions of the data.
     """
     rates, directions = jnp.linalg.eigh(jax.lax.stop_gradient(matmul(whiten, whiten.T)))
     errors = jnp.finfo(whiten.dtype).eps * rates * jnp.linalg.norm(jax.lax.stop_gradient(second))

@@ -31,8 +31,9 @@ class Observations:
         quadratic: :math:`a_n^2 w_n / s_n^2`, the factor of :math:`-\tfrac12 f_n^2`.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> y = jnp.array([1.0, 2.0])
-        >>> print(Observations(y, 1.0).log_density(jnp.square(y)).round(3))  # log N(1; 0, 1) + log N(2; 0, 1)
+        >>> print(f"{Observations(y, 1.0).log_density(jnp.square(y)):.3f}")  # log N(1; 0, 1) + log N(2; 0, 1)
         -4.338
     """
 
