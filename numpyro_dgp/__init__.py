@@ -1,6 +1,6 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
-from numpyro_dgp import densities, diagnostics, guides, initial, kernels, means, optim, rings
+from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial, kernels, means, optim, rings
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
@@ -14,6 +14,7 @@ from numpyro_dgp.inference.sghmc import SGHMC
 from numpyro_dgp.inference.streams import BatchSource, Stream
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.projections import projection
+from numpyro_dgp.model.random_function import RandomFunction, Representation
 from numpyro_dgp.model.robustmax import RobustMax
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
@@ -31,11 +32,14 @@ __all__ = [
     "RobustMax",
     "Points",
     "Grid",
+    "Representation",
+    "RandomFunction",
     "rings",
     "kernels",
     "means",
     "GaussHermite",
     "MonteCarlo",
+    "bounds",
     "guides",
     "ELBO",
     "optim",
@@ -56,4 +60,5 @@ __all__ = [
     "fit_stream",
     "save",
     "load",
+    "extend",
 ]

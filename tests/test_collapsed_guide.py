@@ -17,6 +17,7 @@ from programs import NOISE, X, Y, Z, agree, draws_of_bound, random_params, shall
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
+from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.sites import unwrap
@@ -92,7 +93,7 @@ def with_optimum(model, guide, params, y):
     """Parameters of the same posterior in a guide with explicit q(v)."""
     with handlers.seed(rng_seed=0), handlers.substitute(data=params), handlers.trace() as sites:
         guide(X, y)
-    beliefs = {n: s["fn"] for n, s in sites.items() if s["type"] == "sample" and s["kind"] == "inducing"}
+    beliefs = {n: s["fn"] for n, s in sites.items() if s["type"] == "sample" and record_of(s).kind == "inducing"}
     found = {f"{n}_auto_loc": q.loc for n, q in beliefs.items()}
     return params | found | {f"{n}_auto_scale_tril": q.scale_tril for n, q in beliefs.items()}
 
@@ -101,8 +102,8 @@ def sampled_bound(model, guide, params, y):
     """The same bound with hidden layers and latents drawn: E[log N(h; f(x), s^2)] row by row at each draw."""
     with handlers.seed(rng_seed=0), handlers.substitute(data=params), handlers.trace() as sites:
         guide(X, y)
-    beliefs = {n: s["fn"] for n, s in sites.items() if s["type"] == "sample" and s["kind"] == "inducing"}
-    others = {n: unwrap(s["fn"]) for n, s in sites.items() if s["type"] == "sample" and s["kind"] != "inducing"}
+    beliefs = {n: s["fn"] for n, s in sites.items() if s["type"] == "sample" and record_of(s).kind == "inducing"}
+    others = {n: unwrap(s["fn"]) for n, s in sites.items() if s["type"] == "sample" and record_of(s).kind != "inducing"}
     scales = {n: s["scale"] or 1.0 for n, s in sites.items() if s["type"] == "sample"}
     fixed = -sum(scales[n] * kl_divergence(q, InducingPrior(q.event_shape, q.loc.dtype)) for n, q in beliefs.items())
 

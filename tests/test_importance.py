@@ -13,7 +13,9 @@ from programs import agree, draws_of_bound, random_params
 from scipy.integrate import quad
 
 import numpyro_dgp as dgp
+from numpyro_dgp.algebra.gaussians import kl_full
 from numpyro_dgp.guides import Amortised, ImportanceWeighted, InducingPoint, Quadrature
+from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.importance_values import CopiedValues
 
 rng = np.random.default_rng(1)
@@ -85,7 +87,7 @@ def test_copies_have_the_covariance_of_one_function(noise):
     assert np.allclose(values.mean(0), joint.loc.swapaxes(0, 1), atol=0.03)
 
 
-FULL = dgp.beliefs.FullBelief(jnp.array(rng.normal(size=(2, 5))), jnp.tril(jnp.array(0.3 * rng.normal(size=(2, 5, 5)))))
+FULL = FullBelief(jnp.array(rng.normal(size=(2, 5))), jnp.tril(jnp.array(0.3 * rng.normal(size=(2, 5, 5)))))
 
 
 def test_copies_of_outputs_with_kernels_of_their_own():
@@ -170,9 +172,7 @@ def integrals(params):
     """Of the one-layer model, by adaptive quadrature: the best bound over all q(w), datum by datum."""
     with (
         numpyro.handlers.block(),
-        numpyro.handlers.substitute(
-            data={"g": dgp.beliefs.FullBelief(params["g_auto_loc"], params["g_auto_scale_tril"])}
-        ),
+        numpyro.handlers.substitute(data={"g": FullBelief(params["g_auto_loc"], params["g_auto_scale_tril"])}),
     ):
         g = dgp.gp("g", dgp.kernels.RBF(1.0, 1.2), dgp.Points(Z1))
 
@@ -187,7 +187,7 @@ def integrals(params):
 
 
 def divergence(params):
-    return float(dgp.gaussians.kl_full(params["g_auto_loc"], params["g_auto_scale_tril"]))
+    return float(kl_full(params["g_auto_loc"], params["g_auto_scale_tril"]))
 
 
 def test_quadrature_is_the_integral():

@@ -9,13 +9,13 @@ import pytest
 from numpyro import handlers
 from numpyro.distributions import kl_divergence
 from numpyro.infer import MCMC, NUTS, Trace_ELBO
-from numpyro_dgp.beliefs import DiagonalBelief, FullBelief
-from numpyro_dgp.linalg import conditional_cholesky, jitter, rounding_scale
-from numpyro_dgp.values import JointValues, WhitenedValues
 from programs import random_params
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels
+from numpyro_dgp.algebra.linalg import conditional_cholesky, jitter, rounding_scale
+from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
 
 rng = np.random.default_rng(0)
 RBF = kernels.RBF()

@@ -77,7 +77,7 @@ def test_a_multiple_on_either_side(which):
         f = open_gp(value, kernel, grid)
         np.testing.assert_allclose(f(x).loc, expected(x).loc, rtol=1e-9)
         np.testing.assert_allclose(f(x).variance, expected(x).variance, rtol=1e-9)
-        draws = [g._prior_draw(jax.random.key(0), jnp.ones((1, 8)), jnp.asarray(x)) for g in (f, expected)]
+        draws = [g.prior_draw(jax.random.key(0), jnp.ones((1, 8)), jnp.asarray(x)) for g in (f, expected)]
         for one, other in zip(*draws, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
@@ -458,7 +458,7 @@ def test_closed_forms_are_the_optimum_of_the_bound():
     """The mean by conjugate gradients is that of a dense solve, and slopes are zero there and at equation 3.19."""
     f = open_gp(jnp.zeros(12), KERNELS["even"], GRIDS["even"])
     loc, gain = optimal_mean(f, X, Y, 0.2), optimal_gain(f, X, 0.2)
-    A = f._whitened(jnp.array(X))
+    A = f.features(jnp.array(X))
     dense = jnp.linalg.solve(jnp.eye(12) + A.T @ A / 0.04, A.T @ Y / 0.04)
     np.testing.assert_allclose(loc, dense, atol=1e-8)
     guide = G.InducingPoint(shallow, inducing=G.Circulant())

@@ -21,7 +21,8 @@ from numpyro_dgp.algebra import belief_moments, coordinates, distances, gaussian
 from numpyro_dgp.algebra import quadratic_forms as forms
 from numpyro_dgp.kernels import per_output, psi_statistics
 from numpyro_dgp.model.beliefs import FullBelief
-from numpyro_dgp.model.function_values import FunctionValues, JointValues
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.representations.points import SparseFunction
 
 SIZES = [dict(N=7, M=5, D=2, P=3, Q=4), dict(N=1, M=6, D=3, P=2, Q=5)]

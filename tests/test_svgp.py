@@ -15,6 +15,7 @@ from programs import NOISE, X, Y, Z, bound, draws_of_bound, random_params, shall
 from scipy.optimize import minimize
 
 import numpyro_dgp as dgp
+from numpyro_dgp.model.function_values import FunctionValues
 
 x, y, z = (np.asarray(a) for a in (X, Y, Z))
 KZZ, KZX, KXX = rbf(z, z, 1.2, 0.7), rbf(z, x, 1.2, 0.7), rbf(x, x, 1.2, 0.7)
@@ -145,7 +146,7 @@ def test_opper_archambeau_reaches_the_full_rank_optimum():
     np.testing.assert_allclose(best, reference, atol=1e-4)
 
     def mean_field_loss(params, guide):
-        q = dgp.values.FunctionValues(params["v_auto_loc"], params["v_auto_scale"] ** 2, event_dim=0)
+        q = FunctionValues(params["v_auto_loc"], params["v_auto_scale"] ** 2, event_dim=0)
         likelihood = dgp.Likelihood(q, lambda v: dist.Bernoulli(logits=v), integrate=dgp.GaussHermite(30))
         K = dgp.kernels.RBF(1.2, 0.7).gram(X) + 1e-10 * 1.2 * jnp.eye(30)
         inverse = jnp.linalg.inv(K)

@@ -30,13 +30,18 @@ def unwrap(fn: dist.Distribution) -> dist.Distribution:
 
 
 def rewrap(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
-    """``q``, a distribution in place of ``unwrap(fn)``, with the wrappers that ``fn`` has."""
-    if isinstance(fn, dist.MaskedDistribution):
-        q = rewrap(q, fn.base_dist).mask(fn._mask)
-    elif isinstance(fn, dist.Independent) and unwrap(fn) is not fn:
-        q = rewrap(q, fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
-    elif isinstance(fn, dist.ExpandedDistribution):
-        q = rewrap(q, fn.base_dist)
+    """``q``, a distribution in place of ``unwrap(fn)``, with the wrappers and the batch shape that ``fn`` has."""
+
+    def wrapped(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
+        if isinstance(fn, dist.ExpandedDistribution):
+            return wrapped(q, fn.base_dist)
+        if isinstance(fn, dist.MaskedDistribution):
+            return wrapped(q, fn.base_dist).mask(fn._mask)
+        if isinstance(fn, dist.Independent) and unwrap(fn) is not fn:
+            return wrapped(q, fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+        return q
+
+    q = wrapped(q, fn)
     return q if q.batch_shape == fn.batch_shape else q.expand(fn.batch_shape)
 
 

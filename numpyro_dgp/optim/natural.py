@@ -6,7 +6,7 @@ Source: Salimbeni (2020), chapter 3.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
@@ -178,17 +178,23 @@ class NaturalGradient(_NumPyroOptim):
             chosen = [n for n, s in found.items() if s.kind != "other"]
         else:
             chosen = [self.sites] if isinstance(self.sites, str) else list(self.sites)
+        self._require_sites(chosen, found)
+        return {name: found[name] for name in chosen}
+
+    def _require_sites(self, chosen: Collection[str], found: Collection[str]) -> None:
         if not chosen or not set(chosen) <= set(found):
             raise ValueError(
                 f"NaturalGradient: expected names of sites with Gaussian posteriors, got sites={self.sites!r}: "
                 f"the guide has {sorted(found)}"
             )
-        return {name: found[name] for name in chosen}
 
     def _init(self, params: Params) -> State:
         # Which Gaussians take natural steps is known when the guide runs: until then the other optimiser has a state
         # for all of them, and later sees a gradient of zero where it has nothing to say.
-        count = {name: jnp.zeros((), jnp.int32) for name in _with_mean_and_scale(params, self.guide.prefix)}
+        names = _with_mean_and_scale(params, self.guide.prefix)
+        if self.sites not in ("last", "all"):
+            self._require_sites([self.sites] if isinstance(self.sites, str) else self.sites, names)
+        count = {name: jnp.zeros((), jnp.int32) for name in names}
         return State(params, self.optimizer.init(params), count)
 
     def _step(self, chosen: dict[str, GaussianSite], gradient: Params, state: Any) -> Any:

@@ -1,0 +1,40 @@
+"""What authors of new representations, rules and kernels import: the doors of the package in one place.
+
+``docs/extending.md`` builds one of each. Everything else that a new part needs is in ``dgp`` itself.
+"""
+
+from numpyro_dgp._typing import pytree, static
+from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
+from numpyro_dgp.kernels.terms import Term
+from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
+from numpyro_dgp.model.function_values import FunctionValues, Origin
+from numpyro_dgp.model.hidden_posteriors import ConditionalValues
+from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.random_function import InducedFunction, PointValues, RandomFunction, Representation
+
+__all__ = [
+    "Belief",
+    "ConditionalValues",
+    "FunctionDraw",
+    "FunctionValues",
+    "GaussianParameters",
+    "InducedFunction",
+    "InducingPrior",
+    "JointValues",
+    "Origin",
+    "PointValues",
+    "RandomFunction",
+    "Representation",
+    "Rule",
+    "Site",
+    "Term",
+    "initial_scale",
+    "inverse_cholesky",
+    "open_variance",
+    "project",
+    "pytree",
+    "require_site",
+    "static",
+    "whitened_values",
+]

@@ -1,0 +1,170 @@
+"""A new part is one file: toys of a representation, a rule, a kernel and a source, through everything."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from programs import NOISE, X, Y, Z, agree, draws_of_bound, random_params
+from toys.averages import Averages
+from toys.batches import Rows
+from toys.linear_below import LinearBelow
+from toys.sloped_kernel import Sloped
+
+import numpyro_dgp as dgp
+from numpyro_dgp.bounds import from_moments
+from numpyro_dgp.kernels.psi_statistics import psi1, psi2
+
+TOYS = Path(__file__).parent / "toys"
+PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+KERNEL = dgp.kernels.RBF(1.2, 0.7)
+
+
+def shallow(X, y=None, *, inducing=Averages(-2.2, 2.2, 12), kernel=KERNEL):
+    f = dgp.gp("f", kernel, inducing)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+def deep(X, y=None):
+    """Averages below, points with the toy kernel above."""
+    f = dgp.gp(
+        "f", dgp.kernels.RBF(0.3, 0.9), Averages(-2.2, 2.2, 6), outputs=2, mean=dgp.means.Linear(np.ones((1, 2)))
+    )
+    g = dgp.gp("g", Sloped(0.5, 1.5), dgp.Points(jnp.hstack([Z, -Z])))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X, noise=0.1))
+        numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+@pytest.mark.parametrize("name", ["averages", "linear_below", "sloped_kernel", "batches"])
+def test_the_page_shows_the_files(name):
+    assert (TOYS / f"{name}.py").read_text().strip() in PAGE.read_text()
+
+
+def test_the_representation_is_a_representation():
+    with numpyro.handlers.seed(rng_seed=0):
+        f = dgp.gp("f", KERNEL, Averages(-2.2, 2.2, 12))
+    assert isinstance(f, dgp.RandomFunction)
+    assert f.site == "f"
+    again = jax.tree.unflatten(jax.tree.structure(f), jax.tree.leaves(f))
+    np.testing.assert_allclose(again(X).mean, f(X).mean)
+    with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError, match="expected one kernel for all outputs"):
+        dgp.gp("f", [KERNEL, KERNEL], Averages(-2.2, 2.2, 12), outputs=2)
+
+
+def test_features_are_covariances_with_whitened_averages():
+    """Against the dense joint covariance of values and averages."""
+    bins = Averages(-2.2, 2.2, 5, points=3)
+    with numpyro.handlers.seed(rng_seed=0):
+        f = dgp.gp("f", KERNEL, bins)
+    B = np.kron(np.eye(5), np.full(3, 1 / 3))  # averages of the points
+    K = np.asarray(KERNEL(f.x, f.x))
+    L = np.linalg.cholesky(B @ K @ B.T)
+    A = np.asarray(KERNEL(X, f.x)) @ B.T @ np.linalg.inv(L).T
+    np.testing.assert_allclose(f.features(X), A, atol=1e-6)
+    wanted = np.asarray(KERNEL.gram(X)) - A @ A.T
+    np.testing.assert_allclose(f.joint(X).conditional_covariance[0], wanted, atol=1e-6)
+    np.testing.assert_allclose(f(X).variance, np.diag(wanted), atol=1e-6)
+
+
+def test_the_bound_is_below_the_evidence_and_near_it():
+    guide = dgp.guides.InducingPoint(shallow)
+    svi = SVI(shallow, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
+    losses = svi.run(jax.random.key(0), 2, X, Y, progress_bar=False).losses
+    K = np.asarray(KERNEL.gram(X)) + NOISE**2 * np.eye(len(X))
+    y = np.asarray(Y)
+    evidence = -0.5 * (y @ np.linalg.solve(K, y) + np.linalg.slogdet(2 * np.pi * K)[1])
+    assert evidence - 1.0 < -losses[1] < evidence + 1e-6
+
+
+GUIDES = {
+    "propagate": dgp.guides.InducingPoint,
+    "toy rule": lambda model: dgp.guides.InducingPoint(model, sites={"h": LinearBelow()}),
+    "given inducing": lambda model: dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing()}),
+    "free weights": lambda model: dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing("free")}),
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_bounds_agree(name):
+    guide = GUIDES[name](deep)
+    params = random_params(deep, guide, X, Y)
+    ours = draws_of_bound(dgp.ELBO(), params, deep, guide, X, Y, num=1000)
+    assert agree(ours, draws_of_bound(Trace_ELBO(), params, deep, guide, X, Y))
+
+
+def test_the_rule_keeps_the_promises_of_a_guide():
+    dgp.testing.check_guide(deep, GUIDES["toy rule"](deep), X, Y)
+
+
+def test_the_kernel_is_a_kernel():
+    dgp.testing.check_kernel(Sloped(0.5, 0.8), np.random.default_rng(0).normal(size=(9, 2)))
+
+
+def test_psi_statistics_of_the_kernel():
+    """In closed form against nodes."""
+    rng = np.random.default_rng(0)
+    kernel, loc, variance = Sloped(0.5, 0.8), rng.normal(size=(4, 2)), rng.uniform(0.1, 0.5, size=(4, 2))
+    at, nodes = rng.normal(size=(3, 2)), dgp.GaussHermite(30)
+    for statistic in (psi1, psi2):
+        exact = statistic(kernel, loc, variance, at)
+        np.testing.assert_allclose(exact, statistic(kernel, loc, variance, at, integrate=nodes), atol=1e-6)
+    data = from_moments(kernel, at, jnp.eye(3), loc, variance, jnp.zeros(4), 0.5)
+    assert np.isfinite(data.bound())
+
+
+def test_predictions_and_function_draws():
+    guide = dgp.guides.InducingPoint(deep)
+    posterior = dgp.Posterior(deep, guide, random_params(deep, guide, X, Y))
+    new = jnp.linspace(-2, 2, 7)[:, None]
+    assert posterior.predict(jax.random.key(0), new).mean.shape == (7,)
+    assert np.isfinite(posterior.log_density(jax.random.key(0), jnp.zeros(7), new)).all()
+    functions = posterior.functions(jax.random.key(1), num_samples=3)
+    np.testing.assert_allclose(functions(new[2:4])["y"], functions(new)["y"][:, 2:4], rtol=1e-9)
+    assert set(posterior.layers(jax.random.key(2), new)) == {"h", "y"}
+
+
+def test_draws_of_the_function_have_its_moments():
+    guide = dgp.guides.InducingPoint(shallow)
+    params = random_params(shallow, guide, X, Y)
+    posterior, new = dgp.Posterior(shallow, guide, params), jnp.linspace(-2, 2, 5)[:, None]
+    draws = posterior.functions(jax.random.key(1), num_samples=1000, num_features=200)(new)["y"]
+    predicted = posterior.predict(jax.random.key(0), new, num_samples=2)
+    variance = predicted.variance - NOISE**2
+    np.testing.assert_array_less(abs(draws.mean(0) - predicted.mean), 4 * np.sqrt(variance / 1000))
+    np.testing.assert_allclose(draws.var(0), variance, rtol=4 * np.sqrt(2 / 1000))
+
+
+def test_chains():
+    mcmc = MCMC(NUTS(dgp.for_mcmc(deep)), num_warmup=20, num_samples=20, progress_bar=False)
+    mcmc.run(jax.random.key(0), X, Y)
+    assert all(np.isfinite(values).all() for values in mcmc.get_samples().values())
+
+
+def test_importance_weights():
+    def model(X, y=None):
+        f = dgp.gp("f", KERNEL, Averages(-4.0, 4.0, 6), outputs=1)
+        g = dgp.gp("g", KERNEL, dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            w = dgp.latent("w", None, 1)
+            h = numpyro.sample("h", f(w))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+    guide = dgp.guides.ImportanceWeighted(model, num_samples=3)
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    assert np.isfinite(svi.run(jax.random.key(0), 3, X, Y, progress_bar=False).losses).all()
+
+
+def test_the_source():
+    source = Rows(np.asarray(X), np.asarray(Y), size=10)
+    assert isinstance(source, dgp.BatchSource)
+    program = dgp.minibatch(shallow, data=source.num_rows)
+    svi = SVI(program, dgp.guides.InducingPoint(program), optax.adam(0.05), dgp.ELBO())
+    losses = dgp.fit_stream(svi, jax.random.key(0), 200, source, progress_bar=False).losses
+    assert losses[-50:].mean() < losses[:50].mean()
