@@ -1,6 +1,6 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
-from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial, kernels, means, optim, rings
+from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial, kernels, means, optim, rings, testing
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
@@ -61,4 +61,5 @@ __all__ = [
     "save",
     "load",
     "extend",
+    "testing",
 ]
