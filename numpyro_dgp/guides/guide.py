@@ -21,8 +21,7 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.choices import Choices
-from numpyro_dgp.guides.handler import Replace
+from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import marginal, resample, run

@@ -1,7 +1,9 @@
-"""The handler that turns a run of the model into a run of a guide."""
+"""The handler that turns a run of the model into a run of a guide, and the settings that it runs by."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -11,13 +13,43 @@ from numpyro import handlers
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.choices import Choices
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
 from numpyro_dgp.model.sites import Message, hide, rewrap, site_kind, unwrap
 
-__all__ = ["Replace"]
+__all__ = ["Choices", "Replace"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What the constructor of a guide was given.
+
+    Args:
+        owner: name of the guide's class, for messages.
+        model: the program.
+        rules: by kind of site.
+        sites: rules of single sites, by name.
+        prefix: goes into parameter names.
+        init_loc_fn: NumPyro init strategy for sites that are not function values.
+        num_samples: K, importance samples of latents; ``None`` for the plain bound.
+    """
+
+    owner: str
+    model: Callable[..., Any]
+    rules: dict[str, Rule]
+    sites: dict[str, Rule]
+    prefix: str
+    init_loc_fn: Callable[..., Any]
+    num_samples: int | None
+
+    def rule(self, msg: Message) -> Rule | None:
+        """The rule for a latent site; ``None`` where another guide draws it."""
+        return self.sites.get(msg["name"], self.rules.get(site_kind(msg)))
+
+    def are_shared(self, msg: Message) -> bool:
+        """Whether a site is one of the ``other`` kind and has no rule of its own."""
+        return msg["name"] not in self.sites and site_kind(msg) == "other"
 
 
 class Replace(Messenger):
@@ -129,6 +161,7 @@ class Replace(Messenger):
             copies = rule.num_nodes or self.choices.num_samples
             self.weighted |= set() if copies is None else {name}
         record = SiteRecord(
+            name=name,
             kind=kind,
             learned=not follows_model,
             inner=name in self.program.inner,
@@ -170,7 +203,10 @@ class Replace(Messenger):
     def postprocess_message(self, msg: Message) -> None:
         if msg["type"] == "plate":
             self.indices[msg["name"]] = msg["value"]
-        if msg["type"] == "sample" and record_of(msg).drawn:  # also where a handler outside hides the site
-            self.followed[msg["name"]] = msg["value"]
-        if msg["type"] == "sample" and msg["name"] in self.met and not msg.get("stop"):
-            self.values[msg["name"]] = msg["value"]
+        record = record_of(msg)
+        if msg["type"] != "sample" or record.name not in self.met:
+            return
+        if record.drawn:  # also where a handler outside hides the site
+            self.followed[record.name] = msg["value"]
+        if not msg.get("stop"):
+            self.values[record.name] = msg["value"]

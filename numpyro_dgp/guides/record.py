@@ -18,6 +18,7 @@ class SiteRecord:
     """What objectives, optimisers and diagnostics read of a site.
 
     Args:
+        name: the site's name where the guide met it; a scope around the guide adds its prefix after that.
         kind: ``inducing``, ``exact``, ``hidden``, ``latent`` or ``other``.
         learned: whether the guide has a distribution of its own there, rather than the model's.
         inner: whether it holds the inducing values of an inner layer.
@@ -31,6 +32,7 @@ class SiteRecord:
         integrates: sites whose part of the bound is in the value of this one (``guides.Collapsed``).
     """
 
+    name: str
     kind: str
     learned: bool = False
     inner: bool = False
@@ -43,7 +45,7 @@ class SiteRecord:
     integrates: tuple[str, ...] = ()
 
 
-_NOTHING = SiteRecord("other")
+_NOTHING = SiteRecord(name="", kind="other")
 
 
 def attach(msg: Message, record: SiteRecord) -> None:

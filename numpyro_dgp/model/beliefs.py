@@ -266,10 +266,10 @@ def whitened_values(
     """
     with (site := _FullName()):
         u = numpyro.sample(name, prior)
-    if jnp.shape(getattr(u, "loc", getattr(u, "u", u))) != prior.event_shape:
+    shape = jnp.shape(u.u if isinstance(u, FunctionDraw) else u.loc if isinstance(u, Belief) else u)
+    if shape != prior.event_shape:
         raise ValueError(
-            f"{owner}: expected {what} of shape {prior.event_shape}, got "
-            f"{jnp.shape(getattr(u, 'loc', u))}: open the layer outside every plate, and use outputs= "
-            "for several independent functions"
+            f"{owner}: expected {what} of shape {prior.event_shape}, got {shape}: open the layer outside every plate, "
+            "and use outputs= for several independent functions"
         )
     return u, site.name

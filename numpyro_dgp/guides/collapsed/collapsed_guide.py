@@ -13,12 +13,11 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.choices import Choices
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns
 from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, arrays_of, uses_of
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.guides.handler import Replace
+from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.presets import Other
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.as_model import Prior
@@ -231,7 +230,7 @@ class _Optimal(Replace):
         name = msg["name"]
         if name in self.solution.beliefs:
             msg["fn"] = self.solution.beliefs[name]
-            attach(msg, SiteRecord("inducing", learned=True))
+            attach(msg, SiteRecord(name, "inducing", learned=True))
             return
         super().replace(msg, self.solution.followed.get(name, rule))
         if self.on_data or self.solution.kinds.get(name) == "other":
@@ -246,7 +245,7 @@ class _Announce(Messenger):
         super().__init__()
 
     def process_message(self, msg: Message) -> None:
-        attach(msg, SiteRecord("other", integrates=self.solution.sites))
+        attach(msg, SiteRecord("", "other", integrates=self.solution.sites))
 
 
 def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], dict[str, Any]]:
