@@ -55,7 +55,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: the file was written by something else.
 
     Example:
-        See :func:`save`.
+        >>> import tempfile, jax.numpy as jnp
+        >>> import numpyro_dgp as dgp
+        >>> file = tempfile.mkdtemp() + "/posterior.npz"
+        >>> dgp.save(file, {"noise": jnp.array(0.5)})
+        >>> print(dgp.load(file)["noise"])
+        0.5
     """
     params: dict[str, Any] = {}
     arrays = read_arrays(path)

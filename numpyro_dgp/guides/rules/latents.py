@@ -52,6 +52,22 @@ class Amortised(Rule):
     Raises:
         ValueError: a site that is not a vector per datum, or a network whose output has another shape.
 
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 10).reshape(5, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         x = dgp.latent("w", X, 1)
+        ...         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised(hidden=(10,)))
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("w_auto")}
+        {'w_auto_W0': (2, 10), 'w_auto_b0': (10,), 'w_auto_W1': (10, 2), 'w_auto_b1': (2,)}
+
     Source: Salimbeni (2020), sections 4.2.1 and 5.2.5.
     """
 
@@ -100,6 +116,22 @@ class Quadrature(Prior):
 
     Raises:
         ValueError: more than two columns, a prior that is not standard normal, a size that is not a positive integer.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 10).reshape(5, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         x = dgp.latent("w", X, 1)
+        ...         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 1.0)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> params = {"f_auto_loc": jnp.ones(5), "f_auto_scale_tril": jnp.eye(5)}
+        >>> def loss(size):
+        ...     guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Quadrature(size))
+        ...     return dgp.ELBO().loss(jax.random.key(0), params, model, guide, X, X[:, 0])
+        >>> print(f"{loss(10):.1f} {loss(20):.1f}")  # no draws: equal up to the error of the quadrature
+        36.0 36.0
 
     Source: Salimbeni (2020), equation 4.8, with the sum over data outside the logarithm.
     """

@@ -65,6 +65,24 @@ class Circulant(_RingRule):
     Right where data cover the ring evenly. It cannot say that one place is known better than another.
     Under a Gaussian likelihood the optimum is in closed form: ``dgp.rings.optimal_gain``.
 
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.Circulant())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_gain': (16,)}
+
     Source: Tebbutt (2016), section 3.3.
     """
 
@@ -75,6 +93,24 @@ class Circulant(_RingRule):
 
 class ScaledPrior(_RingRule):
     r"""The prior shrunk site by site: :math:`W K W`. Concave in W under a Gaussian likelihood.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledPrior())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
 
     Source: Tebbutt (2016), section 3.4.
     """
@@ -87,6 +123,24 @@ class ScaledPrior(_RingRule):
 class ScaledCirculant(_RingRule):
     r"""Both: :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`. It contains :class:`Circulant` and :class:`ScaledPrior`.
 
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledCirculant())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_gain': (16,), 'f_auto_outer': (16,)}
+
     Source: Tebbutt (2016), section 3.5.
     """
 
@@ -97,6 +151,24 @@ class ScaledCirculant(_RingRule):
 
 class ScaledProduct(_RingRule):
     r"""The product :math:`W_2 K_2 W K W K_2 W_2` with all three learned; its divergence costs O(M^2 log M), exactly.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledProduct())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_gain': (16,), 'f_auto_outer': (16,), 'f_auto_inner': (16,)}
 
     Source: Tebbutt (2016), equation 3.41, where the divergence is left to Monte Carlo.
     """
@@ -110,6 +182,24 @@ class WhitenedSites(_RingRule):
     r"""Independent whitened sites: :math:`K^{1/2} W^2 K^{1/2}`. Good where data are missing in places.
 
     ``Diagonal()`` on a ring is the other whitened diagonal, independent frequencies.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.WhitenedSites())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
     """
 
     def __call__(self, site: Site) -> dist.Distribution:
@@ -118,7 +208,26 @@ class WhitenedSites(_RingRule):
 
 
 class SiteDiagonal(_RingRule):
-    r"""Independent values on the grid: :math:`W^2`. The poorest of them, because neighbours are correlated."""
+    r"""Independent values on the grid: :math:`W^2`. The poorest of them, because neighbours are correlated.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.SiteDiagonal())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
+    """
 
     def __call__(self, site: Site) -> dist.Distribution:
         prior, loc, diagonals = self._parameters(site, "outer", unit=lambda prior: (1 / prior.spectrum).mean() ** -0.5)
