@@ -136,6 +136,8 @@ def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
 
     Example:
         >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.densities import kde_log_density
         >>> draws = jax.random.normal(jax.random.key(0), (2000, 2))
         >>> outlier = kde_log_density(draws, jnp.array([0.0, 5.0]))[1]  # the exact value is -13.4
         >>> bool(outlier < -20)
@@ -167,6 +169,8 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
 
     Example:
         >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.densities import shapiro_wilk
         >>> normal = jax.random.normal(jax.random.key(0), (1000, 1))
         >>> tests = shapiro_wilk(jnp.hstack([normal, jnp.exp(normal)]))
         >>> print(tests.statistic.round(2), tests.p_value < 0.01)

@@ -160,6 +160,8 @@ def as_mean(mean: Any) -> Mean:
         ValueError: it is neither a mean function nor callable.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.means import as_mean
         >>> as_mean(None), as_mean(jnp.sin)(jnp.zeros((2, 1))).shape
         (Zero(), (2, 1))
     """
@@ -191,6 +193,7 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
 
     Example:
         >>> import numpy as np
+        >>> from numpyro_dgp.means import pca
         >>> pca(np.random.default_rng(0).normal(size=(50, 3)), 2).W.shape
         (3, 2)
 
@@ -227,6 +230,7 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
 
     Example:
         >>> import numpy as np
+        >>> from numpyro_dgp.means import principal_directions
         >>> X = np.random.default_rng(0).normal(size=(50, 3)) * [1.0, 10.0, 1.0]
         >>> print(abs(principal_directions(X, 1).T).round(1))
         [[0. 1. 0.]]

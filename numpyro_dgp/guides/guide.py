@@ -55,6 +55,23 @@ class Guide:
 
     Raises:
         ValueError: on the first call, when ``sites`` names a site that the model does not have.
+
+    Example:
+        >>> import jax, numpyro, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> y = X[:, 0] ** 2
+        >>> G = dgp.guides
+        >>> rules = {"inducing": G.Full(), "hidden": G.Propagate(), "exact": G.Full(), "latent": G.Normal()}
+        >>> guide = G.Guide(model, **rules, other=G.Delta())
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     print({name: value.shape for name, value in guide(X, y).items()})
+        {'f': (5,)}
     """
 
     def __init__(

@@ -33,8 +33,9 @@ class InducingPoint(Guide):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.guides import InducingPoint
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
         ...     with numpyro.plate("data", len(X)):
@@ -90,8 +91,9 @@ class ImportanceWeighted(InducingPoint):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.guides import ImportanceWeighted
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 10).reshape(5, 2)))
         ...     with numpyro.plate("data", len(X)):
@@ -127,6 +129,22 @@ class MeanField(Guide):
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         exact: rule for exact layers; ``Normal()`` by default.
         **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 4)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X, noise=0.1))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = dgp.guides.MeanField(model)(X, X[:, 0])
+        >>> sites["h_auto_loc"]["value"].shape, sites["h_auto_scale"]["value"].shape
+        ((20,), (20,))
 
     Source: Chamberlin (2016), section 2.3 (there with the optimal q(v)).
     """

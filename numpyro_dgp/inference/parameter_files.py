@@ -26,6 +26,7 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
 
     Example:
         >>> import tempfile, jax.numpy as jnp
+        >>> from numpyro_dgp import load, save
         >>> file = tempfile.mkdtemp() + "/posterior.npz"
         >>> save(file, {"ls_auto_loc": jnp.ones(2), "net$params": {"w": jnp.zeros(3)}})
         >>> sorted(load(file)), load(file)["net$params"]["w"].shape

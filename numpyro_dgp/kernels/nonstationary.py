@@ -198,10 +198,10 @@ class ArcCosine(Kernel):
         ValueError: a variance that is not positive, or another order.
 
     Example:
-        >>> import jax.numpy as jnp
+        >>> import jax.numpy as jnp, numpy as np
         >>> from numpyro_dgp.kernels import ArcCosine
         >>> x = jnp.array([[1.0, 2.0], [3.0, -1.0]])
-        >>> print(ArcCosine(order=1)(x, x).round(3))
+        >>> print(np.array(ArcCosine(order=1)(x, x)).round(3))
         [[ 6.     3.665]
          [ 3.665 11.   ]]
 

@@ -62,6 +62,7 @@ class Likelihood(dist.Distribution):
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> from numpyro_dgp import Likelihood, MonteCarlo
         >>> f_x = FunctionValues(jnp.zeros(3), jnp.ones(3), event_dim=0)
         >>> y = Likelihood(f_x, lambda v: dist.Normal(v, 0.5))
         >>> print(y.log_prob(jnp.zeros(3)).round(3), y.log_marginal(jnp.zeros(3)).round(3))

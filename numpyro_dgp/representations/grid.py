@@ -66,6 +66,8 @@ class Grid(Ring):
     Example:
         >>> import numpyro
         >>> import numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp import Grid
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), Grid(-5.0, 5.0, 20))
         >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape

@@ -41,6 +41,7 @@ class Points:
 
     Example:
         >>> import numpy as np
+        >>> from numpyro_dgp import Points
         >>> Points(np.linspace(-2, 2, 10)[:, None], learn=True).Z.shape
         (10, 1)
 

@@ -87,8 +87,9 @@ class Collapsed(Guide):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.guides import Collapsed
         >>> def model(X, y=None):
         ...     noise = numpyro.param("noise", 0.5, constraint=dist.constraints.positive)
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))

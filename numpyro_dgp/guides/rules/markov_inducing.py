@@ -50,9 +50,10 @@ class MarkovInducing(Rule):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
         >>> from numpyro_dgp.guides import GivenInducing, InducingPoint
+        >>> from numpyro_dgp.guides import MarkovInducing
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
         ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))

@@ -38,6 +38,22 @@ class Site:
         initial: gives the initial value of the site, over all data.
         data: gives inputs and observations beside the site, in columns: rows of the minibatch (..., C).
         below: gives the draw of the inducing values that the site follows, where its rule says that it follows some.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> from numpyro.handlers import seed
+        >>> class Show(dgp.guides.Prior):
+        ...     def __call__(self, site):
+        ...         print(site.name, site.prefix, type(site.fn).__name__, site.in_plate, site.is_inner())
+        ...         return super().__call__(site)
+        >>> def model(X):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:5]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("h", f(X))
+        >>> with seed(rng_seed=0):
+        ...     draws = dgp.guides.MeanField(model, inducing=Show(), hidden=Show())(jnp.linspace(0, 1, 20)[:, None])
+        f auto InducingPrior False False
+        h auto FunctionValues True False
     """
 
     name: str
@@ -63,6 +79,13 @@ class GaussianParameters(NamedTuple):
     Args:
         scale: name of the parameter that holds triangular factors, or standard deviations; ``"loc"`` holds means.
         diagonal: whether it holds standard deviations.
+
+    Example:
+        >>> from numpyro_dgp.guides import Diagonal, Full
+        >>> Full().gaussian
+        GaussianParameters(scale='scale_tril', diagonal=False)
+        >>> Diagonal().gaussian
+        GaussianParameters(scale='scale', diagonal=True)
     """
 
     scale: str
@@ -82,15 +105,27 @@ class Rule:
     =================  ===========================================================================================
 
     Example:
-        A hidden layer whose values stay near the inputs of the layer, whatever its function is::
+        A hidden layer whose values stay near the inputs of the layer, whatever its function is. The class
+        ``Learned`` in ``docs/extending.md`` is a rule that depends on the data.
 
-            @dataclasses.dataclass(frozen=True)
-            class NearInputs(Rule):
-                def __call__(self, site):
-                    scale = site.param("scale", lambda: jnp.array(0.1), constraint=constraints.positive)
-                    return FunctionValues(site.fn.inputs, scale**2)
-
-        ``guides.InducingPoint(model, sites={"h": NearInputs()})``. ``docs/extending.md`` has one that learns.
+        >>> import dataclasses, numpyro, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> from numpyro.distributions import constraints
+        >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class NearInputs(dgp.guides.Rule):
+        ...     start: float = 0.1
+        ...     def __call__(self, site):
+        ...         scale = site.param("scale", lambda: jnp.array(self.start), constraint=constraints.positive)
+        ...         return FunctionValues(site.fn.inputs, scale**2)
+        >>> def model(X):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:5]), outputs=1)
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("h", f(X))
+        >>> X, guide = jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model, sites={"h": NearInputs(0.01)})
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     bool(abs(guide(X)["h"] - X).max() < 0.05)
+        True
     """
 
     follows_model: ClassVar[bool] = False

@@ -53,7 +53,21 @@ class GivenInducing(Rule):
         ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer.
 
     Example:
-        ``dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing(5)})``
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X, noise=0.1))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing(3)})  # rank 3
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("h_auto")}
+        {'h_auto_weights': (20, 2, 3), 'h_auto_basis': (2, 3, 5), 'h_auto_shift': (20, 2), 'h_auto_scale': (20, 2)}
 
     Source: Chamberlin (2016), sections 4.3 and A.6, whitened.
     """
@@ -122,12 +136,12 @@ class JointOutputs(Rule):
         ...     with numpyro.plate("data", len(X)):
         ...         h = numpyro.sample("h", f(X, noise=0.1))
         ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.JointOutputs(3)})
+        >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.JointOutputs()})
         >>> X = jnp.linspace(0, 1, 20)[:, None]
         >>> with trace() as sites, seed(rng_seed=0):
         ...     draws = guide(X, X[:, 0])
         >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("h_auto")}
-        {'h_auto_weights': (20, 2, 3), 'h_auto_basis': (3, 2, 5), 'h_auto_shift': (20, 2), 'h_auto_scale_tril': (20, 2, 2)}
+        {'h_auto_weights': (20, 2, 2, 5), 'h_auto_shift': (20, 2), 'h_auto_scale_tril': (20, 2, 2)}
 
     Source: Chamberlin (2016), sections 4.4, 4.9 and A.6, whitened; there q(v) is joint over outputs.
     """
