@@ -233,10 +233,10 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.bounds import predict
-        >>> A, variances = jnp.array([[0.0], [1.0]]), jnp.ones(2)  # far from the inducing input, and at it
+        >>> A, variances = jnp.array([[0.0], [0.8]]), jnp.ones(2)  # far from the inducing input, and near it
         >>> mean, variance = predict(A, variances, jnp.array([0.5]), jnp.array([[0.1]]))
-        >>> print(mean, variance)
-        [0.  0.5] [1.   0.01]
+        >>> print(f"{mean[0]:.2f} {mean[1]:.2f} {variance[0]:.2f} {variance[1]:.2f}")
+        0.00 0.40 1.00 0.37
     """
     spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]
     return A @ loc, open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + spread

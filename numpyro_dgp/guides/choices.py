@@ -1,4 +1,4 @@
-"""The settings of a guide: which rule speaks for which site."""
+"""The settings of a guide: the rule of every site."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Choices"]
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What the constructor of a guide was given.
+    """The arguments of the constructor of a guide.
 
     Args:
         owner: name of the guide's class, for messages.
         model: the program.
         rules: by kind of site.
         sites: rules of single sites, by name.
-        prefix: goes into parameter names.
+        prefix: part of the names of parameters, ``"<site>_<prefix>_<parameter>"``.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
         num_samples: K, importance samples of latents; ``None`` for the plain bound.
     """
@@ -35,7 +35,7 @@ class Choices:
     num_samples: int | None
 
     def rule(self, msg: Message) -> Rule | None:
-        """The rule for a latent site; ``None`` where another guide draws it."""
+        """The rule for a latent site; ``None`` where a NumPyro autoguide draws it."""
         return self.sites.get(msg["name"], self.rules.get(site_kind(msg)))
 
     def are_shared(self, msg: Message) -> bool:

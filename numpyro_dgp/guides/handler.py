@@ -21,9 +21,9 @@ __all__ = ["Replace"]
 
 
 class Replace(Messenger):
-    """Replaces the model's distributions by the guide's; entering it gives the dict of values drawn.
+    """Replaces the model's distributions by the guide's. ``with Replace(...) as values`` collects the values drawn.
 
-    One run of a guide is one instance: what it collects on the way lives as long as that run.
+    Every run of a guide makes a new instance.
 
     Args:
         choices: the settings of the guide.
@@ -74,7 +74,7 @@ class Replace(Messenger):
 
     @cached_property
     def below(self) -> dict[str, str]:
-        """The inducing sites that follow others: ``{site: site below}``."""
+        """The inducing sites whose posterior depends on another inducing site: ``{site: site below}``."""
         order = self.program.inducing
         found: dict[str, str] = {}
         for name in order:
@@ -98,13 +98,13 @@ class Replace(Messenger):
         self.replace(msg, self.choices.rule(msg))
 
     def _is_observation(self, msg: Message) -> bool:
-        """Whether there is nothing to infer: data, or in a call without data what data would stand for."""
+        """Whether a site is observed, or would be in a call with data: then there is nothing to infer."""
         if site_kind(msg) == "observed":
             return True
         return msg["name"] in self.program.ends and not self.program.observed_plates
 
     def replace(self, msg: Message, rule: Rule | None) -> None:
-        """Put the distribution of a rule in the place of the model's."""
+        """Replace the model's distribution by that of a rule."""
         name, fn, kind = msg["name"], unwrap(msg["fn"]), site_kind(msg)
         if rule is None:
             return hide(msg)
@@ -147,7 +147,7 @@ class Replace(Messenger):
         return self.program.is_per_datum(msg) and not self.program.is_conditioned(msg)
 
     def _data(self, msg: Message) -> Array:
-        """Columns of what stands beside a latent: its inputs, and the observations of its plates in this minibatch."""
+        """The inputs of a latent and the observations in its plates, as columns, for the rows of this minibatch."""
         sites = observations(self.choices.model, self.args, self.kwargs, self.indices)
         mine = [site for site in sites if site["cond_indep_stack"] == msg["cond_indep_stack"]]
         beside = getattr(unwrap(msg["fn"]), "inputs", None)
@@ -160,7 +160,7 @@ class Replace(Messenger):
         return jnp.concatenate([jnp.broadcast_to(c, (*rows, c.shape[-1])).astype(dtype) for c in columns], -1)
 
     def _local_name(self, name: str) -> str:
-        """``name`` without the prefixes of scopes inside the model, which parameters will get again."""
+        """``name`` without the prefixes of scopes inside the model, which NumPyro adds to parameters again."""
         inside = _PYRO_STACK[_PYRO_STACK.index(self) + 1 :]
         for handler in inside:
             if isinstance(handler, handlers.scope) and "param" not in handler.hide_types:

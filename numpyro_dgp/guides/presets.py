@@ -17,7 +17,7 @@ Other = Rule | Callable[[Callable[..., Any]], Any]
 
 
 class InducingPoint(Guide):
-    r"""Doubly stochastic variational inference: a Gaussian over inducing values, hidden layers follow the model.
+    r"""Doubly stochastic variational inference: Gaussian q(v), and hidden layers as in the model given v.
 
     .. math:: q = \prod_\ell q(v^\ell) \prod_n p(h^\ell_n \mid v^\ell, h^{\ell-1}_n)
 
@@ -65,7 +65,7 @@ class InducingPoint(Guide):
 
 
 class ImportanceWeighted(InducingPoint):
-    r"""Importance-weighted inference of latents, Gaussian beliefs about inducing values: the bound
+    r"""Importance-weighted inference of latents, with Gaussian q(v) of the inducing values: the bound
 
     .. math:: \sum_n E_{g,\, w_n^{(1)} \dots w_n^{(K)}} \log \frac1K \sum_k
               \frac{e^{L_n(g, w_n^{(k)})}\, p(w_n^{(k)})}{q(w_n^{(k)})}
@@ -73,7 +73,7 @@ class ImportanceWeighted(InducingPoint):
               L_n(g, w) = E_{q(f)} \log p(y_n \mid f(g(x_n, w)))
 
     evaluated by ``dgp.ELBO()``. It is never below the plain bound, K = 1, in expectation. The K values of a datum go
-    through one draw of the inner functions g; the last function f is integrated. NumPyro's own objectives see K = 1.
+    through one draw of the inner functions g; the last function f is integrated. NumPyro's own objectives use K = 1.
 
     ``sample_posterior`` gives draws of the latents from the posterior that the bound implies: of K draws from q one is
     chosen with probability proportional to its weight (section 5.2.4). Predictions take latents from their prior.

@@ -1,4 +1,4 @@
-"""Rules under which a site follows the model: nothing is learned about it."""
+"""Rules without parameters: the variational distribution is the model's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Prior", "Propagate"]
 
 @dataclasses.dataclass(frozen=True)
 class Propagate(Rule):
-    """Hidden values follow the model: q(h | u, x) = p(h | u, x) (Salimbeni, 2020, section 2.3).
+    """Hidden values are distributed as in the model: q(h | u, x) = p(h | u, x) (Salimbeni, 2020, section 2.3).
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -43,7 +43,7 @@ class Propagate(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Prior(Rule):
-    """The model's own distribution: nothing is learned about the site.
+    """The prior: the site keeps the model's own distribution, without variational parameters.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp

@@ -36,12 +36,12 @@ def _dimensions(rule: Rule, site: Site) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Amortised(Rule):
-    r"""A Gaussian whose parameters a network reads off the datum: :math:`q(w_n) = N(a(x_n, y_n), b(x_n, y_n)^2)`.
+    r"""A Gaussian whose parameters a network computes from the datum: :math:`q(w_n) = N(a(x_n, y_n), b(x_n, y_n)^2)`.
 
     .. math:: [a, r] = \mathrm{network}([x_n, y_n]), \qquad b = \log(1 + e^{r - 3})
 
-    The network sees the inputs of ``dgp.latent`` and the observations of the plates of the site, as columns (C,); it is
-    not called where there are no observations.
+    The arguments of the network are the inputs of ``dgp.latent`` and the observations in the plates of the site, as
+    columns (C,). It is not called where there are no observations.
 
     Args:
         network: from rows (..., C) to rows (..., 2 dim). It runs in the guide, so that it can hold parameters of its
@@ -108,8 +108,8 @@ class Quadrature(Prior):
               \log \int e^{L_n(w_n)}\, p(w_n)\, dw_n \approx \log \sum_q \omega_q\, e^{L_n(w^{(q)})}
 
     ``dgp.ELBO()`` evaluates that bound, which is above the one of any other q(w). Layers above are drawn jointly over
-    the nodes. Draws of w from its posterior: ``guide.sample_posterior``. To NumPyro's own objectives the rule is
-    :class:`Prior`: a bound too, though a loose one.
+    the nodes. ``guide.sample_posterior`` draws w from this q(w). Under NumPyro's own objectives the rule acts as
+    :class:`Prior`, which gives a bound too, but a loose one.
 
     Args:
         size: number of nodes per column.

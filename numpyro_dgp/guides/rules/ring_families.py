@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class _RingRule(Rule):
-    """Means and the positive diagonals that a family uses.
+    """What the families share: their parameters are means and positive diagonals.
 
     Args:
         scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
@@ -62,8 +62,8 @@ class _RingRule(Rule):
 class Circulant(_RingRule):
     r"""A stationary posterior: the values on the grid have the covariance :math:`\mathrm{circ}(g^2 \lambda)`.
 
-    Right where data cover the ring evenly. It cannot say that one place is known better than another.
-    Under a Gaussian likelihood the optimum is in closed form: ``dgp.rings.optimal_gain``.
+    It suits data that cover the ring evenly: its variance is the same everywhere. Under a Gaussian likelihood the
+    optimum has a closed form, ``dgp.rings.optimal_gain``.
 
     Raises:
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
@@ -92,7 +92,7 @@ class Circulant(_RingRule):
 
 
 class ScaledPrior(_RingRule):
-    r"""The prior shrunk site by site: :math:`W K W`. Concave in W under a Gaussian likelihood.
+    r"""The prior, scaled at every grid point: :math:`W K W`. Under a Gaussian likelihood the bound is concave in W.
 
     Raises:
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
@@ -121,7 +121,9 @@ class ScaledPrior(_RingRule):
 
 
 class ScaledCirculant(_RingRule):
-    r"""Both: :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`. It contains :class:`Circulant` and :class:`ScaledPrior`.
+    r"""A scaled circulant, :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`.
+
+    The family contains :class:`Circulant` and :class:`ScaledPrior`.
 
     Raises:
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
@@ -179,9 +181,9 @@ class ScaledProduct(_RingRule):
 
 
 class WhitenedSites(_RingRule):
-    r"""Independent whitened sites: :math:`K^{1/2} W^2 K^{1/2}`. Good where data are missing in places.
+    r"""Independent values at the grid points after whitening by :math:`K^{1/2}`: :math:`K^{1/2} W^2 K^{1/2}`.
 
-    ``Diagonal()`` on a ring is the other whitened diagonal, independent frequencies.
+    It suits data with gaps. On a ring the rule ``Diagonal()`` makes the whitened *frequencies* independent instead.
 
     Raises:
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.

@@ -1,4 +1,4 @@
-"""Rules for numbers on their own: independent Gaussians and points, on any support."""
+"""Rules that treat every number of a site on its own, on any support: a Gaussian or a point."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Normal(Rule):
 
     Args:
         scale: initial standard deviation.
-        loc: initial means on the unconstrained scale, over all data; by default where the untrained model is.
+        loc: initial means on the unconstrained scale, over all data; by default the value that ``init_loc_fn`` gives.
 
     Raises:
         ValueError: a scale that is not positive, or a discrete site.

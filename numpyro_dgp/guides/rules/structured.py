@@ -1,4 +1,4 @@
-"""Rules for hidden layers that keep dependencies: on the inducing values, between outputs, on the layer below.
+"""Rules for hidden layers whose values depend on the inducing values, on each other or on the layer below.
 
 Each works with any kernel, likelihood and minibatch. Under ``dgp.ELBO`` inducing values are still integrated out.
 """
@@ -31,7 +31,7 @@ Weights = Literal["free", "model"] | int | Callable[[Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class GivenInducing(Rule):
-    r"""Hidden values that follow the inducing values of their layer.
+    r"""Hidden values whose mean is linear in the inducing values of their layer.
 
     .. math:: q(h_{np} \mid v_p) = N(T_{np} v_p + M_{np}, S_{np})
 
@@ -102,7 +102,7 @@ class GivenInducing(Rule):
 
 
 def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> ConditionalValues:
-    """Values that follow the inducing values of their layer by T (P, N, M), for the model's distribution ``fn``."""
+    """q(h | v) with weights T (P, N, M) of the inducing values, for the model's distribution ``fn`` of h."""
     u, A = fn.function.u, _by_output(fn.function, fn.function.features(_rows(fn)))
     mean = u.loc if isinstance(u, Belief) else u
     loc = shift + _unrows(jnp.einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
