@@ -26,7 +26,19 @@ _BLOCK = 500
 
 
 class Mixture(NamedTuple):
-    """A predictive mixture over S draws: moments of y given each draw, shapes (S, N, ...)."""
+    """A predictive mixture over S draws: moments of y given each draw, shapes (S, N, ...).
+
+    Args:
+        means: of y given each draw (S, N, ...).
+        variances: of y given each draw (S, N, ...), squared units of y.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp import Mixture
+        >>> mixture = Mixture(means=jnp.array([[0.0], [2.0]]), variances=jnp.array([[1.0], [3.0]]))  # S = 2, N = 1
+        >>> print(mixture.mean, mixture.variance)
+        [1.] [3.]
+    """
 
     means: Array
     variances: Array
@@ -43,7 +55,15 @@ class Mixture(NamedTuple):
 
 
 class ShapiroWilk(NamedTuple):
-    """Tests of normality, one per test point."""
+    """Tests of normality, one per test point.
+
+    Example:
+        >>> import jax
+        >>> from numpyro_dgp.densities import ShapiroWilk, shapiro_wilk
+        >>> tests = shapiro_wilk(jax.random.normal(jax.random.key(0), (100, 1)))
+        >>> isinstance(tests, ShapiroWilk), tests.p_value.shape
+        (True, (1,))
+    """
 
     statistic: np.ndarray
     """W (N,): one for a perfect Gaussian, smaller the less Gaussian."""
@@ -52,7 +72,20 @@ class ShapiroWilk(NamedTuple):
 
 
 def log_mean_exp(log_values: Array) -> Array:
-    """Log of the mean over the first axis of what has these logarithms."""
+    """Log of the mean over the first axis of what has these logarithms.
+
+    Args:
+        log_values: logarithms (S, ...).
+
+    Returns:
+        Logarithms of the means (...,).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.densities import log_mean_exp
+        >>> print(jnp.exp(log_mean_exp(jnp.log(jnp.array([[1.0], [3.0]])))))
+        [2.]
+    """
     return logsumexp(log_values, axis=0) - math.log(len(log_values))
 
 
@@ -103,6 +136,8 @@ def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
 
     Example:
         >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.densities import kde_log_density
         >>> draws = jax.random.normal(jax.random.key(0), (2000, 2))
         >>> outlier = kde_log_density(draws, jnp.array([0.0, 5.0]))[1]  # the exact value is -13.4
         >>> bool(outlier < -20)
@@ -134,6 +169,8 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
 
     Example:
         >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.densities import shapiro_wilk
         >>> normal = jax.random.normal(jax.random.key(0), (1000, 1))
         >>> tests = shapiro_wilk(jnp.hstack([normal, jnp.exp(normal)]))
         >>> print(tests.statistic.round(2), tests.p_value < 0.01)

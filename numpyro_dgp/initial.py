@@ -29,8 +29,12 @@ class Standardizer:
         loc: subtracted, in the original units.
         scale: divided by, positive, in the original units.
 
+    Raises:
+        ValueError: :meth:`fit` gets NaN or infinite values.
+
     Example:
         >>> import numpy as np
+        >>> from numpyro_dgp.initial import Standardizer
         >>> units = Standardizer.fit(np.array([[1.0], [3.0]]))
         >>> print(units(5.0), units.inverse(3.0), units.inverse_scale(0.5))
         [3.] [5.] [0.5]
@@ -74,8 +78,17 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
         num_inducing: M, at most the number of distinct rows.
         seed: of the random start.
 
+    Returns:
+        Inducing inputs (M, D), in the units of ``X``.
+
     Raises:
         ValueError: more inducing points than distinct rows, or NaN or infinite inputs.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.initial import kmeans
+        >>> print(sorted(kmeans(np.array([[0.0], [0.1], [5.0], [5.1]]), 2)[:, 0].round(2).tolist()))
+        [0.05, 5.05]
 
     Source: Salimbeni (2020), section 2.4.
     """
@@ -99,7 +112,15 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
 
 
 class LayerStart(NamedTuple):
-    """Where a layer starts."""
+    """Where a layer starts.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import initial
+        >>> last = initial.layers(np.linspace(0, 1, 20)[:, None], [], 5)[-1]
+        >>> last.Z.shape, last.mean, last.lengthscale
+        ((5, 1), Zero(), 1.0)
+    """
 
     Z: np.ndarray
     """Inducing inputs (M, D)."""
@@ -127,6 +148,7 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
 
     Example:
         >>> import numpy as np
+        >>> from numpyro_dgp.initial import layers
         >>> starts = layers(np.random.default_rng(0).normal(size=(100, 4)), [2], 10)
         >>> [start.Z.shape for start in starts], starts[1].lengthscale
         ([(10, 4), (10, 2)], 1.4142135623730951)
@@ -162,6 +184,7 @@ def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Arr
     Example:
         >>> import numpy as np
         >>> import numpyro_dgp as dgp
+        >>> from numpyro_dgp.initial import mixing
         >>> pixels = np.stack(np.meshgrid(np.arange(4.0), np.arange(4.0)), -1).reshape(-1, 2)
         >>> mixing(pixels, dgp.kernels.Matern52(), 5).shape
         (16, 5)

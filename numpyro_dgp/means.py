@@ -19,7 +19,20 @@ __all__ = ["Constant", "FromCallable", "Identity", "Linear", "Mean", "Zero", "as
 
 
 class Mean:
-    """A mean function: called on inputs (..., N, D), it returns values (..., N, P)."""
+    """A mean function: called on inputs (..., N, D), it returns values (..., N, P).
+
+    Example:
+        >>> import dataclasses
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.means import Mean
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Slope(Mean):
+        ...     slope: float
+        ...     def __call__(self, X):
+        ...         return self.slope * X[..., :1]
+        >>> print(Slope(2.0)(jnp.array([[1.0, 5.0], [3.0, 5.0]])).T)
+        [[2. 6.]]
+    """
 
     def __call__(self, X: Array) -> Array:
         raise NotImplementedError
@@ -27,7 +40,16 @@ class Mean:
 
 @pytree
 class Zero(Mean):
-    """:math:`m(x) = 0`."""
+    """:math:`m(x) = 0`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.means import Zero
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> print(Zero()(x))  # one column: it broadcasts against all outputs
+        [[0.]
+         [0.]]
+    """
 
     def __call__(self, X: Array) -> Array:
         return jnp.zeros((*X.shape[:-1], 1), X.dtype)
@@ -35,7 +57,19 @@ class Zero(Mean):
 
 @pytree
 class Constant(Mean):
-    """:math:`m(x) = c`, a number or one per output (P,)."""
+    """:math:`m(x) = c`, a number or one per output (P,).
+
+    Args:
+        value: c, a number or (P,), units of the output.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.means import Constant
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> print(Constant(jnp.array([0.5, 1.0]))(x))
+        [[0.5 1. ]
+         [0.5 1. ]]
+    """
 
     value: ArrayLike = 0.0
 
@@ -46,7 +80,16 @@ class Constant(Mean):
 
 @pytree
 class Identity(Mean):
-    """:math:`m(x) = x`; the layer has as many outputs as inputs."""
+    """:math:`m(x) = x`; the layer has as many outputs as inputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.means import Identity
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> print(Identity()(x))
+        [[1. 2.]
+         [3. 4.]]
+    """
 
     def __call__(self, X: Array) -> Array:
         return X
@@ -62,6 +105,14 @@ class Linear(Mean):
 
     Raises:
         ValueError: weights that are not a finite matrix, or do not match the inputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.means import Linear
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> print(Linear(jnp.array([[1.0], [-1.0]]), b=0.5)(x))
+        [[-0.5]
+         [-0.5]]
     """
 
     W: ArrayLike
@@ -82,7 +133,19 @@ class Linear(Mean):
 
 @pytree
 class FromCallable(Mean):
-    """Any function from inputs (..., N, D) to values (..., N, P), in place of ours; part of a pytree's structure."""
+    """Any function from inputs (..., N, D) to values (..., N, P), in place of ours; part of a pytree's structure.
+
+    Args:
+        function: from inputs (..., N, D) to values (..., N, P).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.means import FromCallable
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> print(FromCallable(lambda x: x.sum(-1, keepdims=True))(x))
+        [[3.]
+         [7.]]
+    """
 
     function: Callable[[Array], Array] = static()
 
@@ -97,6 +160,8 @@ def as_mean(mean: Any) -> Mean:
         ValueError: it is neither a mean function nor callable.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.means import as_mean
         >>> as_mean(None), as_mean(jnp.sin)(jnp.zeros((2, 1))).shape
         (Zero(), (2, 1))
     """
@@ -128,6 +193,7 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
 
     Example:
         >>> import numpy as np
+        >>> from numpyro_dgp.means import pca
         >>> pca(np.random.default_rng(0).normal(size=(50, 3)), 2).W.shape
         (3, 2)
 
@@ -164,6 +230,7 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
 
     Example:
         >>> import numpy as np
+        >>> from numpyro_dgp.means import principal_directions
         >>> X = np.random.default_rng(0).normal(size=(50, 3)) * [1.0, 10.0, 1.0]
         >>> print(abs(principal_directions(X, 1).T).round(1))
         [[0. 1. 0.]]

@@ -146,6 +146,15 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
     Raises:
         ValueError: ``dim`` is not a positive integer, or inputs that are not rows of columns.
 
+    Example:
+        >>> import numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro_dgp as dgp
+        >>> with numpyro.handlers.trace() as sites, numpyro.handlers.seed(rng_seed=0), numpyro.plate("data", 7):
+        ...     x = dgp.latent("w", jnp.zeros((7, 2)), 1)
+        >>> x.shape, sites["w"]["value"].shape
+        ((7, 3), (7, 1))
+
     Source: Salimbeni (2020), equation 4.4 and section 5.1.2.
     """
     if not isinstance(dim, int) or dim < 1:

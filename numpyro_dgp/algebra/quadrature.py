@@ -68,6 +68,8 @@ class GaussHermite:
         ValueError: size is not a positive integer.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp import GaussHermite
         >>> nodes = GaussHermite(3).nodes(jnp.array(1.0), jnp.array(4.0))
         >>> print(nodes.mean(nodes.points**2).round(3))  # 1 + 4
         5.0
@@ -97,6 +99,9 @@ class MonteCarlo:
         ValueError: size is not a positive integer.
 
     Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp import MonteCarlo
         >>> nodes = MonteCarlo(100_000, jax.random.key(0)).nodes(jnp.zeros(2), jnp.array([1.0, 3.0]))
         >>> nodes.points.shape, bool(abs(nodes.mean(nodes.points.sum(-1) ** 2) - 4) < 0.1)  # 1 + 3
         ((100000, 2), True)

@@ -43,6 +43,7 @@ class Quadratic(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import Quadratic
         >>> data = Quadratic(jnp.full((1, 1), 3.0), jnp.full(1, 2.0), jnp.array(0.0))
         >>> loc, scale_tril = data.optimum()
         >>> print(loc, scale_tril**2, f"{data.bound():.4f} {data.at(loc, scale_tril):.4f}")
@@ -112,6 +113,7 @@ def from_features(
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import from_features
         >>> print(from_features(jnp.ones((2, 1)), jnp.ones(2), jnp.array([1.0, 2.0]), 0.5).b)
         [12.]
 
@@ -162,6 +164,16 @@ def from_moments(
 
     Raises:
         ValueError: arrays that do not fit together, or a kernel whose expectations have no closed form.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import from_features, from_moments
+        >>> from numpyro_dgp.kernels import Linear
+        >>> one, mu = jnp.ones((1, 1)), jnp.array([[1.0], [2.0]])
+        >>> certain = from_moments(Linear(), one, one, mu, 0 * mu, mu[:, 0], 1.0)
+        >>> uncertain = from_moments(Linear(), one, one, mu, 0 * mu + 0.5, mu[:, 0], 1.0)
+        >>> print(certain.Phi, uncertain.Phi)  # the sums over data of E[h]^2 and of E[h^2]
+        [[5.]] [[6.]]
 
     Source: Chamberlin (2016), sections 2.5 and 4.6; the Bayesian GPLVM of Titsias and Lawrence (2010).
     """
@@ -214,6 +226,17 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
         variances: k(x, x) there (N,).
         loc: m (M,), from :meth:`Quadratic.optimum`.
         scale_tril: triangular root of S (M, M).
+
+    Returns:
+        Means (N,) and variances (N,).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import predict
+        >>> A, variances = jnp.array([[0.0], [0.8]]), jnp.ones(2)  # far from the inducing input, and near it
+        >>> mean, variance = predict(A, variances, jnp.array([0.5]), jnp.array([[0.1]]))
+        >>> print(f"{mean[0]:.2f} {mean[1]:.2f} {variance[0]:.2f} {variance[1]:.2f}")
+        0.00 0.40 1.00 0.37
     """
     spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]
     return A @ loc, open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + spread
@@ -234,6 +257,13 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
 
     Raises:
         ValueError: arrays that do not have one row per datum.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import from_features, upper_bound
+        >>> A, variances, y = 0.8 * jnp.ones((2, 1)), jnp.ones(2), jnp.array([1.0, 1.2])
+        >>> print(f"{from_features(A, variances, y, 0.5).bound():.2f} {upper_bound(A, variances, y, 0.5):.2f}")
+        -3.63 -1.91
 
     Source: Titsias (2014).
     """

@@ -36,6 +36,13 @@ class Coupled:
         loc: :math:`\mu` (M,).
         covariance: :math:`\Sigma` (M, M).
         with_inputs: :math:`G_n = \operatorname{Cov}[v, h_n]` (N, M, D).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import Coupled
+        >>> v = Coupled(jnp.zeros(3), jnp.eye(3), jnp.zeros((5, 3, 2)))  # independent of 5 inputs of 2 columns
+        >>> v.with_inputs.shape
+        (5, 3, 2)
     """
 
     loc: Array
@@ -51,6 +58,13 @@ class Target:
         loc: means (N,).
         with_inputs: covariances with the inputs (N, D).
         with_values: covariances with v (N, M).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import Target
+        >>> target = Target(jnp.ones(5), jnp.zeros((5, 2)), jnp.zeros((5, 3)))  # the number one, for 5 data
+        >>> target.with_values.shape
+        (5, 3)
     """
 
     loc: Array
@@ -117,6 +131,7 @@ def expected_product(
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import Linear
+        >>> from numpyro_dgp.bounds import Coupled, Target, expected_product
         >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
         >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # Cov[v, h] = 0.5, so that E[h v] = 0.5
         >>> print(expected_product(Linear(), one, one, zero, one, v, Target(one[0], zero, zero)))
@@ -159,6 +174,7 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import Linear
+        >>> from numpyro_dgp.bounds import Coupled, expected_square
         >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
         >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # E[h^2 v^2] = 1 + 2 Cov[v, h]^2
         >>> print(expected_square(Linear(), one, one, zero, one, v))

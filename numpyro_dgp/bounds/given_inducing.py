@@ -43,6 +43,15 @@ class Following(NamedTuple):
         variance: S (N,).
         marginal_variance: :math:`\sigma^2`, variances of h (N,).
         bound: expected log density and entropy of h, less the divergence of q(v).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import follow, from_features
+        >>> A, mu = jnp.ones((1, 1)), jnp.array([0.5])
+        >>> layer = follow(from_features(A, jnp.ones(1), mu, 1.0), A, 1.0, jnp.array([0.5]))
+        >>> total = layer.variance + layer.weights**2 @ layer.scale_tril[0] ** 2
+        >>> bool(jnp.allclose(layer.marginal_variance, total))  # S + T Sigma T'
+        True
     """
 
     loc: Array
@@ -66,6 +75,7 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.bounds.collapsed import from_features
+        >>> from numpyro_dgp.bounds import follow
         >>> A, mu = jnp.ones((1, 1)), jnp.array([0.5])
         >>> found = follow(from_features(A, jnp.ones(1), mu, 1.0), A, 1.0, jnp.array([0.5]))
         >>> print(f"{found.loc[0]:.4f} {found.weights[0, 0]:.4f} {found.marginal_variance[0]:.4f}")

@@ -43,6 +43,15 @@ class HiddenLayer:
         scale: s (N, P).
         noise: standard deviation of the process noise, a number.
         mean: prior means at the inputs (N, P), or a number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import HiddenLayer
+        >>> from numpyro_dgp.kernels import RBF
+        >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> hidden = HiddenLayer(RBF(), Z, v, S, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)  # N = M = 3, P = 1
+        >>> hidden.weights.shape, hidden.noise
+        ((3, 1, 3), 0.1)
     """
 
     kernel: Kernel
@@ -67,6 +76,15 @@ class MarkovLayer:
         loc: V (Q, M).
         scale_tril: triangular roots of W (Q, M, M).
         noise: standard deviation of the observations, a number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import MarkovLayer
+        >>> from numpyro_dgp.kernels import RBF
+        >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), v, S, 0.5)
+        >>> last.transition.shape
+        (1, 3, 1, 3)
     """
 
     kernel: Kernel
@@ -94,6 +112,7 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import RBF
+        >>> from numpyro_dgp.bounds import HiddenLayer, MarkovLayer, markov_bound
         >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
         >>> hidden = HiddenLayer(RBF(), Z, v, S, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)
         >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), v, S, 0.5)

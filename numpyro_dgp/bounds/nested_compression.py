@@ -53,6 +53,14 @@ class NestedLayer:
 
     Raises:
         ValueError: arrays that do not fit together.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import NestedLayer
+        >>> from numpyro_dgp.kernels import RBF
+        >>> layer = NestedLayer(RBF(), jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None], noise=0.1)
+        >>> layer.loc.shape, layer.noise
+        ((1, 3), 0.1)
     """
 
     kernel: Kernel
@@ -89,6 +97,7 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import RBF
+        >>> from numpyro_dgp.bounds import NestedLayer, nested_bound
         >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
         >>> layers = [NestedLayer(RBF(), Z, v, S, 0.1), NestedLayer(RBF(), Z, v, S, 0.5)]
         >>> nested_bound(layers, Z, jnp.sin(Z)).shape

@@ -16,7 +16,15 @@ __all__ = ["Coverage", "Simulated", "coverage", "pit", "uniformity", "vsbc"]
 
 
 class Coverage(NamedTuple):
-    """Share of the data inside central predictive intervals."""
+    """Share of the data inside central predictive intervals.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.diagnostics import coverage
+        >>> found = coverage(np.linspace(0, 1, 101), [0.5, 0.9])
+        >>> print(found.levels, found.share.round(2), found.error.round(2))
+        [0.5 0.9] [0.5 0.9] [0.05 0.03]
+    """
 
     levels: np.ndarray
     """Nominal probabilities of the intervals (L,)."""
@@ -27,7 +35,19 @@ class Coverage(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """Ranks of true values under fits to data simulated with them, by site."""
+    """Ranks of true values under fits to data simulated with them, by site.
+
+    Raises:
+        ValueError: :meth:`of` gets ranks outside of 0 to S, or fewer than five replications for each bin.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.diagnostics import Simulated
+        >>> ranks = np.random.default_rng(0).integers(40, 60, 500)  # never near 0 or 99: q is too wide
+        >>> found = Simulated.of({"f": ranks}, num_samples=99)
+        >>> bool(found.uniform["f"] < 0.01), bool(found.symmetry["f"] > 0.01)
+        (True, True)
+    """
 
     ranks: dict[str, np.ndarray]
     """Number of posterior draws below the truth (R, ...), from 0 to S."""
@@ -92,6 +112,8 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
         ValueError: shapes that do not fit together, or NaN.
 
     Example:
+        >>> import jax
+        >>> from numpyro_dgp.diagnostics import pit
         >>> key = jax.random.key(0)
         >>> u = pit(jax.random.normal(key, (99, 4000)), jax.random.normal(jax.random.key(1), (4000,)), key)
         >>> bool(abs(u.mean() - 0.5) < 0.02), bool(abs(u.var() - 1 / 12) < 0.005)
@@ -126,6 +148,8 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
         ValueError: values or levels outside the unit interval.
 
     Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.diagnostics import coverage
         >>> coverage(np.linspace(0, 1, 1001), [0.9]).share.round(3)
         array([0.9])
     """
@@ -152,6 +176,8 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
         ValueError: fewer than five rows for each bin.
 
     Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.diagnostics import uniformity
         >>> rng = np.random.default_rng(0)
         >>> bool(uniformity(rng.uniform(size=500)) > 0.05), bool(uniformity(rng.beta(2, 2, size=500)) < 0.05)
         (True, True)
@@ -218,7 +244,18 @@ def vsbc(
         ValueError: fewer than 10 replications; from NumPyro for other sites or numbers it cannot use.
 
     Example:
-        ``dgp.diagnostics.vsbc(key, model, dgp.guides.InducingPoint(model), optax.adam(0.02), X).symmetry``
+        >>> import jax, numpyro, optax, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dist.Normal(slope * X, 0.5), obs=y)
+        >>> guide = numpyro.infer.autoguide.AutoNormal(model)
+        >>> key, optim = jax.random.key(0), optax.adam(0.1)
+        >>> ranks = dgp.diagnostics.vsbc(key, model, guide, optim, jnp.ones(5), num_replications=10, num_steps=50)
+        >>> ranks.ranks["slope"].shape
+        (10,)
 
     Source: Yao et al. (2018), algorithm 2; Talts et al. (2018) for ranks.
     """

@@ -45,6 +45,8 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
         ValueError: too few weights, or NaN.
 
     Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.diagnostics import pareto_shape
         >>> u = np.random.default_rng(0).uniform(size=4000)
         >>> print(pareto_shape(-0.8 * np.log(u)).round(1))  # weights u^-0.8
         0.8
@@ -90,7 +92,20 @@ def khat(tree: DataTree) -> float:
         ValueError: a tree of chains, which have no weights.
 
     Example:
-        ``dgp.diagnostics.khat(dgp.to_arviz(posterior, key, X, y, num_samples=1000))``
+        >>> import jax, numpyro, optax, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> key, X, guide = jax.random.key(0), jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model)
+        >>> svi = numpyro.infer.SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
+        >>> params = svi.run(key, 2, X, X[:, 0] ** 2, progress_bar=False).params  # the optimum after one step
+        >>> posterior = dgp.Posterior(model, guide, params)
+        >>> tree = dgp.to_arviz(posterior, key, X, X[:, 0] ** 2, num_samples=500)
+        >>> bool(dgp.diagnostics.khat(tree) < 0.7)  # q is the exact posterior
+        True
 
     Source: Yao et al. (2018), section 3.1.
     """
@@ -136,7 +151,21 @@ def local_khat(
         ValueError: draws of MCMC, or too few samples.
 
     Example:
-        ``dgp.diagnostics.local_khat(posterior, key, X, y)["y"].max()``
+        >>> import jax, numpyro, optax, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 10).reshape(5, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         x = dgp.latent("w", X, 1)
+        ...         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> key, X, guide = jax.random.key(0), jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model)
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+        >>> params = svi.run(key, 2, X, X[:, 0] ** 2, progress_bar=False).params
+        >>> posterior = dgp.Posterior(model, guide, params)
+        >>> k = dgp.diagnostics.local_khat(posterior, key, X, X[:, 0] ** 2, num_samples=50, num_globals=3)
+        >>> k["y"].shape
+        (3, 20)
     """
     if posterior.guide is None:
         raise ValueError("local_khat: expected a fit with a guide, got draws of MCMC: they have no importance weights")
@@ -178,7 +207,20 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
         ValueError: a tree that was not made by ``to_arviz``, or several observed sites and no ``site``.
 
     Example:
-        ``dgp.diagnostics.loo(dgp.to_arviz(posterior, key, X, y)).elpd``
+        >>> import jax, numpyro, optax, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> key, X, guide = jax.random.key(0), jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model)
+        >>> svi = numpyro.infer.SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
+        >>> params = svi.run(key, 2, X, X[:, 0] ** 2, progress_bar=False).params  # the optimum after one step
+        >>> posterior = dgp.Posterior(model, guide, params)
+        >>> score = dgp.diagnostics.loo(dgp.to_arviz(posterior, key, X, X[:, 0] ** 2, num_samples=500))
+        >>> bool(score.elpd > 0), bool((score.pareto_k < score.good_k).all())
+        (True, True)
 
     Source: Vehtari et al. (2017); Magnusson et al. (2019), equations 6 and 7 (guides) and 10 (subsampling).
     """

@@ -1,4 +1,4 @@
-"""Which posteriors of a guide are Gaussian, and where their numbers are: what natural gradients need to know."""
+"""Which posteriors of a guide are Gaussian, and the names of their parameters, for natural gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GaussianSite", "gaussian_sites"]
 
 
 class GaussianSite(NamedTuple):
-    """Where the numbers of a Gaussian posterior are.
+    """The parameters of a Gaussian posterior.
 
     Args:
         kind: of the site: ``inducing``, ``exact``, ``hidden``, ``latent`` or ``other``.
@@ -39,8 +39,8 @@ class GaussianSite(NamedTuple):
 def gaussian_sites(guide: Any, sites: Trace) -> dict[str, GaussianSite]:
     """The sites whose posterior is Gaussian (on the unconstrained scale), by name.
 
-    For guides of this package, ``AutoNormal``, and ``AutoMultivariateNormal``, whose one Gaussian over everything goes
-    by the name of its own site, ``"_<prefix>_latent"``. None for guides of other kinds.
+    For guides of this package, ``AutoNormal`` and ``AutoMultivariateNormal``. The last has one Gaussian over all sites,
+    whose name here is that of its auxiliary site, ``"_<prefix>_latent"``. Other guides have none: the dict is empty.
 
     Args:
         guide: the guide.

@@ -1,7 +1,8 @@
 """A guide is the model's own program, run under a handler that replaces distributions.
 
-Because the handler meets a site where it happens, a rule sees everything drawn before it: the function, its
-inputs, the layer below. Structured posteriors are therefore rules, not model classes.
+The handler replaces the distribution of a site at the moment when the program draws it, so that a rule has access to
+all that was computed before: the function, its inputs, the layer below. A structured posterior is therefore a rule, and
+needs no model class of its own.
 """
 
 from __future__ import annotations
@@ -47,13 +48,30 @@ class Guide:
         other: rule for every other site, or a NumPyro autoguide class such as ``AutoMultivariateNormal``
             (any callable from a model to a guide), applied to all of them together.
         sites: rules for single sites by name.
-        prefix: goes into parameter names, ``"<site>_<prefix>_<parameter>"``.
+        prefix: part of the names of parameters, ``"<site>_<prefix>_<parameter>"``.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
         num_samples: K, importance samples of the latents of every datum in ``dgp.ELBO``; ``None`` for the plain bound.
-        doubly_reparameterised: whether their proposals learn by doubly reparameterised gradients.
+        doubly_reparameterised: whether the proposals of importance samples have doubly reparameterised gradients.
 
     Raises:
         ValueError: on the first call, when ``sites`` names a site that the model does not have.
+
+    Example:
+        >>> import jax, numpyro, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> y = X[:, 0] ** 2
+        >>> G = dgp.guides
+        >>> rules = {"inducing": G.Full(), "hidden": G.Propagate(), "exact": G.Full(), "latent": G.Normal()}
+        >>> guide = G.Guide(model, **rules, other=G.Delta())
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     print({name: value.shape for name, value in guide(X, y).items()})
+        {'f': (5,)}
     """
 
     def __init__(
@@ -98,9 +116,9 @@ class Guide:
         return values
 
     def on(self, *args: Any, **kwargs: Any) -> Guide:
-        """The guide with the data that it was fitted to, for a guide that predicts from them: ``guide.on(X, y)``.
+        """The guide together with the data of the fit, ``guide.on(X, y)``, for guides that need these to predict.
 
-        Only :class:`Collapsed` does; others have all they know in their parameters, and are returned as they are.
+        Only :class:`Collapsed` needs them. The other guides predict from their parameters, and are returned unchanged.
         """
         return self
 
@@ -196,7 +214,7 @@ class Guide:
         return {name: _quantiles(unwrap(sites[name]["fn"]), quantiles) for name in own}
 
     def _is_not_other(self, msg: Message) -> bool:
-        """Whether an autoguide for the other sites must not see this one."""
+        """Whether this site is hidden from the autoguide for the ``other`` sites, because it has a rule."""
         return msg["type"] == "sample" and not self.choices.are_shared(msg)
 
 

@@ -23,14 +23,14 @@ __all__ = ["Choices", "Replace"]
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """What the constructor of a guide was given.
+    """The arguments of the constructor of a guide.
 
     Args:
         owner: name of the guide's class, for messages.
         model: the program.
         rules: by kind of site.
         sites: rules of single sites, by name.
-        prefix: goes into parameter names.
+        prefix: part of the names of parameters, ``"<site>_<prefix>_<parameter>"``.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
         num_samples: K, importance samples of latents; ``None`` for the plain bound.
     """
@@ -44,7 +44,7 @@ class Choices:
     num_samples: int | None
 
     def rule(self, msg: Message) -> Rule | None:
-        """The rule for a latent site; ``None`` where another guide draws it."""
+        """The rule for a latent site; ``None`` where a NumPyro autoguide draws it."""
         return self.sites.get(msg["name"], self.rules.get(site_kind(msg)))
 
     def are_shared(self, msg: Message) -> bool:
@@ -53,9 +53,9 @@ class Choices:
 
 
 class Replace(Messenger):
-    """Replaces the model's distributions by the guide's; entering it gives the dict of values drawn.
+    """Replaces the model's distributions by the guide's. ``with Replace(...) as values`` collects the values drawn.
 
-    One run of a guide is one instance: what it collects on the way lives as long as that run.
+    Every run of a guide makes a new instance.
 
     Args:
         choices: the settings of the guide.
@@ -106,7 +106,7 @@ class Replace(Messenger):
 
     @cached_property
     def below(self) -> dict[str, str]:
-        """The inducing sites that follow others: ``{site: site below}``."""
+        """The inducing sites whose posterior depends on another inducing site: ``{site: site below}``."""
         order = self.program.inducing
         found: dict[str, str] = {}
         for name in order:
@@ -130,13 +130,13 @@ class Replace(Messenger):
         self.replace(msg, self.choices.rule(msg))
 
     def _is_observation(self, msg: Message) -> bool:
-        """Whether there is nothing to infer: data, or in a call without data what data would stand for."""
+        """Whether a site is observed, or would be in a call with data: then there is nothing to infer."""
         if site_kind(msg) == "observed":
             return True
         return msg["name"] in self.program.ends and not self.program.observed_plates
 
     def replace(self, msg: Message, rule: Rule | None) -> None:
-        """Put the distribution of a rule in the place of the model's."""
+        """Replace the model's distribution by that of a rule."""
         name, fn, kind = msg["name"], unwrap(msg["fn"]), site_kind(msg)
         if rule is None:
             return hide(msg)
@@ -180,7 +180,7 @@ class Replace(Messenger):
         return self.program.is_per_datum(msg) and not self.program.is_conditioned(msg)
 
     def _data(self, msg: Message) -> Array:
-        """Columns of what stands beside a latent: its inputs, and the observations of its plates in this minibatch."""
+        """The inputs of a latent and the observations in its plates, as columns, for the rows of this minibatch."""
         sites = observations(self.choices.model, self.args, self.kwargs, self.indices)
         mine = [site for site in sites if site["cond_indep_stack"] == msg["cond_indep_stack"]]
         beside = getattr(unwrap(msg["fn"]), "inputs", None)
@@ -193,7 +193,7 @@ class Replace(Messenger):
         return jnp.concatenate([jnp.broadcast_to(c, (*rows, c.shape[-1])).astype(dtype) for c in columns], -1)
 
     def _local_name(self, name: str) -> str:
-        """``name`` without the prefixes of scopes inside the model, which parameters will get again."""
+        """``name`` without the prefixes of scopes inside the model, which NumPyro adds to parameters again."""
         inside = _PYRO_STACK[_PYRO_STACK.index(self) + 1 :]
         for handler in inside:
             if isinstance(handler, handlers.scope) and "param" not in handler.hide_types:

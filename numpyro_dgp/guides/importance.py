@@ -6,7 +6,8 @@ With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the n
 .. math:: \log \sum_k \omega_k, \qquad \omega_k = \tfrac1K e^{L(w^{(k)})}\, p(w^{(k)}) / q(w^{(k)})
           \quad\text{or, at a node,}\quad \omega_k = \omega^{(k)} e^{L(w^{(k)})} .
 
-The K values lie along a new first batch dimension, left of all plates. Layers above are drawn jointly over it.
+The K values, here called copies, lie along a new first batch dimension, left of all plates. The layers above are drawn
+jointly over that dimension.
 
 Source: Salimbeni (2020), equations 4.8 and 5.11.
 """
@@ -40,13 +41,13 @@ def log_prob(site: Message) -> Array:
 
 
 class Copies(Messenger):
-    """Gives every latent that asks for copies as many values, and draws the layers above jointly over them.
+    """Draws several values (copies) of every latent whose record says so, and the layers above jointly over them.
 
     Args:
         fn: guide or model.
         nesting: gives the number of batch dimensions that plates take.
         drawn: the trace of the guide, when ``fn`` is the model that takes its values.
-        weights: normalised weights of the copies of every latent, known beforehand, for doubly reparameterised
+        weights: normalised weights of the copies of every latent, from an earlier run, for doubly reparameterised
             gradients: the gradient that reaches a copy is multiplied by its weight, and its density held fixed.
     """
 
@@ -73,7 +74,7 @@ class Copies(Messenger):
 
     def _copy(self, msg: Message, record: SiteRecord) -> None:
         fn, nesting = msg["fn"], self.nesting()
-        # A latent that stands beside values with copies has their first dimension already, which it shares.
+        # If the inputs of a latent already have a dimension of copies, the latent shares that dimension.
         batch = fn.batch_shape[max(0, len(fn.batch_shape) - nesting) :]
         batch = (1,) * (nesting - len(batch)) + batch
         if record.rule is None:
@@ -87,7 +88,7 @@ class Copies(Messenger):
         msg["value"] = jnp.broadcast_to(points, msg["fn"].shape())
 
     def _weigh_gradient(self, msg: Message) -> None:
-        """Draw here and now, so that the gradient by the value can be weighted and the density held fixed."""
+        """Draw the value in this handler, so that its gradient can be weighted and its density held fixed."""
         value = msg["fn"](rng_key=msg["kwargs"]["rng_key"])
         weight = self.weights[msg["name"]]
         weight = weight.reshape(weight.shape + (1,) * msg["fn"].event_dim)

@@ -17,7 +17,7 @@ Other = Rule | Callable[[Callable[..., Any]], Any]
 
 
 class InducingPoint(Guide):
-    r"""Doubly stochastic variational inference: a Gaussian over inducing values, hidden layers follow the model.
+    r"""Doubly stochastic variational inference: Gaussian q(v), and hidden layers as in the model given v.
 
     .. math:: q = \prod_\ell q(v^\ell) \prod_n p(h^\ell_n \mid v^\ell, h^{\ell-1}_n)
 
@@ -33,8 +33,9 @@ class InducingPoint(Guide):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.guides import InducingPoint
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
         ...     with numpyro.plate("data", len(X)):
@@ -64,7 +65,7 @@ class InducingPoint(Guide):
 
 
 class ImportanceWeighted(InducingPoint):
-    r"""Importance-weighted inference of latents, Gaussian beliefs about inducing values: the bound
+    r"""Importance-weighted inference of latents, with Gaussian q(v) of the inducing values: the bound
 
     .. math:: \sum_n E_{g,\, w_n^{(1)} \dots w_n^{(K)}} \log \frac1K \sum_k
               \frac{e^{L_n(g, w_n^{(k)})}\, p(w_n^{(k)})}{q(w_n^{(k)})}
@@ -72,7 +73,7 @@ class ImportanceWeighted(InducingPoint):
               L_n(g, w) = E_{q(f)} \log p(y_n \mid f(g(x_n, w)))
 
     evaluated by ``dgp.ELBO()``. It is never below the plain bound, K = 1, in expectation. The K values of a datum go
-    through one draw of the inner functions g; the last function f is integrated. NumPyro's own objectives see K = 1.
+    through one draw of the inner functions g; the last function f is integrated. NumPyro's own objectives use K = 1.
 
     ``sample_posterior`` gives draws of the latents from the posterior that the bound implies: of K draws from q one is
     chosen with probability proportional to its weight (section 5.2.4). Predictions take latents from their prior.
@@ -90,8 +91,9 @@ class ImportanceWeighted(InducingPoint):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.guides import ImportanceWeighted
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 10).reshape(5, 2)))
         ...     with numpyro.plate("data", len(X)):
@@ -127,6 +129,22 @@ class MeanField(Guide):
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         exact: rule for exact layers; ``Normal()`` by default.
         **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 4)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X, noise=0.1))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = dgp.guides.MeanField(model)(X, X[:, 0])
+        >>> sites["h_auto_loc"]["value"].shape, sites["h_auto_scale"]["value"].shape
+        ((20,), (20,))
 
     Source: Chamberlin (2016), section 2.3 (there with the optimal q(v)).
     """

@@ -1,4 +1,4 @@
-"""What a guide knows of a site that it has drawn: one frozen record under one key of the site's message."""
+"""What a guide records about a site that it draws: one frozen record, under one key of the site's message."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _KEY = "numpyro_dgp"
 
 @dataclasses.dataclass(frozen=True)
 class SiteRecord:
-    """What objectives, optimisers and diagnostics read of a site.
+    """What a guide records about a site, for objectives, optimisers and diagnostics.
 
     Args:
         name: the site's name where the guide met it; a scope around the guide adds its prefix after that.
         kind: ``inducing``, ``exact``, ``hidden``, ``latent`` or ``other``.
         learned: whether the guide has a distribution of its own there, rather than the model's.
         inner: whether it holds the inducing values of an inner layer.
-        gaussian: the parameters that are those of a Gaussian, where the rule says so.
+        gaussian: which parameters are the mean and the scale of a Gaussian; ``None`` if the rule has no Gaussian.
         stem: what the names of the site's parameters begin with, ``"<site>_<prefix>"``.
-        follows: the inducing site whose draw this one follows.
-        drawn: whether its values are drawn even where Gaussians are integrated, because others follow them or because
-            rows of their function are seen together.
+        follows: the inducing site of a lower layer that the posterior of this one depends on.
+        drawn: whether its values are drawn even in marginal mode, because other posteriors depend on them or because a
+            density depends on several rows of their function.
         copies: how many values a latent per datum gets: importance samples, or the nodes of a rule.
         rule: the rule with those nodes.
         integrates: sites whose part of the bound is in the value of this one (``guides.Collapsed``).
@@ -49,10 +49,10 @@ _NOTHING = SiteRecord(name="", kind="other")
 
 
 def attach(msg: Message, record: SiteRecord) -> None:
-    """Put a record into a message: the one place where this package writes a key of its own."""
+    """Put a record into a message. Nothing else in this package adds keys to messages."""
     msg[_KEY] = record
 
 
 def record_of(site: dict[str, Any]) -> SiteRecord:
-    """The record of a site of a trace; that of a site which is nobody's where there is none."""
+    """The record of a site of a trace; one with the default values if no guide of this package has drawn it."""
     return site.get(_KEY, _NOTHING)

@@ -22,11 +22,11 @@ __all__ = ["Run", "marginal", "mutable", "resample", "run", "traces"]
 
 
 class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    """Handler of *marginal mode*: where a guide offers a Gaussian belief about inducing values, the layer gets
-    the belief itself instead of a draw from it, and integrates it out.
+    """Handler of *marginal mode*: where a guide has a Gaussian q(v) of inducing values, the layer gets q(v) itself (a
+    ``Belief``) instead of a draw from it, and integrates v out.
 
-    Values that others follow are drawn, and so are those of a function of which some density sees several rows
-    together (:mod:`numpyro_dgp.model.coupling`).
+    Two kinds of inducing values are still drawn: those that the posterior of another site depends on, and those of a
+    function of which one density depends on several rows (:mod:`numpyro_dgp.model.coupling`).
     """
 
     def process_message(self, msg: Message) -> None:
@@ -37,7 +37,7 @@ class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
 
 def mutable(sites: Trace) -> dict[str, Any]:
-    """Values of mutable sites."""
+    """Values of the ``mutable`` sites of a trace (NumPyro's sites of state that is not differentiated)."""
     return {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}
 
 
@@ -55,7 +55,7 @@ def traces(
         guide: likewise.
         args: arguments of both.
         kwargs: keyword arguments of both.
-        around: from the model that takes the guide's values, and the guide's trace, to what is run in its place.
+        around: wraps the model before it runs: a function of the model with the guide's values, and the guide's trace.
     """
     guide_trace = trace(guide).get_trace(*args, **kwargs)
     replayed = substitute(replay(model, guide_trace), data=mutable(guide_trace))
@@ -81,7 +81,7 @@ def run(
 ) -> Run:
     """Run ``guide`` and then ``model`` at its values; plates subsample by ``plate_key``.
 
-    Where the guide asks for doubly reparameterised gradients, the weights of a run without gradients come first.
+    For doubly reparameterised gradients there are two runs: one without gradients gives the weights of the second.
     """
     once = partial(_once, key, plate_key, model=model, guide=guide, args=args, kwargs=kwargs)
     if not getattr(guide, "doubly_reparameterised", False):
@@ -130,7 +130,7 @@ def _once(
 
 
 def resample(key: Array, found: Run) -> dict[str, Array]:
-    """One of the copies of every latent, and of the layers above it, chosen by the weights: ``{site: value}``.
+    """One of the K values of every latent, and of the layers above it, drawn by their weights: ``{site: value}``.
 
     Source: Salimbeni (2020), section 5.2.4.
     """

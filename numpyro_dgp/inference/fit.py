@@ -63,6 +63,7 @@ def fit(
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 4)[:, None]))
         ...     with numpyro.plate("data", len(X)):

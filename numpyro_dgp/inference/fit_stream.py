@@ -72,6 +72,8 @@ def fit_stream(
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
+        >>> import numpy as np
+        >>> from numpyro.infer import SVI
         >>> def program(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 4)[:, None]))
         ...     with numpyro.plate("data", len(X)):

@@ -32,11 +32,23 @@ class NonCentered(Reparam):
     normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance and need no
     ``"<name>_white"``.
 
-    Example:
-        ``handlers.reparam(model, config={"h": dgp.NonCentered()})``, or ``dgp.for_mcmc(model)`` for all layers.
+    ``handlers.reparam(model, config={"h": dgp.NonCentered()})`` for one layer, ``dgp.for_mcmc(model)`` for all.
 
     Raises:
         ValueError: the site does not hold function values.
+
+    Example:
+        >>> import numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro_dgp as dgp
+        >>> def model(X):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::2]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("h", f(X, noise=0.1))
+        >>> program = numpyro.handlers.reparam(model, config={"h": dgp.NonCentered()})
+        >>> sites = numpyro.handlers.trace(numpyro.handlers.seed(program, 0)).get_trace(jnp.linspace(0, 1, 4)[:, None])
+        >>> [(name, site["type"]) for name, site in sites.items() if name.startswith("h")]
+        [('h_white', 'sample'), ('h', 'deterministic')]
     """
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:

@@ -28,6 +28,7 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_dgp import minibatch
         >>> def model(y):
         ...     m = numpyro.sample("m", dist.Normal())
         ...     with numpyro.plate("data", len(y)):

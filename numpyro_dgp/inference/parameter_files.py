@@ -26,6 +26,7 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
 
     Example:
         >>> import tempfile, jax.numpy as jnp
+        >>> from numpyro_dgp import load, save
         >>> file = tempfile.mkdtemp() + "/posterior.npz"
         >>> save(file, {"ls_auto_loc": jnp.ones(2), "net$params": {"w": jnp.zeros(3)}})
         >>> sorted(load(file)), load(file)["net$params"]["w"].shape
@@ -55,7 +56,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         ValueError: the file was written by something else.
 
     Example:
-        See :func:`save`.
+        >>> import tempfile, jax.numpy as jnp
+        >>> import numpyro_dgp as dgp
+        >>> file = tempfile.mkdtemp() + "/posterior.npz"
+        >>> dgp.save(file, {"noise": jnp.array(0.5)})
+        >>> print(dgp.load(file)["noise"])
+        0.5
     """
     params: dict[str, Any] = {}
     arrays = read_arrays(path)

@@ -22,6 +22,8 @@ class BatchSource(Protocol):
     Any class with these two members will do, without a base class.
 
     Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import BatchSource
         >>> class Simulated:
         ...     num_rows = 1_000_000
         ...
@@ -69,6 +71,8 @@ class Stream(BatchSource):
             an epoch.
 
     Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import Stream
         >>> X, y = np.arange(1000.0)[:, None], np.arange(1000.0)
         >>> stream = Stream((X, y), batch_size=100, block=10, window=20)
         >>> stream.num_rows, stream.steps_per_epoch

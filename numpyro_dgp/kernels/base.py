@@ -154,7 +154,14 @@ class Kernel:
 
 @pytree
 class Sum(Kernel):
-    r""":math:`k(x, x') = k_1(x, x') + k_2(x, x')`; written ``k1 + k2``."""
+    r""":math:`k(x, x') = k_1(x, x') + k_2(x, x')`; written ``k1 + k2``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import Constant, RBF
+        >>> print(np.array((RBF() + Constant(0.5))(jnp.zeros((1, 1)), jnp.array([[0.0], [1.0]]))).round(3))
+        [[1.5   1.107]]
+    """
 
     left: Kernel
     right: Kernel
@@ -175,7 +182,14 @@ class Sum(Kernel):
 
 @pytree
 class Product(Kernel):
-    r""":math:`k(x, x') = k_1(x, x')\, k_2(x, x')`; written ``k1 * k2`` or ``2.0 * k``."""
+    r""":math:`k(x, x') = k_1(x, x')\, k_2(x, x')`; written ``k1 * k2`` or ``2.0 * k``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import RBF
+        >>> print(np.array((2.0 * RBF() * RBF())(jnp.zeros((1, 1)), jnp.array([[0.0], [1.0]]))).round(3))
+        [[2.    0.736]]
+    """
 
     left: Kernel
     right: Kernel
@@ -196,7 +210,21 @@ class Product(Kernel):
 
 @pytree
 class ActiveDims(Kernel):
-    """``kernel`` evaluated on some columns of its inputs; written ``kernel.on(0, 2)``."""
+    """``kernel`` evaluated on some columns of its inputs; written ``kernel.on(0, 2)``.
+
+    Args:
+        kernel: k, a kernel of as many columns as ``dims`` has numbers.
+        dims: column numbers, counted from 0.
+
+    Raises:
+        ValueError: no columns, or column numbers that are not integers from 0 on or that the inputs do not have.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Linear
+        >>> print(Linear().on(0, 2)(jnp.array([[1.0, 2.0, 3.0]]), jnp.ones((1, 3))))  # 1 + 3
+        [[4.]]
+    """
 
     kernel: Kernel
     dims: tuple[int, ...] = static()
@@ -229,8 +257,17 @@ class ActiveDims(Kernel):
 class Constant(Kernel):
     r"""Constant: :math:`k(x, x') = \sigma^2`, a random offset.
 
+    Args:
+        variance: :math:`\sigma^2`, squared units of the output.
+
     Raises:
         ValueError: a variance that is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Constant
+        >>> print(Constant(0.5)(jnp.zeros((1, 3)), jnp.ones((2, 3))))
+        [[0.5 0.5]]
     """
 
     variance: Number = 1.0
@@ -255,6 +292,16 @@ class FromCallable(Kernel):
     """A kernel of another library, or any function ``k(X1, X2)``, in place of ours.
 
     The diagonal is ``function.diag`` where there is one, otherwise ``k(x, x)`` row by row.
+
+    Args:
+        function: from inputs (N1, D) and (N2, D) to the Gram matrix (N1, N2).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import FromCallable
+        >>> minimum = FromCallable(lambda X1, X2: jnp.minimum(X1, X2.T))  # Brownian motion
+        >>> print(minimum(jnp.array([[1.0]]), jnp.array([[0.5], [2.0]])))
+        [[0.5 1. ]]
     """
 
     def __init__(self, function: Callable[[Array, Array], Array]) -> None:
@@ -327,8 +374,19 @@ def _spectral_density(kernel: Kernel, omega: Array) -> Array:
 def as_kernel(kernel: Any) -> Kernel:
     """``kernel`` itself, a constant kernel for a number, or any callable ``k(X1, X2)`` wrapped.
 
+    Args:
+        kernel: a kernel, a number or a callable ``k(X1, X2)``.
+
+    Returns:
+        The kernel.
+
     Raises:
         ValueError: it is neither a kernel, nor a number, nor callable.
+
+    Example:
+        >>> from numpyro_dgp.kernels import as_kernel
+        >>> as_kernel(0.5)
+        Constant(variance=0.5)
     """
     if isinstance(kernel, Kernel):
         return kernel

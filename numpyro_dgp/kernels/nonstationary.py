@@ -24,8 +24,21 @@ __all__ = ["ArcCosine", "Linear", "Polynomial", "White"]
 class White(Kernel):
     r"""White noise: :math:`\sigma^2` where :math:`x = x'` exactly, zero elsewhere.
 
+    Args:
+        variance: :math:`\sigma^2`, squared units of the output.
+
     Raises:
         ValueError: a variance that is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import White
+        >>> x = jnp.array([[1.0, 2.0], [3.0, -1.0]])
+        >>> print(White(0.1)(x, x))
+        [[0.1 0. ]
+         [0.  0.1]]
+
+    Source: Salimbeni (2020), section 1.4.
     """
 
     variance: Number = 1.0
@@ -53,6 +66,16 @@ class Linear(Kernel):
 
     Raises:
         ValueError: a variance that is not positive.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Linear
+        >>> x = jnp.array([[1.0, 2.0], [3.0, -1.0]])
+        >>> print(Linear(variance=jnp.array([1.0, 0.5]))(x, x))
+        [[3.  2. ]
+         [2.  9.5]]
+
+    Source: Salimbeni (2020), section 1.4.
     """
 
     variance: Number = 1.0
@@ -88,6 +111,16 @@ class Polynomial(Kernel):
 
     Raises:
         ValueError: a variance or offset that is not positive, or another degree.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Polynomial
+        >>> x = jnp.array([[1.0, 2.0], [3.0, -1.0]])
+        >>> print(Polynomial(offset=1.0, degree=2)(x, x))
+        [[ 36.   4.]
+         [  4. 121.]]
+
+    Source: Salimbeni (2020), section 1.4.
     """
 
     variance: Number = 1.0
@@ -163,6 +196,16 @@ class ArcCosine(Kernel):
 
     Raises:
         ValueError: a variance that is not positive, or another order.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import ArcCosine
+        >>> x = jnp.array([[1.0, 2.0], [3.0, -1.0]])
+        >>> print(np.array(ArcCosine(order=1)(x, x)).round(3))
+        [[ 6.     3.665]
+         [ 3.665 11.   ]]
+
+    Source: Cho and Saul (2009), equations 3-6.
     """
 
     variance: Number = 1.0

@@ -83,7 +83,24 @@ class Stationary(Kernel):
 
 @pytree
 class RBF(Stationary):
-    r"""Squared exponential (exponentiated quadratic): :math:`\sigma^2 \exp(-r^2 / 2)`."""
+    r"""Squared exponential (exponentiated quadratic): :math:`\sigma^2 \exp(-r^2 / 2)`.
+
+    Args:
+        variance: k(x, x), squared units of the output.
+        lengthscale: units of the input; a number, or (D,) for one per column (ARD).
+
+    Raises:
+        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import RBF
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> print(np.array(RBF(variance=2.0, lengthscale=0.5)(x[:1], x)).round(3))
+        [[2.    1.213 0.271]]
+
+    Source: Salimbeni (2020), section 1.4.
+    """
 
     def profile(self, r2: Array) -> Array:
         return jnp.exp(-0.5 * r2)
@@ -129,7 +146,24 @@ class _Matern(Stationary):
 
 @pytree
 class Matern12(_Matern):
-    r"""Exponential (Ornstein-Uhlenbeck): :math:`\sigma^2 e^{-r}`; draws are continuous only."""
+    r"""Exponential (Ornstein-Uhlenbeck): :math:`\sigma^2 e^{-r}`; draws are continuous only.
+
+    Args:
+        variance: k(x, x), squared units of the output.
+        lengthscale: units of the input; a number, or (D,) for one per column (ARD).
+
+    Raises:
+        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import Matern12
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> print(np.array(Matern12(variance=2.0, lengthscale=0.5)(x[:1], x)).round(3))
+        [[2.    0.736 0.271]]
+
+    Source: Salimbeni (2020), section 1.4.
+    """
 
     nu = 0.5
 
@@ -139,7 +173,24 @@ class Matern12(_Matern):
 
 @pytree
 class Matern32(_Matern):
-    r"""Matern 3/2: :math:`\sigma^2 (1 + \sqrt 3 r)\, e^{-\sqrt 3 r}`; draws differentiable once."""
+    r"""Matern 3/2: :math:`\sigma^2 (1 + \sqrt 3 r)\, e^{-\sqrt 3 r}`; draws differentiable once.
+
+    Args:
+        variance: k(x, x), squared units of the output.
+        lengthscale: units of the input; a number, or (D,) for one per column (ARD).
+
+    Raises:
+        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import Matern32
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> print(np.array(Matern32(variance=2.0, lengthscale=0.5)(x[:1], x)).round(3))
+        [[2.    0.967 0.279]]
+
+    Source: Salimbeni (2020), section 1.4.
+    """
 
     nu = 1.5
 
@@ -150,7 +201,24 @@ class Matern32(_Matern):
 
 @pytree
 class Matern52(_Matern):
-    r"""Matern 5/2: :math:`\sigma^2 (1 + \sqrt 5 r + \tfrac53 r^2)\, e^{-\sqrt 5 r}`; differentiable twice."""
+    r"""Matern 5/2: :math:`\sigma^2 (1 + \sqrt 5 r + \tfrac53 r^2)\, e^{-\sqrt 5 r}`; differentiable twice.
+
+    Args:
+        variance: k(x, x), squared units of the output.
+        lengthscale: units of the input; a number, or (D,) for one per column (ARD).
+
+    Raises:
+        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import Matern52
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> print(np.array(Matern52(variance=2.0, lengthscale=0.5)(x[:1], x)).round(3))
+        [[2.    1.048 0.277]]
+
+    Source: Salimbeni (2020), section 1.4.
+    """
 
     nu = 2.5
 
@@ -161,7 +229,25 @@ class Matern52(_Matern):
 
 @pytree
 class RationalQuadratic(Stationary):
-    r"""Rational quadratic: :math:`\sigma^2 (1 + r^2 / 2\alpha)^{-\alpha}`, a mixture of RBFs over lengthscales."""
+    r"""Rational quadratic: :math:`\sigma^2 (1 + r^2 / 2\alpha)^{-\alpha}`, a mixture of RBFs over lengthscales.
+
+    Args:
+        variance: k(x, x), squared units of the output.
+        lengthscale: units of the input; a number, or (D,) for one per column (ARD).
+        alpha: :math:`\alpha`, a number; the smaller, the slower the decay.
+
+    Raises:
+        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import RationalQuadratic
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> print(np.array(RationalQuadratic(alpha=0.5)(x[:1], x)).round(3))
+        [[1.    0.894 0.707]]
+
+    Source: Salimbeni (2020), section 1.4.
+    """
 
     alpha: Number = 1.0
 
@@ -186,6 +272,18 @@ class Periodic(Stationary):
 
     Args:
         period: units of the input; a number, or (D,).
+
+    Raises:
+        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import Periodic
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> print(np.array(Periodic(period=1.0)(x[:1], x)).round(3))
+        [[1.    0.135 1.   ]]
+
+    Source: Salimbeni (2020), section 1.4.
     """
 
     period: Number = 1.0
@@ -209,7 +307,24 @@ class Periodic(Stationary):
 
 @pytree
 class Cosine(Stationary):
-    r"""Cosine: :math:`\sigma^2 \cos\bigl(2\pi \sum_d (x_d - x'_d)/\ell_d\bigr)`; rank two."""
+    r"""Cosine: :math:`\sigma^2 \cos\bigl(2\pi \sum_d (x_d - x'_d)/\ell_d\bigr)`; rank two.
+
+    Args:
+        variance: k(x, x), squared units of the output.
+        lengthscale: the period in every column, in units of the input; a number, or (D,).
+
+    Raises:
+        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import Cosine
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> print(np.array(Cosine(lengthscale=3.0)(x[:1], x)).round(3))
+        [[ 1.   0.5 -0.5]]
+
+    Source: Salimbeni (2020), section 1.4.
+    """
 
     def _angle(self, X: Array) -> Array:
         return 2 * math.pi * self._scale(X).sum(-1)

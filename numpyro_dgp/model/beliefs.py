@@ -1,6 +1,6 @@
-r"""What is known about the whitened inducing values of a layer.
+r"""The possible values at the site of a layer's whitened inducing values.
 
-The value at a layer's sample site is one of three things, and the layer does the right thing with each:
+The value at a layer's sample site is one of three things, and the layer handles all of them:
 
 - an array: one draw of the whitened values :math:`v`, with :math:`u = L v`, :math:`K_{ZZ} = L L^\top`;
 - a :class:`Belief`: a Gaussian :math:`q(v)`, which the layer integrates out (inside ``dgp.ELBO``);
@@ -43,7 +43,7 @@ class StandardNormal(dist.Distribution):
         event_shape: of one draw.
         dtype: of the numbers.
         batch_shape: of independent draws.
-        inputs: what the numbers stand beside (..., D), where they are latent columns.
+        inputs: for latent columns, the inputs (..., D) that they are appended to.
     """
 
     arg_constraints: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class StandardNormal(dist.Distribution):
 
 
 class InducingPrior(StandardNormal):
-    """The prior of whitened inducing values; its type tells guides which sites those are."""
+    """The prior of whitened inducing values; guides recognise the sites of inducing values by this type."""
 
 
 class Belief(dist.Distribution):
@@ -228,7 +228,7 @@ def _kl_diagonal_belief(q: DiagonalBelief, prior: InducingPrior) -> Array:
 
 @pytree
 class FunctionDraw:
-    r"""A draw of a whole function: whitened inducing values and the key of everything in between.
+    r"""A draw of a whole function: whitened inducing values, and a random key for the function between them.
 
     Args:
         u: whitened inducing values, (P, M) or (M,).
@@ -242,7 +242,7 @@ class FunctionDraw:
 
 
 class _FullName(Messenger):
-    """Learns the name of a site with the prefixes that handlers outside give it."""
+    """Finds out the name of a site with the prefixes that handlers outside add to it."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -259,7 +259,7 @@ class _FullName(Messenger):
 def whitened_values(
     owner: str, name: str, prior: InducingPrior, what: str = "inducing values"
 ) -> tuple[Array | Belief | FunctionDraw, str]:
-    """Open the site ``name`` of whitened values: what is known about them, and the site's full name.
+    """Open the site ``name`` of whitened values; returns its value (see the module) and its full name.
 
     Raises:
         ValueError: inside a plate, where a function would get one copy per datum.

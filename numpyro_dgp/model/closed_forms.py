@@ -6,7 +6,7 @@ With :math:`v \sim N(m, s^2)`:
 - a rate :math:`r = e^{av+b}` of ``Poisson``, ``Exponential`` or ``Gamma``: :math:`E[\log r] = am + b` and
   :math:`E[r] = e^{am + b + a^2 s^2/2}`.
 
-The slope a and offset b are never asked for: they come from one forward-mode derivative at m.
+The user does not pass the slope a and the offset b: they come from one forward-mode derivative at m.
 Source: Salimbeni (2020), section 1.2.
 """
 

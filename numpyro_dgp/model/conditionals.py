@@ -1,7 +1,7 @@
-"""What a conditional, the function from v to the distribution of y in a ``Likelihood``, makes of v.
+"""How a conditional, the function from v to the distribution of y in a ``Likelihood``, depends on v.
 
 One call gives an example of the distribution; one trace of a second call, read by
-:mod:`~numpyro_dgp.algebra.dependence`, says how each parameter depends on v. The rule that integrates v follows.
+:mod:`~numpyro_dgp.algebra.dependence`, says how each parameter depends on v. This decides how v is integrated.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 
 __all__ = ["Reading", "choose_rule", "elementwise", "read", "with_key"]
 
-# Folders whose lines a warning is not about.
+# Folders of libraries: a warning points to the first line of code outside of them.
 _INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(numpyro.__file__).parent))
 
 
 class Reading(NamedTuple):
-    """What a conditional makes of v.
+    """How a conditional depends on v.
 
     Args:
         example: the distribution at one v.
@@ -65,7 +65,7 @@ def elementwise(d: dist.Distribution) -> dist.Distribution:
 
 
 def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim: int) -> Reading:
-    """Read off what a conditional makes of v: calls it once, and once more to trace it unless shapes say enough.
+    """Find out how a conditional depends on v: call it once, and trace it once unless its shapes are enough.
 
     Args:
         conditional: from v to the distribution of y; it may close over tracers.
@@ -105,7 +105,7 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
 
 
 def _parameters(d: dist.Distribution) -> tuple[dict[str, list[Any]], list[Any]]:
-    """Those with a name of their own, and all, whatever the distribution flattens into."""
+    """The named parameters of a distribution, and all arrays that it flattens into."""
     named = {name: jax.tree.leaves(d.__dict__.get(name)) for name in type(d).gather_pytree_data_fields()}
     return named, jax.tree.leaves(d)
 
@@ -119,12 +119,12 @@ def _of_shapes(d: dist.Distribution, shape: tuple[int, ...], event_dim: int) -> 
 def choose_rule(
     reading: Reading, integrate: GaussHermite | MonteCarlo | None, *, exact: bool
 ) -> GaussHermite | MonteCarlo:
-    """The rule for what is not in closed form. Warns where it is draws that nobody asked for.
+    """The rule for expectations without a closed form. Warns where it falls back on random draws unasked.
 
     Args:
         reading: of the conditional.
         integrate: the rule that a program asks for, or ``None``.
-        exact: whether the density takes no rule.
+        exact: whether all expectations have a closed form, so that no rule is needed.
 
     Raises:
         ValueError: Gauss-Hermite for numbers of y that do not have their own number of v.

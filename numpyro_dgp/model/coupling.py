@@ -1,12 +1,12 @@
 r"""Which inducing values a bound may integrate, and which have to be drawn.
 
-In marginal mode every row of a layer is drawn from its own marginal :math:`q(f(x_n))`, and a likelihood sees the
-marginal too. That gives the bound where each term sees one row of a function: one datum and what stands below it. A
-term that sees several rows of one function, because they are summed or because a function is used twice, needs them
-from one draw of the inducing values. Then these are drawn, once for all data, and the rows given them, as NumPyro's own
-objectives do.
+In marginal mode every row of a layer is drawn from its own marginal :math:`q(f(x_n))`, and a likelihood uses that
+marginal too. This gives the bound if each term depends on one row of a function: on one datum and its hidden values. A
+term that depends on several rows of one function, because they are summed or because a function is used twice, needs
+them from one draw of the inducing values. Then these are drawn, once for all data, and the rows given them, as in
+NumPyro's own objectives.
 
-Terms, and the rows that they see, are found by running the program on shapes only.
+The terms, and the rows that they depend on, are found by tracing the program with shapes only.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class MarkRows(Messenger):
 
 
 def _values(site: Message) -> Any:
-    """The function values at a site, or under its likelihood."""
+    """The function values at a site, or those that its likelihood integrates."""
     fn: Any = unwrap(site["fn"])
     return getattr(fn, "f_x", fn)
 
 
 def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
-    """What the density at each site is computed from: inputs, noise and hyperparameters of a function, or itself."""
+    """The arrays that the density at each site is computed from: inputs, noise and hyperparameters of a function."""
     seen: dict[str, dict[str, list[Array]]] = {}
     for name, site in sites.items():
         kind = site_kind(site) if site["type"] == "sample" else "inducing"
@@ -69,17 +69,17 @@ def _arrays(tree: Any) -> list[Array]:
 
 def _density(site: Message) -> Array:
     fn: Any = unwrap(site["fn"])
-    if isinstance(fn, Likelihood):  # its own function is integrated: what is left is what the conditional closes over
+    if isinstance(fn, Likelihood):  # its function is integrated: the rest is what the conditional closes over
         fn = fn.conditional(jnp.zeros_like(fn.f_x.loc))
     return fn.log_prob(site["value"])
 
 
 class Coupling(NamedTuple):
-    """What the rows that sites see say about a program.
+    """Which densities of a program depend on several rows.
 
     Args:
         coupled: inducing sites that have to be drawn.
-        aggregates: sites whose density sees several rows of a hidden layer.
+        aggregates: sites whose density depends on several rows of a hidden layer.
         ends: sites whose value no other site depends on.
     """
 
@@ -89,7 +89,7 @@ class Coupling(NamedTuple):
 
 
 def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
-    """Read off, from the rows that each site sees, which inducing values have to be drawn.
+    """Find the inducing values that have to be drawn, from the rows that each site depends on.
 
     Args:
         sites: a trace of the program under :class:`MarkRows`.
@@ -119,7 +119,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
 
 
 def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
-    """Rows that a site sees itself, their axes counted from the end of its batch dimensions."""
+    """Rows that a site depends on directly; their axes are counted from the end of its batch dimensions."""
     values = _values(site)
     joint = isinstance(values, JointValues)
     # Axes to the right of the batch dimensions; over those of joint values inputs come together. Hyperparameters of a
@@ -137,7 +137,7 @@ def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
 
 
 def _all_rows(sites: Trace, direct: Fact, above: dict[str, Fact]) -> Fact:
-    """Rows that a site sees itself or through what it sees."""
+    """Rows that a site depends on, directly or through other sites."""
     found = dict(direct)
     for below, rows in direct.items():
         own = _own_axes(sites[below])

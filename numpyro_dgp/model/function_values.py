@@ -1,6 +1,6 @@
 """Distributions of function values at each input on its own, which ``f(x)`` returns.
 
-They hold p(f(x) | u) and, while a :class:`~numpyro_dgp.model.beliefs.Belief` about u is being integrated out, the
+They represent p(f(x) | u) and, while a :class:`~numpyro_dgp.model.beliefs.Belief` about u is being integrated out, the
 *spread*: the variance that the belief adds. Samples come from the sum. ``log_prob`` is
 :math:`E_{q(u)}[\\log p(f(x) | u)]`, the log density itself when u is known.
 """
@@ -41,7 +41,7 @@ class Origin:
 
 
 class Values(dist.Distribution):
-    """Gaussian function values, drawn from standard normal numbers; they know which function they are values of."""
+    """Gaussian function values, drawn from standard normal numbers, with a reference to the function and its inputs."""
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("loc", "origin")
@@ -55,7 +55,7 @@ class Values(dist.Distribution):
 
     @property
     def function(self) -> Any:
-        """The random function, or ``None`` for values of none."""
+        """The random function, or ``None`` for values without one."""
         return None if self.origin is None else self.origin.function
 
     @property
@@ -101,7 +101,7 @@ class FunctionValues(Values):
         conditional_variance: variances given u, including process noise; broadcasts against ``loc``.
         spread: variances that a belief about u adds, or ``None``.
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
-        total: the sum of the two variances, where it was computed without them.
+        total: the sum of the two variances, if it was computed directly.
         origin: which function these are values of, and where.
     """
 
@@ -178,7 +178,7 @@ class MixedValues(FunctionValues):
     ``f(x).mix(P)`` makes it. With :math:`g_q(x) \sim N(m_q, s_q)` the mixtures have marginals
     :math:`v_p \sim N((P m)_p, (P^{\circ 2} s)_p)`, which is all that the expected log density of a likelihood that
     factorises over outputs needs: ``loc``, ``conditional_variance`` and ``spread`` are the marginal ones. Draws and the
-    log density of several outputs together see their covariance :math:`P \,\mathrm{diag}(s) P^\top`. A shared kernel k
+    log density of several outputs together use their covariance :math:`P \,\mathrm{diag}(s) P^\top`. A shared kernel k
     gives the outputs the covariance :math:`(P P^\top) \otimes k`, kernels of their own the linear model of
     coregionalisation, :math:`\sum_q P_{pq} P_{p'q} k_q`.
 

@@ -1,4 +1,4 @@
-"""K values of a layer per datum, drawn from one function: what importance weighting compares."""
+"""K values of a layer per datum, all from one draw of its function, for importance weighting."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ __all__ = ["CopiedValues"]
 class CopiedValues(Propagated):
     """Values of batch shape (K, ..., N), dependent over the first axis as the values of one function are.
 
-    Importance weighting compares K latent values of one datum, and the layers above must be the same draw of their
-    functions for all of them: independent draws do not give a bound. Process noise is a variable of its own in
-    every copy.
+    Importance weighting compares K latent values of one datum. The functions of the layers above must be the same draw
+    for all K values: independent draws do not give a bound. Process noise is independent between the K values.
 
     Args:
         values: what ``f(x)`` returned for K inputs per datum.

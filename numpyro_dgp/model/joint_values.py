@@ -79,7 +79,7 @@ class JointValues(Values):
         return (-0.5 * (square + size * math.log(2 * math.pi)) - log_determinant(L)).sum(-1)
 
     def excess(self, L: Array) -> Array | float:
-        """What a belief about u adds to the mean of the squared residual in units of ``L``: (..., P)."""
+        """The increase of the expected squared residual, in units of ``L``, by the variance of u: (..., P)."""
         if self.spread is None:
             return 0.0
         return jnp.trace(solve_lower(L, solve_lower(L, self.spread).mT), axis1=-2, axis2=-1)
@@ -115,12 +115,12 @@ class JointValues(Values):
 class PropagatedJoint(JointValues):
     """A guide's declaration that joint values follow the model, so that the two densities cancel in a bound.
 
-    Their difference would be the rounding of two large numbers.
+    Computed, their difference would be the rounding error of two large numbers.
     """
 
 
 class KnownValues(JointValues):
-    """Joint values of one whole function, which are known but for process noise."""
+    """Joint values of one draw of a function: deterministic but for process noise."""
 
     def from_white(self, white: Array) -> Array:
         return self.marginals().from_white(white)
@@ -167,5 +167,5 @@ class WhitenedValues(JointValues):
 
 @kl_divergence.register(WhitenedValues, JointValues)
 def _kl_whitened(q: WhitenedValues, p: JointValues) -> Array:
-    """KL to the prior that ``q`` was built from, in the mean over u where that has a spread."""
+    """KL to the prior of ``q``, averaged over u where a belief about u is integrated out."""
     return (kl_full(q.shift, q.root) + 0.5 * p.excess(q.L)).sum(-1)

@@ -33,10 +33,10 @@ class Likelihood(dist.Distribution):
 
     ``sample`` draws v, then y. With the default ``collapse="bound"``, exp(``log_prob``) is *not*
     normalised in y: it bounds the joint density of the full Gaussian process from below, so that inducing points
-    stay a device of inference and do not change the model. NUTS, stock ELBOs and ``dgp.ELBO`` then all
-    target one bound. Scores and LOO use ``log_marginal``, which is normalised.
+    belong to inference and do not change the model. NUTS, NumPyro's ELBOs and ``dgp.ELBO`` then all have the same
+    target. Scores and LOO use ``log_marginal``, which is normalised.
 
-    How the expectation is taken is read off ``conditional``: in closed form for ``Normal`` with a mean affine in
+    The way of taking the expectation follows from ``conditional``: in closed form for ``Normal`` with a mean affine in
     v, and for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in v; by the distribution itself if it
     has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when
     each number of y depends on its own number of v; by Monte Carlo otherwise, with a warning. ``repr`` says which.
@@ -62,6 +62,7 @@ class Likelihood(dist.Distribution):
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> from numpyro_dgp import Likelihood, MonteCarlo
         >>> f_x = FunctionValues(jnp.zeros(3), jnp.ones(3), event_dim=0)
         >>> y = Likelihood(f_x, lambda v: dist.Normal(v, 0.5))
         >>> print(y.log_prob(jnp.zeros(3)).round(3), y.log_marginal(jnp.zeros(3)).round(3))
@@ -117,7 +118,7 @@ class Likelihood(dist.Distribution):
 
     @property
     def _exact(self) -> str | None:
-        """What takes the expectation in ``log_prob`` if no rule does."""
+        """How ``log_prob`` takes the expectation if it needs neither nodes nor draws; else ``None``."""
         marginal = self.collapse == "marginal"
         if marginal and self.f_x.spread is not None:
             return None
@@ -164,15 +165,15 @@ class Likelihood(dist.Distribution):
             return self._expected_log_prob(value, f.loc, f.variance)
         if f.spread is None:
             return self._log_marginal(value, f.loc, f.conditional_variance)
-        # q(u) stays outside the logarithm, so that the bound remains one.
+        # The expectation over q(u) is outside the logarithm: inside, the result would not be a lower bound.
         nodes = self.rule.nodes(f.loc, f.spread)
         return nodes.mean(jax.vmap(lambda m: self._log_marginal(value, m, f.conditional_variance))(nodes.points))
 
     def log_marginal(self, value: ArrayLike) -> Array:
         r"""The normalised log density :math:`\log E[p(y \mid v)]` of each observation.
 
-        Of mixed values, ``f(x).mix(P)``, it sees the correlations between outputs: in closed form for ``Normal``, by
-        draws of the functions for other conditionals.
+        For mixed values, ``f(x).mix(P)``, it accounts for the correlations between outputs: in closed form for
+        ``Normal``, by draws of the functions for other conditionals.
         """
         y, f = self._observations(value), self.f_x
         if not isinstance(f, MixedValues):

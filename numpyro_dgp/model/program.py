@@ -1,4 +1,4 @@
-"""What a trace of a program tells: its layers, its data plates, which rows are seen together, initial values.
+"""The structure of a program, from a trace of it: layers, data plates, coupled rows, initial values.
 
 A program is inspected by running it: once abstractly (``inspect_program``: shapes and structure, no arithmetic),
 and, when parameters are created, once for real (``initial_values``).
@@ -42,12 +42,12 @@ class Program:
 
     Args:
         inducing: inducing sites, in the order of the program.
-        inner: those of functions whose values feed another layer.
+        inner: the inducing sites of functions whose values are inputs of another layer.
         data_plates: the plate sets of function values, likelihoods and observations.
         observed_plates: the plate sets of sites observed in this call.
         nesting: how many batch dimensions the plates take.
-        coupled: inducing sites that a density sees through several rows or several uses of their function.
-        aggregates: sites whose density sees several rows of a hidden layer together.
+        coupled: inducing sites of functions of which one density depends on several rows or several uses.
+        aggregates: sites whose density depends on several rows of a hidden layer together.
         ends: sites whose value no other site depends on.
     """
 
@@ -65,7 +65,7 @@ class Program:
         return any(plates <= _plates(msg) for plates in self.data_plates)
 
     def is_shared(self, msg: Message) -> bool:
-        """Whether a value of a site serves at other inputs too."""
+        """Whether a value of a site is shared by all data, so that it can be used at other inputs."""
         kind = site_kind(msg)
         if kind in ("hidden", "observed"):
             return False
@@ -99,7 +99,7 @@ def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def structure(sites: Trace) -> Program:
-    """The structure of a program from a trace of it, but for what it takes a walk over its jaxpr to see."""
+    """The structure of a program from a trace of it, without the fields that need its jaxpr (``coupling``)."""
     samples = [site for site in sites.values() if site["type"] == "sample"]
     values = {"hidden": [], "observed": []}  # type: dict[str, list[Any]]
     data, observed = [], []

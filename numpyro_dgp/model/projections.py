@@ -6,7 +6,7 @@ With whitened entries :math:`v_{qd} \sim N(0, 1)` and a belief :math:`q(v_q) = N
     z = m(x) + A x, \quad A_{qd} = s_d v_{qd}, \qquad
     q(z_q) = N\bigl(m_q(x) + m_q^\top (s \odot x),\; (s \odot x)^\top S_q (s \odot x)\bigr)
 
-Given A nothing is left to chance; the marginals above are all that a bound needs that is a sum over data.
+Given A, z is deterministic. A bound that is a sum over data needs only the marginals above.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["Determined", "Projection", "projection"]
 
 
 def _at_loc(values: FunctionValues | JointValues, value: Array) -> Array:
-    """Log density with respect to the point where the values are known to be: 0 there, else minus infinity."""
-    if values.spread is not None:  # of an unknown function; prior and posterior share what is left given it
+    """Log density of values that are deterministic: 0 at ``loc``, else minus infinity."""
+    if values.spread is not None:  # the function is uncertain: given it, prior and posterior are the same point
         return jnp.zeros(values.batch_shape, values.loc.dtype)
     tolerance = jnp.finfo(values.loc.dtype).eps ** 0.5
     near = jnp.abs(value - values.loc) <= tolerance * (1 + jnp.abs(values.loc))
@@ -42,7 +42,7 @@ def _at_loc(values: FunctionValues | JointValues, value: Array) -> Array:
 
 
 class Determined(FunctionValues):
-    """Values without variance of their own: known once the function is, uncertain only through a belief about it."""
+    """Values that are deterministic given the function, and uncertain only through a belief about it."""
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         return _at_loc(self, value)
@@ -54,7 +54,7 @@ class Determined(FunctionValues):
 
 
 class PropagatedDetermined(Determined, Propagated):
-    """A guide's declaration that determined values follow the model."""
+    """A guide's declaration that q of deterministic values equals the model's conditional."""
 
 
 class DeterminedJoint(JointValues):

@@ -44,7 +44,7 @@ __all__ = [
     "noise_variance",
 ]
 
-# Mean, variance given u, what a belief adds, and the sum of these two where it was computed without them; each (N, P).
+# Mean, variance given u, variance that a belief adds, and the sum of the two if computed directly; each (N, P).
 Moments = tuple[Array, Array, Array | None, Array | None]
 _DATA_HINT = "drop, impute or mask the rows with missing values before building the model"
 
@@ -90,8 +90,8 @@ class RandomFunction(Protocol):
 
     The distribution that it returns is :math:`p(f(x) \mid v)` where the value at its site is a draw of v,
     :math:`q(f(x)) = \int p(f(x) \mid v)\, q(v)\, dv` where it is a ``Belief`` q(v), and a single number where it is a
-    ``FunctionDraw``. Guides, predictions and diagnostics see functions through these members only, and what
-    :class:`InducedFunction` adds where there is a v.
+    ``FunctionDraw``. Guides, predictions and diagnostics use functions through these members only, and through those of
+    :class:`InducedFunction` where there is a v.
     """
 
     @property
@@ -109,20 +109,20 @@ class RandomFunction(Protocol):
         """Values with their correlations over the last batch dimension of x (..., N, D)."""
 
     def given(self, x: ArrayLike, values: ArrayLike) -> RandomFunction:
-        """The function after ``values`` at ``x`` have been drawn from it: itself, where v is all that it holds."""
+        """The function conditioned on ``values`` at ``x``; the function itself where v already determines it."""
 
 
 class Representation(Protocol):
-    r"""How a function is held: what ``dgp.gp(name, kernel, inducing)`` takes as ``inducing``.
+    r"""How a function is represented: the argument ``inducing`` of ``dgp.gp(name, kernel, inducing)``.
 
     It opens the site ``name`` of whitened values :math:`v \sim N(0, I)`, M for each output, by
-    :func:`~numpyro_dgp.model.beliefs.whitened_values`, and returns a function that knows :math:`f(x)` through
-    features :math:`A(x) = \operatorname{Cov}[f(x), v]`:
+    :func:`~numpyro_dgp.model.beliefs.whitened_values`, and returns a function that depends on v through features
+    :math:`A(x) = \operatorname{Cov}[f(x), v]`:
 
     .. math:: p(f(x) \mid v) = N\bigl(m(x) + A(x)\, v,\; k(x, x) - A(x) A(x)^\top\bigr) .
 
-    ``dgp.Points`` and ``dgp.Grid`` are such, and so is ``None``, an exact process, which opens no site. A new one is a
-    class with this method and a subclass of :class:`InducedFunction` (``docs/extending.md``).
+    ``dgp.Points`` and ``dgp.Grid`` are representations; ``None`` stands for an exact process, which opens no site. A
+    new representation is a class with this method and a subclass of :class:`InducedFunction` (``docs/extending.md``).
     """
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RandomFunction:
@@ -137,8 +137,8 @@ class Representation(Protocol):
 
 
 class PointValues(NamedTuple):
-    """One output that is held by whitened values at points: its kernel, the points (M, D), and the inverse factor of
-    the kernel between them (M, M)."""
+    """One output that is represented by whitened values at points: its kernel, the points (M, D), and the inverse
+    Cholesky factor of the kernel between them (M, M)."""
 
     kernel: Kernel
     Z: Array
@@ -146,16 +146,16 @@ class PointValues(NamedTuple):
 
 
 class InducedFunction:
-    r"""A random function that is known through whitened values v; subclasses say by which features.
+    r"""A random function that is represented by whitened values v; subclasses define its features.
 
-    A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five verbs of its own: ``size``,
-    ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. With :meth:`held` it serves importance
-    weights too, with :meth:`prior_draw` draws of whole functions. :meth:`conditional_variance` and
+    A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five members of its own: ``size``,
+    ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. Importance weights also need
+    :meth:`held`, draws of whole functions :meth:`prior_draw`. :meth:`conditional_variance` and
     :meth:`block_moments` can be overridden by what is more accurate or faster.
 
     Args:
         kernels: one kernel, or one per output.
-        u: what is known about the whitened values: an array, a ``Belief`` or a ``FunctionDraw``.
+        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of v.
@@ -188,7 +188,7 @@ class InducedFunction:
         return isinstance(self.kernels, tuple)
 
     def at_points(self, output: int | None) -> PointValues | None:
-        """An output as a function that is held by its values at points; ``None`` where it is not.
+        """An output as a function represented by its values at points; ``None`` for other representations.
 
         Bounds that integrate uncertain inputs in closed form need it.
 
@@ -214,7 +214,7 @@ class InducedFunction:
         return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.size)
 
     def held(self) -> Self:
-        """The same function with hyperparameters that get no gradient."""
+        """The same function with hyperparameters held fixed (no gradient)."""
         raise NotImplementedError
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
@@ -229,7 +229,7 @@ class InducedFunction:
         )
 
     def given(self, x: ArrayLike, values: ArrayLike) -> Self:
-        """Itself: given v, values say nothing more about the function."""
+        """The function itself: given v, it does not depend on values drawn from it."""
         return self
 
     def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> FunctionValues:
@@ -296,7 +296,7 @@ class InducedFunction:
         belief_key, white_key = jax.random.split(key)
         stop = jax.lax.stop_gradient
         here, size, fixed = stop(x), self.outputs or 1, self.held()
-        # The same numbers twice: derivatives of the first go to the parameters, of the second to the inputs.
+        # The same numbers twice: the first is differentiated by the parameters, the second by the inputs.
         A, B = (_by_batch(f.features(a.reshape(-1, a.shape[-1])), a) for f, a in ((self, here), (fixed, x)))
         prior = self.covariance(here)
         C = prior - matmul(A, A.mT)

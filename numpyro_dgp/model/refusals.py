@@ -1,4 +1,4 @@
-"""Handlers that refuse programs: what an algorithm would get wrong in silence becomes an error."""
+"""Handlers that raise an error for programs for which an algorithm would give a wrong result in silence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class whole_data(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
     Args:
         fn: the program; without it, use the handler in a ``with`` statement.
-        owner: who needs all rows, for the message.
+        owner: the function that needs all rows, for the message.
 
     Raises:
         ValueError: when a program runs that subsamples.

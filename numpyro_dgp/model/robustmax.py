@@ -40,7 +40,9 @@ class RobustMax(dist.Distribution):
 
     Example:
         >>> import numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
         >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> from numpyro_dgp import RobustMax
         >>> print(RobustMax(jnp.array([0.3, 2.0, -1.0]), epsilon=0.5).probs)
         [0.25 0.5  0.25]
         >>> f_x = FunctionValues(jnp.array([[0.3, 2.0, -1.0]]), jnp.ones((1, 3)))

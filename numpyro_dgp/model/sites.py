@@ -1,4 +1,4 @@
-"""What kind of site a message of NumPyro is about, and the wrappers around its distribution."""
+"""The kind of a site (inducing values, hidden layer, latent, ...), and the wrappers around its distribution."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rewrap(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
 
 
 def site_kind(msg: Message) -> str:
-    """Which rule of a guide speaks for a sample site.
+    """The kind of a sample site, which decides the rule that a guide applies to it.
 
     ``observed`` (nothing to infer), ``inducing`` (whitened inducing values), ``hidden`` (values of a layer),
     ``exact`` (values of an exact process), ``latent`` (another site inside a plate), ``other``.
@@ -64,7 +64,7 @@ def site_kind(msg: Message) -> str:
 
 
 def hide(msg: Message) -> None:
-    """Hide a site from everything outside the guide; the program still gets a value."""
+    """Hide a site from the handlers outside the guide; the program still gets a value."""
     msg["stop"] = True
     if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
         msg["kwargs"]["rng_key"] = numpyro.prng_key()

@@ -30,6 +30,21 @@ class Minimum(NamedTuple):
         losses: the loss after every iteration, the initial one first.
         converged: whether a stopping criterion of the method was met.
         report: why it stopped, and after how many iterations and evaluations.
+
+    Example:
+        >>> import jax, numpyro, optax, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> y = X[:, 0] ** 2
+        >>> svi = numpyro.infer.SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.0), dgp.ELBO())
+        >>> minimum = dgp.optim.minimize(svi, jax.random.key(0), X, y, max_steps=3, progress_bar=False)
+        >>> sorted(minimum.params), len(minimum.losses), minimum.converged
+        (['f_auto_loc', 'f_auto_scale_tril'], 4, False)
     """
 
     params: dict[str, Array]
@@ -75,6 +90,8 @@ def minimize(
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.optim import minimize
         >>> def model(X, y):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
         ...     with numpyro.plate("data", len(X)):

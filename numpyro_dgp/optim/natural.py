@@ -51,6 +51,7 @@ def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
         ValueError: a step size that is not positive, or fewer than one step.
 
     Example:
+        >>> from numpyro_dgp.optim import log_linear
         >>> ramp = log_linear(1e-4, 1e-1, 3)
         >>> print([f"{float(ramp(t)):.4f}" for t in range(5)])
         ['0.0001', '0.0010', '0.0100', '0.1000', '0.1000']
@@ -101,8 +102,9 @@ class NaturalGradient(_NumPyroOptim):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.optim import NaturalGradient
         >>> def model(X, y):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
         ...     with numpyro.plate("data", len(X)):

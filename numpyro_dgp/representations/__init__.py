@@ -1,1 +1,1 @@
-"""How a function is held: by values at inducing points, on a regular grid, or exactly. One file each."""
+"""How a function is represented: by values at inducing points, on a regular grid, or exactly. One file each."""

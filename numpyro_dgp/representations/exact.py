@@ -38,7 +38,7 @@ class ExactFunction:
 
     @property
     def site(self) -> None:
-        """There is none."""
+        """Always ``None``: an exact process opens no site."""
         return None
 
     def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
@@ -61,7 +61,7 @@ class ExactFunction:
     joint = __call__
 
     def given(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
-        """The process after ``values`` at ``x`` have been drawn from it: :meth:`condition`."""
+        """The process conditioned on ``values`` at ``x``, as :meth:`condition`."""
         return self.condition(x, values)
 
     def condition(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:

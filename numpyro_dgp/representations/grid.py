@@ -2,7 +2,7 @@ r"""``Grid`` beside ``Points``: inducing values on a regular grid that closes to
 
 The kernel is made periodic everywhere, so that the layer is a Gaussian process on a ring and its bound is a bound:
 with the plain :math:`k(x, z)` and a circulant :math:`k(Z, Z)` the conditional variance becomes negative without limit.
-Seen from the data it is the process on the line as long as the ring is six lengthscales longer than they reach.
+At the data it agrees with the process on the line if the ring is six lengthscales longer than the range of the data.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Grid(Ring):
     A kernel on all D columns has ``size[0] * ... * size[D-1]`` values. An additive one, ``k0.on(0) + k1.on(1)``, has
     one ring per term, ``size[0] + size[1]`` values. Kernels must be stationary with a spectral density.
 
-    Inputs outside of [low, high] raise an error where their values are known. In compiled programs, where they are
-    not, they go round: x and x + (high - low) are the same point.
+    Inputs outside of [low, high] raise an error. In compiled programs, which cannot check values, they wrap around: x
+    and x + (high - low) are the same point.
 
     Args:
         low: where the ring begins, units of the input; a number, or (D,).
@@ -66,6 +66,8 @@ class Grid(Ring):
     Example:
         >>> import numpyro
         >>> import numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp import Grid
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), Grid(-5.0, 5.0, 20))
         >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape
@@ -172,7 +174,7 @@ def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...
 
 
 def _warn_if_coarse(name: str, parts: tuple[Component, ...]) -> None:
-    """Say how much of the variance the grid leaves open between its points, where that is more than half."""
+    """Warn if more than half of the variance between grid points is left given the values at the grid points."""
     if not is_concrete(parts):
         return
     for part in parts:

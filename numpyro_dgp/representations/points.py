@@ -1,4 +1,4 @@
-"""``Points``: a function is held by its values at inducing inputs."""
+"""``Points``: a function is represented by its values at inducing inputs."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class Points:
 
     Example:
         >>> import numpy as np
+        >>> from numpyro_dgp import Points
         >>> Points(np.linspace(-2, 2, 10)[:, None], learn=True).Z.shape
         (10, 1)
 
@@ -87,7 +88,7 @@ class SparseFunction(InducedFunction):
         kernels: one kernel, or one per output.
         Z: inducing inputs (M, D) or (P, M, D).
         whiten: :math:`L^{-1}`, the inverse Cholesky factor of k(Z, Z), (M, M) or (P, M, M).
-        u: what is known about the whitened values: an array, a ``Belief`` or a ``FunctionDraw``.
+        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of the whitened values; ``None`` where there is none.
@@ -161,7 +162,7 @@ class SparseFunction(InducedFunction):
     def moments(self, rows: Array) -> Moments:
         loc, conditional, spread, total = super().moments(rows)
         if total is not None:
-            # Here and not in a block, which would have to compute it again for the derivative.
+            # Computed here, because in a block it would be computed again for the derivative.
             least = jitter(total.dtype, self.size) * variances(self.kernels, rows)
             total = jnp.maximum(total, least[:, None])
         return loc, conditional, spread, total

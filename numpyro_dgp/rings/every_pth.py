@@ -40,8 +40,14 @@ class Subsampled:
         sizes: points of the ring in every dimension.
         every: P in every dimension.
 
+    Raises:
+        ValueError: P that does not divide the size of the ring, a kernel without a spectral density, observations of
+            another shape, or noise that is not positive (each method says which).
+
     Example:
+        >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import RBF
+        >>> from numpyro_dgp.rings import Ring, Subsampled
         >>> ring = Ring(0.0, 40.0, 400)
         >>> y = jnp.sin(ring.points()[:, 0])
         >>> few, many = (Subsampled.of(RBF(), ring, every) for every in (20, 5))

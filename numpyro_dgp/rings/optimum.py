@@ -46,6 +46,16 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
     Raises:
         ValueError: another function, or noise that is not positive.
 
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> from numpyro_dgp.rings import optimal_mean
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(lengthscale=0.3), dgp.Grid(0.0, 4.0, 32))
+        >>> x = jnp.linspace(0, 2, 50)[:, None]
+        >>> m = optimal_mean(f, x, jnp.sin(3 * x[:, 0]), noise=0.1)
+        >>> m.shape
+        (32,)
+
     Source: Tebbutt (2016), algorithms 3.1 and 3.2.
     """
     _checked(function, noise, "optimal_mean")
@@ -81,6 +91,15 @@ def optimal_gain(function: RingFunction, x: ArrayLike, noise: ArrayLike) -> Arra
 
     Raises:
         ValueError: as :func:`optimal_mean`.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> from numpyro_dgp.rings import optimal_gain
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(lengthscale=0.3), dgp.Grid(0.0, 4.0, 32))
+        >>> gain = optimal_gain(f, jnp.linspace(0, 4, 100)[:, None], noise=0.1)
+        >>> gain.shape, bool(gain.min() > 0), bool(gain.max() <= 1)  # data only reduce variances
+        ((32,), True, True)
 
     Source: Tebbutt (2016), equation 3.19, whitened. In equations 3.17 and 3.18 the inverse spectrum is there twice.
     """

@@ -1,4 +1,4 @@
-r"""Functions represented by values on a regular grid that closes to a ring; ``grids.Grid`` opens them."""
+r"""Functions represented by values on a regular grid that closes to a ring; ``dgp.Grid`` makes them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RingFunction(InducedFunction):
         kernels: one kernel, or one per output.
         ring: the grid.
         parts: the components of the kernel, each with its features.
-        u: what is known about the whitened values: an array, a ``Belief`` or a ``FunctionDraw``.
+        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of the whitened values.
@@ -121,7 +121,7 @@ class RingFunction(InducedFunction):
         return loc, jnp.broadcast_to(conditional.T, loc.shape), spread, None
 
     def _windows(self, rows: Array) -> tuple[Window, ...]:
-        """What rows (N, D) have to do with the neighbours on each of the rings."""
+        """The windows of grid points around rows (N, D), on each of the rings."""
 
         def window(part: Component) -> Window:
             near: Any = self.neighbours

@@ -59,6 +59,8 @@ class RingNormal(dist.Distribution):
 
     Example:
         >>> import numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
         >>> ring, observed = dgp.rings.regular(np.arange(50.0), margin=18.0)
         >>> y = jnp.sin(jnp.arange(50.0) / 5)
         >>> d = dgp.rings.RingNormal(dgp.kernels.RBF(1.0, 3.0), ring, noise=0.1, observed=observed)

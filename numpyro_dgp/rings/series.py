@@ -36,6 +36,8 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
         ValueError: inputs that are not in order or not on a regular grid, a margin that is negative or not finite.
 
     Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.rings import regular
         >>> ring, observed = regular(np.array([0.0, 1.0, 2.0, 4.0]), margin=3.0)
         >>> ring.size, observed.astype(int).tolist()
         ((8,), [1, 1, 1, 0, 1, 0, 0, 0])
@@ -103,6 +105,7 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
 
     Example:
         >>> from numpyro_dgp.kernels import RBF
+        >>> from numpyro_dgp.rings import Ring, wraparound
         >>> bool(wraparound(RBF(), Ring(0.0, 16.0, 32), 10.0) < 2e-8)
         True
     """

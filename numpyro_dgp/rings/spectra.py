@@ -54,6 +54,7 @@ class Ring:
         ValueError: bounds that are not finite or not in order, a size that is not a positive integer.
 
     Example:
+        >>> from numpyro_dgp.rings import Ring
         >>> print(Ring(0.0, 2.0, 4).points()[:, 0])
         [0.  0.5 1.  1.5]
     """

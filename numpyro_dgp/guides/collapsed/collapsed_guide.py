@@ -1,4 +1,4 @@
-"""The guide in which q(v) of every layer is at its optimum, given everything else."""
+"""The guide in which q(v) of every layer is at its optimum, given all other posteriors and parameters."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class _Solution(NamedTuple):
 
 
 class Collapsed(Guide):
-    r"""Every q(v) at its optimum in closed form, under mean-field hidden layers and latents or layers that follow v.
+    r"""Every q(v) at its optimum in closed form, with Gaussian posteriors of hidden layers and latents.
 
     .. math:: q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, m_n, \mathrm{diag}\, s_n^2)
 
-    One layer: Titsias' bound. With Gaussian latents: the Bayesian GPLVM. Hidden layers, which need process noise
-    ``f(x, noise=s)``: the mean-field deep bound. ``dgp.ELBO()`` evaluates all of it without drawing hidden layers, so
-    that ``dgp.optim.minimize`` can be used; only hyperparameters with a posterior of their own are drawn. All data at
-    once, Gaussian likelihoods, and layers whose inputs are columns of data, latents and hidden layers side by side.
+    With one layer this is Titsias' bound, with Gaussian latents the Bayesian GPLVM, with hidden layers (which need
+    process noise, ``f(x, noise=s)``) the mean-field deep bound. ``dgp.ELBO()`` evaluates it without drawing hidden
+    layers, so that ``dgp.optim.minimize`` can be used; only hyperparameters with a posterior of their own are drawn.
+    It needs all data at once, a Gaussian likelihood, and layers whose input columns are data, latents or hidden values.
 
     ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + M_n, S_n)` with the weights T at
     their optimum too, and S at most the variance of the process noise (:mod:`numpyro_dgp.bounds.given_inducing`): as
     many parameters, and the larger bound.
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
-    :math:`\log p(h \mid v, x)` that other guides use: where inducing points leave variance open, the bound is lower
-    than theirs, in exchange for its closed form.
+    :math:`\log p(h \mid v, x)` that other guides use. Where the process has variance given its inducing values, the
+    bound is lower than theirs: the price of the closed form.
 
     Inducing values have no parameters: at new inputs their optimum is computed again from the data of the fit, which
     :meth:`on` binds to the guide: ``dgp.Posterior(model, guide.on(X, y), params)``.
@@ -86,8 +86,9 @@ class Collapsed(Guide):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.guides import Collapsed
         >>> def model(X, y=None):
         ...     noise = numpyro.param("noise", 0.5, constraint=dist.constraints.positive)
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
@@ -95,8 +96,8 @@ class Collapsed(Guide):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
         >>> X = jnp.linspace(0, 1, 20)[:, None]
         >>> svi = SVI(model, Collapsed(model), optax.sgd(0.0), dgp.ELBO())
-        >>> found = dgp.optim.minimize(svi, jax.random.key(0), X, jnp.sin(9 * X[:, 0]), progress_bar=False)
-        >>> sorted(found.params), bool(found.losses[-1] < found.losses[0])
+        >>> result = dgp.optim.minimize(svi, jax.random.key(0), X, jnp.sin(9 * X[:, 0]), progress_bar=False)
+        >>> sorted(result.params), bool(result.losses[-1] < result.losses[0])
         (['noise'], True)
 
     Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5 and 4.3.
@@ -218,7 +219,7 @@ class Collapsed(Guide):
 
 
 class _Optimal(Replace):
-    """Puts the optimum at inducing sites, and elsewhere the values that it was computed with."""
+    """Gives inducing sites their optimal q(v), and all other sites the values that it was computed from."""
 
     def __init__(
         self, choices: Choices, args: Any, kwargs: Any, drawn: Any, solution: _Solution, on_data: bool
@@ -238,7 +239,7 @@ class _Optimal(Replace):
 
 
 class _Announce(Messenger):
-    """Marks a value as what some sites contribute to the bound, for objectives."""
+    """Records which sites the integrated part of the bound accounts for, so that objectives leave these out."""
 
     def __init__(self, solution: _Solution) -> None:
         self.solution = solution
@@ -279,7 +280,7 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
 def _dependencies(
     sites: dict[str, Message], known: dict[str, Gaussian], gaussian: set[str]
 ) -> tuple[dict[str, Array], Any]:
-    """Inputs of every layer, and everything else that the bound uses."""
+    """The inputs of every layer, and all other arrays that the bound depends on."""
     uses = uses_of(sites, known)
     rest: list[Any] = [use.leaves() for use in uses.values()]
     for name, site in sites.items():

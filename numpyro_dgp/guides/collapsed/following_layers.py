@@ -1,4 +1,4 @@
-"""Hidden layers of a collapsed bound that follow the inducing values of their layer."""
+"""Hidden layers of a collapsed bound with q(h | v) = N(T v + M, S)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["FollowedLayer", "FollowInducing", "closed_form", "followed_layers"]
 
 
 class FollowingValues(FunctionValues):
-    """q(h | v) of which means over v and the variances S given v are known, and the rest is to be found."""
+    """q(h | v) given by its mean over v and the variances S; T and q(v) are still to be optimised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +111,8 @@ def followed_layers(
     known: dict[str, Gaussian],
     integrate: Integrate,
 ) -> tuple[dict[str, FollowedLayer], dict[str, Gaussian]]:
-    """The optimum of every hidden layer that follows its inducing values, from the first to the last, and ``known``
-    with the moments of their values.
+    """The optimum of every hidden layer with q(h | v), from the first to the last, and ``known`` with the moments of
+    their values added.
 
     Raises:
         ValueError: such a layer whose function has other uses.

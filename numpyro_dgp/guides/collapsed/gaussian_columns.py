@@ -1,4 +1,4 @@
-"""Which columns of a layer's inputs are Gaussian, read off the jaxpr of the program."""
+"""Which input columns of a layer are Gaussian (hidden values or latents): found in the jaxpr of the program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAME_SHAPE = frozenset(["broadcast_in_dim", "reshape"])
 def input_columns(
     program: Callable[[dict[str, Array]], tuple[dict[str, Array], Any]], values: dict[str, Array]
 ) -> dict[str, tuple[Column, ...]]:
-    """For every layer, where each column of its inputs comes from.
+    """For every layer, which site and output each of its input columns is; ``None`` for columns of data.
 
     Args:
         program: from the values (..., N, P) of Gaussian sites to the inputs (..., N, D) of every layer, by name, and to

@@ -1,4 +1,4 @@
-"""What a program with Gaussian hidden layers says about the inducing values of each layer, in closed form."""
+"""The expected log density of a program with Gaussian hidden layers, as quadratics in the inducing values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Gaussian(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One place where values of a function are observed, with or without doubt, through Gaussian noise.
+    """A likelihood or a hidden layer: values of a function under Gaussian noise, known or with Gaussian posteriors.
 
     Rows are data, all leading dimensions flattened: targets and their variances (N, P); slope, noise and weights
     broadcast against them. The noise has one column where outputs share it.
@@ -47,17 +47,17 @@ class Use:
     weights: Array
 
     def leaves(self) -> list[Any]:
-        """Everything but inputs and targets, to check what it depends on."""
+        """All arrays but inputs and targets, which must not depend on Gaussian values."""
         return arrays_of([dataclasses.replace(self.function, u=None), self.slope, self.noise, self.weights])
 
     def quadratic(self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate) -> Quadratic:
-        """What these data say about the whitened inducing values, for every output: b is (P, M), c is (P,)."""
+        """The expected log density as a quadratic in the whitened inducing values of every output: b (P, M), c (P,)."""
         return self.statistics(columns, known, integrate)[0]
 
     def statistics(
         self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate
     ) -> tuple[Quadratic, Array]:
-        """The same, and expected features (P, N, M), or (N, M) where outputs share them."""
+        """As :meth:`quadratic`, and expected features (P, N, M), or (N, M) where outputs share them."""
         f, P = self.function, self.target.shape[-1]
         exact = all(column is None for column in columns)
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
@@ -175,7 +175,7 @@ def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) ->
 
 
 def _rows(value: Array, shape: tuple[int, ...], event_dim: int) -> Array:
-    """An array that broadcasts against function values of ``shape``, as (N, P); a single column where it has one."""
+    """An array that broadcasts against function values of ``shape``, as (N, P), or (N, 1) where outputs share it."""
     P = shape[-1] if event_dim else 1
     if value.size == 1:
         return value.reshape(1, 1)

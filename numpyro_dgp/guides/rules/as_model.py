@@ -1,4 +1,4 @@
-"""Rules under which a site follows the model: nothing is learned about it."""
+"""Rules without parameters: the variational distribution is the model's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,25 @@ __all__ = ["Prior", "Propagate"]
 
 @dataclasses.dataclass(frozen=True)
 class Propagate(Rule):
-    """Hidden values follow the model: q(h | u, x) = p(h | u, x) (Salimbeni, 2020, section 2.3)."""
+    """Hidden values are distributed as in the model: q(h | u, x) = p(h | u, x) (Salimbeni, 2020, section 2.3).
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.MeanField(model, hidden=dgp.guides.Propagate())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (2, 5), 'f_auto_scale': (2, 5), 'g_auto_loc': (4,), 'g_auto_scale': (4,)}
+    """
 
     follows_model = True
 
@@ -25,7 +43,24 @@ class Propagate(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Prior(Rule):
-    """The model's own distribution: nothing is learned about the site."""
+    """The prior: the site keeps the model's own distribution, without variational parameters.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dist.Normal(slope * X[:, 0], noise), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, sites={"noise": dgp.guides.Prior()})
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'slope_auto_loc': ()}
+    """
 
     follows_model = True
 

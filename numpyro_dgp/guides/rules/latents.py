@@ -36,12 +36,12 @@ def _dimensions(rule: Rule, site: Site) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Amortised(Rule):
-    r"""A Gaussian whose parameters a network reads off the datum: :math:`q(w_n) = N(a(x_n, y_n), b(x_n, y_n)^2)`.
+    r"""A Gaussian whose parameters a network computes from the datum: :math:`q(w_n) = N(a(x_n, y_n), b(x_n, y_n)^2)`.
 
     .. math:: [a, r] = \mathrm{network}([x_n, y_n]), \qquad b = \log(1 + e^{r - 3})
 
-    The network sees the inputs of ``dgp.latent`` and the observations of the plates of the site, as columns (C,); it is
-    not called where there are no observations.
+    The arguments of the network are the inputs of ``dgp.latent`` and the observations in the plates of the site, as
+    columns (C,). It is not called where there are no observations.
 
     Args:
         network: from rows (..., C) to rows (..., 2 dim). It runs in the guide, so that it can hold parameters of its
@@ -51,6 +51,22 @@ class Amortised(Rule):
 
     Raises:
         ValueError: a site that is not a vector per datum, or a network whose output has another shape.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 10).reshape(5, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         x = dgp.latent("w", X, 1)
+        ...         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised(hidden=(10,)))
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("w_auto")}
+        {'w_auto_W0': (2, 10), 'w_auto_b0': (10,), 'w_auto_W1': (10, 2), 'w_auto_b1': (2,)}
 
     Source: Salimbeni (2020), sections 4.2.1 and 5.2.5.
     """
@@ -92,14 +108,30 @@ class Quadrature(Prior):
               \log \int e^{L_n(w_n)}\, p(w_n)\, dw_n \approx \log \sum_q \omega_q\, e^{L_n(w^{(q)})}
 
     ``dgp.ELBO()`` evaluates that bound, which is above the one of any other q(w). Layers above are drawn jointly over
-    the nodes. Draws of w from its posterior: ``guide.sample_posterior``. To NumPyro's own objectives the rule is
-    :class:`Prior`: a bound too, though a loose one.
+    the nodes. ``guide.sample_posterior`` draws w from this q(w). Under NumPyro's own objectives the rule acts as
+    :class:`Prior`, which gives a bound too, but a loose one.
 
     Args:
         size: number of nodes per column.
 
     Raises:
         ValueError: more than two columns, a prior that is not standard normal, a size that is not a positive integer.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 10).reshape(5, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         x = dgp.latent("w", X, 1)
+        ...         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 1.0)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> params = {"f_auto_loc": jnp.ones(5), "f_auto_scale_tril": jnp.eye(5)}
+        >>> def loss(size):
+        ...     guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Quadrature(size))
+        ...     return dgp.ELBO().loss(jax.random.key(0), params, model, guide, X, X[:, 0])
+        >>> print(f"{loss(10):.1f} {loss(20):.1f}")  # no draws: equal up to the error of the quadrature
+        36.0 36.0
 
     Source: Salimbeni (2020), equation 4.8, with the sum over data outside the logarithm.
     """

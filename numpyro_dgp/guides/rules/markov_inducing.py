@@ -4,8 +4,9 @@ With :math:`v^- \sim N(\mu^-, \Sigma^-)` the values of a layer are Gaussian too,
 
 .. math:: \mu = U \mu^- + V, \quad \Sigma = U \Sigma^- U^\top + W, \quad \operatorname{Cov}[v, v^-] = U \Sigma^- .
 
-Where hidden values do not depend on inducing values this brings nothing (Chamberlin, 2016, section 4.5). Where they
-do, the posterior may know that a lower function of another shape needs another function above it.
+If the posterior of hidden values does not depend on inducing values, this dependence does not improve the bound
+(Chamberlin, 2016, section 4.5). If it does, a draw of the lower function determines which upper function fits the data,
+and the bound gains.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ __all__ = ["MarkovInducing"]
 
 @dataclasses.dataclass(frozen=True)
 class MarkovInducing(Rule):
-    r"""Inducing values that follow those of the layer below.
+    r"""Inducing values whose mean is linear in those of the layer below.
 
     .. math:: q(v_p \mid v^-) = N(U_p \operatorname{vec}(v^-) + V_p,\; W_p)
 
-    Every output sees all outputs of the layer below. U starts at zero, where this is ``conditional`` alone.
+    Every output depends on all outputs of the layer below. U starts at zero, where q(v) is ``conditional`` alone.
 
     Under ``dgp.ELBO`` the values :math:`v^-` are drawn, once for all data, and :math:`v` is integrated out given the
-    draw, with the divergence of :math:`q(v \mid v^-)` in closed form. A layer that no other follows stays integrated.
+    draw, with the divergence of :math:`q(v \mid v^-)` in closed form. Values that no other layer depends on are
+    integrated out.
     The draw makes gradients noisier than those of independent layers: take several, ``ELBO(num_particles=...)``.
     :mod:`numpyro_dgp.bounds.markov_two_layers` has the bound of two layers in closed form.
 
@@ -50,9 +52,10 @@ class MarkovInducing(Rule):
         >>> import jax, numpyro, optax
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
         >>> from numpyro_dgp.guides import GivenInducing, InducingPoint
+        >>> from numpyro_dgp.guides import MarkovInducing
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
         ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))

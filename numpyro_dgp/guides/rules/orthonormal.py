@@ -1,4 +1,4 @@
-"""Where matrices of low rank start."""
+"""Initial values of matrices of low rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["orthonormal"]
 
 
 def orthonormal(rows: int, columns: int, dtype: Any) -> Array:
-    """Rows that are orthonormal as far as they can be: no direction of the first step is lost."""
+    """A matrix whose rows (or columns, if there are fewer of those) are orthonormal: all directions can be learned."""
     draw = jax.random.normal(jax.random.key(0), (rows, columns), dtype)
     left, _, right = jnp.linalg.svd(draw, full_matrices=False)
     return left @ right

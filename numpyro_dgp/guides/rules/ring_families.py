@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class _RingRule(Rule):
-    """Means and the positive diagonals that a family uses.
+    """What the families share: their parameters are means and positive diagonals.
 
     Args:
         scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
@@ -62,8 +62,26 @@ class _RingRule(Rule):
 class Circulant(_RingRule):
     r"""A stationary posterior: the values on the grid have the covariance :math:`\mathrm{circ}(g^2 \lambda)`.
 
-    Right where data cover the ring evenly. It cannot say that one place is known better than another.
-    Under a Gaussian likelihood the optimum is in closed form: ``dgp.rings.optimal_gain``.
+    It suits data that cover the ring evenly: its variance is the same everywhere. Under a Gaussian likelihood the
+    optimum has a closed form, ``dgp.rings.optimal_gain``.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.Circulant())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_gain': (16,)}
 
     Source: Tebbutt (2016), section 3.3.
     """
@@ -74,7 +92,25 @@ class Circulant(_RingRule):
 
 
 class ScaledPrior(_RingRule):
-    r"""The prior shrunk site by site: :math:`W K W`. Concave in W under a Gaussian likelihood.
+    r"""The prior, scaled at every grid point: :math:`W K W`. Under a Gaussian likelihood the bound is concave in W.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledPrior())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
 
     Source: Tebbutt (2016), section 3.4.
     """
@@ -85,7 +121,27 @@ class ScaledPrior(_RingRule):
 
 
 class ScaledCirculant(_RingRule):
-    r"""Both: :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`. It contains :class:`Circulant` and :class:`ScaledPrior`.
+    r"""A scaled circulant, :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`.
+
+    The family contains :class:`Circulant` and :class:`ScaledPrior`.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledCirculant())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_gain': (16,), 'f_auto_outer': (16,)}
 
     Source: Tebbutt (2016), section 3.5.
     """
@@ -98,6 +154,24 @@ class ScaledCirculant(_RingRule):
 class ScaledProduct(_RingRule):
     r"""The product :math:`W_2 K_2 W K W K_2 W_2` with all three learned; its divergence costs O(M^2 log M), exactly.
 
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledProduct())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_gain': (16,), 'f_auto_outer': (16,), 'f_auto_inner': (16,)}
+
     Source: Tebbutt (2016), equation 3.41, where the divergence is left to Monte Carlo.
     """
 
@@ -107,9 +181,27 @@ class ScaledProduct(_RingRule):
 
 
 class WhitenedSites(_RingRule):
-    r"""Independent whitened sites: :math:`K^{1/2} W^2 K^{1/2}`. Good where data are missing in places.
+    r"""Independent values at the grid points after whitening by :math:`K^{1/2}`: :math:`K^{1/2} W^2 K^{1/2}`.
 
-    ``Diagonal()`` on a ring is the other whitened diagonal, independent frequencies.
+    It suits data with gaps. On a ring the rule ``Diagonal()`` makes the whitened *frequencies* independent instead.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.WhitenedSites())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
     """
 
     def __call__(self, site: Site) -> dist.Distribution:
@@ -118,7 +210,26 @@ class WhitenedSites(_RingRule):
 
 
 class SiteDiagonal(_RingRule):
-    r"""Independent values on the grid: :math:`W^2`. The poorest of them, because neighbours are correlated."""
+    r"""Independent values on the grid: :math:`W^2`. The poorest of them, because neighbours are correlated.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.SiteDiagonal())
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
+    """
 
     def __call__(self, site: Site) -> dist.Distribution:
         prior, loc, diagonals = self._parameters(site, "outer", unit=lambda prior: (1 / prior.spectrum).mean() ** -0.5)

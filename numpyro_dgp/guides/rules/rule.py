@@ -1,7 +1,7 @@
-"""Rules. A rule sees a latent site where it happens and answers with a variational distribution.
+"""Rules. A rule is called at a latent site while the program runs, and returns its variational distribution.
 
-Its parameters are ``numpyro.param`` sites called ``"<site>_<prefix>_<parameter>"``, created inside the plates of
-the site, so that a per-datum parameter follows the minibatch.
+The parameters of that distribution are ``numpyro.param`` sites called ``"<site>_<prefix>_<parameter>"``, created
+inside the plates of the site, so that parameters of single data are subsampled together with the data.
 """
 
 from __future__ import annotations
@@ -27,17 +27,33 @@ INNER_SCALE = 1e-2
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A latent site as a rule sees it.
+    """A latent site of the program, as it is passed to a rule.
 
     Args:
-        name: of the site, as the program's own handlers named it.
-        fn: the model's distribution there, given everything drawn before.
+        name: of the site, with the prefixes of scopes inside the program.
+        fn: the model's distribution at the site, given all values drawn before it.
         prefix: goes into the names of parameters.
         in_plate: whether the site lies in a plate.
         is_inner: whether it holds the inducing values of an inner layer.
         initial: gives the initial value of the site, over all data.
-        data: gives inputs and observations beside the site, in columns: rows of the minibatch (..., C).
-        below: gives the draw of the inducing values that the site follows, where its rule says that it follows some.
+        data: gives the inputs and observations in the plates of the site, as columns: rows of the minibatch (..., C).
+        below: gives the draw of the inducing values of the layer below, for rules that define ``follows``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> from numpyro.handlers import seed
+        >>> class Show(dgp.guides.Prior):
+        ...     def __call__(self, site):
+        ...         print(site.name, site.prefix, type(site.fn).__name__, site.in_plate, site.is_inner())
+        ...         return super().__call__(site)
+        >>> def model(X):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:5]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("h", f(X))
+        >>> with seed(rng_seed=0):
+        ...     draws = dgp.guides.MeanField(model, inducing=Show(), hidden=Show())(jnp.linspace(0, 1, 20)[:, None])
+        f auto InducingPrior False False
+        h auto FunctionValues True False
     """
 
     name: str
@@ -58,11 +74,18 @@ class Site:
 
 
 class GaussianParameters(NamedTuple):
-    """Which parameters of a rule are the mean and the root of a Gaussian: what natural gradients need to know.
+    """Which parameters of a rule are the mean and the scale of a Gaussian, for natural gradients.
 
     Args:
         scale: name of the parameter that holds triangular factors, or standard deviations; ``"loc"`` holds means.
         diagonal: whether it holds standard deviations.
+
+    Example:
+        >>> from numpyro_dgp.guides import Diagonal, Full
+        >>> Full().gaussian
+        GaussianParameters(scale='scale_tril', diagonal=False)
+        >>> Diagonal().gaussian
+        GaussianParameters(scale='scale', diagonal=True)
     """
 
     scale: str
@@ -72,25 +95,38 @@ class GaussianParameters(NamedTuple):
 class Rule:
     """From a latent site to its variational distribution: a subclass defines ``__call__(site)``.
 
-    A rule is a frozen dataclass of its settings. What a guide has to know of it beyond the distribution, it declares:
+    A rule is a frozen dataclass of its settings. A guide also reads these attributes and methods of it:
 
     =================  ===========================================================================================
     ``follows_model``  the distribution is the model's own: nothing is learned, at any inputs
     ``gaussian``       its parameters are those of a Gaussian, for natural gradients
     ``num_nodes``      it is a quadrature rule of that many nodes for a latent per datum, given by ``nodes``
-    ``follows``        the inducing values below whose draw it needs, ``site.below()``
+    ``follows``        the site of the inducing values that its distribution depends on, ``site.below()``
     =================  ===========================================================================================
 
     Example:
-        A hidden layer whose values stay near the inputs of the layer, whatever its function is::
+        A rule for a hidden layer whose values stay near the inputs of the layer, whatever its function is:
 
-            @dataclasses.dataclass(frozen=True)
-            class NearInputs(Rule):
-                def __call__(self, site):
-                    scale = site.param("scale", lambda: jnp.array(0.1), constraint=constraints.positive)
-                    return FunctionValues(site.fn.inputs, scale**2)
-
-        ``guides.InducingPoint(model, sites={"h": NearInputs()})``. ``docs/extending.md`` has one that learns.
+        >>> import dataclasses, numpyro, numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.distributions import constraints
+        >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class NearInputs(dgp.guides.Rule):
+        ...     start: float = 0.1
+        ...     def __call__(self, site):
+        ...         scale = site.param("scale", lambda: jnp.array(self.start), constraint=constraints.positive)
+        ...         return FunctionValues(site.fn.inputs, scale**2)
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:5]), outputs=1)
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X))
+        ...         numpyro.sample("y", dist.Normal(h[:, 0], 0.1), obs=y)
+        >>> X, guide = jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model, sites={"h": NearInputs(0.01)})
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     bool(abs(guide(X, X[:, 0])["h"] - X).max() < 0.05)
+        True
     """
 
     follows_model: ClassVar[bool] = False
@@ -102,11 +138,11 @@ class Rule:
         raise NotImplementedError
 
     def follows(self, name: str, order: tuple[str, ...]) -> str | None:
-        """The inducing site whose values those at ``name`` follow, which are then drawn and never integrated.
+        """The inducing site that the inducing values at ``name`` depend on; its values are then drawn, not integrated.
 
         Args:
             name: of the site.
-            order: all inducing sites as the program runs.
+            order: all inducing sites, in the order of the program.
         """
         return None
 
@@ -116,14 +152,14 @@ class Rule:
 
 
 def initial_scale(scale: float | None, site: Site) -> float:
-    """The standard deviation that a Gaussian over inducing values starts with, relative to the prior."""
+    """Initial standard deviation of a Gaussian over inducing values, relative to the prior."""
     if scale is not None:
         return scale
     return INNER_SCALE if site.is_inner() else 1.0
 
 
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:
-    """Raise unless the model's distribution at ``site`` is of the kind that a rule is for."""
+    """Raise a ``ValueError`` unless the model's distribution at ``site`` is of a ``kind`` that the rule accepts."""
     if not isinstance(site.fn, kind):
         raise ValueError(
             f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got a "

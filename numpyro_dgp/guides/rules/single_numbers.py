@@ -1,4 +1,4 @@
-"""Rules for numbers on their own: independent Gaussians and points, on any support."""
+"""Rules that treat every number of a site on its own, on any support: a Gaussian or a point."""
 
 from __future__ import annotations
 
@@ -27,10 +27,26 @@ class Normal(Rule):
 
     Args:
         scale: initial standard deviation.
-        loc: initial means on the unconstrained scale, over all data; by default where the untrained model is.
+        loc: initial means on the unconstrained scale, over all data; by default the value that ``init_loc_fn`` gives.
 
     Raises:
         ValueError: a scale that is not positive, or a discrete site.
+
+    Example:
+        >>> import numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(y):
+        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+        ...     numpyro.sample("y", dist.Normal(slope, noise), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal(scale=0.2))
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(0.5)
+        >>> [name for name, site in sites.items() if site["type"] == "param"]
+        ['slope_auto_loc', 'slope_auto_scale', 'noise_auto_loc', 'noise_auto_scale']
+        >>> bool(draws["noise"] > 0)  # a Gaussian on the unconstrained scale, here the logarithm
+        True
     """
 
     scale: float = 0.1
@@ -68,6 +84,22 @@ class Delta(Rule):
 
     Raises:
         ValueError: a discrete site.
+
+    Example:
+        >>> import numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(y):
+        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        ...     noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
+        ...     numpyro.sample("y", dist.Normal(slope, noise), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, other=dgp.guides.Delta())
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(0.5)
+        >>> [name for name, site in sites.items() if site["type"] == "param"]
+        ['slope_auto_loc', 'noise_auto_loc']
+        >>> bool(draws["noise"] == sites["noise_auto_loc"]["value"])
+        True
     """
 
     def __call__(self, site: Site) -> dist.Distribution:

@@ -1,4 +1,4 @@
-"""Rules for hidden layers that keep dependencies: on the inducing values, between outputs, on the layer below.
+"""Rules for hidden layers whose values depend on the inducing values, on each other or on the layer below.
 
 Each works with any kernel, likelihood and minibatch. Under ``dgp.ELBO`` inducing values are still integrated out.
 """
@@ -31,7 +31,7 @@ Weights = Literal["free", "model"] | int | Callable[[Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class GivenInducing(Rule):
-    r"""Hidden values that follow the inducing values of their layer.
+    r"""Hidden values whose mean is linear in the inducing values of their layer.
 
     .. math:: q(h_{np} \mid v_p) = N(T_{np} v_p + M_{np}, S_{np})
 
@@ -53,7 +53,21 @@ class GivenInducing(Rule):
         ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer.
 
     Example:
-        ``dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing(5)})``
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X, noise=0.1))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing(3)})  # rank 3
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("h_auto")}
+        {'h_auto_weights': (20, 2, 3), 'h_auto_basis': (2, 3, 5), 'h_auto_shift': (20, 2), 'h_auto_scale': (20, 2)}
 
     Source: Chamberlin (2016), sections 4.3 and A.6, whitened.
     """
@@ -88,7 +102,7 @@ class GivenInducing(Rule):
 
 
 def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> ConditionalValues:
-    """Values that follow the inducing values of their layer by T (P, N, M), for the model's distribution ``fn``."""
+    """q(h | v) with weights T (P, N, M) of the inducing values, for the model's distribution ``fn`` of h."""
     u, A = fn.function.u, _by_output(fn.function, fn.function.features(_rows(fn)))
     mean = u.loc if isinstance(u, Belief) else u
     loc = shift + _unrows(jnp.einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
@@ -111,6 +125,23 @@ class JointOutputs(Rule):
     Raises:
         ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer with
             several outputs.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X, noise=0.1))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.JointOutputs()})
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("h_auto")}
+        {'h_auto_weights': (20, 2, 2, 5), 'h_auto_shift': (20, 2), 'h_auto_scale_tril': (20, 2, 2)}
 
     Source: Chamberlin (2016), sections 4.4, 4.9 and A.6, whitened; there q(v) is joint over outputs.
     """
@@ -170,6 +201,23 @@ class GivenBelow(Rule):
 
     Raises:
         ValueError: a scale that is not positive, or a site that is not a hidden layer.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X, noise=0.1))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenBelow()})
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("h_auto")}
+        {'h_auto_slopes': (20, 2, 1), 'h_auto_shift': (20, 2), 'h_auto_scale': (20, 2)}
 
     Source: Chamberlin (2016), section 4.6.
     """
