@@ -47,6 +47,7 @@ def pytree(cls: type[T]) -> type[T]:
 
     Example:
         >>> import jax
+        >>> from numpyro_dgp.extend import pytree, static
         >>> @pytree
         ... class Line:
         ...     slope: float

@@ -1,11 +1,6 @@
 """Conformance checks to run on your own kernels, likelihoods and guides, in your own test suite.
 
 Each raises ``AssertionError`` that says which promise was broken.
-
-Example:
-    >>> import numpy as np
-    >>> from numpyro_dgp import kernels, testing
-    >>> testing.check_kernel(kernels.RBF(lengthscale=0.5), np.linspace(0, 1, 6)[:, None])
 """
 
 from __future__ import annotations
@@ -48,6 +43,11 @@ def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike)
 
     Raises:
         AssertionError: the first promise that does not hold.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import kernels, testing
+        >>> testing.check_kernel(kernels.RBF(lengthscale=0.5), np.linspace(0, 1, 6)[:, None])
     """
     k = as_kernel(kernel)
     X = jnp.asarray(X, jnp.result_type(X, float))
@@ -91,6 +91,12 @@ def check_likelihood(
 
     Raises:
         AssertionError: the first promise that does not hold.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_dgp import testing
+        >>> testing.check_likelihood(lambda v: dist.Bernoulli(logits=2 * v), np.array([0, 1, 1]))
     """
     y = jnp.asarray(y)
     shape = y.shape[:1] if outputs is None else (y.shape[0], outputs)
@@ -127,6 +133,19 @@ def check_guide(
 
     Raises:
         AssertionError: the first promise that does not hold.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> from numpyro_dgp import guides, testing
+        >>> X = np.linspace(0, 1, 8)[:, None]
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(0.3), dgp.Points(np.linspace(0, 1, 4)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> testing.check_guide(model, guides.InducingPoint(model), X, np.sin(6 * X[:, 0]))
     """
     X, y = jnp.asarray(X), jnp.asarray(y)
     svi = SVI(model, guide, optax.sgd(0.0), ELBO())

@@ -143,6 +143,7 @@ def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.extend import open_variance
         >>> left = open_variance(jnp.array([2.0, 2.0], jnp.float32), jnp.array([0.5, 2.1], jnp.float32), 100)
         >>> f"{left[0]:.1e} {left[1]:.1e}"
         '1.5e+00 4.8e-05'

@@ -92,6 +92,13 @@ class RandomFunction(Protocol):
     :math:`q(f(x)) = \int p(f(x) \mid v)\, q(v)\, dv` where it is a ``Belief`` q(v), and a single number where it is a
     ``FunctionDraw``. Guides, predictions and diagnostics use functions through these members only, and through those of
     :class:`InducedFunction` where there is a v.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_dgp as dgp
+        >>> f = dgp.gp("f", dgp.kernels.RBF(), None, outputs=2)
+        >>> isinstance(f, dgp.RandomFunction), f.site, f.joint(jnp.zeros((5, 1))).event_shape
+        (True, None, (5, 2))
     """
 
     @property
@@ -123,6 +130,16 @@ class Representation(Protocol):
 
     ``dgp.Points`` and ``dgp.Grid`` are representations; ``None`` stands for an exact process, which opens no site. A
     new representation is a class with this method and a subclass of :class:`InducedFunction` (``docs/extending.md``).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro_dgp as dgp
+        >>> points = dgp.Points(jnp.linspace(0, 1, 4)[:, None])
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     f = points.open("f", dgp.kernels.RBF(), None, dgp.means.Zero())
+        >>> isinstance(f, dgp.RandomFunction), f.site
+        (True, 'f')
     """
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RandomFunction:
@@ -159,6 +176,9 @@ class InducedFunction:
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of v.
+
+    Raises:
+        ValueError: where it is called, inputs of another width, NaN or infinite inputs, noise that is not positive.
     """
 
     kernels: Kernels

@@ -159,7 +159,17 @@ def initial_scale(scale: float | None, site: Site) -> float:
 
 
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:
-    """Raise a ``ValueError`` unless the model's distribution at ``site`` is of a ``kind`` that the rule accepts."""
+    """Refuse a site that a rule has no distribution for.
+
+    Args:
+        kind: classes that the model's distribution there may be of.
+        rule: the rule.
+        site: the site.
+        what: a word for ``kind`` in the message.
+
+    Raises:
+        ValueError: a distribution of another class.
+    """
     if not isinstance(site.fn, kind):
         raise ValueError(
             f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got a "
