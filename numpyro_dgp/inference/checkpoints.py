@@ -20,7 +20,7 @@ __all__ = ["Checkpoint", "is_key", "read_arrays", "write_arrays"]
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """The file from which an interrupted fit goes on.
+    """The file from which an interrupted fit continues.
 
     Args:
         owner: the function that fits, for its messages.
@@ -75,7 +75,7 @@ class Checkpoint:
 
 
 def _restored(saved: np.ndarray | None, like: Any) -> Any:
-    """A leaf of a state from its numbers in a file; ``None`` if they do not have the shape of ``like``."""
+    """A leaf of a state, from its numbers in a file; ``None`` if their shape is not that of ``like``."""
     key = is_key(jnp.asarray(like))
     shape = jax.random.key_data(like).shape if key else np.shape(like)
     if saved is None or saved.shape != shape:

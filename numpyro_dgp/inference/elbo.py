@@ -1,4 +1,4 @@
-"""``ELBO``, the evidence lower bound with everything integrated that has a closed form."""
+"""``ELBO``, the evidence lower bound, with all integrals in closed form that have one."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ __all__ = ["ELBO"]
 
 
 class ELBO(elbo.ELBO):
-    r"""The evidence lower bound, with a lower-variance estimator than NumPyro's stock ones.
+    r"""The evidence lower bound, with an estimator of lower variance than those of NumPyro.
 
     .. math:: \mathcal L = \frac{N}{|B|} \sum_{n \in B} E_{q(h_n)}\bigl[E_{q(f(h_n))} \log p(y_n \mid f(h_n))\bigr]
               - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)] - \dots
 
-    The guide and then the model run in marginal mode: Gaussian beliefs about inducing values are integrated
-    out of every layer, hidden layers that follow the model contribute nothing, and a KL divergence is in closed
-    form where NumPyro or this package knows one. In expectation it equals ``Trace_ELBO``.
+    The guide and then the model run in marginal mode: Gaussian q(v) are integrated out of every layer, hidden layers
+    with the model's own conditional contribute nothing, and a KL divergence is in closed form where NumPyro or this
+    package has one. In expectation it equals ``Trace_ELBO``.
 
     All particles share one minibatch; the scale of a minibatch comes from the program's plates.
 
     Args:
-        num_particles: number of draws of the hidden layers averaged.
+        num_particles: number of draws of the hidden layers that the bound is averaged over.
         vectorize_particles: ``True`` for ``jax.vmap`` over particles, ``False`` for ``jax.lax.map``.
 
     Raises:
@@ -105,7 +105,7 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     bound = sum((group.bound() for group in groups), jnp.zeros(()))
     accounted = set[str]().union(*(group.sites for group in groups))
-    for site in guide_trace.values():  # what the guide has integrated itself
+    for site in guide_trace.values():  # parts of the bound that the guide has computed itself
         if integrated := record_of(site).integrates:
             bound, accounted = bound + site["value"], accounted | set(integrated)
     for name, site in model_trace.items():
@@ -128,7 +128,7 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Arr
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
         return jnp.sum(scale_and_mask(kl_divergence(model_site["value"], unwrap(p)), model_site["scale"]))
-    # What follows the belief about v has no draw of v to compare densities at.
+    # Under q(h | v) with v integrated out there is no draw of v, so that log densities cannot be subtracted.
     given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedValues)
     if in_order or given_v:  # in order, no parent of the site in the model comes after it in the guide
         try:

@@ -1,8 +1,8 @@
-"""Training that can be interrupted: ``fit``, on data that are arguments of the model.
+"""Training that can be interrupted and continued: ``fit``, with the data as arguments of the model.
 
-``svi.run`` does the same steps. What ``fit`` adds: one compiled program for any number of steps, with the data
-passed as arguments; a checkpoint from which a later call continues with bit-identical results; an error that
-names the layer when a Cholesky factorisation fails.
+``svi.run`` does the same steps. ``fit`` adds three things: one compiled program for any number of steps, with the data
+passed as arguments; a checkpoint from which a later call continues with bit-identical results; an error that names the
+layer when a Cholesky factorisation fails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def fit(
         svi: a NumPyro ``SVI``.
         rng_key: PRNG key; a resumed fit continues with the key in the checkpoint.
         num_steps: total number of steps, those of an earlier, interrupted call included.
-        *args: arguments of the model; arrays are passed to the compiled program, not baked into it.
+        *args: arguments of the model; arrays are passed to the compiled program and are no constants in it.
         checkpoint: file to write every ``checkpoint_every`` steps and at the end, and to continue from if it exists.
         checkpoint_every: steps between checkpoints.
         init_params: initial values of some parameters.
@@ -105,9 +105,9 @@ def fit(
 def split_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Array], Callable[[list[Array]], tuple[tuple[Any, ...], dict[str, Any]]]]:
-    """The arrays among a model's arguments, to pass to a compiled program, and the way back to all arguments.
+    """Split the arguments of a model into arrays, for a compiled program, and a function that puts them together again.
 
-    Numbers, flags and the like stay what they are: a program may use them as shapes.
+    Numbers, flags and other objects remain Python objects: a program may use them as shapes.
 
     Args:
         args: positional arguments of the model.

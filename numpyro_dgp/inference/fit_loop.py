@@ -23,7 +23,7 @@ Advance = Callable[[SVIState, int, int], tuple[SVIState, "Array | np.ndarray"]]
 """``(state, step, count)`` to the state after steps ``step, ..., step + count - 1`` and their losses."""
 
 Evaluate = Callable[[SVIState, int], Any]
-"""``(state, step)`` to the loss of that step, computed without ``jit``, where checks see values and can raise."""
+"""``(state, step)`` to the loss of that step, computed without ``jit``, so that checks have values and can raise."""
 
 
 def run_steps(
@@ -45,7 +45,8 @@ def run_steps(
             as it is and the first ``num_steps`` losses.
         advance: does at most :data:`CHUNK` steps. Called with the same arguments it must give the same results: the
             steps before a loss that is not finite are done again.
-        evaluate: says what is wrong with such a step; ``None`` where losses need not be finite.
+        evaluate: computes the loss of such a step again outside ``jit``, so that checks can raise the reason; ``None``
+            if losses need not be finite.
         checkpoint: where to continue from and what to write.
         progress_bar: show a progress bar.
         place: puts a state on the devices of the fit.

@@ -1,8 +1,8 @@
-"""Training on minibatches that come as arguments: data larger than memory, on one device or many.
+"""Training on minibatches that are read while training: data larger than memory, on one device or several.
 
-The program and the guide stay as they are. A program of all rows is one of a minibatch too, once ``dgp.minibatch`` has
-told it how many rows there are. The rows of a batch are spread over devices, every device has the parameters, and XLA
-partitions the step. Random numbers do not depend on the number of devices, so neither does the result.
+The program and the guide need no change: ``dgp.minibatch`` tells a program for all rows how many rows there are, so
+that it can be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters,
+and XLA partitions the step. Random numbers do not depend on the number of devices, so neither does the result.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def fit_stream(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> SVIRunResult:
-    """Run ``svi`` for ``num_steps`` steps on the batches of a stream, the next ones read meanwhile.
+    """Run ``svi`` for ``num_steps`` steps on the batches of a stream, and read the next batches in the meantime.
 
     Args:
-        svi: a NumPyro ``SVI`` of a program in ``dgp.minibatch`` and a guide of that.
+        svi: a NumPyro ``SVI`` of a program inside ``dgp.minibatch``, and of a guide for that.
         rng_key: PRNG key; the same on all hosts.
         num_steps: total number of steps, those of an earlier, interrupted call included.
         stream: the arguments of the program, batch by batch: a ``dgp.Stream``, or any ``dgp.BatchSource``.
@@ -113,7 +113,7 @@ def fit_stream(
 
 
 def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
-    """The batch of step 0, once its rows are known to be as many in every array and to fit the devices."""
+    """The batch of step 0, after checks: as many rows in every array, and a multiple of the number of devices."""
     if not isinstance(stream, BatchSource):
         raise ValueError(
             f"fit_stream: expected a source of batches, with num_rows and batch(step), got {type(stream).__name__}: "
@@ -136,7 +136,7 @@ def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
 
 
 def _placed(stream: BatchSource, shapes: list[tuple[int, ...]], mesh: Mesh | None, step: int) -> tuple[Array, ...]:
-    """The batch of a step on its devices; of several hosts, every one hands over its rows."""
+    """The batch of a step on its devices; with several hosts, each transfers its share of the rows."""
     arrays = [np.asarray(a) for a in stream.batch(step)]
     if [a.shape for a in arrays] != shapes:
         raise ValueError(
@@ -154,7 +154,7 @@ def _placed(stream: BatchSource, shapes: list[tuple[int, ...]], mesh: Mesh | Non
 def _read_ahead(
     pool: Executor, read: Callable[[int], tuple[Array, ...]], num_steps: int
 ) -> Callable[[int], tuple[Array, ...]]:
-    """``read`` for a caller that asks for one step after the other: the next batches are read in the pool meanwhile."""
+    """``read`` for a caller that takes the steps in order: the next batches are read by the thread pool in advance."""
     pending: dict[int, Future[tuple[Array, ...]]] = {}
 
     def batch(step: int) -> tuple[Array, ...]:

@@ -18,12 +18,12 @@ __all__ = ["Adaptation", "adapt", "heat", "step"]
 
 
 class Adaptation(NamedTuple):
-    """Running means over gradients of one coordinate each, over a window that is long where noise dominates."""
+    """Running means of the gradient of each coordinate, over a window that is long where noise dominates."""
 
     window: Array
-    """Steps remembered."""
+    """Length of the window, in steps."""
     mean: Array
-    """Of gradients."""
+    """Mean of gradients."""
     square: Array
     """Mean of squared gradients."""
     noise: Array
@@ -36,12 +36,12 @@ class Adaptation(NamedTuple):
 
     @property
     def mass(self) -> Array:
-        """Root mean square of the gradient: a step is then of size step_size ** 2 whatever the number of data."""
+        """Root mean square of the gradient: a step then has size step_size ** 2 for any number of data."""
         return jnp.sqrt(self.square)
 
 
 def adapt(state: Adaptation, first: Array, second: Array) -> Adaptation:
-    r"""Take in two independent gradients at the same place.
+    r"""Update the running means by two independent gradients at the same place.
 
     With weight :math:`w = 1 / (\tau + 1)` and the first gradient g,
 
@@ -59,7 +59,7 @@ def adapt(state: Adaptation, first: Array, second: Array) -> Adaptation:
         >>> print(state.square, state.noise)
         [5.] [1.]
 
-    Source: Springenberg et al. (2016), section 3.2, who take all of V for noise; B is what noise there is.
+    Source: Springenberg et al. (2016), section 3.2, who take all of V for noise; B estimates the noise alone.
     """
     weight = 1 / (state.window + 1)
 

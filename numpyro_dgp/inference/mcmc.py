@@ -27,10 +27,10 @@ class NonCentered(Reparam):
 
     .. math:: h = m + L\epsilon, \qquad \epsilon \sim N(0, I)
 
-    Given the layer below, hidden values have a tiny variance; sampled as they are written they and their parents
-    move together only in tiny steps. In this form the sampler sees the site ``"<name>_white"``, a priori standard
-    normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance and need no
-    ``"<name>_white"``.
+    Given the layer below, hidden values have a tiny variance. In the centred form, a sampler moves them and the
+    variables that they depend on only in tiny steps. In the non-centred form the chain has the site ``"<name>_white"``,
+    a priori standard normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance
+    and need no ``"<name>_white"``.
 
     ``handlers.reparam(model, config={"h": dgp.NonCentered()})`` for one layer, ``dgp.for_mcmc(model)`` for all.
 
@@ -71,10 +71,10 @@ class NonCentered(Reparam):
 def for_mcmc(
     model: Callable[..., Any], params: Mapping[str, Array] | None = None, *, noncentered: bool = True
 ) -> Callable[..., Any]:
-    """``model`` as MCMC wants it: hidden layers non-centred, ``numpyro.param`` sites fixed at given values.
+    """``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values.
 
-    ``MCMC(NUTS(model))`` runs on the bare program too. This adds the form that mixes, and errors where NUTS
-    would go on in silence.
+    ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
+    errors for programs of which NUTS would sample the wrong distribution without a warning.
 
     Args:
         model: the program.

@@ -1,4 +1,4 @@
-"""The handler ``minibatch``: a program of all rows becomes one of a minibatch of them."""
+"""The handler ``minibatch``, with which a program for all rows can be called with a minibatch of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
     def __init__(self, fn: Callable[..., Any] | None = None, **rows: int) -> None:
         self.rows = rows
-        self._seen: list[set[str]] = []  # for every run that is under way, the plates that came so far
+        self._seen: list[set[str]] = []  # for every run in progress, the plates met so far
         super().__init__(fn)
 
     def __enter__(self) -> None:

@@ -6,8 +6,8 @@ is then unbiased for that of
 
 .. math:: \log p(\vartheta) + \log p(v) + \sum_n E_{p(h_n \mid v)} [\log p(y_n \mid h_n, v)],
 
-the bound that every guide with propagated layers maximises, at a single v. Its exponential, normalised, is the best of
-all q(v), and the chain draws from it without assuming a family.
+which is, at a single v, the bound that guides such as ``InducingPoint`` maximise. Its exponential, normalised, is the
+optimal q(v) of that bound, and the chain draws from it without assuming a family.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SGHMCState(NamedTuple):
     z: dict[str, Array]
     """Values in unconstrained space."""
     potential_energy: Array
-    """Of the last minibatch, before the step."""
+    """Potential energy of the last minibatch, before the step."""
     velocity: Array
     adaptation: Adaptation
     warmup_left: Array
@@ -51,7 +51,7 @@ class SGHMCState(NamedTuple):
 
 
 class _DrawAnew(Messenger):
-    """Draws hidden layers in every run, and refuses what the chain would get wrong in silence."""
+    """Draws hidden layers in every run, and raises errors for sites that the chain cannot sample correctly."""
 
     def __enter__(self) -> Any:
         self._subsampled: set[str] = set()
@@ -79,10 +79,10 @@ class SGHMC(MCMCKernel):
 
     Langevin dynamics in unconstrained space without accept-reject steps (:func:`numpyro_dgp.inference.langevin.step`).
     During warm-up, two gradients a step, the mass becomes the root mean square of the gradient in each coordinate and
-    the noise of gradients is measured; afterwards both are fixed. Steps are small and neighbouring draws alike: take
-    many, and thin.
+    the noise of gradients is measured; afterwards both are fixed. Steps are small and successive draws are highly
+    correlated: take many, and thin.
 
-    Hidden layers are drawn from the program in every step and are no sites of the chain. For NUTS use
+    Hidden layers are drawn from the program in every step and are not sites of the chain. For NUTS use
     ``dgp.for_mcmc``, which samples them too. Nothing corrects the error of a finite step: halve ``step_size`` and
     compare, and look at ``heat`` (``mcmc.run(..., extra_fields=("heat",))``): variances may be too wide by that part.
 
@@ -173,7 +173,7 @@ class SGHMC(MCMCKernel):
         rows_key = init_key if single else init_key[0]
         found = initialize_model(
             init_key,
-            handlers.seed(self._program, rows_key, hide_types=["sample"]),  # minibatches need a key of their own
+            handlers.seed(self._program, rows_key, hide_types=["sample"]),  # minibatches get a separate key
             init_strategy=self._init_strategy,
             dynamic_args=True,
             model_args=model_args,
@@ -229,7 +229,7 @@ class SGHMC(MCMCKernel):
             jnp.array(False),
             rng_key,
         )
-        # After a step into nowhere: stay, at rest, with other random numbers.
+        # If a step leads to numbers that are not finite, stay, with velocity zero and another random key.
         stay = state._replace(
             potential_energy=energy,
             velocity=jnp.zeros_like(velocity),

@@ -1,4 +1,4 @@
-"""Where batches come from: the protocol that ``fit_stream`` uses, and shuffled minibatches of arrays on disk."""
+"""Sources of minibatches: the protocol that ``fit_stream`` uses, and shuffled minibatches of arrays on disk."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class BatchSource(Protocol):
         """The batch of a step 0, 1, 2, ...: the positional arguments of the model, arrays with a row per datum.
 
         All batches have the same shapes. The batch depends on the step and on nothing else: batches are read ahead,
-        again after an interruption, and again where a loss is not finite. A thread calls this method, one call at a
-        time; of several hosts each calls it for every step and must get the same rows.
+        again after an interruption, and again where a loss is not finite. This method is called by one thread, one call
+        at a time; with several hosts, each host calls it for every step and must get the same rows.
         """
         ...
 
@@ -55,7 +55,8 @@ class Stream(BatchSource):
 
     An epoch takes blocks of neighbouring rows in random order. Several blocks at a time are read and their rows
     shuffled together, so that reads are sequential and memory holds two such windows. Rows left over at the end of
-    an epoch wait for another one: every batch has the same size, and every row is as often in a batch as any other.
+    an epoch are skipped in that epoch, so that all batches have one size; the order of every epoch is another one, so
+    that all rows are used equally often on average.
 
     Args:
         arrays: arrays of equal length N; anything that is sliced like an array will do, such as what
@@ -63,7 +64,7 @@ class Stream(BatchSource):
         batch_size: rows per batch.
         seed: of the order.
         block: neighbouring rows that are read together.
-        window: blocks whose rows are shuffled together. Where the order of rows on disk means something,
+        window: blocks whose rows are shuffled together. If the rows on disk are sorted in some way,
             ``block * window`` should be well above ``batch_size``.
 
     Raises:

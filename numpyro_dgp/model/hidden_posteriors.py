@@ -3,7 +3,7 @@ r"""Posteriors of hidden values that keep their dependence on the inducing value
 .. math:: q(h_n \mid v) = N(T_n v + M_n, S_n), \qquad p(h_n \mid v, x_n) = N(m_n + A_n v, c_n)
 
 While a belief q(v) = N(m, L L') is integrated out, a draw of h comes from the marginal
-:math:`N(T_n m + M_n, S_n + T_n L L^\top T_n^\top)`. The divergence, averaged over v, depends on v only through the *gap*
+:math:`N(T_n m + M_n, S_n + T_n L L^\top T_n^\top)`. The divergence, averaged over v, contains v only in the *gap*
 between the two means, :math:`(T_n - A_n) v + M_n - m_n`, which is Gaussian:
 
 .. math:: E_{q(v)} \mathrm{KL}[q(h_n \mid v) \,\|\, p(h_n \mid v)] = \tfrac12 \Bigl(

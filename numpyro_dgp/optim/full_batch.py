@@ -23,7 +23,7 @@ _NAMES = {"L-BFGS": "L-BFGS-B", "CG": "CG"}
 
 
 class Minimum(NamedTuple):
-    """What :func:`minimize` found.
+    """The result of :func:`minimize`.
 
     Args:
         params: constrained parameters, as of ``SVIRunResult``.
@@ -66,8 +66,8 @@ def minimize(
 ) -> Minimum:
     """Minimise the loss of ``svi`` over all data by a quasi-Newton method of SciPy.
 
-    For losses without noise: one layer, quadrature, collapsed bounds. Where the loss draws hidden layers, the same
-    draws are used throughout: the minimum is then that of one sample of the bound, and needs many particles
+    Use it for losses without random draws: one layer, quadrature, collapsed bounds. Where the loss draws hidden layers,
+    the same draws are used throughout: the minimum is then that of one sample of the bound, and needs many particles
     (``ELBO(num_particles=...)``) to be near that of the bound itself. The optimiser in ``svi`` is not used.
 
     Args:
@@ -98,8 +98,8 @@ def minimize(
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 12)[:, None]
         >>> svi = SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.0), dgp.ELBO())
-        >>> found = minimize(svi, jax.random.key(0), X, jnp.sin(X[:, 0]), progress_bar=False)
-        >>> found.converged, bool(found.losses[-1] < found.losses[0])
+        >>> minimum = minimize(svi, jax.random.key(0), X, jnp.sin(X[:, 0]), progress_bar=False)
+        >>> minimum.converged, bool(minimum.losses[-1] < minimum.losses[0])
         (True, True)
 
     Source: Salimbeni (2020), section 3.4.1; Chamberlin (2016), section 2.5.

@@ -1,4 +1,4 @@
-"""Natural gradients for Gaussian posteriors, beside any optax optimiser for the rest.
+"""Natural gradients for Gaussian posteriors, together with any optax optimiser for the other parameters.
 
 Source: Salimbeni (2020), chapter 3.
 """
@@ -30,7 +30,7 @@ __all__ = ["NaturalGradient", "log_linear"]
 Params = dict[str, Array]
 Schedule = Callable[[Any], Any]
 
-# A step is halved at most this often; then the site stays where it is.
+# A step is halved at most this often; after that the site is left unchanged.
 _HALVINGS = 30
 
 
@@ -83,8 +83,8 @@ class NaturalGradient(_NumPyroOptim):
     positive-definite matrices is halved, for the Gaussian concerned only, until it stays inside, and once more, so
     that at least half of the precision is left; :meth:`shortened` counts.
 
-    It takes the place of the optimiser: ``SVI(model, guide, NaturalGradient(guide, 0.1, optax.adam(0.01)), ELBO())``.
-    Steps for sites inside a plate are relative to the single datum: rows outside the minibatch stay where they are.
+    Use it as the optimiser: ``SVI(model, guide, NaturalGradient(guide, 0.1, optax.adam(0.01)), ELBO())``.
+    Steps for sites inside a plate are relative to the single datum: rows outside the minibatch are left unchanged.
 
     Args:
         guide: the guide that the ``SVI`` gets: one of ours, ``AutoNormal`` or ``AutoMultivariateNormal``.
@@ -165,7 +165,7 @@ class NaturalGradient(_NumPyroOptim):
     def _differentiate(
         self, fn: Callable[[Any], tuple], state: Any, forward: bool
     ) -> tuple[tuple[Any, Any], Params, dict[str, GaussianSite]]:
-        """The loss with its gradient, and the Gaussians of the guide, which says where they are as it runs."""
+        """The loss with its gradient, and the Gaussian posteriors of the guide, which are found while it runs."""
         with _Listen() as sites:
             if forward:
                 gradient, found = jax.jacfwd(lambda p: (fn(p)[0], fn(p)), has_aux=True)(self.get_params(state))
@@ -191,8 +191,8 @@ class NaturalGradient(_NumPyroOptim):
             )
 
     def _init(self, params: Params) -> State:
-        # Which Gaussians take natural steps is known when the guide runs: until then the other optimiser has a state
-        # for all of them, and later sees a gradient of zero where it has nothing to say.
+        # Only when the guide runs is it clear which Gaussians take natural steps. The other optimiser therefore has a
+        # state for all parameters, and gets a gradient of zero for those that take natural steps.
         names = _with_mean_and_scale(params, self.guide.prefix)
         if self.sites not in ("last", "all"):
             self._require_sites([self.sites] if isinstance(self.sites, str) else self.sites, names)
@@ -218,7 +218,7 @@ class NaturalGradient(_NumPyroOptim):
 
 
 class _Listen(Messenger):
-    """Entering it gives the messages of a guide's sites and parameters, as they come."""
+    """``with _Listen() as sites`` collects the messages of a guide's sites and parameters while it runs."""
 
     def __init__(self) -> None:
         self.sites: Trace = {}
@@ -263,8 +263,8 @@ def _step(
         return first & second if diagonal else first.all(-1) & second.all((-2, -1))
 
     def attempt(carry: tuple[Array, Array, Array, Array, Pair]) -> tuple[Array, Array, Array, Array, Pair]:
-        # A step that ends inside after one that did not may end at the very edge, where the variance is enormous.
-        # Half of it keeps at least half of the precision.
+        # The first step that stays inside the cone may end close to its boundary, where the variance is enormous. Half
+        # of that step keeps at least half of the precision.
         attempts, sizes, _, outside_before, _ = carry
         new = natural_step(pair, slope, sizes, coordinates, diagonal=diagonal)
         outside = ~finite(new)
@@ -274,8 +274,8 @@ def _step(
         sizes = jnp.where(shorten, jnp.where(attempts < _HALVINGS, 0.5 * sizes, 0.0), sizes)
         return attempts + 1, sizes, shorten, outside, new
 
-    # The first step is made inside the loop as well: the program holds one step, and the step size is computed once,
-    # where XLA would compute a schedule again for every number that it multiplies.
+    # The first step is made inside the loop as well: then the compiled program holds one step, and computes the step
+    # size once. Otherwise XLA would compute a schedule again for every number that it multiplies.
     full = jnp.full(free[0].shape if diagonal else free[0].shape[:-1], step_size, free[0].dtype)
     yes, no = jnp.ones_like(full, bool), jnp.zeros_like(full, bool)
     attempts, *_, (m, root) = jax.lax.while_loop(
