@@ -1,7 +1,8 @@
-r"""Predictive densities: the mixture, the kernel density estimate that was published, a test of normality.
+r"""Predictive densities: mixtures, the kernel density estimate of published tables, a test of normality.
 
-A program gives a mixture of known densities, whose log density is exact for the draws made. Estimating it again from
-samples of y adds a bias; it is here to reproduce published numbers. Never compare one with the other.
+The prediction of a program is a mixture of densities in closed form, one per draw. A kernel density estimate from
+samples of y is a biased estimate of that mixture; it is here to reproduce published numbers. Do not compare the one
+with the other.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BLOCK = 500
 
 
 class Mixture(NamedTuple):
-    """A predictive mixture over S draws: moments of y given each draw, shapes (S, N, ...).
+    """A predictive mixture over S draws, by the moments of y given each draw.
 
     Args:
         means: of y given each draw (S, N, ...).
@@ -72,7 +73,7 @@ class ShapiroWilk(NamedTuple):
 
 
 def log_mean_exp(log_values: Array) -> Array:
-    """Log of the mean over the first axis of what has these logarithms.
+    """Log of the mean, over the first axis, of numbers given by their logarithms.
 
     Args:
         log_values: logarithms (S, ...).

@@ -1,6 +1,6 @@
 """Conformance checks to run on your own kernels, likelihoods and guides, in your own test suite.
 
-Each raises ``AssertionError`` that says which promise was broken.
+Each raises an ``AssertionError`` that says which property does not hold.
 
 Example:
     >>> import numpy as np

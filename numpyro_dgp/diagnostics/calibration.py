@@ -137,8 +137,8 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
     r"""Share of the data inside central predictive intervals, by their transforms:
     :math:`\#\{n : |u_n - \tfrac12| \le \tfrac{\alpha}{2}\} / N` at level :math:`\alpha`.
 
-    Limits. Intervals can cover on average and be wrong everywhere: too wide where data are many, too narrow
-    elsewhere. Their width is not in it: read it beside the log density.
+    Limits. Intervals can have the right coverage on average and still be wrong at every input: too wide where data are
+    many, too narrow elsewhere. Coverage says nothing about their width: look at the log density too.
 
     Args:
         u: from :func:`pit` (N...).
@@ -220,11 +220,11 @@ def vsbc(
     Kolmogorov-Smirnov test of the ranks against their mirror images. The two samples are one, and its p-values come
     out too small.)
 
-    Limits. It averages over data from the prior: that q is right for *your* data it cannot say, and a prior that makes
-    wild data makes wild fits. Every replication is a fit of ``num_steps`` steps; one that has not converged counts as
-    it is. Marginals only. Tests are not corrected for the number of sites. A ``dgp.Likelihood`` simulates every datum
-    with its own draw of what inducing values leave open, and fits a bound: with few inducing points that mismatch
-    shows too. Sites that q has at a point (``Delta``) have ranks 0 or S.
+    Limits. The average is over data from the prior: it does not say whether q is right for *your* data, and a prior
+    with implausible data gives implausible fits. Every replication is a fit of ``num_steps`` steps, whether it has
+    converged or not. Only marginals are tested, without correction for the number of sites. A ``dgp.Likelihood`` draws
+    f(x) of every datum independently given the inducing values, and fits a bound: with few inducing points this
+    mismatch shows too. Sites with a point posterior (``Delta``) have ranks 0 or S.
 
     Args:
         key: PRNG key.
@@ -263,7 +263,7 @@ def vsbc(
 
     if num_replications < 10:
         raise ValueError(f"vsbc: expected at least 10 replications, got {num_replications}: 100 are usual")
-    raw = jax.random.PRNGKey(jax.random.bits(key))  # it reshapes keys, which typed ones do not survive
+    raw = jax.random.PRNGKey(jax.random.bits(key))  # NumPyro reshapes the keys, which fails for typed keys
     found = vsbc_diagnostic(
         raw, model, guide, optim, ELBO() if loss is None else loss, *args, observed_sites=list(observed),
         num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples, **kwargs,

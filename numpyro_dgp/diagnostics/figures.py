@@ -28,7 +28,7 @@ _MANY = 0.1
 
 
 class Compared(Protocol):
-    """What :func:`comparison` draws: ``dgp.compare`` returns it."""
+    """What :func:`comparison` needs for its figure: the members of the result of ``dgp.compare``."""
 
     @property
     def table(self) -> DataFrame:
@@ -46,7 +46,7 @@ class Compared(Protocol):
 def comparison(found: Compared) -> Figure:
     """Bounds, leave-one-out scores with standard errors, Pareto shapes and training curves of several posteriors.
 
-    Open circles are scores that more than a tenth of the data have no reliable weights for.
+    Open circles are scores without reliable weights for more than a tenth of the data.
     """
     table = found.table
     curves = {

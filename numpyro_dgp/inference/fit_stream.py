@@ -1,8 +1,8 @@
 """Training on minibatches that are read while training: data larger than memory, on one device or several.
 
 The program and the guide need no change: ``dgp.minibatch`` tells a program for all rows how many rows there are, so
-that it can be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters, and XLA
-partitions the step. Random numbers do not depend on the number of devices, so neither does the result.
+that it can be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters,
+and XLA partitions the step. Random numbers do not depend on the number of devices, so neither does the result.
 """
 
 from __future__ import annotations

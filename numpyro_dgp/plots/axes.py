@@ -1,4 +1,4 @@
-"""What the figures share: axes to draw into, their figure, a mean with its band."""
+"""Helpers of the figures: axes to draw into, their figure, a mean with its band."""
 
 from __future__ import annotations
 
