@@ -1,7 +1,7 @@
 """Mean functions m(x) of a layer: frozen pytrees called on inputs (..., N, D).
 
-Inner layers want the identity (or its projection): a deep GP with zero mean functions folds its
-inputs on themselves and is the usual reason why "deep is worse than shallow" (Salimbeni, 2020, section 2.2).
+Inner layers should have the identity (or a projection) as their mean: a deep GP with zero mean functions maps distant
+inputs to the same values, which is the usual reason why "deep is worse than shallow" (Salimbeni, 2020, section 2.2).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Linear(Mean):
 
 @pytree
 class FromCallable(Mean):
-    """Any function from inputs (..., N, D) to values (..., N, P), in place of ours; part of a pytree's structure.
+    """Any function from inputs (..., N, D) to values (..., N, P), as a mean function; static in a pytree.
 
     Args:
         function: from inputs (..., N, D) to values (..., N, P).

@@ -1,4 +1,4 @@
-r"""Quadratic forms of many rows with many symmetric matrices: most of the arithmetic of a training step.
+r"""Quadratic forms of many rows with many symmetric matrices, which are most of the arithmetic of a training step.
 
 :func:`quadratic_forms_reference` is the equation; :func:`quadratic_forms` is the same in blocks of columns, with a
 derivative written by hand. The other functions are its pieces, which :mod:`~numpyro_dgp.algebra.belief_moments` puts
