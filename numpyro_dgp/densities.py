@@ -20,7 +20,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["Mixture", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
 
-# SciPy's p-values hold up to this many samples.
+# SciPy's p-values are accurate up to this many samples.
 _SHAPIRO_LIMIT = 5000
 # Test points whose distances to all draws are in memory at once.
 _BLOCK = 500
@@ -160,7 +160,7 @@ def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
 def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
     """Shapiro and Wilk's test of normality of the predictive distribution at every test point.
 
-    Of more than 5000 draws, 5000 evenly spaced ones are used: SciPy's p-values hold up to there.
+    Of more than 5000 draws, 5000 evenly spaced ones are used: SciPy's p-values are accurate up to there.
 
     Args:
         draws: of y (S, N), from ``posterior.sample``.
@@ -179,12 +179,12 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
 
     Source: Salimbeni (2020), table 5.3.
     """
-    from scipy.stats import shapiro  # half a second to import
+    from scipy.stats import shapiro  # imported here, because the import takes half a second
 
     _require_draws("shapiro_wilk", draws, 3)
     total = len(draws)  # type: ignore[arg-type]
     rows = np.linspace(0, total - 1, min(total, _SHAPIRO_LIMIT)).astype(int)
-    # The test does not depend on location and scale; standardised draws keep it away from rounding.
+    # The test does not depend on location and scale; standardised draws avoid rounding errors.
     kept = np.asarray(draws, float)[rows]
     tests = [shapiro((column - column.mean()) / column.std()) for column in kept.T]
     statistic, p_value = np.array(tests, float).reshape(-1, 2).T

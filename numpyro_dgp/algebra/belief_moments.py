@@ -52,7 +52,7 @@ _Moments = tuple[Array, Array, Array]
 
 
 def belief_moments_reference(whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
-    r"""What :func:`belief_moments` computes, one equation a line, by autodiff: the oracle of its tests.
+    r"""What :func:`belief_moments` computes, one equation a line, differentiated by JAX: the reference in its tests.
 
     .. math:: a_n = W k_n, \qquad \mu_{np} = m_p^\top a_n, \qquad e_n = a_n^\top a_n, \qquad
               g_{np} = a_n^\top T_p\, a_n

@@ -100,8 +100,8 @@ def explained(function: Callable[[Array], Any], v: Array) -> Any:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> found = explained(lambda v: {"mean": 2 * v, "scale": jnp.exp(v - v.max())}, jnp.ones(3))
-        >>> found["mean"].kind.name, found["mean"].cause, found["scale"].kind.name, found["scale"].cause
+        >>> facts = explained(lambda v: {"mean": 2 * v, "scale": jnp.exp(v - v.max())}, jnp.ones(3))
+        >>> facts["mean"].kind.name, facts["mean"].cause, facts["scale"].kind.name, facts["scale"].cause
         ('AFFINE', None, 'MIXED', 'reduce_max')
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(v)

@@ -193,7 +193,7 @@ def times_transpose(L: Array) -> Array:
 
 @times_transpose.defjvp
 def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # One product, where autodiff makes two: its transpose is (dS + dS') L.
+    # One product; automatic differentiation would need two. Its transpose is (dS + dS') L.
     half = matmul(tangents[0], primals[0].mT)
     return times_transpose(primals[0]), half + half.mT
 

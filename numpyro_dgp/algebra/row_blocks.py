@@ -76,7 +76,7 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
 
 
 def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array], *data: Array) -> Array:
-    r"""What :func:`sum_symmetric` computes, entry by entry of all matrices at once: the oracle of its tests.
+    r"""What :func:`sum_symmetric` computes, all entries of all matrices at once: the reference in its tests.
 
     .. math:: \sum_n w_n R(d_n)
     """

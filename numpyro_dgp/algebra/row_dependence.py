@@ -61,8 +61,8 @@ def row_dependence(program: Callable[..., Any], *args: Any) -> Any:
         >>> def program(h):
         ...     h = mark("h", h, 1)
         ...     return {"each": jnp.sin(h @ jnp.ones((2, 3))), "sum": h.sum(), "pairs": h @ h.T}
-        >>> found = row_dependence(program, jnp.ones((5, 2)))
-        >>> found["each"], found["sum"], found["pairs"]
+        >>> facts = row_dependence(program, jnp.ones((5, 2)))
+        >>> facts["each"], facts["sum"], facts["pairs"]
         ({'h': Rows(axes=(-2,), which=())}, {'h': None}, {'h': None})
     """
     closed, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
@@ -74,7 +74,7 @@ def _apply(equation: Any, facts: list[Fact]) -> list[Fact]:
     if equation.primitive.name == "name" and equation.params["name"].startswith(_MARK):
         count, name = equation.params["name"].removeprefix(_MARK).split(" ", 1)
         shape = equation.outvars[0].aval.shape
-        # If there is one row only, all entries depend on that row: no axis has to be tracked.
+        # If there is only one row, all entries depend on that row: no axis has to be tracked.
         axes = tuple(axis - len(shape) for axis in range(int(count)) if shape[axis] > 1)
         return [{**facts[0], name: Rows(axes)}]
     elsewhere = object()  # the map from entries to rows after an equation that moves rows

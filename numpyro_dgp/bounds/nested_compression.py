@@ -118,7 +118,7 @@ def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: I
     """The trace term of a hidden layer, and means and variances (N, P) of its values."""
     zero = jnp.zeros((len(loc), len(layer.loc)), loc.dtype)
     # At y = 0 the expected log density contains the expected square of g(h) and the conditional variance. The trace
-    # term is its difference to the log density with the square of the mean of g(h) and with the variance that q(v) adds.
+    # term is its difference to the log density with the square of the mean of g(h) and the variance that q(v) adds.
     data, A = _data(layer, loc, variance, zero, integrate)
     mean = _mean(layer, loc) + A @ layer.loc.T
     spread = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)
@@ -146,7 +146,7 @@ def _data(
     return jax.vmap(output, 1, (_SHARED_PHI, None))(y - layer.b, W)  # type: ignore[arg-type]
 
 
-# Axes of the outputs: Phi depends on the inputs alone.
+# For ``jax.vmap`` over outputs: Phi has no axis of outputs, because it depends on the inputs only.
 _SHARED_PHI = Quadratic(None, 0, 0)  # type: ignore[arg-type]
 
 

@@ -21,8 +21,8 @@ class Coverage(NamedTuple):
     Example:
         >>> import numpy as np
         >>> from numpyro_dgp.diagnostics import coverage
-        >>> found = coverage(np.linspace(0, 1, 101), [0.5, 0.9])
-        >>> print(found.levels, found.share.round(2), found.error.round(2))
+        >>> intervals = coverage(np.linspace(0, 1, 101), [0.5, 0.9])
+        >>> print(intervals.levels, intervals.share.round(2), intervals.error.round(2))
         [0.5 0.9] [0.5 0.9] [0.05 0.03]
     """
 
@@ -44,8 +44,8 @@ class Simulated(NamedTuple):
         >>> import numpy as np
         >>> from numpyro_dgp.diagnostics import Simulated
         >>> ranks = np.random.default_rng(0).integers(40, 60, 500)  # never near 0 or 99: q is too wide
-        >>> found = Simulated.of({"f": ranks}, num_samples=99)
-        >>> bool(found.uniform["f"] < 0.01), bool(found.symmetry["f"] > 0.01)
+        >>> tests = Simulated.of({"f": ranks}, num_samples=99)
+        >>> bool(tests.uniform["f"] < 0.01), bool(tests.symmetry["f"] > 0.01)
         (True, True)
     """
 

@@ -119,9 +119,9 @@ def compare(
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 20)[:, None]
         >>> guide = dgp.guides.InducingPoint(model)
-        >>> found = compare(model, {"Gaussian": guide}, (X, X[:, 0] ** 2), key=jax.random.key(0), num_steps=2,
-        ...                 optim=dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)))
-        >>> bool(found.table.loc["Gaussian", "khat"] < 0.7)
+        >>> result = compare(model, {"Gaussian": guide}, (X, X[:, 0] ** 2), key=jax.random.key(0), num_steps=2,
+        ...                  optim=dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)))
+        >>> bool(result.table.loc["Gaussian", "khat"] < 0.7)
         True
     """
     if not isinstance(data, tuple) or len(data) < 2 or not (test is None or len(test) == len(data)):
@@ -221,6 +221,6 @@ def _ranking(scores: dict[str, Any]) -> DataFrame | None:
         return None
     import arviz_stats
 
-    with warnings.catch_warnings():  # of the last arviz-stats for Python 3.11 about the next pandas
+    with warnings.catch_warnings():  # arviz-stats for Python 3.11 warns about the next version of pandas
         warnings.filterwarnings("ignore", message="The inplace keyword")
         return arviz_stats.compare(scores)

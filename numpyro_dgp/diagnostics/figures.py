@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["calibration", "comparison", "ranks"]
 
-# Above, importance weights have no usable moments.
+# Pareto shapes above this: importance weights without usable moments.
 _HIGH = 0.7
-# More of the data with such weights make a leave-one-out score doubtful.
+# If more than this share of the data have such weights, a leave-one-out score is doubtful.
 _MANY = 0.1
 
 

@@ -89,7 +89,7 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
                 "join them to one site with two columns"
             )
         taken |= set(plates)
-    # An autoguide that draws all sites at once has no local part.
+    # In an autoguide that draws all sites together, no site belongs to single data.
     joint = any(site["type"] == "sample" and name not in sites for name, site in guide_trace.items())
     local = {}
     for name, site in samples.items():

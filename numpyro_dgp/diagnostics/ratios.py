@@ -72,7 +72,7 @@ def draw(
     copies = local_samples if known.local else 1
     samples = dict(posterior.samples or {})
     total = len(next(iter(samples.values()))) if samples else num_samples
-    assert total is not None  # a guide comes with a number of draws
+    assert total is not None  # with a guide, the number of draws is given
 
     def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Draws:
         return _draw(posterior, known, summary, copies, block, key, sample, args, kwargs)
@@ -172,7 +172,7 @@ def _data_terms(known: LocalSites, guide_trace: Trace, sites: Trace) -> tuple[di
     predictive = {name: _over(_log_marginal(sites[name]), known.frames[name]) for name in known.frames}
     for name, beside in known.local.items():
         ratio = _scaled(sites[name])
-        if not sites[name]["is_observed"]:  # all but factors
+        if not sites[name]["is_observed"]:  # all observed sites but factors
             if name not in guide_trace or isinstance(unwrap(guide_trace[name]["fn"]), Propagated | PropagatedJoint):
                 continue  # drawn from the model
             ratio = ratio - _scaled(guide_trace[name])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["khat", "local_khat", "loo", "pareto_shape"]
 
-# Classes of ArviZ and xarray whose types say less than their documentation.
+# Classes of ArviZ and xarray, whose annotations are less precise than their documentation.
 ELPDData: TypeAlias = Any
 DataArray: TypeAlias = Any
 # With fewer weights the tail has fewer than five to fit.

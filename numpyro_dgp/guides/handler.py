@@ -170,7 +170,7 @@ class Replace(Messenger):
     def postprocess_message(self, msg: Message) -> None:
         if msg["type"] == "plate":
             self.indices[msg["name"]] = msg["value"]
-        if msg["type"] == "sample" and record_of(msg).drawn:  # also where a handler outside hides the site
+        if msg["type"] == "sample" and record_of(msg).drawn:  # also if a handler outside hides the site
             self.followed[msg["name"]] = msg["value"]
         if msg["type"] == "sample" and msg["name"] in self.met and not msg.get("stop"):
             self.values[msg["name"]] = msg["value"]

@@ -27,7 +27,7 @@ class Factor:
         columns: column numbers, in the order of the kernel's inputs.
     """
 
-    kernel: Any  # a ``Kernel``, a layer above this file
+    kernel: Any  # a ``Kernel``; this file cannot import the class
     columns: tuple[int, ...] | None = static(default=None)
 
     def on(self, dims: tuple[int, ...]) -> Factor:

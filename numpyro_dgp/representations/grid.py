@@ -29,7 +29,7 @@ from numpyro_dgp.rings.windows import neighbours
 
 __all__ = ["Grid"]
 
-# The share of the variance left open half-way between grid points from which the grid is called too coarse.
+# A grid is too coarse if half-way between its points more than this share of the variance is left given the values.
 _COARSE = 0.5
 
 

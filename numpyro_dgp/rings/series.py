@@ -16,7 +16,7 @@ from numpyro_dgp.rings.spectra import Ring, periodised
 
 __all__ = ["regular", "wraparound"]
 
-# Fourier transforms in the gradient of a log evidence, forward and in reverse.
+# The number of Fourier transforms in a log evidence and its gradient.
 _TRANSFORMS = 10
 
 
@@ -64,7 +64,7 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
             f"rings.regular: expected inputs on a regular grid, got one {off:.2g} of a step {step:.4g} away from it: "
             "use dgp.gp with dgp.Grid, whose data may lie anywhere"
         )
-    size = int(index[-1]) + 1 + math.ceil(margin / step - 1e-6)  # a margin of 12 * 0.1 is no thirteen steps of 0.1
+    size = int(index[-1]) + 1 + math.ceil(margin / step - 1e-6)  # 12 * 0.1 makes 12 steps despite rounding
     size = _fast_size(size, len(x)) if margin > 0 else size
     observed = np.zeros(size, bool)
     observed[index] = True
