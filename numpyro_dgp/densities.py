@@ -165,6 +165,9 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
     Args:
         draws: of y (S, N), from ``posterior.sample``.
 
+    Returns:
+        Statistics W and p-values, each (N,).
+
     Raises:
         ValueError: draws that are not a finite matrix with at least three rows, or all equal at a point.
 

@@ -143,6 +143,9 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
         num_inducing: M.
         seed: of k-means.
 
+    Returns:
+        Initial values of every layer, the last one included.
+
     Raises:
         ValueError: as :func:`kmeans` and :func:`numpyro_dgp.means.pca`.
 

@@ -156,6 +156,12 @@ class FromCallable(Mean):
 def as_mean(mean: Any) -> Mean:
     """``mean`` itself, zero for ``None``, or any callable wrapped.
 
+    Args:
+        mean: a mean function, ``None``, or any callable from (..., N, D) to (..., N, P).
+
+    Returns:
+        The mean function.
+
     Raises:
         ValueError: it is neither a mean function nor callable.
 
@@ -187,6 +193,9 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
     Args:
         X: inputs (N, D) to the whole model.
         outputs: P.
+
+    Returns:
+        The mean function, from (..., N, D) to (..., N, P).
 
     Raises:
         ValueError: ``X`` is not a finite matrix, or ``outputs`` is not a positive integer.
@@ -224,6 +233,9 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
     Args:
         X: inputs (N, D).
         number: of directions, at most the smaller of N and D.
+
+    Returns:
+        Orthonormal columns (D, number).
 
     Raises:
         ValueError: ``X`` is not a finite matrix, or has fewer directions.

@@ -108,6 +108,9 @@ def from_features(
         y_variance: variance of observations that are Gaussian themselves, a number or (N,).
         weights: how much each datum counts, a number or (N,).
 
+    Returns:
+        The expected log-likelihood as a :class:`Quadratic` in v.
+
     Raises:
         ValueError: arrays that do not have one row per datum.
 
@@ -161,6 +164,9 @@ def from_moments(
         y_variance: variance of y given h, a number or (N,).
         weights: how much each datum counts, a number or (N,).
         integrate: how expectations of k are taken, as in :func:`numpyro_dgp.kernels.psi_statistics.psi0`.
+
+    Returns:
+        The expected log-likelihood as a :class:`Quadratic` in v.
 
     Raises:
         ValueError: arrays that do not fit together, or a kernel whose expectations have no closed form.
@@ -254,6 +260,9 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
         variances: :math:`k(x_n, x_n)` (N,).
         y: observations minus the mean function (N,).
         noise: standard deviation s, a number.
+
+    Returns:
+        The upper bound, a number in nats.
 
     Raises:
         ValueError: arrays that do not have one row per datum.

@@ -125,6 +125,9 @@ def expected_product(
         v: inducing values.
         target: t.
 
+    Returns:
+        Expectations (N,).
+
     Raises:
         ValueError: a kernel without closed form.
 
@@ -167,6 +170,9 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
         loc: means of the inputs (N, D).
         variance: their variances (N, D) or covariances (N, D, D).
         v: inducing values.
+
+    Returns:
+        Expectations (N,).
 
     Raises:
         ValueError: a kernel without closed form.

@@ -73,6 +73,9 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
         ratio: r, above 0 and up to 1 (N,).
         weights: how much each datum counts, as in ``data``: a number or (N,).
 
+    Returns:
+        The posterior and its part of the bound, in nats.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.bounds.collapsed import from_features

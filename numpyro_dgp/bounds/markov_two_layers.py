@@ -106,6 +106,9 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
         X: inputs (N, D).
         y: observations (N, Q).
 
+    Returns:
+        The bound, a number in nats.
+
     Raises:
         ValueError: arrays that do not fit together, or a kernel of the last layer without closed form.
 

@@ -91,6 +91,9 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
         y: observations (N, P).
         integrate: how expectations of kernels are taken, as in :func:`numpyro_dgp.kernels.psi_statistics.psi0`.
 
+    Returns:
+        The bound, a number in nats.
+
     Raises:
         ValueError: widths of layers that do not fit together, or a kernel whose expectations have no closed form.
 

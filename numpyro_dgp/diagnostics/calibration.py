@@ -144,6 +144,9 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
         u: from :func:`pit` (N...).
         levels: probabilities between 0 and 1.
 
+    Returns:
+        Levels, shares and standard errors, each (L,).
+
     Raises:
         ValueError: values or levels outside the unit interval.
 
@@ -171,6 +174,9 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
     Args:
         u: values (R, ...).
         bins: of equal width.
+
+    Returns:
+        p-values (...).
 
     Raises:
         ValueError: fewer than five rows for each bin.
@@ -239,6 +245,9 @@ def vsbc(
         observed: names of the observed sites, which are the program's arguments for them too.
         bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
         **kwargs: keyword arguments of the program.
+
+    Returns:
+        Ranks and p-values by site, as :class:`Simulated`.
 
     Raises:
         ValueError: fewer than 10 replications; from NumPyro for other sites or numbers it cannot use.

@@ -103,6 +103,9 @@ def compare(
         local_samples: K of ``to_arviz``.
         level: of the central predictive intervals whose coverage is counted.
 
+    Returns:
+        A :class:`Comparison`: tables, trees and posteriors by name.
+
     Raises:
         ValueError: no guides and no chains, names used twice, data that are not a tuple with observations, or what
             ``fit`` and ``to_arviz`` refuse.

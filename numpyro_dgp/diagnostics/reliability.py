@@ -88,6 +88,9 @@ def khat(tree: DataTree) -> float:
     Args:
         tree: from ``to_arviz`` of a fit.
 
+    Returns:
+        :math:`\hat k`, a number.
+
     Raises:
         ValueError: a tree of chains, which have no weights.
 

@@ -377,9 +377,6 @@ def as_kernel(kernel: Any) -> Kernel:
     Args:
         kernel: a kernel, a number or a callable ``k(X1, X2)``.
 
-    Returns:
-        The kernel.
-
     Raises:
         ValueError: it is neither a kernel, nor a number, nor callable.
 

@@ -47,6 +47,9 @@ def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
         final: step size from step K on.
         steps: K.
 
+    Returns:
+        An optax schedule: a function from the step t to the step size.
+
     Raises:
         ValueError: a step size that is not positive, or fewer than one step.
 

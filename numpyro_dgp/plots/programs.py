@@ -31,6 +31,15 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
         size: number of data, to divide by.
         window: steps averaged.
         ax: axes to draw into.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import plots
+        >>> plots.bounds({"Adam": 100 / np.arange(1, 501)}, size=20).axes[0].get_xlabel()
+        'step'
     """
     ax = open_axes(ax)
     curves = {}

@@ -103,6 +103,9 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
         ring: the ring.
         span: range of the data, units of the input; a number, or (D,).
 
+    Returns:
+        The largest error, a share of the variance: a number.
+
     Example:
         >>> from numpyro_dgp.kernels import RBF
         >>> from numpyro_dgp.rings import Ring, wraparound
