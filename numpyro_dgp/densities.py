@@ -172,13 +172,12 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
         ValueError: draws that are not a finite matrix with at least three rows, or all equal at a point.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
+        >>> import numpy as np
         >>> from numpyro_dgp.densities import shapiro_wilk
-        >>> normal = jax.random.normal(jax.random.key(0), (1000, 1))
-        >>> tests = shapiro_wilk(jnp.hstack([normal, jnp.exp(normal)]))
+        >>> normal = np.random.default_rng(0).normal(size=(1000, 1))
+        >>> tests = shapiro_wilk(np.hstack([normal, np.exp(normal)]))
         >>> print(tests.statistic.round(2), tests.p_value < 0.01)
-        [1.   0.63] [False  True]
+        [1.   0.65] [False  True]
 
     Source: Salimbeni (2020), table 5.3.
     """

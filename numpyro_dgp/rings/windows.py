@@ -149,8 +149,8 @@ def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[in
 
     Example:
         >>> from numpyro_dgp.kernels import RBF
-        >>> neighbours(RBF(), Ring(0.0, 1000.0, 2000), 1e-5, 0.0)
-        (30,)
+        >>> neighbours(RBF(), Ring(0.0, 1000.0, 2000), 1e-3, 0.0)
+        (12,)
     """
     found = dict.fromkeys(range(len(ring.sizes)), 2)
     for dims, part in components(as_kernel(kernel), len(ring.sizes)).items():
