@@ -1,7 +1,8 @@
-r"""Predictive densities: the mixture, the kernel density estimate that was published, a test of normality.
+r"""Predictive densities: mixtures, the kernel density estimate of published tables, a test of normality.
 
-A program gives a mixture of known densities, whose log density is exact for the draws made. Estimating it again from
-samples of y adds a bias; it is here to reproduce published numbers. Never compare one with the other.
+The prediction of a program is a mixture of densities in closed form, one per draw. A kernel density estimate from
+samples of y is a biased estimate of that mixture; it is here to reproduce published numbers. Do not compare the one
+with the other.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["Mixture", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
 
-# SciPy's p-values hold up to this many samples.
+# SciPy's p-values are accurate up to this many samples.
 _SHAPIRO_LIMIT = 5000
 # Test points whose distances to all draws are in memory at once.
 _BLOCK = 500
 
 
 class Mixture(NamedTuple):
-    """A predictive mixture over S draws: moments of y given each draw, shapes (S, N, ...).
+    """A predictive mixture over S draws, by the moments of y given each draw.
 
     Args:
         means: of y given each draw (S, N, ...).
@@ -72,7 +73,7 @@ class ShapiroWilk(NamedTuple):
 
 
 def log_mean_exp(log_values: Array) -> Array:
-    """Log of the mean over the first axis of what has these logarithms.
+    """Log of the mean, over the first axis, of numbers given by their logarithms.
 
     Args:
         log_values: logarithms (S, ...).
@@ -159,31 +160,33 @@ def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
 def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
     """Shapiro and Wilk's test of normality of the predictive distribution at every test point.
 
-    Of more than 5000 draws, 5000 evenly spaced ones are used: SciPy's p-values hold up to there.
+    Of more than 5000 draws, 5000 evenly spaced ones are used: SciPy's p-values are accurate up to there.
 
     Args:
         draws: of y (S, N), from ``posterior.sample``.
+
+    Returns:
+        Statistics W and p-values, each (N,).
 
     Raises:
         ValueError: draws that are not a finite matrix with at least three rows, or all equal at a point.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
+        >>> import numpy as np
         >>> from numpyro_dgp.densities import shapiro_wilk
-        >>> normal = jax.random.normal(jax.random.key(0), (1000, 1))
-        >>> tests = shapiro_wilk(jnp.hstack([normal, jnp.exp(normal)]))
+        >>> normal = np.random.default_rng(0).normal(size=(1000, 1))
+        >>> tests = shapiro_wilk(np.hstack([normal, np.exp(normal)]))
         >>> print(tests.statistic.round(2), tests.p_value < 0.01)
-        [1.   0.63] [False  True]
+        [1.   0.65] [False  True]
 
     Source: Salimbeni (2020), table 5.3.
     """
-    from scipy.stats import shapiro  # half a second to import
+    from scipy.stats import shapiro  # imported here, because the import takes half a second
 
     _require_draws("shapiro_wilk", draws, 3)
     total = len(draws)  # type: ignore[arg-type]
     rows = np.linspace(0, total - 1, min(total, _SHAPIRO_LIMIT)).astype(int)
-    # The test does not depend on location and scale; standardised draws keep it away from rounding.
+    # The test does not depend on location and scale; standardised draws avoid rounding errors.
     kept = np.asarray(draws, float)[rows]
     tests = [shapiro((column - column.mean()) / column.std()) for column in kept.T]
     statistic, p_value = np.array(tests, float).reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""Running a program once per draw: blocks of draws, draws of whole functions, whole data only."""
+"""Running a program once per draw, in blocks of draws; draws of whole functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def over_draws(
     samples: dict[str, Array],
     arrays: list[Array | None],
 ) -> Any:
-    """``function`` of every draw, in blocks of draws that keep the intermediates in cache."""
+    """Call ``function`` for every draw, in blocks of draws so small that intermediate results stay in cache."""
     leaves = [c if a is None else a for a, c in zip(arrays, constants, strict=True)]
     args, kwargs = jax.tree.unflatten(treedef, leaves)
     data = [a for a in arrays if a is not None]
@@ -46,14 +46,14 @@ def sample_values(sites: Trace) -> dict[str, Any]:
 
 
 class Whole(whole_data):
-    """Refuses predictions for a random part of the inputs."""
+    """Raises an error for a program that predicts for a random part of the inputs (a plate that subsamples)."""
 
     def __init__(self, fn: Callable[..., Any] | None = None) -> None:
         super().__init__(fn, owner="Posterior")
 
 
 class DrawFunctions(Whole):
-    """Turns draws of inducing values into draws of whole functions, each with a key of its own."""
+    """Turns draws of inducing values into draws of whole functions, each with a separate key."""
 
     def __init__(self, fn: Callable[..., Any], key: Array, num_features: int) -> None:
         self.key, self.num_features, self.count = key, num_features, 0

@@ -1,4 +1,4 @@
-"""Where to start: standardised data, inducing inputs by k-means, layers that begin as the identity, weights."""
+"""Initial values: standardised data, inducing inputs by k-means, layers that start as the identity, weights."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
     if len(distinct) == num_inducing:
         return distinct
     rows = X if len(X) <= _KMEANS_ROWS else X[rng.choice(len(X), _KMEANS_ROWS, replace=False)]
-    with warnings.catch_warnings():  # a cluster that empties keeps its last centre, which is all we need
+    with warnings.catch_warnings():  # an empty cluster keeps its last centre, which is good enough here
         warnings.filterwarnings("ignore", message="One of the clusters is empty")
         centres, _ = kmeans2(rows.astype(float), num_inducing, minit="++", seed=rng)
     return centres.astype(X.dtype)
 
 
 class LayerStart(NamedTuple):
-    """Where a layer starts.
+    """Initial values of a layer.
 
     Example:
         >>> import numpy as np
@@ -135,13 +135,16 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
 
     Inner layers start as the identity, a projection on principal directions, or a padded copy
     (:func:`numpyro_dgp.means.pca`); the data are sent through these means, and the inducing inputs of each layer are
-    k-means centres of what arrives there. The last mean is zero.
+    k-means centres of the data at that layer. The mean of the last layer is zero.
 
     Args:
         X: inputs (N, D), standardised.
         widths: output dimensions of the hidden layers; empty for a shallow model.
         num_inducing: M.
         seed: of k-means.
+
+    Returns:
+        Initial values of every layer, the last one included.
 
     Raises:
         ValueError: as :func:`kmeans` and :func:`numpyro_dgp.means.pca`.
@@ -165,7 +168,7 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
 
 
 def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Array], functions: int) -> np.ndarray:
-    r"""Weights for ``f(x).mix`` when the outputs have places, such as pixels: neighbours start out correlated.
+    r"""Initial weights for ``f(x).mix`` when the outputs have coordinates, such as pixels: neighbours are correlated.
 
     With :math:`k(C, C) = V \Lambda V^\top` between the coordinates of the outputs, the first Q columns of
     :math:`V \Lambda^{1/2}`, largest first, so that :math:`P P^\top \approx k(C, C)`: the best approximation of rank Q.

@@ -1,7 +1,7 @@
 """Mean functions m(x) of a layer: frozen pytrees called on inputs (..., N, D).
 
-Inner layers want the identity (or its projection): a deep GP with zero mean functions folds its
-inputs on themselves and is the usual reason why "deep is worse than shallow" (Salimbeni, 2020, section 2.2).
+Inner layers should have the identity (or a projection) as their mean: a deep GP with zero mean functions maps distant
+inputs to the same values, which is the usual reason why "deep is worse than shallow" (Salimbeni, 2020, section 2.2).
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Linear(Mean):
 
 @pytree
 class FromCallable(Mean):
-    """Any function from inputs (..., N, D) to values (..., N, P), in place of ours; part of a pytree's structure.
+    """Any function from inputs (..., N, D) to values (..., N, P), as a mean function; static in a pytree.
 
     Args:
         function: from inputs (..., N, D) to values (..., N, P).
@@ -155,6 +155,12 @@ class FromCallable(Mean):
 
 def as_mean(mean: Any) -> Mean:
     """``mean`` itself, zero for ``None``, or any callable wrapped.
+
+    Args:
+        mean: a mean function, ``None``, or any callable from (..., N, D) to (..., N, P).
+
+    Returns:
+        The mean function.
 
     Raises:
         ValueError: it is neither a mean function nor callable.
@@ -187,6 +193,9 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
     Args:
         X: inputs (N, D) to the whole model.
         outputs: P.
+
+    Returns:
+        The mean function, from (..., N, D) to (..., N, P).
 
     Raises:
         ValueError: ``X`` is not a finite matrix, or ``outputs`` is not a positive integer.
@@ -224,6 +233,9 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
     Args:
         X: inputs (N, D).
         number: of directions, at most the smaller of N and D.
+
+    Returns:
+        Orthonormal columns (D, number).
 
     Raises:
         ValueError: ``X`` is not a finite matrix, or has fewer directions.

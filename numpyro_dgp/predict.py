@@ -1,6 +1,6 @@
 r"""Predictions from a fitted program: mixtures, densities, draws of y and of whole functions.
 
-One draw s of everything below the last function gives a density :math:`p_s(y)`. The prediction is the mixture over
+One draw s of all variables below the last function gives a density :math:`p_s(y)`. The prediction is the mixture over
 draws, whose mean, variance and log density are
 
 .. math:: \bar m = \tfrac1S \sum_s m_s, \qquad
@@ -42,8 +42,8 @@ class Posterior:
 
     Args:
         model: the program.
-        guide: its guide. Of one that is not of this package, such as an autoguide, sites with one value per datum are
-            ignored, as those of ``samples`` are.
+        guide: its guide. From guides of other packages, such as NumPyro's autoguides, sites with one value per datum
+            are ignored, as from ``samples``.
         params: parameters, from ``svi_result.params``.
         samples: draws of the latent sites, from ``mcmc.get_samples()`` or ``guide.sample_posterior``, instead of a
             guide. Sites with one value per datum are ignored: at new inputs the program draws them.
@@ -115,9 +115,9 @@ class Posterior:
         return log_mean_exp(self._over_draws(self._density, key, num_samples, (jnp.asarray(y), *args), kwargs))
 
     def sample(self, key: Array, *args: Any, num_samples: int = 100, **kwargs: Any) -> Array:
-        """Draws of y at new inputs, one for every draw of everything below: shape (S, N, ...).
+        """Draws of y at new inputs, one for every draw of the latent variables: shape (S, N, ...).
 
-        Every input has draws of its own: a test of the distribution at each, not of curves through several.
+        Draws at different inputs are independent: use them for the distribution at each input, not for curves.
 
         Args:
             key: PRNG key.
@@ -152,16 +152,16 @@ class Posterior:
         Raises:
             ValueError: from a kernel without random features.
         """
-        # One object for each number of features, so that a second call finds the compiled program of the first.
+        # One function object for each number of features, so that a second call reuses the compiled program.
         paths = self._programs.setdefault(num_features, partial(self._paths, num_features))
         return lambda *args, **kwargs: self._over_draws(paths, key, num_samples, args, kwargs)
 
     def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[Any, Array]]:
         """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
 
-        Under a guide of Gaussian inducing values, ``f(x)`` is the posterior of the layer at any x of its own inputs.
-        An exact process comes conditioned on the draw of its values, a layer whose inducing values others follow on a
-        draw of those, and with MCMC every layer on the first draw kept.
+        With Gaussian q(v), ``f(x)`` is the posterior of the layer at any x in the space of its inputs. An exact process
+        is conditioned on a draw of its values, a layer with inducing values that other layers depend on is conditioned
+        on a draw of these, and with MCMC every layer is conditioned on the first draw kept.
         """
         found, sample = {}, {name: values[0] for name, values in self._thinned(1).items()}
         for name, site in self._trace(key, sample, args, kwargs).items():
@@ -210,7 +210,7 @@ class Posterior:
         guide = marginal(self.seeded(self.guide, guide_key))
         if isinstance(self.guide, Guide):
             return traces(model, guide, args, kwargs, lambda program, _: Whole(program))[1]
-        # It may know hidden values of the rows of the fit only.
+        # A guide of another package may have hidden values for the rows of the fit only.
         values = sample_values(handlers.trace(guide).get_trace(*args, **kwargs))
         return self._whole(self.given(values, model, args, kwargs), args, kwargs)
 
@@ -222,7 +222,7 @@ class Posterior:
         return handlers.substitute(handlers.seed(program, key), data=dict(self.params))
 
     def given(self, sample: Any, program: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
-        """``program`` with those values of ``sample`` that do not belong to single data."""
+        """``program`` with those values of ``sample`` that are shared by all data."""
         structure = inspect_program(self.model, args, kwargs)
 
         def value(msg: Message) -> Any:
@@ -260,7 +260,7 @@ class Posterior:
 
     @cached_property
     def _programs(self) -> dict[Any, Callable[..., Any]]:
-        """Compiled programs, which live as long as this object: JAX's own cache would keep it, and its data, alive."""
+        """Compiled programs, kept by this object: JAX's global cache would keep this object and its data in memory."""
         return {}
 
     def _thinned(self, num_samples: int) -> dict[str, Array]:

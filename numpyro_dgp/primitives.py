@@ -1,4 +1,4 @@
-"""The primitives of a program: ``gp`` opens a layer, ``latent`` adds a latent variable per datum."""
+"""The primitives of a program: ``gp`` makes a layer, ``latent`` adds a latent variable per datum."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def gp(
     Args:
         name: name of the site.
         kernel: k, a kernel or any callable ``k(X1, X2)``; or a sequence of P of them, one per output.
-        inducing: how the function is held: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``, any other
+        inducing: how the function is represented: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``, any other
             ``Representation``, or ``None`` for an exact process, which opens no site and whose values are drawn at all
             inputs at once.
         outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
@@ -131,7 +131,7 @@ def gp(
 def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
     r"""Latent inputs: :math:`w_n \sim N(0, I_{dim})` per datum, returned as :math:`[x_n, w_n]`.
 
-    Call it inside the data plate. A layer above then sees D + ``dim`` columns, and the distribution of
+    Call it inside the data plate. A layer above then has D + ``dim`` input columns, and the distribution of
     its output at one x need not be Gaussian.
 
     Args:

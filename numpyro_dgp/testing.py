@@ -1,6 +1,6 @@
 """Conformance checks to run on your own kernels, likelihoods and guides, in your own test suite.
 
-Each raises ``AssertionError`` that says which promise was broken.
+Each raises an ``AssertionError`` that says which property does not hold.
 """
 
 from __future__ import annotations
@@ -41,13 +41,21 @@ def _close(a: ArrayLike, b: ArrayLike, scale: float = 1.0) -> Array:
 def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike) -> None:
     """Check a kernel at inputs ``X`` (N, D): symmetry, positive eigenvalues, diagonal, batches, gradients, pytree.
 
+    Args:
+        kernel: the kernel, or any callable ``k(X1, X2)``.
+        X: inputs (N, D), distinct rows.
+
     Raises:
-        AssertionError: the first promise that does not hold.
+        AssertionError: the first property that does not hold.
 
     Example:
         >>> import numpy as np
-        >>> from numpyro_dgp import kernels, testing
-        >>> testing.check_kernel(kernels.RBF(lengthscale=0.5), np.linspace(0, 1, 6)[:, None])
+        >>> from numpyro_dgp.kernels import RBF
+        >>> from numpyro_dgp.testing import check_kernel
+        >>> check_kernel(RBF() + 0.5, np.linspace(0, 1, 6)[:, None])  # nothing happens: all properties hold
+        >>> check_kernel(lambda X1, X2: X1 - X2.T, np.linspace(0, 1, 6)[:, None])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        AssertionError: ...
     """
     k = as_kernel(kernel)
     X = jnp.asarray(X, jnp.result_type(X, float))
@@ -90,13 +98,13 @@ def check_likelihood(
         integrate: what ``Likelihood`` takes; ``MonteCarlo(20)`` for a conditional that mixes outputs.
 
     Raises:
-        AssertionError: the first promise that does not hold.
+        AssertionError: the first property that does not hold.
 
     Example:
-        >>> import numpy as np
+        >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
-        >>> from numpyro_dgp import testing
-        >>> testing.check_likelihood(lambda v: dist.Bernoulli(logits=2 * v), np.array([0, 1, 1]))
+        >>> from numpyro_dgp.testing import check_likelihood
+        >>> check_likelihood(lambda v: dist.Poisson(jnp.exp(v)), jnp.array([0, 1, 3]))
     """
     y = jnp.asarray(y)
     shape = y.shape[:1] if outputs is None else (y.shape[0], outputs)
@@ -117,7 +125,7 @@ def check_likelihood(
 def check_guide(
     model: Callable[..., Any], guide: Callable[..., Any], X: ArrayLike, y: ArrayLike, *, num: int = 500, **kwargs: Any
 ) -> None:
-    """Check that a guide for ``model(X, y)`` keeps the promises of a NumPyro guide.
+    """Check that a guide for ``model(X, y)`` has the properties of a NumPyro guide.
 
     It must draw every latent site and nothing else, give ``dgp.ELBO`` and ``Trace_ELBO`` the same expectation (weighted
     latents may give the former a higher one), have finite gradients, compile once, and predict at new inputs, also at a
@@ -132,7 +140,7 @@ def check_guide(
         **kwargs: keyword arguments of the model.
 
     Raises:
-        AssertionError: the first promise that does not hold.
+        AssertionError: the first property that does not hold.
 
     Example:
         >>> import numpy as np

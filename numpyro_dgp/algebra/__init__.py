@@ -1,1 +1,1 @@
-"""Arrays in, arrays out: the linear algebra, densities, quadrature and differentiation under everything else."""
+"""Functions of arrays: linear algebra, Gaussian densities, quadrature, derivatives, analysis of jaxprs."""

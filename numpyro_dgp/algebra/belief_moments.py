@@ -5,9 +5,9 @@ With rows :math:`a_n = W k_n`, W the whitening matrix and :math:`k_n = k(Z, x_n)
 
 .. math:: \mu_{np} = m_p^\top a_n, \qquad e_n = a_n^\top a_n, \qquad g_{np} = a_n^\top (S_p - I)\, a_n .
 
-Its variance is :math:`k(x_n, x_n) + g_{np}`. :func:`belief_moments_reference` is this and no more.
+Its variance is :math:`k(x_n, x_n) + g_{np}`. :func:`belief_moments_reference` computes these equations as they stand.
 
-The derivative by autodiff goes through the rows a: one product with N rows for the derivative by k, another for that by
+Automatic differentiation goes through the rows a: one product with N rows for the derivative by k, another for that by
 W. Neither is needed: with weights :math:`w_{np}` on g and the derivative by S,
 :math:`G_p = \sum_n w_{np} a_n a_n^\top`, the terms of g are
 
@@ -52,7 +52,7 @@ _Moments = tuple[Array, Array, Array]
 
 
 def belief_moments_reference(whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
-    r"""What :func:`belief_moments` computes, one equation a line, by autodiff: the oracle of its tests.
+    r"""What :func:`belief_moments` computes, one equation a line, differentiated by JAX: the reference in its tests.
 
     .. math:: a_n = W k_n, \qquad \mu_{np} = m_p^\top a_n, \qquad e_n = a_n^\top a_n, \qquad
               g_{np} = a_n^\top T_p\, a_n
@@ -132,7 +132,7 @@ _few.defvjp(_few_forward, _few_backward)
 @jax.custom_vjp
 @fused
 def _prepared(change: Array, loc: Array, T: Array) -> tuple[Array, Columns]:
-    """m, and T in columns. Backwards, their derivatives have all that ``change`` gets through means and gains."""
+    """m, and T in columns. Their derivatives also give the derivative by ``change`` through means and gains."""
     return loc, columns(T)
 
 
@@ -176,7 +176,7 @@ def _many_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, 
     def unused(by_cross: Array) -> tuple[Array, Array]:
         return jnp.zeros_like(whiten), by_cross
 
-    # Nothing where only the variance is used, which is always so but for a bound that treats its parts apart.
+    # Zero if only the variance is used, which is the case unless a bound uses its parts separately.
     change, by_cross = jax.lax.cond((by_explained != 0).any(), explained, unused, by_cross)
     return change, None, by_mean.T @ A, column_sums(A, weighted), None, by_cross
 

@@ -76,7 +76,7 @@ def require_coordinates(owner: str, name: str) -> None:
 def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: bool = False) -> Pair:
     """The same Gaussians in other coordinates.
 
-    Not a number where ``pair`` is not a Gaussian, for example where ``"mean/cov"`` holds a matrix that is not
+    The result is NaN where ``pair`` is not a Gaussian, for example where ``"mean/cov"`` holds a matrix that is not
     positive definite. Factors come back with a positive diagonal.
 
     Args:
@@ -158,7 +158,7 @@ def natural_step(
         diagonal: whether every number is a Gaussian of its own.
 
     Returns:
-        Mean and root after the step; not a number where the step leaves the cone of positive-definite matrices.
+        Mean and root after the step; NaN where the step leaves the cone of positive-definite matrices.
 
     Source: Salimbeni (2020), equation 3.10; the derivative of a Cholesky factor is that of Murray (2016).
     """

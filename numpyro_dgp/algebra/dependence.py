@@ -1,9 +1,10 @@
-"""What a function does to its argument, read off its jaxpr.
+"""How the results of a function depend on its argument, from its jaxpr.
 
-``dgp.Likelihood`` integrates ``v -> log p(y | v)`` for whatever conditional a user writes. How depends on
+``dgp.Likelihood`` integrates ``v -> log p(y | v)`` for any conditional that a user writes. The method depends on
 how the parameters of that conditional depend on ``v``: a mean that is affine in ``v`` or a rate that is the
 exponential of an affine function has a closed form, a function of each element on its own needs a
-one-dimensional rule, and everything else needs draws. Instead of asking the user, this module looks.
+one-dimensional quadrature rule, and everything else needs draws. This module finds out which it is, so that the user
+need not say.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def explained(function: Callable[[Array], Any], v: Array) -> Any:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> found = explained(lambda v: {"mean": 2 * v, "scale": jnp.exp(v - v.max())}, jnp.ones(3))
-        >>> found["mean"].kind.name, found["mean"].cause, found["scale"].kind.name, found["scale"].cause
+        >>> facts = explained(lambda v: {"mean": 2 * v, "scale": jnp.exp(v - v.max())}, jnp.ones(3))
+        >>> facts["mean"].kind.name, facts["mean"].cause, facts["scale"].kind.name, facts["scale"].cause
         ('AFFINE', None, 'MIXED', 'reduce_max')
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(v)

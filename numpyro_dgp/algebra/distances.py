@@ -44,7 +44,7 @@ def _squared_distances(X1: Array, X2: Array) -> Array:
 def _squared_distances_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     # d r^2_ij = 2 (x_i . dx_i - x'_j . dx_i) + 2 (x'_j . dx'_j - x_i . dx'_j), each bracket one product with a column
     # of ones. Transposed, the sums over rows and columns of the N1 x N2 derivatives are columns of these products too,
-    # where autodiff makes passes of their own.
+    # for which automatic differentiation would make separate passes.
     def side(x: Array, dx: Array, other: Array) -> Array:
         ones = jnp.ones((*other.shape[:-1], 1), other.dtype)
         own = jnp.concatenate([(x * dx).sum(-1, keepdims=True), dx], -1)

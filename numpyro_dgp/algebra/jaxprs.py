@@ -1,4 +1,4 @@
-"""One walk over a jaxpr, the program that JAX makes of a function, which carries facts from inputs to outputs.
+"""Propagation of facts from the inputs to the outputs of a jaxpr, the program that JAX makes of a function.
 
 What a fact is, and what an equation does to it, is up to the caller: :mod:`~numpyro_dgp.algebra.dependence` follows how
 an array depends on another, element by element, :mod:`~numpyro_dgp.algebra.row_dependence` row by row.

@@ -35,7 +35,7 @@ __all__ = [
     "with_jitter",
 ]
 
-# Outside a compiled program these run as one program each, not as dozens; inside one they leave no trace.
+# Outside a compiled program each of these is compiled as a whole, not operation by operation; inside, it is inlined.
 fused = partial(jax.jit, inline=True)
 _ADVICE = (
     "nearly identical inducing inputs, a very long lengthscale, or NaN hyperparameters: use fewer inducing inputs, "
@@ -123,7 +123,7 @@ def with_jitter(K: Array) -> Array:
 
 
 def checked_factor(factor: Array, owner: str, advice: str = _ADVICE) -> Array:
-    """``factor``, unless it is not finite and known: an error that names the owner of the matrix, with ``advice``."""
+    """``factor``; if it is concrete and not finite, an error that names the owner of the matrix, with ``advice``."""
     if is_concrete(factor) and not np.isfinite(np.asarray(factor)).all():
         raise ValueError(
             f"Cholesky factorisation of {owner} failed: expected a positive definite matrix, got one of size "
@@ -137,7 +137,7 @@ def _least(dtype: jnp.dtype, size: int) -> float:
 
 
 def rounding_scale(variances: Array, noise: Array) -> Array:
-    """The scale at which :func:`conditional_cholesky` adds what ``noise`` on the diagonal of C leaves to be desired.
+    """The scale of the jitter that :func:`conditional_cholesky` adds where C has ``noise`` on its diagonal.
 
     Args:
         variances: prior variances (..., M); their mean counts, because some may be zero.
@@ -193,7 +193,7 @@ def times_transpose(L: Array) -> Array:
 
 @times_transpose.defjvp
 def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # One product, where autodiff makes two: its transpose is (dS + dS') L.
+    # One product; automatic differentiation would need two. Its transpose is (dS + dS') L.
     half = matmul(tangents[0], primals[0].mT)
     return times_transpose(primals[0]), half + half.mT
 

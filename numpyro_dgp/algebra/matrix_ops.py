@@ -1,4 +1,4 @@
-"""The algebra of covariances that coordinates of Gaussians are written in, for matrices and for single numbers."""
+"""Operations on covariances for the coordinates of Gaussians: for matrices, and for independent numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _divided_difference(a: Array, b: Array) -> Array:
 
 
 def _at_least_rounding(values: Array) -> Array:
-    """Eigenvalues of a positive-definite matrix: those below what rounding makes of the largest are set to that."""
+    """Eigenvalues of a positive-definite matrix, at least as large as the rounding error of the largest."""
     return jnp.maximum(values, jnp.finfo(values.dtype).eps * values[..., -1:])
 
 
@@ -56,7 +56,7 @@ def _spectral(
 
 
 class Dense:
-    """What the conversions need of matrices (..., n, n) and vectors (..., n)."""
+    """The operations for matrices (..., n, n) and vectors (..., n)."""
 
     exp = staticmethod(_spectral(jnp.exp, _divided_difference))
     log = staticmethod(
@@ -88,7 +88,7 @@ class Dense:
 
     @staticmethod
     def inverse_root(P: Array) -> Array:
-        """Lower triangular L, L L' = P^-1: with P turned round, its inverse factor is L turned round and transposed."""
+        """Lower triangular L with L L' = P^-1, from the inverse Cholesky factor of P with rows and columns reversed."""
         return jnp.flip(inverse_factor(jnp.flip(0.5 * (P + P.mT), (-2, -1))), (-2, -1)).mT
 
     @staticmethod
@@ -109,7 +109,7 @@ class Dense:
 
 
 class Diagonal:
-    """The same for standard deviations (..., n), number by number."""
+    """The operations for standard deviations (..., n), number by number."""
 
     exp = staticmethod(jnp.exp)
     log = staticmethod(jnp.log)

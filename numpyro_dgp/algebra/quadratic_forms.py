@@ -1,4 +1,4 @@
-r"""Quadratic forms of many rows with many symmetric matrices: most of the arithmetic of a training step.
+r"""Quadratic forms of many rows with many symmetric matrices, which are most of the arithmetic of a training step.
 
 :func:`quadratic_forms_reference` is the equation; :func:`quadratic_forms` is the same in blocks of columns, with a
 derivative written by hand. The other functions are its pieces, which :mod:`~numpyro_dgp.algebra.belief_moments` puts
@@ -35,10 +35,10 @@ __all__ = [
     "weighted_rows",
 ]
 
-# Symmetric matrices (P, M, M) in blocks of columns. The block of columns start:end holds rows :end, so nothing of the
-# blocks below the diagonal: an array (end, P * (end - start)) each.
+# Symmetric matrices (P, M, M) in blocks of columns. The block of columns start:end has rows :end only, without the part
+# below the diagonal: an array (end, P * (end - start)) each.
 Columns = tuple[Array, ...]
-# Weighted rows (N, P * width), or what these are multiplied with, (P * width, K), block by block.
+# Weighted rows (N, P * width), or their factors in a product (P * width, K), block by block.
 Rows = tuple[Array, ...]
 
 
@@ -108,7 +108,7 @@ def pull_back(weighted: Rows, matrices: Rows) -> Array:
 
 
 def quadratic_forms_reference(S: Array, A: Array) -> Array:
-    r"""What :func:`quadratic_forms` computes, without its blocks and its derivative: the oracle of its tests.
+    r"""What :func:`quadratic_forms` computes, without its blocks and its derivative: the reference in its tests.
 
     .. math:: v_{np} = a_n^\top S_p\, a_n
 
@@ -127,9 +127,9 @@ def quadratic_forms(S: Array, A: Array) -> Array:
 
     By matrix products over all p, with blocks j of columns:
     :math:`\sum_j (S_{jj} a_j + 2 \sum_{i < j} S_{ji} a_i)^\top a_j`. Leaving out the other blocks saves a third of
-    the value and of the derivative by S. Autodiff does not know about symmetry, and spends a third product on
+    the value and of the derivative by S. Automatic differentiation does not use symmetry, and needs a third product for
     :math:`\partial v / \partial A = 2 S_p A`. Where the products :math:`S_p a_n` are few they are kept for that;
-    otherwise rows times their weights serve both derivatives.
+    otherwise rows times their weights are used for both derivatives.
 
     The derivative by S is symmetric, as S is. In reverse mode only (``jax.grad``, ``jax.vjp``); ``jax.jvp`` raises.
 

@@ -49,7 +49,7 @@ class Rule(Protocol):
 @lru_cache
 def _hermite(size: int) -> tuple[np.ndarray, np.ndarray]:
     points, weights = roots_hermite(size)
-    kept = weights > 1e-30  # the others change no digit, and log densities underflow that far out
+    kept = weights > 1e-30  # other nodes change no digit of a result, and log densities underflow there
     points, weights = points[kept], weights[kept]
     return math.sqrt(2) * points, np.log(weights) - 0.5 * math.log(math.pi)
 
@@ -121,7 +121,7 @@ class MonteCarlo:
         return Nodes(loc + safe_sqrt(variance) * noise, log_weights)
 
 
-# Beyond this a grid of nodes is a mistake.
+# Larger grids of nodes are refused.
 _MOST_NODES = 20_000
 
 

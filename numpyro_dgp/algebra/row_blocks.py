@@ -1,4 +1,4 @@
-"""Functions of one datum over many data, in blocks, so that what one datum needs is never held for all of them.
+"""Functions of one datum applied to many data in blocks, so that intermediate results of all data are never in memory.
 
 Blocks change memory and speed, not results: :func:`each_row` is ``jax.vmap(row)`` of all data at once,
 :func:`in_blocks` is ``function(rows)``, and :func:`sum_symmetric` is :func:`sum_symmetric_reference`.
@@ -22,7 +22,7 @@ __all__ = ["each_row", "in_blocks", "rows_in_block", "rows_in_cache", "sum_symme
 
 
 def rows_in_cache(dtype: jnp.dtype) -> int:
-    """Rows of one block: so many that their moments under a layer of about 100 inducing points stay in cache."""
+    """Rows in one block: their moments under a layer of about 100 inducing points fit in the cache."""
     return CACHED_ROWS[4 if jnp.dtype(dtype).itemsize <= 4 else 8]
 
 
@@ -32,7 +32,7 @@ def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array],
     Args:
         loc: means (N, D).
         variance: their variances (N, D) or covariances (N, D, D).
-        cells: how many numbers ``row`` holds for one datum, at its largest: the size of a block follows from it.
+        cells: the largest number of values that ``row`` has in memory for one datum; it sets the size of a block.
         row: from one mean, one variance and one row of each of ``others`` to an array.
         *others: arrays (N, ...).
     """
@@ -76,7 +76,7 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
 
 
 def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array], *data: Array) -> Array:
-    r"""What :func:`sum_symmetric` computes, entry by entry of all matrices at once: the oracle of its tests.
+    r"""What :func:`sum_symmetric` computes, all entries of all matrices at once: the reference in its tests.
 
     .. math:: \sum_n w_n R(d_n)
     """
@@ -113,7 +113,7 @@ def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "") -> 
     if size == N:
         return function(rows)
     count = -(-N // size)
-    if count * size > N:  # a pad by nothing would still cost arrays of this size backwards
+    if count * size > N:  # padding by zero rows would still cost arrays of this size in the derivative
         rows = jnp.pad(rows, [(0, count * size - N), (0, 0)], mode="edge")
     blocks = rows.reshape(size, count, -1).swapaxes(0, 1)
     policy = jax.checkpoint_policies.save_only_these_names(keep)

@@ -1,13 +1,13 @@
 r"""Which rows of which values an array depends on, entry by entry.
 
-Values :math:`h_n` that are drawn row by row, each from its own marginal, are right for a function of each row on its
-own and for a sum of such functions. They are wrong for a function of several rows together, :math:`(\sum_n h_n)^2`:
-there the rows have to be drawn from their joint distribution. This module tells one from the other, by a walk over the
-jaxpr of a program in which values are marked by :func:`mark`.
+Values :math:`h_n` may be drawn row by row, each from its marginal, where only functions of single rows and sums of such
+functions are used. For a function of several rows together, such as :math:`(\sum_n h_n)^2`, the rows have to be drawn
+from their joint distribution. This module tells the two cases apart, from the jaxpr of a program in which values are
+marked by :func:`mark`.
 
 A fact about an array maps the name of every marked value that it depends on to :class:`Rows` where each entry of the
-array sees one row of that value at most, and to ``None`` where an entry may see several. The answer is conservative:
-``None`` may come back for an array whose entries see one row each.
+array depends on at most one row of that value, and to ``None`` where an entry may depend on several. The answer is
+conservative: it may be ``None`` although every entry depends on one row only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Rows(NamedTuple):
 
     Args:
         axes: the axes of the array along which rows differ, counted from the last (-1, -2, ...).
-        which: the row that an entry sees: ``()`` if the one at its own place.
+        which: the row that an entry depends on: ``()`` for the row at the same index; otherwise one object for every
+            operation that has moved rows, so that equal values mean equal rows.
     """
 
     axes: tuple[int, ...]
@@ -44,7 +45,7 @@ _CONSTANT: Fact = {}
 
 
 def mark(name: str, value: Array, batch_ndim: int) -> Array:
-    """``value`` itself, whose rows (over its first ``batch_ndim`` axes) the walk will follow under this name."""
+    """Return ``value``, with its rows (over its first ``batch_ndim`` axes) marked by this name for the analysis."""
     return checkpoint_name(value, f"{_MARK}{batch_ndim} {name}")
 
 
@@ -60,8 +61,8 @@ def row_dependence(program: Callable[..., Any], *args: Any) -> Any:
         >>> def program(h):
         ...     h = mark("h", h, 1)
         ...     return {"each": jnp.sin(h @ jnp.ones((2, 3))), "sum": h.sum(), "pairs": h @ h.T}
-        >>> found = row_dependence(program, jnp.ones((5, 2)))
-        >>> found["each"], found["sum"], found["pairs"]
+        >>> facts = row_dependence(program, jnp.ones((5, 2)))
+        >>> facts["each"], facts["sum"], facts["pairs"]
         ({'h': Rows(axes=(-2,), which=())}, {'h': None}, {'h': None})
     """
     closed, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
@@ -73,7 +74,7 @@ def _apply(equation: Any, facts: list[Fact]) -> list[Fact]:
     if equation.primitive.name == "name" and equation.params["name"].startswith(_MARK):
         count, name = equation.params["name"].removeprefix(_MARK).split(" ", 1)
         shape = equation.outvars[0].aval.shape
-        # A single row is the same one for every entry: there is no axis to keep track of.
+        # If there is only one row, all entries depend on that row: no axis has to be tracked.
         axes = tuple(axis - len(shape) for axis in range(int(count)) if shape[axis] > 1)
         return [{**facts[0], name: Rows(axes)}]
     elsewhere = object()  # the map from entries to rows after an equation that moves rows
@@ -93,7 +94,7 @@ def _result(equation: Any, facts: list[Fact], out: tuple[int, ...], elsewhere: H
 def _moved(
     equation: Any, i: int, rows: Rows, shape: tuple[int, ...], out: tuple[int, ...], elsewhere: Hashable
 ) -> Rows | None:
-    """What entries of a result of shape ``out`` see of rows that argument i, of that ``shape``, sees."""
+    """The rows that entries of a result of shape ``out`` depend on through argument i, of shape ``shape``."""
     axes, which = [], rows.which
     for axis in rows.axes:
         place = _place(equation, i, axis + len(shape), shape, out)
@@ -119,7 +120,7 @@ _BY_MATRIX = frozenset("cholesky triangular_solve lu qr eigh".split())
 
 
 def _place(equation: Any, i: int, axis: int, shape: tuple[int, ...], out: tuple[int, ...]) -> _Place | None:
-    """Where an axis of argument i is in a result; ``None`` where its entries come together, or nobody knows."""
+    """The axis of the result that an axis of argument i becomes; ``None`` if its entries are combined, or unknown."""
     name, params = equation.primitive.name, equation.params
     kept = _Place(axis)
     if name in ELEMENTWISE or name == "name":
@@ -174,7 +175,7 @@ def _gathered(equation: Any, axis: int, shape: tuple[int, ...], out: tuple[int, 
 
 
 def _of_product(numbers: Any, i: int, axis: int, ndims: list[int]) -> _Place | None:
-    """Of a product the batch axes come first, then those of the left and those of the right factor."""
+    """As :func:`_place` for a product: first batch axes, then the other axes of the left and of the right factor."""
     contracting, batch = numbers
     if axis in contracting[i]:
         return None

@@ -1,4 +1,4 @@
-"""Every constant of the fast paths that was set by measurement on one machine.
+"""All constants of the fast paths that were chosen by measurements on one machine.
 
 None of them changes a result beyond rounding: they decide which of two ways of computing the same numbers is taken, or
 how much is held in memory. Constants that do change results (jitter, for one) are not here.
@@ -34,8 +34,9 @@ __all__ = [
 ]
 
 # -- memory of a training step: benchmarks/train_step.py, batches of 1000 and 10 000 -----------------------------------
-# A step whose memory passes 32 MiB gets it anew from the system every time, page by page, because the C library gives
-# so large a block back. The first two limits keep a step of a few layers below that, and its arrays in cache.
+# A step that needs more than 32 MiB gets this memory from the system anew every time, page by page, because the C
+# library returns blocks of that size to the system. The first two limits keep a step of a few layers below that, and
+# its arrays in cache.
 
 #: Bytes of the products S_p a_n of one layer, one per row and output, that are kept for the derivative. Where they
 #: would need more, the derivative does without them.

@@ -84,7 +84,7 @@ def inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[A
 
 def _relative_change(W: Array, dK: Array) -> Array:
     # With W = L^{-1}: dL = L Phi(W dK W'), hence dW = -Phi(W dK W') W, where Phi halves the diagonal of the
-    # lower triangle. Products only, where differentiating through the factorisation costs triangular solves.
+    # lower triangle. This needs products only; differentiating the factorisation would need triangular solves.
     inner = jnp.tril(matmul(matmul(W, dK), W.mT))
     return 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype) - inner
 
@@ -129,7 +129,7 @@ def inverse_cholesky(K: Array, owner: str = "K") -> Array:
 
 
 def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
-    r"""What M inducing values leave open of a prior variance, :math:`\max(k - a^\top a,\; \mathrm{jitter}(M)\, k)`.
+    r"""A variance given M inducing values, :math:`\max(k - a^\top a,\; \mathrm{jitter}(M)\, k)`.
 
     Exactly, :math:`k(x, x) - a^\top a` is positive, and at an inducing input it is about the jitter that
     :func:`inverse_cholesky` has put on the diagonal of k(Z, Z). Its rounding error is of that size too, relative to k,

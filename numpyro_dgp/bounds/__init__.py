@@ -1,4 +1,4 @@
-"""Bounds in closed form, as functions of arrays: for models of your own, and as the truth that tests compare with."""
+"""Bounds in closed form, as functions of arrays: for your own models, and as references in tests."""
 
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_moments, predict, upper_bound
 from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square

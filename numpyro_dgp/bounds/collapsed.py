@@ -1,4 +1,4 @@
-r"""Q(v) at its optimum. A Gaussian likelihood is quadratic in the whitened inducing values of a layer:
+r"""The optimal q(v) and its bound. A Gaussian likelihood is quadratic in the whitened inducing values of a layer:
 
 .. math::
     E[\log p(y \mid v)] = c + b^\top v - \tfrac12 v^\top \Phi\, v
@@ -6,7 +6,7 @@ r"""Q(v) at its optimum. A Gaussian likelihood is quadratic in the whitened indu
     q(v) = N(B^{-1} b,\, B^{-1}), \quad B = I + \Phi, \quad
     \mathcal L = c + \tfrac12 b^\top B^{-1} b - \tfrac12 \log\lvert B\rvert .
 
-Everything about data is in :math:`(\Phi, b, c)`, sums over data and uses of one function. B needs no jitter.
+The data enter by :math:`(\Phi, b, c)` only, which are sums over data and over uses of one function. B needs no jitter.
 
 Source: Titsias (2009); Chamberlin (2016), sections 2.2-2.5 and A.1-A.2, whitened.
 """
@@ -76,7 +76,7 @@ class Quadratic(NamedTuple):
         return self.c + (self.b * loc).sum(-1) - 0.5 * square
 
     def plus(self, other: Quadratic) -> Quadratic:
-        """Both together: more data, or another use of the same function."""
+        """The sum of two: more data, or another use of the same function."""
         return jax.tree.map(jnp.add, self, other)
 
     def _B(self) -> Array:
@@ -93,7 +93,7 @@ def from_features(
     y_variance: ArrayLike = 0.0,
     weights: ArrayLike = 1.0,
 ) -> Quadratic:
-    r"""The data of one function at inputs known exactly, :math:`y_n \sim N(a_n f(x_n), s_n^2)`.
+    r"""The quadratic of data at inputs known exactly, :math:`y_n \sim N(a_n f(x_n), s_n^2)`.
 
     .. math::
         \Phi = \sum_n \frac{a_n^2}{s_n^2} \alpha_n \alpha_n^\top, \quad b = \sum_n \frac{a_n}{s_n^2} y_n \alpha_n, \quad
@@ -107,6 +107,9 @@ def from_features(
         slope: a, a number or (N,).
         y_variance: variance of observations that are Gaussian themselves, a number or (N,).
         weights: how much each datum counts, a number or (N,).
+
+    Returns:
+        The expected log-likelihood as a :class:`Quadratic` in v.
 
     Raises:
         ValueError: arrays that do not have one row per datum.
@@ -162,6 +165,9 @@ def from_moments(
         weights: how much each datum counts, a number or (N,).
         integrate: how expectations of k are taken, as in :func:`numpyro_dgp.kernels.psi_statistics.psi0`.
 
+    Returns:
+        The expected log-likelihood as a :class:`Quadratic` in v.
+
     Raises:
         ValueError: arrays that do not fit together, or a kernel whose expectations have no closed form.
 
@@ -210,7 +216,7 @@ def with_features(
     Phi = matmul(matmul(whiten, second), whiten.T)
     Phi = 0.5 * (Phi + Phi.T)
     variances = psi0(kernel, loc, variance, integrate=integrate)
-    # Not clipped as open_variance is: rounding errors of the trace are those of Phi, and cancel in the bound.
+    # Not clipped, unlike open_variance: rounding errors of the trace are those of Phi, and cancel in the bound.
     open_ = (datum.quadratic * variances).sum() - jnp.trace(Phi)
     features = matmul(first, whiten.T)
     return Quadratic(Phi, whiten @ linear, datum.log_density(square) - 0.5 * open_), features
@@ -243,7 +249,7 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
 
 
 def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array:
-    r"""A bound on the log evidence from above: the truth lies between it and :meth:`Quadratic.bound`.
+    r"""An upper bound on the log evidence, which lies between :meth:`Quadratic.bound` and this.
 
     .. math::
         -\tfrac12 \log\lvert Q + s^2 I\rvert - \tfrac12 y^\top (Q + (t + s^2) I)^{-1} y - \tfrac{N}{2} \log 2\pi, \quad
@@ -254,6 +260,9 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
         variances: :math:`k(x_n, x_n)` (N,).
         y: observations minus the mean function (N,).
         noise: standard deviation s, a number.
+
+    Returns:
+        The upper bound, a number in nats.
 
     Raises:
         ValueError: arrays that do not have one row per datum.

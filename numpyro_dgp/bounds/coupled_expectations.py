@@ -73,9 +73,9 @@ class Target:
 
 
 class _Layer:
-    """The affine functions of one function's inputs: what v is, given them, in the coordinates :math:`L^{-T} v`.
+    """The conditional mean and covariance of v given the inputs of the function, in the coordinates :math:`L^{-T} v`.
 
-    An input that is always one stands last, so that affine functions are linear forms.
+    A constant input 1 is appended as the last column, so that affine functions are linear forms.
     """
 
     def __init__(self, kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled) -> None:
@@ -89,7 +89,7 @@ class _Layer:
         self.forms = self.affine(whiten.T @ v.loc, self.slopes)
 
     def by_inputs(self, cross: Array) -> Array:
-        """Covariances with the inputs (N, ..., D), to slopes of the mean given the inputs."""
+        """From covariances with the inputs (N, ..., D) to the slopes of the conditional mean given the inputs."""
         shape = cross.shape
         if self.variance.ndim == 3:
             return jnp.linalg.solve(self.variance, cross.reshape(*shape[:1], -1, shape[-1]).mT).mT.reshape(shape)
@@ -125,6 +125,9 @@ def expected_product(
         v: inducing values.
         target: t.
 
+    Returns:
+        Expectations (N,).
+
     Raises:
         ValueError: a kernel without closed form.
 
@@ -158,7 +161,7 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
     .. math:: \sum_{mm'} \bigl\langle k(z_m, h)\, k(h, z_{m'})\, \bigl(C_{mm'} + a_m(h)\, a_{m'}(h)\bigr) \bigr\rangle,
               \quad C = \operatorname{Cov}[\tilde v \mid h]
 
-    Computed datum by datum, forwards and backwards, so that matrices of a few of them are held at once.
+    It and its derivative are computed in blocks of data, so that matrices of a few data are in memory at once.
 
     Args:
         kernel: k, as in :func:`expected_product`, as are the others.
@@ -167,6 +170,9 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
         loc: means of the inputs (N, D).
         variance: their variances (N, D) or covariances (N, D, D).
         v: inducing values.
+
+    Returns:
+        Expectations (N,).
 
     Raises:
         ValueError: a kernel without closed form.

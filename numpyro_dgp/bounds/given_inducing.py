@@ -1,9 +1,9 @@
-r"""Hidden values that follow the inducing values of their layer, at their optimum.
+r"""The optimal posterior of hidden values that is linear in the inducing values of their layer.
 
 .. math:: q(h_n \mid v) = N(T_n v + M_n,\, S_n), \qquad q(v) = N(m, \Sigma)
 
-The layer above sees :math:`h_n` through its mean :math:`\mu_n = T_n m + M_n` and its variance
-:math:`\sigma_n^2 = S_n + T_n \Sigma T_n^\top` only. While these two are held, the term of the own layer,
+The layer above depends on :math:`h_n` through its mean :math:`\mu_n = T_n m + M_n` and its variance
+:math:`\sigma_n^2 = S_n + T_n \Sigma T_n^\top` only. With these two held fixed, the term of the layer itself,
 :math:`E[\log N(h_n; f(x_n), s_n^2)]`, the entropy of q(h | v) and the divergence of q(v) are jointly concave in
 :math:`\Sigma` and the covariances :math:`T_n \Sigma`. Their one maximum has, with :math:`r_n = S_n / s_n^2`,
 
@@ -11,11 +11,12 @@ The layer above sees :math:`h_n` through its mean :math:`\mu_n = T_n m + M_n` an
     T_n = r_n \langle \alpha_n \rangle, \qquad m = (I + \Phi)^{-1} b, \qquad
     \Sigma^{-1} = I + \Phi - \sum_n \frac{r_n}{s_n^2} \langle \alpha_n \rangle^\top \langle \alpha_n \rangle ,
 
-so that :math:`\mu_n` and :math:`r_n` are the only numbers left to choose: the best of all weights T are the model's
-own, shrunk by the share of the process noise that a datum leaves open. At r = 0 the layer is mean field; with r at most
-one, :math:`\Sigma` never exceeds the prior.
+so that only :math:`\mu_n` and :math:`r_n` remain to be optimised: the best of all weights T are the model's own, times
+the share r of the process noise that is left in the posterior of a datum. At r = 0 the layer is mean field; with r at
+most one, :math:`\Sigma` never exceeds the prior.
 
-Source: Chamberlin (2016), section 4.3, whose q(v) holds M and S instead and leaves out that the layer above sees q(v).
+Source: Chamberlin (2016), section 4.3, whose q(v) has M and S fixed instead, and neglects that the layer above depends
+on q(v).
 """
 
 from __future__ import annotations
@@ -72,13 +73,16 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
         ratio: r, above 0 and up to 1 (N,).
         weights: how much each datum counts, as in ``data``: a number or (N,).
 
+    Returns:
+        The posterior and its part of the bound, in nats.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.bounds.collapsed import from_features
         >>> from numpyro_dgp.bounds import follow
         >>> A, mu = jnp.ones((1, 1)), jnp.array([0.5])
-        >>> found = follow(from_features(A, jnp.ones(1), mu, 1.0), A, 1.0, jnp.array([0.5]))
-        >>> print(f"{found.loc[0]:.4f} {found.weights[0, 0]:.4f} {found.marginal_variance[0]:.4f}")
+        >>> layer = follow(from_features(A, jnp.ones(1), mu, 1.0), A, 1.0, jnp.array([0.5]))
+        >>> print(f"{layer.loc[0]:.4f} {layer.weights[0, 0]:.4f} {layer.marginal_variance[0]:.4f}")
         0.2500 0.5000 0.6667
 
     Source: Chamberlin (2016), section 4.3.

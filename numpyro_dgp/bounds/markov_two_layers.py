@@ -29,7 +29,7 @@ __all__ = ["HiddenLayer", "MarkovLayer", "markov_bound"]
 
 @pytree
 class HiddenLayer:
-    r"""A layer of P outputs at known inputs, whose values follow its inducing values.
+    r"""A layer of P outputs at known inputs, whose values have means that are linear in its inducing values.
 
     .. math:: q(v_p) = N(\mu_p, \Sigma_p), \qquad q(h_{np} \mid v_p) = N(T_{np} v_p + M_{np}, s_{np}^2)
 
@@ -106,6 +106,9 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
         X: inputs (N, D).
         y: observations (N, Q).
 
+    Returns:
+        The bound, a number in nats.
+
     Raises:
         ValueError: arrays that do not fit together, or a kernel of the last layer without closed form.
 
@@ -151,7 +154,7 @@ def _expected_likelihood(last: MarkovLayer, loc: Array, variance: Array, v: Coup
     """E[log N(y; f(h), noise²)] under the coupled Gaussian over h and the v of every output."""
     second = psi2(last.kernel, loc, variance, last.Z)
     whiten = resolved(inverse_cholesky(last.kernel.gram(last.Z), "k(Z, Z) of the last layer"), second)
-    # Not clipped as open_variance is: rounding errors of the trace are those of the expected squares, and cancel.
+    # Not clipped, unlike open_variance: rounding errors of the trace are those of the expected squares, and cancel.
     open_ = psi0(last.kernel, loc, variance).sum() - jnp.trace(matmul(matmul(whiten, second), whiten.T))
     where = last.kernel, last.Z, whiten, loc, variance
 

@@ -3,13 +3,13 @@ r"""Nested variational compression, a deep bound without posteriors of hidden va
 Layers :math:`h^\ell = f^\ell(h^{\ell-1}) + \epsilon^\ell`, :math:`h^0 = X`, :math:`h^L = y`. Let
 :math:`g(h) = W^\top h + b + \alpha(h)^\top v` be the mean of a layer given its inducing values. The hidden values of
 layer :math:`\ell` are Gaussian given v alone, :math:`N(\langle g \rangle, \sigma^2)`, with expectations over the layer
-below, and the price of every such step is a trace. Each output of each hidden layer adds
+below, and every such step lowers the bound by a trace. Each output of each hidden layer adds
 
 .. math:: -\frac{1}{2\sigma^2} \sum_n \Bigl( \langle k(h, h) \rangle - \mathrm{tr} \langle \alpha \alpha^\top \rangle
           + E_{q(v)} \mathrm{var}_{h}[g(h)] \Bigr) ,
 
 the last layer adds :math:`E_{q(v)} \langle \log N(y; f(h), \sigma^2) \rangle`, and the divergences of all q(v) are
-taken away.
+subtracted.
 
 Source: Hensman and Lawrence (2014). The notes listed with it lack the variance :math:`\alpha^\top S \alpha` of y in
 their last formula, and factors 1/2 in between.
@@ -91,6 +91,9 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
         y: observations (N, P).
         integrate: how expectations of kernels are taken, as in :func:`numpyro_dgp.kernels.psi_statistics.psi0`.
 
+    Returns:
+        The bound, a number in nats.
+
     Raises:
         ValueError: widths of layers that do not fit together, or a kernel whose expectations have no closed form.
 
@@ -115,10 +118,10 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
 
 
 def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: Integrate) -> tuple[Array, tuple]:
-    """The price of a hidden layer, and means and variances (N, P) of its values."""
+    """The trace term of a hidden layer, and means and variances (N, P) of its values."""
     zero = jnp.zeros((len(loc), len(layer.loc)), loc.dtype)
-    # About y = 0 the expected log density holds the expected square of g(h), and the open variance. The price is what
-    # this loses against the log density with the square of the mean of g(h) and the variance that q(v) gives it.
+    # At y = 0 the expected log density contains the expected square of g(h) and the conditional variance. The trace
+    # term is its difference to the log density with the square of the mean of g(h) and the variance that q(v) adds.
     data, A = _data(layer, loc, variance, zero, integrate)
     mean = _mean(layer, loc) + A @ layer.loc.T
     spread = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)
@@ -130,7 +133,7 @@ def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: I
 def _data(
     layer: NestedLayer, loc: Array, variance: Array | None, y: Array, integrate: Integrate
 ) -> tuple[Quadratic, Array]:
-    """What targets y (N, P) say about every output, Phi (M, M), b (P, M), c (P,), and expected features (N, M)."""
+    """The quadratics of targets y (N, P), Phi (M, M), b (P, M), c (P,), and expected features (N, M)."""
     whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of a layer")
     if variance is None:
         A, k = matmul(layer.kernel(loc, layer.Z), whiten.T), layer.kernel.diag(loc)
@@ -146,7 +149,7 @@ def _data(
     return jax.vmap(output, 1, (_SHARED_PHI, None))(y - layer.b, W)  # type: ignore[arg-type]
 
 
-# Axes of the outputs: Phi depends on the inputs alone.
+# For ``jax.vmap`` over outputs: Phi has no axis of outputs, because it depends on the inputs only.
 _SHARED_PHI = Quadratic(None, 0, 0)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ __all__ = ["Observations", "require_rows"]
 
 
 class Observations:
-    r"""What the expected log density of observations needs beside expectations of the function.
+    r"""The factors of the expectations of f in an expected log density of observations.
 
     .. math:: \sum_n w_n \log N(y_n; a_n f_n, s_n^2)
               = \sum_n \frac{w_n}{s_n^2} \Bigl( a_n y_n f_n - \tfrac12 a_n^2 f_n^2 - \tfrac12 y_n^2 \Bigr)

@@ -1,4 +1,4 @@
-"""Fits and chains as ArviZ sees them."""
+"""Fits and chains in the format of ArviZ."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class Coverage(NamedTuple):
     Example:
         >>> import numpy as np
         >>> from numpyro_dgp.diagnostics import coverage
-        >>> found = coverage(np.linspace(0, 1, 101), [0.5, 0.9])
-        >>> print(found.levels, found.share.round(2), found.error.round(2))
+        >>> intervals = coverage(np.linspace(0, 1, 101), [0.5, 0.9])
+        >>> print(intervals.levels, intervals.share.round(2), intervals.error.round(2))
         [0.5 0.9] [0.5 0.9] [0.05 0.03]
     """
 
@@ -44,8 +44,8 @@ class Simulated(NamedTuple):
         >>> import numpy as np
         >>> from numpyro_dgp.diagnostics import Simulated
         >>> ranks = np.random.default_rng(0).integers(40, 60, 500)  # never near 0 or 99: q is too wide
-        >>> found = Simulated.of({"f": ranks}, num_samples=99)
-        >>> bool(found.uniform["f"] < 0.01), bool(found.symmetry["f"] > 0.01)
+        >>> tests = Simulated.of({"f": ranks}, num_samples=99)
+        >>> bool(tests.uniform["f"] < 0.01), bool(tests.symmetry["f"] > 0.01)
         (True, True)
     """
 
@@ -137,12 +137,15 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
     r"""Share of the data inside central predictive intervals, by their transforms:
     :math:`\#\{n : |u_n - \tfrac12| \le \tfrac{\alpha}{2}\} / N` at level :math:`\alpha`.
 
-    Limits. Intervals can cover on average and be wrong everywhere: too wide where data are many, too narrow
-    elsewhere. Their width is not in it: read it beside the log density.
+    Limits. Intervals can have the right coverage on average and still be wrong at every input: too wide where data are
+    many, too narrow elsewhere. Coverage says nothing about their width: look at the log density too.
 
     Args:
         u: from :func:`pit` (N...).
         levels: probabilities between 0 and 1.
+
+    Returns:
+        Levels, shares and standard errors, each (L,).
 
     Raises:
         ValueError: values or levels outside the unit interval.
@@ -171,6 +174,9 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
     Args:
         u: values (R, ...).
         bins: of equal width.
+
+    Returns:
+        p-values (...).
 
     Raises:
         ValueError: fewer than five rows for each bin.
@@ -220,11 +226,11 @@ def vsbc(
     Kolmogorov-Smirnov test of the ranks against their mirror images. The two samples are one, and its p-values come
     out too small.)
 
-    Limits. It averages over data from the prior: that q is right for *your* data it cannot say, and a prior that makes
-    wild data makes wild fits. Every replication is a fit of ``num_steps`` steps; one that has not converged counts as
-    it is. Marginals only. Tests are not corrected for the number of sites. A ``dgp.Likelihood`` simulates every datum
-    with its own draw of what inducing values leave open, and fits a bound: with few inducing points that mismatch
-    shows too. Sites that q has at a point (``Delta``) have ranks 0 or S.
+    Limits. The average is over data from the prior: it does not say whether q is right for *your* data, and a prior
+    with implausible data gives implausible fits. Every replication is a fit of ``num_steps`` steps, whether it has
+    converged or not. Only marginals are tested, without correction for the number of sites. A ``dgp.Likelihood`` draws
+    f(x) of every datum independently given the inducing values, and fits a bound: with few inducing points this
+    mismatch shows too. Sites with a point posterior (``Delta``) have ranks 0 or S.
 
     Args:
         key: PRNG key.
@@ -239,6 +245,9 @@ def vsbc(
         observed: names of the observed sites, which are the program's arguments for them too.
         bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
         **kwargs: keyword arguments of the program.
+
+    Returns:
+        Ranks and p-values by site, as :class:`Simulated`.
 
     Raises:
         ValueError: fewer than 10 replications; from NumPyro for other sites or numbers it cannot use.
@@ -263,7 +272,7 @@ def vsbc(
 
     if num_replications < 10:
         raise ValueError(f"vsbc: expected at least 10 replications, got {num_replications}: 100 are usual")
-    raw = jax.random.PRNGKey(jax.random.bits(key))  # it reshapes keys, which typed ones do not survive
+    raw = jax.random.PRNGKey(jax.random.bits(key))  # NumPyro reshapes the keys, which fails for typed keys
     found = vsbc_diagnostic(
         raw, model, guide, optim, ELBO() if loss is None else loss, *args, observed_sites=list(observed),
         num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples, **kwargs,

@@ -40,13 +40,13 @@ _BOUND_DRAWS = 200
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Args:
         table: one row per posterior. ``bound`` and its standard error ``bound_se``; ``khat``; ``loo`` and ``loo_se``,
             and ``high_k``, the share of the data whose leave-one-out weights are unreliable; on test data
             ``test_log_density`` (per datum), ``rmse`` and ``coverage``; ``seconds`` (compilation included) and
-            ``parameters`` of the fit. NaN where there is nothing to report.
+            ``parameters`` of the fit. NaN where a column does not apply.
         ranking: ``arviz_stats.compare`` of the leave-one-out scores; ``None`` for a single posterior.
         loo: ArviZ's ``ELPDData`` by name.
         trees: what ``to_arviz`` made, by name.
@@ -82,12 +82,12 @@ def compare(
     local_samples: int = 20,
     level: float = 0.9,
 ) -> Comparison:
-    r"""Fit and judge several guides of one program, and chains of it.
+    r"""Fit several guides of one program, and compare them with each other and with MCMC.
 
     How to read it. ``bound`` ranks guides of one program with the same hyperparameters, or points for them; bounds of
-    guides that integrate hyperparameters are lower by what that costs. ``loo`` and the columns of test data compare
-    across guides, and with chains. ``khat`` and ``high_k`` say whether ``loo`` may be believed. All have errors of
-    their own: differences of a standard error are none.
+    guides that integrate hyperparameters are lower by the divergence of these. ``loo`` and the columns of test data can
+    be compared between all guides and with chains. ``khat`` and ``high_k`` say whether ``loo`` is reliable. All are
+    estimates: differences of about one standard error mean nothing.
 
     Args:
         model: the program.
@@ -102,6 +102,9 @@ def compare(
         num_samples: draws from each posterior.
         local_samples: K of ``to_arviz``.
         level: of the central predictive intervals whose coverage is counted.
+
+    Returns:
+        A :class:`Comparison`: tables, trees and posteriors by name.
 
     Raises:
         ValueError: no guides and no chains, names used twice, data that are not a tuple with observations, or what
@@ -119,9 +122,9 @@ def compare(
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 20)[:, None]
         >>> guide = dgp.guides.InducingPoint(model)
-        >>> found = compare(model, {"Gaussian": guide}, (X, X[:, 0] ** 2), key=jax.random.key(0), num_steps=2,
-        ...                 optim=dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)))
-        >>> bool(found.table.loc["Gaussian", "khat"] < 0.7)
+        >>> result = compare(model, {"Gaussian": guide}, (X, X[:, 0] ** 2), key=jax.random.key(0), num_steps=2,
+        ...                  optim=dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)))
+        >>> bool(result.table.loc["Gaussian", "khat"] < 0.7)
         True
     """
     if not isinstance(data, tuple) or len(data) < 2 or not (test is None or len(test) == len(data)):
@@ -159,7 +162,7 @@ def compare(
 def _fitted(
     model: Callable[..., Any], candidate: Candidate, key: Array, data: tuple[Any, ...], optim: Any, num_steps: int
 ) -> tuple[Posterior, Any, float]:
-    """A posterior, its losses and the seconds they took, where they are known."""
+    """A posterior, the losses of its fit (or ``None``) and the seconds it took here (NaN if it was fitted before)."""
     if isinstance(candidate, Posterior):
         if candidate.guide is None:
             raise ValueError("compare: expected fits in guides=, got draws of MCMC: pass the MCMC object as mcmc=")
@@ -174,7 +177,7 @@ def _fitted(
 
 
 def _bound_to(guide: Callable[..., Any], data: tuple[Any, ...]) -> Callable[..., Any]:
-    """A guide of ours with the data of the fit, which some need for predictions."""
+    """A guide of this package with the data of the fit, which some guides need for predictions."""
     return guide.on(*data) if isinstance(guide, Guide) else guide
 
 
@@ -221,6 +224,6 @@ def _ranking(scores: dict[str, Any]) -> DataFrame | None:
         return None
     import arviz_stats
 
-    with warnings.catch_warnings():  # of the last arviz-stats for Python 3.11 about the next pandas
+    with warnings.catch_warnings():  # arviz-stats for Python 3.11 warns about the next version of pandas
         warnings.filterwarnings("ignore", message="The inplace keyword")
         return arviz_stats.compare(scores)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["calibration", "comparison", "ranks"]
 
-# Above, importance weights have no usable moments.
+# Pareto shapes above this: importance weights without usable moments.
 _HIGH = 0.7
-# More of the data with such weights make a leave-one-out score doubtful.
+# If more than this share of the data have such weights, a leave-one-out score is doubtful.
 _MANY = 0.1
 
 
 class Compared(Protocol):
-    """What :func:`comparison` draws: ``dgp.compare`` returns it."""
+    """What :func:`comparison` needs for its figure: the members of the result of ``dgp.compare``."""
 
     @property
     def table(self) -> DataFrame:
@@ -46,7 +46,7 @@ class Compared(Protocol):
 def comparison(found: Compared) -> Figure:
     """Bounds, leave-one-out scores with standard errors, Pareto shapes and training curves of several posteriors.
 
-    Open circles are scores that more than a tenth of the data have no reliable weights for.
+    Open circles are scores without reliable weights for more than a tenth of the data.
     """
     table = found.table
     curves = {
@@ -87,6 +87,15 @@ def calibration(u: ArrayLike, *, bins: int = 20, ax: Axes | None = None) -> Figu
         u: from ``diagnostics.pit`` (N...).
         bins: number of bars.
         ax: axes to draw into.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.diagnostics.figures import calibration
+        >>> len(calibration(np.random.default_rng(0).uniform(size=500), bins=10).axes)
+        1
     """
     values = np.ravel(np.asarray(u))
     ax = open_axes(ax)
@@ -108,8 +117,19 @@ def ranks(found: Simulated, *, bins: int = 10, axes: Mapping[str, Axes] | None =
         bins: number of bars; S + 1 should be a multiple.
         axes: by site, to draw into these and these sites only; all sites in a new figure by default.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ValueError: sites that have no ranks.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.diagnostics import Simulated
+        >>> from numpyro_dgp.diagnostics.figures import ranks
+        >>> tests = Simulated.of({"slope": np.random.default_rng(0).integers(0, 100, 200)}, num_samples=99)
+        >>> len(ranks(tests).axes)
+        1
     """
     if axes is None:
         _, new = plt.subplots(

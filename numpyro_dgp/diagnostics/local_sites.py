@@ -1,4 +1,4 @@
-"""What a diagnostic sees of a fitted program: its traces, its plates, names for its dimensions."""
+"""The structure of a fitted program for diagnostics: its traces, its plates, names of its dimensions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["LocalSites", "is_value", "local_sites", "traces"]
 
 @dataclasses.dataclass(frozen=True)
 class LocalSites:
-    """What belongs to single data.
+    """The sites with one value per datum.
 
     Args:
         frames: plates of every observed site, outermost first.
-        local: the observed site that a latent site of single data stands beside, by name.
+        local: for every latent site with one value per datum, the observed site of the same data.
         weighted: whether the guide gives its latents importance weights or quadrature nodes.
         dims: names of the dimensions of every site, plates first.
     """
@@ -39,7 +39,7 @@ class LocalSites:
 
 
 def local_sites(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalSites:
-    """Run the program on shapes only and see what belongs to single data.
+    """Trace the program with shapes only, and find the sites with one value per datum.
 
     Raises:
         ValueError: no observations, a plate that subsamples, or plates of observed sites that overlap.
@@ -89,7 +89,7 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
                 "join them to one site with two columns"
             )
         taken |= set(plates)
-    # An autoguide that draws all sites at once has no local part.
+    # In an autoguide that draws all sites together, no site belongs to single data.
     joint = any(site["type"] == "sample" and name not in sites for name, site in guide_trace.items())
     local = {}
     for name, site in samples.items():
@@ -102,7 +102,7 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
 
 
 def _dims(name: str, site: Message) -> list[str]:
-    """Names for the dimensions of a site, as far as they mean something."""
+    """Names for the dimensions of a site; generic where a dimension has no meaning of its own."""
     plates = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
     depth = max([-dim for dim in plates], default=0)
     batch = [plates.get(dim, f"{name}_batch_{-dim}") for dim in range(-depth, 0)]

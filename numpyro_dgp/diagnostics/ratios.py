@@ -1,12 +1,12 @@
 r"""Log p - log q of draws from a posterior, with the variables of single data integrated out.
 
-A draw s of the *global* sites :math:`\theta` (hyperparameters, inducing values) leaves the data independent. The
-variables :math:`z_n` of one datum (latents, values of hidden layers) are drawn K times more, given s, which makes
+Given a draw s of the *global* sites :math:`\theta` (hyperparameters, inducing values), the data are independent. The
+variables :math:`z_n` of one datum (latents, values of hidden layers) are drawn K times for every s. With these,
 
 .. math:: \ell_{skn} = \log p(y_n, z_n^{(k)} \mid \theta_s) - \log q(z_n^{(k)} \mid \theta_s), \qquad
           \log p(y_n \mid \theta_s) \approx \log \tfrac1K \sum_k e^{\ell_{skn}} .
 
-Hidden layers that follow the model cancel in :math:`\ell`, as they do in the bound. Everything is drawn, inducing
+Hidden layers distributed as in the model cancel in :math:`\ell`, as they do in the bound. All sites are drawn, inducing
 values too: the density is the one that NUTS samples.
 """
 
@@ -34,7 +34,7 @@ from numpyro_dgp.predict import Posterior
 
 __all__ = ["Draws", "draw", "map_draws", "prior"]
 
-# Rows (draws times copies times inputs) that go through the layers at once.
+# Rows (draws times K times inputs) that are computed at once.
 _BLOCK = 20_000
 
 
@@ -72,7 +72,7 @@ def draw(
     copies = local_samples if known.local else 1
     samples = dict(posterior.samples or {})
     total = len(next(iter(samples.values()))) if samples else num_samples
-    assert total is not None  # a guide comes with a number of draws
+    assert total is not None  # with a guide, the number of draws is given
 
     def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Draws:
         return _draw(posterior, known, summary, copies, block, key, sample, args, kwargs)
@@ -83,7 +83,7 @@ def draw(
 def prior(
     posterior: Posterior, key: Array, num_samples: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Draws of the latent sites, and of the data, from the program before it saw any."""
+    """Draws of the latent sites and of the data from the prior."""
 
     def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Any:
         sites = handlers.trace(handlers.uncondition(posterior.seeded(posterior.model, key))).get_trace(*args, **kwargs)
@@ -167,12 +167,12 @@ def _draw(
 
 
 def _data_terms(known: LocalSites, guide_trace: Trace, sites: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The log weights of one draw of everything local, (N...) aligned with the plates."""
+    """The log weights of one draw of the variables of single data, (N...) aligned with the plates."""
     target = {name: _over(_scaled(sites[name]), known.frames[name]) for name in known.frames}
     predictive = {name: _over(_log_marginal(sites[name]), known.frames[name]) for name in known.frames}
     for name, beside in known.local.items():
         ratio = _scaled(sites[name])
-        if not sites[name]["is_observed"]:  # all but factors
+        if not sites[name]["is_observed"]:  # all observed sites but factors
             if name not in guide_trace or isinstance(unwrap(guide_trace[name]["fn"]), Propagated | PropagatedJoint):
                 continue  # drawn from the model
             ratio = ratio - _scaled(guide_trace[name])

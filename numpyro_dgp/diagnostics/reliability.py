@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["khat", "local_khat", "loo", "pareto_shape"]
 
-# Classes of ArviZ and xarray whose types say less than their documentation.
+# Classes of ArviZ and xarray, whose annotations are less precise than their documentation.
 ELPDData: TypeAlias = Any
 DataArray: TypeAlias = Any
-# Fewer leave no tail of five to fit.
+# With fewer weights the tail has fewer than five to fit.
 _LEAST = 25
 
 
@@ -77,16 +77,19 @@ def khat(tree: DataTree) -> float:
 
     :math:`\theta` are hyperparameters and inducing values. Latents and hidden values of single data are integrated by
     K draws, ``local_samples`` of ``to_arviz``: the weights of all data multiply, so that K has to grow with their
-    number before :math:`\hat k` is that of :math:`\theta` alone. With an autoguide over all sites together it speaks
-    of all of them, K = 1.
+    number before :math:`\hat k` is that of :math:`\theta` alone. With an autoguide over all sites together,
+    :math:`\hat k` is that of all sites, with K = 1.
 
     Limits. It compares q with the program's posterior as a whole, and needs q to cover every direction: with hundreds
     of inducing values, or hyperparameters at a point (``Delta``, whose density is not counted), it is often above 0.7
-    although predictions are good, or below although the hyperparameters are uncertain. Low is strong evidence for a
-    fit; high asks for :func:`loo`, calibration, and NUTS. It cannot see a mode that q never visits.
+    although predictions are good, or below although the hyperparameters are uncertain. A low value is strong evidence
+    for a fit; after a high one look at :func:`loo`, calibration, and NUTS. A mode that q never visits is not detected.
 
     Args:
         tree: from ``to_arviz`` of a fit.
+
+    Returns:
+        :math:`\hat k`, a number.
 
     Raises:
         ValueError: a tree of chains, which have no weights.
@@ -133,8 +136,8 @@ def local_khat(
 
     Data with :math:`\hat k` above 0.7 have latents whose posterior their q does not cover: give the guide more freedom
     (``Normal()`` instead of ``Amortised()``), or more importance samples. With ``ImportanceWeighted`` it says whether
-    the proposals work. Hidden layers that follow the model are their own proposal, and :math:`\hat k` then says
-    whether drawing them ahead of y suffices. It says nothing about :math:`\theta`.
+    the proposals work. For hidden layers distributed as in the model the proposal is that distribution, and
+    :math:`\hat k` says whether it is good enough without regard to y. It says nothing about :math:`\theta`.
 
     Args:
         posterior: a fit.
@@ -145,7 +148,7 @@ def local_khat(
         **kwargs: keyword arguments of the program.
 
     Returns:
-        ``{observed site: k-hat (num_globals, N...)}``; minus infinity for data without anything of their own.
+        ``{observed site: k-hat (num_globals, N...)}``; minus infinity for data without latents or hidden values.
 
     Raises:
         ValueError: draws of MCMC, or too few samples.

@@ -37,7 +37,7 @@ class Guide:
 
     It takes the model's arguments, draws every latent site and returns them in a dict, so that it works
     wherever a NumPyro guide does. At test inputs (called without observations) sites that have one value per
-    datum are left to the model, which draws them from their prior; hidden layers follow their posterior functions.
+    datum are left to the model, which draws them from their prior; hidden layers are drawn from their posterior.
 
     Args:
         model: the program.
@@ -174,7 +174,8 @@ class Guide:
     def quantiles(self, params: dict[str, Array], quantiles: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Quantiles of the sites that have a variational distribution of their own.
 
-        Hidden layers that follow the model have none, nor have inducing values that follow others: draw them with
+        Hidden layers with the model's own conditional have none, nor have inducing values whose posterior depends on
+        other inducing values: draw them with
         :meth:`sample_posterior`.
 
         Args:

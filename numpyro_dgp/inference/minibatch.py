@@ -61,7 +61,7 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.fn is None:  # used as a decorator: every program gets a handler of its own
+        if self.fn is None:  # used as a decorator: every program gets a separate handler
             (program,) = args
             return minibatch(program, **self.rows)
         return super().__call__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a kernel is. An author writes ``evaluate`` and ``diagonal``; the checks come free."""
+"""The base class of kernels and their algebra. A new kernel defines ``evaluate`` and ``diagonal``."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Kernel:
 
     A new kernel subclasses this, is decorated with ``@pytree``, lists its hyperparameters as fields
     and defines ``evaluate(X1, X2)`` and ``diagonal(X)``. Hyperparameters take the dtype of the inputs
-    before ``evaluate`` sees them. The other methods are optional; where one is missing, what it unlocks
-    raises a ``ValueError``:
+    before ``evaluate`` is called. The other methods are optional; where one is missing, the features that
+    need it raise a ``ValueError``:
 
     ============================ ========================================================================
-    method                       unlocks
+    method                       needed for
     ============================ ========================================================================
     ``features(key, X, num)``    draws of functions, as ``Posterior.functions`` makes them
     ``spectral_density(omega)``  rings: layers on ``dgp.Grid``, exact regression by ``rings.RingNormal``
@@ -47,9 +47,9 @@ class Kernel:
     ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
     ============================ ========================================================================
 
-    Sums, products, positive multiples and ``.on(...)`` have what their parts have; there is no spectral density
-    of a product of two kernels, nor of a kernel on some of its columns outside of a ``dgp.Grid``.
-    A subclass of a kernel that computes something else must define these methods anew.
+    Sums, products, positive multiples and ``.on(...)`` have the methods that their parts have; there is no spectral
+    density of a product of two kernels, nor of a kernel on some of its columns outside of a ``dgp.Grid``. A subclass of
+    a kernel that computes something else must define these methods anew.
 
     Example:
         >>> import jax.numpy as jnp
@@ -110,7 +110,7 @@ class Kernel:
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
         """Gram matrix (..., N1, N2) between inputs (..., N1, D) and (..., N2, D)."""
         X1, X2 = self._inputs(X1, X2)
-        # One compiled program even when called outside of one; inside one it leaves no trace.
+        # Outside of a compiled program this call is compiled as a whole; inside of one it is inlined.
         return jax.jit(type(self).evaluate, inline=True)(self.cast(X1.dtype), X1, X2)
 
     def diag(self, X: ArrayLike) -> Array:
@@ -289,7 +289,7 @@ class Constant(Kernel):
 
 
 class FromCallable(Kernel):
-    """A kernel of another library, or any function ``k(X1, X2)``, in place of ours.
+    """A kernel of another library, or any function ``k(X1, X2)``, as a :class:`Kernel`.
 
     The diagonal is ``function.diag`` where there is one, otherwise ``k(x, x)`` row by row.
 
@@ -322,7 +322,7 @@ class FromCallable(Kernel):
 
 
 def _flatten_callable(kernel: FromCallable) -> tuple[tuple[Any, ...], Any]:
-    # A module of another library is a pytree itself; a plain function is part of the structure.
+    # A module of another library is a pytree itself; a plain function is static.
     if jax.tree_util.treedef_is_leaf(jax.tree.structure(kernel.function)):
         return (), kernel.function
     return (kernel.function,), None
@@ -338,8 +338,8 @@ jax.tree_util.register_pytree_node(
 def expand(kernel: Kernel) -> tuple[Summand, ...]:
     """A kernel as a sum of products: products of sums multiplied out, constants and columns collected.
 
-    It looks at types only, so it can be used on traced hyperparameters. A kernel of any other class, of the user's own
-    too, is a factor of its own.
+    It looks at types only, so that it can be used with traced hyperparameters. A kernel of any other class,
+    user-defined classes included, is one factor.
 
     Raises:
         ValueError: ``k.on(1).on(0)``, columns of fewer columns.
@@ -376,9 +376,6 @@ def as_kernel(kernel: Any) -> Kernel:
 
     Args:
         kernel: a kernel, a number or a callable ``k(X1, X2)``.
-
-    Returns:
-        The kernel.
 
     Raises:
         ValueError: it is neither a kernel, nor a number, nor callable.

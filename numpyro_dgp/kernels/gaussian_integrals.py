@@ -5,8 +5,8 @@ written as a sum of terms
 
 .. math:: k(x, z) = \sum_t s_t \exp\bigl(-\tfrac12 (x - z)^\top \Lambda_t (x - z)\bigr) \prod_j x^\top A_{tj} z
 
-with diagonal :math:`\Lambda` and A. The exponential turns a Gaussian over x into a number times another Gaussian, and
-what is left is the expectation of a product of linear forms of x. Products of two terms are of the same kind, so one
+with diagonal :math:`\Lambda` and A. The exponential turns a Gaussian over x into a number times another Gaussian. The
+rest is the expectation of a product of linear forms of x. Products of two terms are of the same kind, so one
 computation gives all statistics.
 
 Source: Chamberlin (2016), section 4.8, result 1, where natural parameters divide by the input covariance.
@@ -102,7 +102,7 @@ class Tilted:
     """Expectations for one h ~ N(loc, variance), where variance is (D,) or a covariance (D, D).
 
     Args:
-        kernel: k, made of kernels that :func:`terms` knows.
+        kernel: k, with a closed form (:func:`terms`).
         dims: D.
         dtype: of the inputs.
     """
@@ -111,7 +111,7 @@ class Tilted:
         self.terms = terms(kernel, dims, dtype)
 
     def diagonal(self, loc: Array, variance: Array) -> Array:
-        r""":math:`\langle k(h, h) \rangle`, a number. The exponentials are one there."""
+        r""":math:`\langle k(h, h) \rangle`, a number. At equal arguments all exponentials are one."""
         unit = jnp.eye(len(loc), dtype=loc.dtype)
 
         def squares(pending: tuple[Array, ...], forms: list[Array]) -> Array:

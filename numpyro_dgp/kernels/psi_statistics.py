@@ -6,8 +6,8 @@ For independent inputs :math:`h_n \sim N(\mu_n, \Sigma_n)` and fixed rows z of Z
     \psi_0 = \langle k(h, h) \rangle, \quad \psi_1 = \langle k(h, z) \rangle, \quad
     \psi_2 = \sum_n w_n \langle k(z, h_n)\, k(h_n, z') \rangle,
 
-and the same with factors h inside. In closed form where :mod:`numpyro_dgp.kernels.gaussian_integrals` has one, by nodes
-otherwise.
+and the same with factors h inside the expectations. They are computed in closed form
+(:mod:`numpyro_dgp.kernels.gaussian_integrals`), or by quadrature nodes or draws.
 
 Source: Chamberlin (2016), sections 2.5, 4.6 and 4.8.
 """
@@ -90,7 +90,8 @@ def psi1_times_h(
 ) -> Array:
     r""":math:`\langle h_{nd}\, k(h_n, z_m) \rangle`, shape (N, M, D).
 
-    What a linear mean function, or a posterior :math:`q(h \mid h^-)` that is linear in the layer below, needs.
+    It is needed for a linear mean function, and for a posterior :math:`q(h \mid h^-)` that is linear in the layer
+    below.
 
     Args:
         kernel: k.
@@ -157,7 +158,7 @@ def psi2(
 ) -> Array:
     r""":math:`\psi_2 = \sum_n w_n \langle k(Z, h_n)\, k(h_n, Z) \rangle`, shape (M, M).
 
-    Summed over blocks of data, forwards and backwards, so that N matrices are never held together.
+    The sum and its derivative are taken over blocks of data, so that N matrices are never in memory together.
 
     Args:
         kernel: k.
@@ -222,7 +223,7 @@ def psi2_times_h(
 
 
 class _Nodes:
-    """Statistics of one datum by nodes, the same standard normal ones for every datum."""
+    """Statistics of one datum by quadrature; all data share the same nodes of a standard normal."""
 
     def __init__(self, kernel: Kernel, loc: Array, rule: GaussHermite | MonteCarlo) -> None:
         self.kernel = kernel

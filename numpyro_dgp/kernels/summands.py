@@ -1,11 +1,11 @@
-r"""What a kernel is made of: a sum of products, which ``Kernel.summands`` returns.
+r"""The structure of a kernel as a sum of products, which :func:`~numpyro_dgp.kernels.base.expand` returns.
 
 Whatever needs the structure of a kernel (spectral densities, components of additive kernels, expectations in closed
-form) looks at the sum of products that ``kernel.summands()`` returns, not at the tree that the operators built:
+form) uses the sum of products that ``expand(kernel)`` returns, not the tree of operators that built the kernel:
 
 .. math:: k(x, x') = \sum_s c_s \prod_f k_{sf}(x_{C_{sf}}, x'_{C_{sf}})
 
-with positive numbers c, kernels that are neither sums nor products, and the columns C that each of them sees.
+with positive numbers c, kernels that are neither sums nor products, and the input columns C of each of them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["Factor", "Summand"]
 
 @pytree
 class Factor:
-    """A kernel in a product, and the columns of the inputs that it sees; ``None`` for all.
+    """A kernel in a product, and the columns of the inputs that it acts on; ``None`` for all.
 
     Args:
         kernel: neither a sum, nor a product, nor a constant, nor restricted to columns.
-        columns: column numbers in the order in which the kernel sees them.
+        columns: column numbers, in the order of the kernel's inputs.
     """
 
-    kernel: Any  # a ``Kernel``, a layer above this file
+    kernel: Any  # a ``Kernel``; this file cannot import the class
     columns: tuple[int, ...] | None = static(default=None)
 
     def on(self, dims: tuple[int, ...]) -> Factor:
         """The factor where inputs are the columns ``dims`` of others: columns of columns.
 
         Raises:
-            ValueError: fewer columns than the factor sees.
+            ValueError: fewer columns than the factor acts on.
         """
         if self.columns is None:
             return Factor(self.kernel, dims)

@@ -18,7 +18,7 @@ class Term:
 
     Args:
         log_scale: :math:`\log s`.
-        precision: the diagonal of :math:`\Lambda` (D,), zero in columns that the exponential does not see.
+        precision: the diagonal of :math:`\Lambda` (D,), zero in columns that the exponential does not contain.
         forms: the diagonals of :math:`A_j`, each (D,).
 
     Example:

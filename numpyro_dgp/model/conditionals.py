@@ -123,7 +123,7 @@ def choose_rule(
 
     Args:
         reading: of the conditional.
-        integrate: the rule that a program asks for, or ``None``.
+        integrate: the rule given by the program, or ``None``.
         exact: whether all expectations have a closed form, so that no rule is needed.
 
     Raises:
@@ -149,7 +149,7 @@ def with_key(rule: GaussHermite | MonteCarlo) -> GaussHermite | MonteCarlo:
     """``rule``, draws with a key of the program's; outside of a program, or if it has no seed, as they are."""
     if not isinstance(rule, MonteCarlo) or rule.key is not None:
         return rule
-    with Messenger():  # a handler that does nothing: with none at all NumPyro warns that there is no seed
+    with Messenger():  # a handler that does nothing: without any handler NumPyro warns that there is no seed
         return MonteCarlo(rule.size, numpyro.prng_key())
 
 

@@ -101,7 +101,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
     coupled: set[str] = set()
     aggregates: set[str] = set()
     used: set[str] = set()
-    for name, site in sites.items():  # in the order of the program, so that what is below comes first
+    for name, site in sites.items():  # in the order of the program: lower layers come first
         if name not in facts:
             continue
         direct = _direct(site, facts[name])
@@ -122,8 +122,8 @@ def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
     """Rows that a site depends on directly; their axes are counted from the end of its batch dimensions."""
     values = _values(site)
     joint = isinstance(values, JointValues)
-    # Axes to the right of the batch dimensions; over those of joint values inputs come together. Hyperparameters of a
-    # function serve all its rows.
+    # The number of axes to the right of the batch dimensions. Joint values depend on all inputs along the last batch
+    # dimension. All rows of a function depend on its hyperparameters.
     right = {"inputs": 2 if joint else 1, "noise": getattr(values, "event_dim", 0), "density": 0}
     found: Fact = {}
     for what, several in facts.items():

@@ -110,7 +110,7 @@ def _kl_conditional(q: ConditionalValues, p: FunctionValues) -> Array:
 
 @kl_divergence.register(CorrelatedValues, FunctionValues)
 def _kl_correlated(q: CorrelatedValues, p: FunctionValues) -> Array:
-    # As of independent numbers with the variances of S, plus what the correlations in S take from its determinant.
+    # The divergence of independent numbers with the variances of S, plus the loss of entropy by the correlations in S.
     own = jnp.square(q.scale_tril).sum(-1)
     correlations = 0.5 * jnp.log(own).sum(-1) - log_determinant(q.scale_tril)
     return expected_kl(own, _gap(q, p), p.conditional_variance).sum(-1) + correlations

@@ -102,7 +102,7 @@ class JointValues(Values):
         return self._of(PropagatedJoint, self.batch_shape)
 
     def mix(self, P: ArrayLike) -> MixedValues:
-        """Mixtures of the functions, each datum on its own, as a ``Likelihood`` sees them: ``FunctionValues.mix``."""
+        """Mixtures of the functions, each datum on its own, for a ``Likelihood``: ``FunctionValues.mix``."""
         return self.marginals().mix(P)
 
     def marginals(self) -> FunctionValues:
@@ -113,7 +113,7 @@ class JointValues(Values):
 
 
 class PropagatedJoint(JointValues):
-    """A guide's declaration that joint values follow the model, so that the two densities cancel in a bound.
+    """A guide's declaration that q of joint values equals the model's conditional, so that the two cancel in a bound.
 
     Computed, their difference would be the rounding error of two large numbers.
     """

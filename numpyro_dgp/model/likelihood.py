@@ -36,7 +36,7 @@ class Likelihood(dist.Distribution):
     belong to inference and do not change the model. NUTS, NumPyro's ELBOs and ``dgp.ELBO`` then all have the same
     target. Scores and LOO use ``log_marginal``, which is normalised.
 
-    The way of taking the expectation follows from ``conditional``: in closed form for ``Normal`` with a mean affine in
+    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal`` with a mean affine in
     v, and for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in v; by the distribution itself if it
     has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when
     each number of y depends on its own number of v; by Monte Carlo otherwise, with a warning. ``repr`` says which.
@@ -56,7 +56,8 @@ class Likelihood(dist.Distribution):
             wrong shape.
 
     Warns:
-        UserWarning: the expectation takes draws that ``integrate`` did not ask for; once per line of a program.
+        UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
+        program.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,7 +104,7 @@ class Likelihood(dist.Distribution):
         reading = read(conditional, self.f_x.loc, self.f_x.event_dim)
         example, self.family, self.mixes = reading.example, reading.family, reading.mixes
         independent = True
-        if isinstance(self.f_x, MixedValues) and not self.factorised:  # marginals of the mixtures do not suffice
+        if isinstance(self.f_x, MixedValues) and not self.factorised:  # the marginals of the mixtures are not enough
             mixed, independent = self.f_x, False
             self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
         self.own = tuple(independent and hasattr(example, name) for name in ("expected_log_prob", "log_marginal"))
@@ -231,7 +232,7 @@ class Likelihood(dist.Distribution):
 
     def _observations(self, value: ArrayLike) -> Array:
         expected, shape = self.batch_shape + self.event_shape, np.shape(value)
-        # Either may have batch dimensions of its own to the left: draws of y, or several values of v for one y.
+        # y and v may each have additional batch dimensions to the left: draws of y, or several values of v for one y.
         shared = min(len(expected), max(len(shape), self.event_dim + 1))
         if shape[-shared:] != expected[-shared:]:
             raise ValueError(

@@ -69,7 +69,7 @@ class Program:
         kind = site_kind(msg)
         if kind in ("hidden", "observed"):
             return False
-        # Where values or observations are outside plates, what is there belongs to all data unless it is a latent.
+        # If values or observations are outside plates, other sites outside plates are shared unless they are latents.
         is_latent = isinstance(unwrap(msg["fn"]), StandardNormal) and kind != "inducing"
         return not self.is_per_datum(msg) or not (_plates(msg) or is_latent)
 
@@ -111,7 +111,7 @@ def structure(sites: Trace) -> Program:
             values[kind].append(getattr(getattr(fn, "f_x", fn), "function", None))
         if site["is_observed"]:
             observed.append(_plates(site))
-    # The last layer is what a likelihood integrates; a program with explicit draws only ends at its last one.
+    # The last layer is the one under a likelihood; if all layers are drawn explicitly, it is the last one drawn.
     outputs = [f for f in values["observed"] if f is not None] or values["hidden"][-1:]
     last = {f.site for f in outputs if f is not None}
     names = tuple(site["name"] for site in samples if site_kind(site) == "inducing")

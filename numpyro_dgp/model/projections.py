@@ -204,7 +204,7 @@ def projection(
 ) -> Projection:
     r"""A linear projection of the inputs, :math:`z = m(x) + A x`, with a Gaussian prior on the matrix A.
 
-    For many input columns, or for labels as one-hot rows: a layer above sees Q columns, and the matrix is
+    For many input columns, or for labels as one-hot rows: a layer above has Q input columns, and the matrix is
     integrated out instead of fitted. It opens one sample site, ``name``: the whitened entries :math:`v`, event shape
     (Q, D), or (D,) for a scalar function, :math:`A_{qd} = s_d v_{qd}`. Guides treat them as the inducing values of a
     layer. Call it outside every plate, and the projection inside: ``z = numpyro.sample("z", A(x))``.

@@ -14,7 +14,7 @@ from numpyro_dgp.model.likelihood import Likelihood
 
 __all__ = ["Message", "Trace", "hide", "rewrap", "site_kind", "unwrap"]
 
-# A message of NumPyro, as it travels or as a trace has recorded it; and a trace, by name.
+# A message of NumPyro, while handlers process it or recorded in a trace; and a trace, by name.
 Message = dict[str, Any]
 Trace = dict[str, Message]
 

@@ -81,6 +81,9 @@ def minimize(
         progress_bar: show progress.
         **kwargs: keyword arguments of the model.
 
+    Returns:
+        Parameters, losses and a report, as a :class:`Minimum`.
+
     Raises:
         ValueError: another method, NaN or infinite data, a program that subsamples, or a loss that is not finite
             at the start.

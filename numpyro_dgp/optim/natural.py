@@ -47,6 +47,9 @@ def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
         final: step size from step K on.
         steps: K.
 
+    Returns:
+        An optax schedule: a function from the step t to the step size.
+
     Raises:
         ValueError: a step size that is not positive, or fewer than one step.
 
@@ -90,9 +93,9 @@ class NaturalGradient(_NumPyroOptim):
         guide: the guide that the ``SVI`` gets: one of ours, ``AutoNormal`` or ``AutoMultivariateNormal``.
         step_size: :math:`\gamma`, a number or an optax schedule such as :func:`log_linear`.
         optimizer: an optax optimiser for all other parameters.
-        sites: ``"last"`` for the inducing values (or exact values) of layers that a likelihood sees, ``"all"``
+        sites: ``"last"`` for the inducing values (or exact values) of layers under a likelihood, ``"all"``
             for all inducing, exact and hidden values and latents with Gaussian posteriors, or names of sites.
-        coordinates: in which the step is straight, see :mod:`numpyro_dgp.algebra.coordinates`.
+        coordinates: those in which the step is a straight line, see :mod:`numpyro_dgp.algebra.coordinates`.
 
     Raises:
         ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates;

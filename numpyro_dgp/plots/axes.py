@@ -1,4 +1,4 @@
-"""What the figures share: axes to draw into, their figure, a mean with its band."""
+"""Helpers of the figures: axes to draw into, their figure, a mean with its band."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_axes(ax: Axes | None) -> Axes:
 def figure_of(ax: Axes) -> Figure:
     """The figure that axes belong to."""
     figure = ax.get_figure(root=True)
-    assert figure is not None  # an axes we were given or made always has one
+    assert figure is not None  # for type checkers: these axes always have a figure
     return figure
 
 

@@ -31,8 +31,19 @@ def fit(
         functions: draws (S, N), from ``posterior.functions``.
         ax: axes to draw into.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ValueError: several input columns or outputs.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import Mixture, plots
+        >>> x = np.linspace(0, 1, 20)
+        >>> prediction = Mixture(np.sin(x)[None], np.full((1, 20), 0.1))  # means and variances (S, N), S = 1
+        >>> plots.fit(x, prediction, data=(x, np.sin(x))).axes[0].get_ylabel()
+        'y'
     """
     x = np.asarray(x)
     if x.ndim != 1 or prediction.means.ndim != 2:
@@ -54,7 +65,24 @@ def fit(
 
 
 def observed(y: ArrayLike, prediction: Mixture, *, ax: Axes | None = None) -> Figure:
-    """Observed values (N,) against predicted ones, with two standard deviations and the diagonal."""
+    """Observed values (N,) against predicted ones, with two standard deviations and the diagonal.
+
+    Args:
+        y: observed values (N,).
+        prediction: ``posterior.predict(key, X)`` at the same inputs.
+        ax: axes to draw into.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import Mixture, plots
+        >>> x = np.linspace(0, 1, 20)
+        >>> prediction = Mixture(np.sin(x)[None], np.full((1, 20), 0.1))  # means and variances (S, N), S = 1
+        >>> plots.observed(np.sin(x), prediction).axes[0].get_ylabel()
+        'observed'
+    """
     ax = open_axes(ax)
     mean, sd = np.asarray(prediction.mean), np.sqrt(np.asarray(prediction.variance))
     ax.errorbar(mean, np.asarray(y), xerr=2 * sd, fmt=".", color="C0", ecolor="0.8", ms=3)
@@ -83,8 +111,19 @@ def density(
         data: x and y of the training rows.
         ax: axes to draw into.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ValueError: shapes that do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import plots
+        >>> x, y = np.linspace(0, 1, 20), np.linspace(-3, 3, 50)
+        >>> log_density = -0.5 * (y[:, None] - np.sin(x)) ** 2  # of N(sin x, 1), up to a constant
+        >>> plots.density(x, y, log_density).axes[0].get_xlabel()
+        'x'
 
     Source: Salimbeni (2020), figure 5.4.
     """
@@ -111,8 +150,20 @@ def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observe
         log_density: log p(y | x) (G, N), as in :func:`density`.
         observed: what was observed there (N,).
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ValueError: shapes that do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import plots
+        >>> x, y = np.linspace(0, 1, 20), np.linspace(-3, 3, 50)
+        >>> log_density = -0.5 * (y[:, None] - np.sin(x)) ** 2  # of N(sin x, 1), up to a constant
+        >>> draws = np.random.default_rng(0).normal(np.sin(x[:2]), 1.0, (500, 2))
+        >>> len(plots.marginals(draws, y, log_density[:, :2] - 0.92).axes)
+        2
 
     Source: Salimbeni (2020), figures 5.6 and 5.7.
     """

@@ -31,6 +31,15 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
         size: number of data, to divide by.
         window: steps averaged.
         ax: axes to draw into.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import plots
+        >>> plots.bounds({"Adam": 100 / np.arange(1, 501)}, size=20).axes[0].get_xlabel()
+        'step'
     """
     ax = open_axes(ax)
     curves = {}
@@ -52,8 +61,8 @@ def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_point
 
     One row per layer, one column per output (at most four). A panel shows the posterior of the layer's function, two
     standard deviations wide, along the first principal direction of its inputs and through their mean; with one
-    input column that is the function itself. Bars are the posterior at the inducing inputs, which lie off the line
-    where the inputs have several columns. Ticks at the bottom are the inputs that reach the layer.
+    input column that is the function itself. Bars are the posterior at the inducing inputs; with several input columns
+    these do not lie on the line. Ticks at the bottom are the inputs of the layer.
 
     Args:
         posterior: a fitted program.

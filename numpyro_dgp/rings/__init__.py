@@ -1,4 +1,4 @@
-"""Exact regression on regular grids, what has a closed form for layers on them, and how long a ring must be."""
+"""Exact regression on regular grids, closed forms for layers on such grids, and the length that a ring needs."""
 
 from numpyro_dgp.rings.every_pth import Subsampled
 from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean

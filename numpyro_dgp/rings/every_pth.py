@@ -10,9 +10,10 @@ Write :math:`a_m` for the P eigenvalues of :math:`K_{DD}` in that class. The coa
 
 .. math:: \Lambda_m = \frac{a_m a_m^\top}{1^\top a_m} .
 
-So the determinant and the inverse of :math:`Q + \sigma^2 I` are M of those of a rank-one update, and no system is left
-to be solved. What Q lacks, :math:`\mathrm{diag}(a_m) - \Lambda_m`, is zero where one alias has all the variance:
-M inducing points are enough once the kernel's spectrum ends below the frequency that the coarse grid resolves.
+So the determinant and the inverse of :math:`Q + \sigma^2 I` follow from M rank-one updates, without a linear system.
+The difference to the exact covariance, :math:`\mathrm{diag}(a_m) - \Lambda_m`, is zero where one alias has all the
+variance: M inducing points are enough once the kernel's spectrum ends below the frequency that the coarse grid
+resolves.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class Subsampled:
     def weights(self) -> Array:
         r""":math:`w_m = a_m / 1^\top a_m` (P, M): the shares of the aliases in the variance of their class.
 
-        Zero where the class has none to speak of: derivatives divide by the square of its variance. That leaves these
-        inducing values at their prior.
+        Zero where the variance of the class is negligible, because derivatives divide by its square. Inducing values of
+        such classes keep their prior.
         """
         total = self.eigenvalues.sum(0)
         seen = total > jnp.finfo(total.dtype).eps ** 2 * total.max()

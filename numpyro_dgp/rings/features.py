@@ -1,4 +1,4 @@
-r"""What a process on a ring says about values on its grid: whitened cross-covariances by a trigonometric sum.
+r"""Covariances of a process on a ring with the whitened values on its grid, by a trigonometric sum.
 
 Let :math:`s_n = S(\omega_n) / |L|` be the variance of the process at the frequency n of the ring. Only its part
 below :math:`(A + \tfrac12)\, m`, seventeen times what the grid can resolve in one dimension, is observed on the grid
@@ -8,8 +8,8 @@ value at grid position :math:`x = i + \theta` (in steps) has with the whitened H
 .. math:: A_k(x) = (\mathrm{Re} + \mathrm{Im})\; e^{2\pi i k x / m} \sum_{|a| \le A} R_{ak}\, e^{2\pi i a \theta},
           \qquad R_{ak} = \sqrt{M / \lambda_k}\; s_{k + am} .
 
-Nothing cancels in it, in any precision: there is no Gram matrix, no factorisation and no sum over images.
-The same rewriting gives the conditional variance as a sum of squares:
+No digits cancel in this sum, and it needs no Gram matrix, no factorisation and no sum over images. The same algebra
+gives the conditional variance as a sum of squares:
 
 .. math:: k(x, x) - A A^\top = \mathrm{rest} + 4 \sum_{a < a'} (R R^\top)_{aa'} \sin^2(\pi (a - a') \theta) .
 
@@ -35,7 +35,8 @@ from numpyro_dgp.rings.spectra import NEAR, Ring, aliases, frequencies, periodis
 
 __all__ = ["RingFeatures", "Waves", "position", "random_waves"]
 
-# The rounding of a Fourier transform hardly grows with its size: the jitter of a Gram matrix of this many inputs.
+# The nugget is the jitter of a Gram matrix of this many inputs: rounding errors of a Fourier transform hardly grow
+# with its size.
 _NUGGET_OF = 100
 
 
@@ -106,7 +107,7 @@ class RingFeatures:
         cycles: Any = 0
         for d, m in enumerate(self.ring.sizes):
             k = frequencies(self.ring.sizes)[:, d]
-            # Whole steps go round in integers, so that the phase keeps all its digits at high frequencies.
+            # Whole steps are reduced modulo the ring in integers, so that the phase is exact at high frequencies.
             whole = _product(steps[:, d, None], k, m).astype(theta.dtype)
             cycles = cycles + whole / m + theta[:, d, None] * jnp.asarray(k / m, theta.dtype)
         phase = 2 * math.pi * cycles
@@ -116,7 +117,7 @@ class RingFeatures:
         return jnp.cos(phase) * (even + odd) + jnp.sin(phase) * (even - odd)
 
     def power(self, x: Array) -> Array:
-        r"""Sums of squares of the columns of A, meant over opposite frequencies: (M,), exactly, in O(N Q + M Q^2).
+        r"""Sums of squares of the columns of A, averaged over opposite frequencies: (M,), exactly, in O(N Q + M Q^2).
 
         .. math:: \tfrac12 \sum_n (A_{nk}^2 + A_{n,-k}^2)
                   = \sum_{aa'} R_{ak} R_{a'k} \sum_n \cos\bigl(2\pi (a - a') \theta_n\bigr)
@@ -187,7 +188,7 @@ class Waves:
         return self.amplitude * jnp.cos(2 * math.pi * matmul(turns, self.multiples.T) + self.phase)
 
     def observed(self) -> Waves:
-        """The part below the last frequency that the grid's values know."""
+        """The waves up to the highest frequency that the values on the grid depend on."""
         known = (jnp.abs(self.multiples) <= _last_frequency(self.ring)).all(-1)
         return Waves(self.ring, self.multiples, self.amplitude * known, self.phase)
 

@@ -1,11 +1,12 @@
-r"""What has a closed form, or nearly, for a layer on a ring under a Gaussian likelihood.
+r"""The optimal mean and the optimal circulant covariance of a layer on a ring under a Gaussian likelihood.
 
 In whitened coordinates, with A the (N, M) covariances of the function at the data with v, the optimal mean solves
 
 .. math:: (I + A^\top A / \sigma^2)\, m = A^\top (y - m(x)) / \sigma^2 ,
 
-whose matrix has no eigenvalue below one: conjugate gradients need few steps, each O(N M), or O(N n + M log M) on a
-grid with n neighbours. Not whitened (Tebbutt, 2016, section 3.2), the condition number of the kernel comes in.
+whose matrix has no eigenvalue below one: conjugate gradients need few steps, each O(N M), or O(N n + M log M) on a grid
+with n neighbours. Without whitening (Tebbutt, 2016, section 3.2) the number of steps depends on the condition number of
+the kernel.
 """
 
 from __future__ import annotations

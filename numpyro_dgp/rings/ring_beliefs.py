@@ -1,4 +1,4 @@
-r"""Gaussians about the values on a ring that cost O(M log M), with the prior they are compared to.
+r"""Gaussian posteriors of the values on a ring that cost O(M log M), and their prior.
 
 The sites of a layer on a ring hold whitened values v in Hartley's coordinates: :math:`u = H \Lambda^{1/2} v` are
 the values on the grid, whose prior covariance is :math:`K = H \Lambda H` (``circulant``). All families are
@@ -38,7 +38,7 @@ __all__ = ["RingBelief", "RingPrior"]
 
 
 class RingPrior(InducingPrior):
-    """The prior of the whitened values on a ring, with what a belief needs to know of the ring.
+    """The prior of the whitened values on a ring, with the spectrum and the sizes of the grid.
 
     Args:
         event_shape: (P, M) or (M,).

@@ -1,14 +1,14 @@
-r"""Exact regression on regular grids, O(N log N): ``RingNormal``, and how long a ring must be.
+r"""Exact regression on regular grids in O(N log N): ``RingNormal``.
 
-On the whole of a ring the covariance of noisy values is circulant, and everything is a sum over frequencies. On a part
-of it, because the process lives on a line and the rest is padding or because observations are missing, the same things
+On the whole of a ring the covariance of noisy values is circulant, and everything is a sum over frequencies. If only a
+part of the ring is observed, because the rest is padding or because observations are missing, the same quantities
 follow from the Schur complement in the unobserved points u: with :math:`Q = (C + \sigma^2 I)^{-1}` on the whole ring,
 
 .. math:: \log\det(C + \sigma^2 I)_{oo} = -\log\det Q + \log\det Q_{uu}, \qquad
           (C + \sigma^2 I)_{oo}^{-1} = Q_{oo} - Q_{ou} Q_{uu}^{-1} Q_{uo} .
 
 This is exact, and costs the cube of the number of unobserved points. The only approximation to a process on the line is
-its wrapping round the ring, which :func:`wraparound` bounds.
+that the line is closed to a ring; :func:`~numpyro_dgp.rings.wraparound` bounds its error.
 """
 
 from __future__ import annotations

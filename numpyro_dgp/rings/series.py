@@ -16,7 +16,7 @@ from numpyro_dgp.rings.spectra import Ring, periodised
 
 __all__ = ["regular", "wraparound"]
 
-# Fourier transforms in the gradient of a log evidence, forward and in reverse.
+# The number of Fourier transforms in a log evidence and its gradient.
 _TRANSFORMS = 10
 
 
@@ -27,7 +27,7 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
         x: inputs (N,) in order, whole multiples of their smallest difference apart.
         margin: length of the padding, units of x; six lengthscales make the two ends independent. A ring with
             padding is a few points longer where that makes its Fourier transforms faster than the algebra of these
-            unobserved points is slow. With 0.0 there is no padding at all: the first point follows upon the last.
+            unobserved points is slow. With 0.0 there is no padding: the first point is the neighbour of the last.
 
     Returns:
         The ring, and which of its points are observed, (M,) of bool.
@@ -64,7 +64,7 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
             f"rings.regular: expected inputs on a regular grid, got one {off:.2g} of a step {step:.4g} away from it: "
             "use dgp.gp with dgp.Grid, whose data may lie anywhere"
         )
-    size = int(index[-1]) + 1 + math.ceil(margin / step - 1e-6)  # a margin of 12 * 0.1 is no thirteen steps of 0.1
+    size = int(index[-1]) + 1 + math.ceil(margin / step - 1e-6)  # 12 * 0.1 makes 12 steps despite rounding
     size = _fast_size(size, len(x)) if margin > 0 else size
     observed = np.zeros(size, bool)
     observed[index] = True
@@ -82,7 +82,7 @@ def _fast_size(least: int, observed: int) -> int:
     algorithm, which takes over where factors are large, three transforms of twice the length.
     """
     bluestein = 12 * math.log2(least)
-    # From the next product of 2, 3 and 5 on both terms grow; so they do where unobserved points alone cost more.
+    # Beyond the next product of 2, 3 and 5 both terms grow; so does the cost once the first term alone exceeds it.
     most = observed + math.cbrt((least - observed) ** 3 + 3 * _TRANSFORMS * least * bluestein)
     sizes = np.arange(least, min(next_fast_len(least, real=True), max(least, int(most))) + 1)
     rest, work = sizes.copy(), np.zeros(len(sizes), int)
@@ -102,6 +102,9 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
         kernel: the stationary kernel.
         ring: the ring.
         span: range of the data, units of the input; a number, or (D,).
+
+    Returns:
+        The largest error, a share of the variance: a number.
 
     Example:
         >>> from numpyro_dgp.kernels import RBF

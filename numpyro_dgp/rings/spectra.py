@@ -27,13 +27,13 @@ from numpyro_dgp.kernels.summands import Summand
 
 __all__ = ["NEAR", "Ring", "aliases", "components", "frequencies", "periodised", "spectral_mass", "spectrum"]
 
-# Aliases on either side that are summed one by one, by the number of dimensions of the ring; and, beyond them,
-# the nodes of the quadrature for the rest of the sum.
+# By the number of dimensions of the ring: how many aliases on either side are summed one by one, and the number of
+# nodes of the quadrature for the rest of the sum.
 NEAR = {1: 8, 2: 2, 3: 1}
 _TAIL = {1: 4, 2: 8, 3: 5}
-# Copies of the kernel on either side, after distances have been wrapped to at most half the ring.
+# Images of the kernel on either side that are summed, after distances are wrapped to at most half the ring.
 _IMAGES = {1: 4, 2: 2, 3: 1}
-# Phases are reduced in 32-bit integers, eight bits of a grid index at a time (``ring_features``): up to here.
+# Phases are reduced in 32-bit integers, eight bits of a grid index at a time (``rings.features``): up to here.
 _MAX_SIZE = 2**22
 _BLOCK = 64
 
@@ -146,7 +146,7 @@ def components(kernel: Kernel, dims: int) -> dict[tuple[int, ...], Kernel]:
 
 
 def _term(summand: Summand, columns: tuple[int, ...] | None) -> Kernel:
-    """A summand as a kernel of inputs that are ``columns`` already, where all factors see those."""
+    """A summand as a kernel of inputs that consist of ``columns`` only, if all its factors act on these."""
     kernels = [f.kernel if f.columns in (None, columns) else f.kernel.on(*f.columns) for f in summand.factors]
     constants = [Constant(summand.scale)] if summand.scales or not kernels else []
     return reduce(Product, kernels + constants)
@@ -252,5 +252,5 @@ def periodised(kernel: Kernel, ring: Ring, X1: Array, X2: Array) -> Array:
     shifts = jnp.asarray(np.array(list(itertools.product(images, repeat=D))), difference.dtype) * ring.length
     origin = jnp.zeros((1, D), difference.dtype)
     kernel = as_kernel(kernel)
-    # One image after the other: all at once would hold 25 Gram matrices.
+    # One image after the other: all at once would need memory for 25 Gram matrices.
     return sum(kernel(difference[..., None, :] + shift, origin)[..., 0, 0] for shift in shifts)  # type: ignore[return-value]

@@ -1,9 +1,10 @@
-r"""Values of a process on a ring from the grid points around an input only.
+r"""Values of a process on a ring, computed from the grid points around an input only.
 
 A value f(x) depends on the grid through weights that decay with the distance of a point from x: the rows of a square
-root, :math:`c(x) = K^{-1/2} k(Z, x)`, or the cardinal functions :math:`b(x) = K^{-1} k(Z, x)`. Of M points only the n
-nearest count. Their weights are those of a ring of n points with the same step, laid around x: the transforms of both
-rings are one function of the frequency, at n or at M places, so that the weights are periodic sums of the same ones,
+root, :math:`c(x) = K^{-1/2} k(Z, x)`, or the cardinal functions :math:`b(x) = K^{-1} k(Z, x)`. Of the M points only the
+n nearest are used. Their weights are those of a ring of n points with the same step, laid around x: the transforms of
+both rings are one function of the frequency, at n or at M places, so that the weights are periodic sums of the same
+ones,
 
 .. math:: b^{(n)}_d(\theta) = \sum_w b_{d + w n}(\theta) ,
 
@@ -31,9 +32,9 @@ from numpyro_dgp.rings.spectra import Ring, components
 
 __all__ = ["Window", "around", "neighbours"]
 
-# Points per dimension, by the number of dimensions, among which a kernel's reach is looked for.
+# Points per dimension, by the number of dimensions, of the ring on which the range of a kernel's weights is found.
 _LARGEST = {1: 4096, 2: 128, 3: 32}
-# The share of the length of the weights in the outer quarter of a window from which it is refused.
+# A window is too small if more than this share of the length of its weights lies in its outer quarter.
 _TOO_SHORT = 1e-2
 
 
@@ -46,7 +47,7 @@ def around(ring: Ring, sizes: tuple[int, ...]) -> Ring:
 
 @pytree
 class Window:
-    """What inputs x (N, D) have to do with the n grid points around each of them; :meth:`of` builds it.
+    """The covariances of inputs x (N, D) with the n grid points around each of them; :meth:`of` builds it.
 
     Args:
         ring: the whole grid, M points.
@@ -148,8 +149,8 @@ def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[in
 
     Example:
         >>> from numpyro_dgp.kernels import RBF
-        >>> neighbours(RBF(), Ring(0.0, 1000.0, 2000), 1e-5, 0.0)
-        (30,)
+        >>> neighbours(RBF(), Ring(0.0, 1000.0, 2000), 1e-3, 0.0)
+        (12,)
     """
     found = dict.fromkeys(range(len(ring.sizes)), 2)
     for dims, part in components(as_kernel(kernel), len(ring.sizes)).items():

@@ -80,7 +80,7 @@ class Collapsed(Guide):
     Raises:
         ValueError: a rule for hidden values without a closed form; when called, predictions without data, or a program
             outside this class: minibatches, another likelihood, mixed outputs, a hidden layer without process noise,
-            one that follows the inducing values of a function used twice, or inputs computed from Gaussian values.
+            ``GivenInducing()`` for a function that is used twice, or inputs computed from Gaussian values.
 
     Example:
         >>> import jax, numpyro, optax

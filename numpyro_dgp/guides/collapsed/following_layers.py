@@ -44,7 +44,7 @@ class FollowInducing(Rule):
             event_dim=fn.event_dim,
             constraint=constraints.unit_interval,
         )
-        noise = 1.0 if fn.noise is None else fn.noise  # refused where the layers are read
+        noise = 1.0 if fn.noise is None else fn.noise  # a layer without noise is refused by ``uses_of``
         return FollowingValues(loc, ratio * jnp.square(noise), event_dim=fn.event_dim)
 
 

@@ -12,7 +12,7 @@ from numpyro_dgp.algebra.jaxprs import walk
 
 __all__ = ["Column", "input_columns"]
 
-# A column of a site, or None for a column of numbers.
+# A column of the values of a site, (site, output), or None for a column of data.
 Column = tuple[str, int] | None
 # The columns of an array, the name of the primitive that computed it, or None where it holds numbers only.
 _Origin = tuple[Column, ...] | str | None
@@ -74,7 +74,7 @@ def _apply(equation: Any, origins: list[_Origin]) -> list[_Origin]:
             return [origin] * len(equation.outvars)
     widths = [s[-1] if s else 0 for s in shapes]
     parts: list[Any] = [(None,) * w if o is None else o for o, w in zip(origins, widths, strict=True)]
-    is_column = len(parts[0]) == 1 and out == (*shapes[0], 1)  # of a scalar layer
+    is_column = len(parts[0]) == 1 and out == (*shapes[0], 1)  # the one column of a scalar layer
     if name in _COPIES or (name in _SAME_SHAPE and (out == shapes[0] or is_column)):
         return [origins[0]]
     if [len(part) for part in parts] != widths:

@@ -102,7 +102,7 @@ class Use:
                 for p in range(P)
             ]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
-        shared = all(a.shape[-1] == 1 for a in each)  # then all outputs have one Phi, computed once
+        shared = all(a.shape[-1] == 1 for a in each)  # if so, all outputs have the same Phi
         axes = [None if shared else 1] * 2
         each = [a[:, 0] if shared else jnp.broadcast_to(a, (N, P)) for a in each]
         map_outputs: Any = jax.vmap(

@@ -65,7 +65,7 @@ class Full(Rule):
 
     def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
         def factors() -> Array:
-            # In NumPy: JAX would compile every one of these operations.
+            # In NumPy, because JAX would compile each of these operations.
             one = initial_scale(self.scale, site) * np.eye(shape[-1])
             return jnp.asarray(np.broadcast_to(one, (*shape, shape[-1])), dtype)
 

@@ -19,7 +19,7 @@ from numpyro_dgp.algebra.quadrature import Nodes
 
 __all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_site"]
 
-# An inner layer starts almost deterministic, so that the first steps see a shallow model. The code published with
+# An inner layer starts almost deterministic, so that the first steps fit a shallow model. The code published with
 # Salimbeni (2020) has 1e-5; in the logarithm that is a thousand steps of Adam away from the prior, and 1e-2 serves as
 # well (docs/numerics.md).
 INNER_SCALE = 1e-2
@@ -98,7 +98,7 @@ class Rule:
     A rule is a frozen dataclass of its settings. A guide also reads these attributes and methods of it:
 
     =================  ===========================================================================================
-    ``follows_model``  the distribution is the model's own: nothing is learned, at any inputs
+    ``follows_model``  the distribution is the model's own, at any inputs, and has no parameters
     ``gaussian``       its parameters are those of a Gaussian, for natural gradients
     ``num_nodes``      it is a quadrature rule of that many nodes for a latent per datum, given by ``nodes``
     ``follows``        the site of the inducing values that its distribution depends on, ``site.below()``
