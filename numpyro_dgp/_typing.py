@@ -5,11 +5,14 @@ One letter, one meaning, in every docstring, equation and test of the package:
 ====== ======================================================================
 letter meaning
 ====== ======================================================================
-``N``  data (rows of ``X``); also the size of a minibatch where that is clear
+``N``  data (rows of ``X``)
+``B``  rows of a minibatch
 ``D``  input dimensions of a layer (columns of ``X``)
 ``P``  outputs of a layer
 ``M``  inducing points of a layer
-``K``  importance samples of one datum
+``J``  rank of weights that are tied
+``Q``  functions that are mixed to P outputs
+``K``  importance samples of one datum, or nodes of a quadrature
 ``S``  particles, or posterior draws
 ====== ======================================================================
 

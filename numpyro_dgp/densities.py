@@ -117,13 +117,14 @@ def _kde(draws: Array, y: Array) -> Array:
 def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
     r"""The metric of the tables of Salimbeni (2020), chapter 5: a Gaussian kernel density estimate from draws of y.
 
-    .. math:: \log \tfrac1S \sum_s N(y; y_s, h^2), \qquad h = 1.06\, \hat\sigma\, S^{-1/5}
+    .. math:: \log \tfrac1S \sum_s N(y; y_s, \delta^2), \qquad \delta = 1.06\, \hat\sigma\, S^{-1/5}
 
     with :math:`\hat\sigma` the standard deviation of the draws at that point; the published runs took S = 2000.
 
-    It is biased: it widens every density by h (a Gaussian by 1.06² S^(-2/5) of its variance, 5 % for S = 2000), blurs
-    modes that are narrow next to :math:`\hat\sigma`, and beyond the outermost draw falls off like a Gaussian of
-    standard deviation h, so that outliers cost far too much. For any other purpose use ``posterior.log_density``.
+    It is biased: it widens every density by :math:`\delta` (a Gaussian by 1.06² S^(-2/5) of its variance, 5 % for
+    S = 2000), blurs modes that are narrow next to :math:`\hat\sigma`, and beyond the outermost draw falls off like a
+    Gaussian of standard deviation :math:`\delta`, so that outliers cost far too much. For any other purpose use
+    ``posterior.log_density``.
 
     Args:
         draws: of y (S, N), from ``posterior.sample``.

@@ -170,16 +170,17 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
 def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Array], functions: int) -> np.ndarray:
     r"""Initial weights for ``f(x).mix`` when the outputs have coordinates, such as pixels: neighbours are correlated.
 
-    With :math:`k(C, C) = V \Lambda V^\top` between the coordinates of the outputs, the first Q columns of
-    :math:`V \Lambda^{1/2}`, largest first, so that :math:`P P^\top \approx k(C, C)`: the best approximation of rank Q.
+    The columns of W are the first Q eigenvectors of the covariance that the kernel gives the places of the outputs,
+    largest first, each times the root of its eigenvalue. So :math:`W W^\top` is the best approximation of that
+    covariance of rank Q.
 
     Args:
-        coordinates: C, one row per output (P, D).
-        kernel: k, between coordinates.
+        coordinates: the place of every output, one row each (P, D).
+        kernel: k, between places.
         functions: Q, at most P.
 
     Returns:
-        Weights (P, Q).
+        Weights W (P, Q).
 
     Raises:
         ValueError: coordinates that are not a finite matrix, or a number of functions that is not between 1 and P.
@@ -196,12 +197,12 @@ def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Arr
     """
     require_inputs("initial.mixing", coordinates)
     require_finite("coordinates of the outputs", coordinates, "give every output a place")
-    C = jnp.asarray(coordinates, jnp.result_type(coordinates, float))
-    if not isinstance(functions, int) or not 1 <= functions <= len(C):
+    rows = jnp.asarray(coordinates, jnp.result_type(coordinates, float))
+    if not isinstance(functions, int) or not 1 <= functions <= len(rows):
         raise ValueError(
-            f"initial.mixing: expected between 1 and {len(C)} functions, the number of outputs, got {functions!r}: "
+            f"initial.mixing: expected between 1 and {len(rows)} functions, the number of outputs, got {functions!r}: "
             "fewer functions than outputs is the point of mixing them"
         )
-    values, vectors = np.linalg.eigh(np.asarray(as_kernel(kernel)(C, C), float))
+    values, vectors = np.linalg.eigh(np.asarray(as_kernel(kernel)(rows, rows), float))
     weights = vectors * np.sqrt(np.maximum(values, 0.0))
-    return weights[:, ::-1][:, :functions].astype(C.dtype)
+    return weights[:, ::-1][:, :functions].astype(rows.dtype)

@@ -3,8 +3,8 @@ r"""Predictions from a fitted program: mixtures, densities, draws of y and of wh
 One draw s of all variables below the last function gives a density :math:`p_s(y)`. The prediction is the mixture over
 draws, whose mean, variance and log density are
 
-.. math:: \bar m = \tfrac1S \sum_s m_s, \qquad
-          v = \tfrac1S \sum_s v_s + \operatorname{var}_s m_s, \qquad
+.. math:: \bar\mu = \tfrac1S \sum_s \mu_s, \qquad
+          \bar\sigma^2 = \tfrac1S \sum_s \sigma_s^2 + \operatorname{var}_s \mu_s, \qquad
           \log p(y) = \log \tfrac1S \sum_s p_s(y) .
 
 Leaving out the variance of the means is the usual mistake (Salimbeni, 2020, equations 2.20 and 2.21).

@@ -180,12 +180,12 @@ class Guide:
 
         Args:
             params: parameters, from ``svi_result.params``.
-            quantiles: probabilities (Q,).
+            quantiles: probabilities, a vector.
             *args: arguments of the model, those of the fit.
             **kwargs: its keyword arguments.
 
         Returns:
-            ``{site: values (Q, ...)}``.
+            ``{site: values}``, with the probabilities along the first axis.
 
         Raises:
             ValueError: arguments with which the model cannot be called.

@@ -1,10 +1,10 @@
 r"""Several values of every latent variable in one run of a guide and its model, and their weights.
 
-With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the nodes of a rule, and
-:math:`L(w) = E_{q(f)} \log p(y \mid f(w))`, the data term of that datum is
+With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the nodes of a rule with weights
+:math:`\nu_k`, and :math:`\mathcal L_n(w) = E_{q(f)} \log p(y_n \mid f(w))`, the data term of that datum is
 
-.. math:: \log \sum_k \omega_k, \qquad \omega_k = \tfrac1K e^{L(w^{(k)})}\, p(w^{(k)}) / q(w^{(k)})
-          \quad\text{or, at a node,}\quad \omega_k = \omega^{(k)} e^{L(w^{(k)})} .
+.. math:: \log \sum_k \omega_k, \qquad \omega_k = \tfrac1K e^{\mathcal L_n(w^{(k)})}\, p(w^{(k)}) / q(w^{(k)})
+          \quad\text{or, at a node,}\quad \omega_k = \nu_k\, e^{\mathcal L_n(w^{(k)})} .
 
 The K values, here called copies, lie along a new first batch dimension, left of all plates. The layers above are drawn
 jointly over that dimension.

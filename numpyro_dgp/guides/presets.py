@@ -68,9 +68,9 @@ class ImportanceWeighted(InducingPoint):
     r"""Importance-weighted inference of latents, with Gaussian q(v) of the inducing values: the bound
 
     .. math:: \sum_n E_{g,\, w_n^{(1)} \dots w_n^{(K)}} \log \frac1K \sum_k
-              \frac{e^{L_n(g, w_n^{(k)})}\, p(w_n^{(k)})}{q(w_n^{(k)})}
+              \frac{e^{\mathcal L_n(g, w_n^{(k)})}\, p(w_n^{(k)})}{q(w_n^{(k)})}
               - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)], \qquad
-              L_n(g, w) = E_{q(f)} \log p(y_n \mid f(g(x_n, w)))
+              \mathcal L_n(g, w) = E_{q(f)} \log p(y_n \mid f(g(x_n, w)))
 
     evaluated by ``dgp.ELBO()``. It is never below the plain bound, K = 1, in expectation. The K values of a datum go
     through one draw of the inner functions g; the last function f is integrated. NumPyro's own objectives use K = 1.
@@ -116,7 +116,8 @@ class ImportanceWeighted(InducingPoint):
 class MeanField(Guide):
     r"""Fully factorised: every inducing value and every hidden value has a Gaussian of its own.
 
-    .. math:: q = \prod_\ell \prod_{pm} N(v^\ell_{pm}; m, s^2) \prod_{np} N(h^\ell_{np}; a, b^2)
+    .. math:: q = \prod_\ell \prod_{pm} N\bigl(v^\ell_{pm}; m^\ell_{pm}, (\sigma^\ell_{pm})^2\bigr)
+              \prod_{np} N\bigl(h^\ell_{np}; t^\ell_{np}, \Omega^\ell_{np}\bigr)
 
     The hidden values are one pair of numbers per datum, created inside the data plate. Give such models process noise,
     ``f(x, noise=s)``: without it p(h | u, x) is nearly a point next to inducing inputs and the bound is poor.

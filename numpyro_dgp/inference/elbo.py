@@ -31,8 +31,10 @@ __all__ = ["ELBO"]
 class ELBO(elbo.ELBO):
     r"""The evidence lower bound, with an estimator of lower variance than those of NumPyro.
 
-    .. math:: \mathcal L = \frac{N}{|B|} \sum_{n \in B} E_{q(h_n)}\bigl[E_{q(f(h_n))} \log p(y_n \mid f(h_n))\bigr]
+    .. math:: \mathcal L = \frac{N}{B} \sum_n E_{q(h_n)}\bigl[E_{q(f(h_n))} \log p(y_n \mid f(h_n))\bigr]
               - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)] - \dots
+
+    where n goes over the B rows of a minibatch.
 
     The guide and then the model run in marginal mode: Gaussian q(v) are integrated out of every layer, hidden layers
     with the model's own conditional contribute nothing, and a KL divergence is in closed form where NumPyro or this

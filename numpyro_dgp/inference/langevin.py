@@ -1,8 +1,8 @@
 r"""Langevin dynamics with noisy gradients: one step, and how its mass and the noise are learned.
 
-Coordinates :math:`\theta` have a potential U, a mass M (diagonal) and a velocity v, the distance of one step, which
-is :math:`N(0, s)` in equilibrium, :math:`s = \varepsilon^2 / M` with the step size :math:`\varepsilon`. All functions
-act on each coordinate on its own.
+Coordinates :math:`\varphi` have a potential V, a mass (diagonal) and a velocity :math:`\dot\varphi`, the distance of
+one step, which is :math:`N(0, \kappa)` in equilibrium, with :math:`\kappa` the squared step size divided by the mass.
+All functions act on each coordinate on its own.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ class Adaptation(NamedTuple):
 def adapt(state: Adaptation, first: Array, second: Array) -> Adaptation:
     r"""Update the running means by two independent gradients at the same place.
 
-    With weight :math:`w = 1 / (\tau + 1)` and the first gradient g,
+    The new value has the weight 1 / (window + 1) in each of them: it is the first gradient in the mean, its square in
+    the mean square, and half the squared difference of the two gradients in the noise. The window becomes
 
-    .. math:: \bar g \mathrel{+}= w (g - \bar g), \quad \bar V \mathrel{+}= w (g^2 - \bar V), \quad
-              B \mathrel{+}= w (\tfrac12 (g - g')^2 - B), \quad \tau \leftarrow 1 + \tau (1 - \bar g^2 / \bar V) .
+    .. math:: 1 + \mathrm{window}\, (1 - \mathrm{mean}^2 / \mathrm{square}) ,
+
+    with the numbers from before this update.
 
     Args:
-        state: :math:`\tau`, :math:`\bar g`, :math:`\bar V` and B, each (n,).
-        first: g (n,).
-        second: g' (n,), from another minibatch.
+        state: the window and the running means, one of each per coordinate.
+        first: a gradient.
+        second: a gradient from another minibatch.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,7 +61,8 @@ def adapt(state: Adaptation, first: Array, second: Array) -> Adaptation:
         >>> print(state.square, state.noise)
         [5.] [1.]
 
-    Source: Springenberg et al. (2016), section 3.2, who take all of V for noise; B estimates the noise alone.
+    Source: Springenberg et al. (2016), section 3.2, who take all of the mean square for noise; here the
+    noise is estimated alone.
     """
     weight = 1 / (state.window + 1)
 
@@ -77,14 +80,14 @@ def adapt(state: Adaptation, first: Array, second: Array) -> Adaptation:
 def heat(mass: ArrayLike, noise: ArrayLike, step_size: float, friction: float) -> Array:
     r"""Bound on the excess temperature that noise in the gradient brings, in any direction.
 
-    .. math:: h = \frac{2 - \alpha}{4 \alpha} \sum_i s_i B_i ,
+    .. math:: \mathrm{heat} = \frac{2 - \alpha}{4 \alpha} \sum_i \kappa_i\, \mathrm{noise}_i ,
 
     a sum, because noise that is correlated between coordinates may all lie in one direction.
 
     Args:
-        mass: M (n,).
-        noise: B (n,), variance of the gradient.
-        step_size: :math:`\varepsilon`.
+        mass: of every coordinate.
+        noise: variance of the gradient, by coordinate.
+        step_size: a number.
         friction: :math:`\alpha`.
 
     Example:
@@ -106,25 +109,27 @@ def step(
 ) -> tuple[Array, Array]:
     r"""One step at temperature one: kick, half a drift, friction and noise, half a drift.
 
-    .. math:: v \leftarrow v - s \nabla U(\theta), \quad \theta \leftarrow \theta + \tfrac12 v, \quad
-              v \leftarrow (1 - \alpha) v + \sqrt{(1 - (1 - \alpha)^2) s}\, \xi, \quad
-              \theta \leftarrow \theta + \tfrac12 v .
+    .. math:: \dot\varphi \leftarrow \dot\varphi - \kappa\, \nabla V(\varphi), \quad
+              \varphi \leftarrow \varphi + \tfrac12 \dot\varphi, \quad
+              \dot\varphi \leftarrow (1 - \alpha)\, \dot\varphi + \sqrt{(1 - (1 - \alpha)^2)\, \kappa}\; \epsilon, \quad
+              \varphi \leftarrow \varphi + \tfrac12 \dot\varphi .
 
-    On a Gaussian of precision :math:`\lambda`, with :math:`a = s \lambda < 4` and noise of variance B in the gradient,
-    the stationary variance is
+    On a Gaussian of variance :math:`\sigma^2 > \kappa / 4`, with noise in the gradient, the stationary variance is
 
-    .. math:: \frac1\lambda \Bigl(1 + \frac{h}{1 - a / 4}\Bigr), \qquad h = \frac{2 - \alpha}{4 \alpha} s B :
+    .. math:: \sigma^2 \Bigl(1 + \frac{\mathrm{heat}}{1 - \kappa / 4 \sigma^2}\Bigr), \qquad
+              \mathrm{heat} = \frac{2 - \alpha}{4 \alpha}\, \kappa\, \mathrm{noise} :
 
-    exact for exact gradients, and too wide by :math:`h`, of order :math:`\varepsilon^2`, for noisy ones. Symplectic
-    Euler, the usual form, is off by :math:`a / 4`, of order :math:`\varepsilon^2` too, even for exact gradients.
+    exact for exact gradients, and too wide by the heat, of the order of the squared step size, for noisy ones.
+    Symplectic Euler, the usual form, is off by :math:`\kappa / 4 \sigma^2`, of that order too, even for exact
+    gradients.
 
     Args:
         key: PRNG key.
-        position: :math:`\theta` (n,).
-        velocity: v (n,).
-        gradient: an unbiased estimate of :math:`\nabla U(\theta)` (n,).
-        mass: M (n,).
-        step_size: :math:`\varepsilon`.
+        position: :math:`\varphi`.
+        velocity: :math:`\dot\varphi`, of the same shape.
+        gradient: an unbiased estimate of :math:`\nabla V(\varphi)`.
+        mass: of every coordinate, or one for all.
+        step_size: a number.
         friction: :math:`\alpha` in (0, 1], part of the velocity that is lost in a step.
 
     Returns:

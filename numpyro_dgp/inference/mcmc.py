@@ -25,12 +25,14 @@ __all__ = ["NonCentered", "for_mcmc"]
 class NonCentered(Reparam):
     r"""Non-centred form of the values of a layer, or of a latent ``RingNormal``.
 
-    .. math:: h = m + L\epsilon, \qquad \epsilon \sim N(0, I)
+    .. math:: h = \mu + L\epsilon, \qquad \epsilon \sim N(0, I)
 
-    Given the layer below, hidden values have a tiny variance. In the centred form, a sampler moves them and the
-    variables that they depend on only in tiny steps. In the non-centred form the chain has the site ``"<name>_white"``,
-    a priori standard normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance
-    and need no ``"<name>_white"``.
+    with the mean :math:`\mu` and the covariance :math:`L L^\top` of the values given v and the layer below.
+
+    Given these, hidden values have a tiny variance. In the centred form, a sampler moves them and the variables that
+    they depend on only in tiny steps. In the non-centred form the chain has the site ``"<name>_white"``, a priori
+    standard normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance and need
+    no ``"<name>_white"``.
 
     ``handlers.reparam(model, config={"h": dgp.NonCentered()})`` for one layer, ``dgp.for_mcmc(model)`` for all.
 

@@ -15,8 +15,8 @@ __all__ = ["minibatch"]
 class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     r"""Handler that tells a program's plates that their rows are a minibatch of more.
 
-    Every site in the plate counts :math:`N / |B|` times, with N given here and :math:`|B|` the size that the program
-    gives the plate. For rows that are all in memory, ``numpyro.plate("data", N, subsample_size=B)`` does the same.
+    Every site in the plate counts :math:`N / B` times, with N given here and B the size that the program gives the
+    plate. For rows that are all in memory, ``numpyro.plate("data", N, subsample_size=B)`` does the same.
 
     Args:
         fn: the program.

@@ -4,7 +4,7 @@ The potential is the negative log joint density of the program, in unconstrained
 Every step has new rows of the data and new values of the hidden layers, drawn from :math:`p(h \mid v)`. The gradient
 is then unbiased for that of
 
-.. math:: \log p(\vartheta) + \log p(v) + \sum_n E_{p(h_n \mid v)} [\log p(y_n \mid h_n, v)],
+.. math:: \log p(\varphi) + \log p(v) + \sum_n E_{p(h_n \mid v)} [\log p(y_n \mid h_n, v)],
 
 which is, at a single v, the bound that guides such as ``InducingPoint`` maximise. Its exponential, normalised, is the
 optimal q(v) of that bound, and the chain draws from it without assuming a family.
@@ -89,7 +89,7 @@ class SGHMC(MCMCKernel):
     Args:
         model: the program.
         params: values for its ``numpyro.param`` sites, for example ``svi_result.params``.
-        step_size: :math:`\varepsilon`; with ``adapt_mass`` a gradient moves a coordinate by about its square.
+        step_size: with ``adapt_mass`` a gradient moves a coordinate by about its square.
         friction: :math:`\alpha` in (0, 1], part of the velocity lost in a step.
         adapt_mass: learn the mass in warm-up; else it is one, and the step must suit the number of data.
         init_strategy: NumPyro's, for example ``init_to_value(values=guide.median(params, X, y))``.

@@ -2,7 +2,7 @@ r"""The possible values at the site of a layer's whitened inducing values.
 
 The value at a layer's sample site is one of three things, and the layer handles all of them:
 
-- an array: one draw of the whitened values :math:`v`, with :math:`u = L v`, :math:`K_{ZZ} = L L^\top`;
+- an array: one draw of the whitened values :math:`v`, with :math:`u = L v`, :math:`k(Z, Z) = L L^\top`;
 - a :class:`Belief`: a Gaussian :math:`q(v)`, which the layer integrates out (inside ``dgp.ELBO``);
 - a :class:`FunctionDraw`: a draw of the whole function, consistent across inputs (``dgp.predict``).
 """
@@ -87,7 +87,7 @@ class Belief(dist.Distribution):
     r"""A Gaussian over whitened inducing values, event shape (P, M) or (M,).
 
     Subclasses say what the Gaussian adds to the covariance of the function at inputs whose whitened
-    cross-covariance is :math:`A = k(x, Z) L^{-\top}`: the spread :math:`A S A^\top`.
+    cross-covariance is :math:`A = k(x, Z) L^{-\top}`: the spread :math:`A \Sigma A^\top`.
     """
 
     loc: Array
@@ -127,11 +127,11 @@ def _correlated(loc: Array, scale_tril: Array, white: Array) -> Array:
 
 
 class FullBelief(Belief):
-    r"""Full covariance per output: :math:`q(v_p) = N(m_p, L_p L_p^\top)`.
+    r"""Full covariance per output: :math:`q(v_p) = N(m_p, R_p R_p^\top)`.
 
     Args:
         loc: means, (P, M) or (M,).
-        scale_tril: lower triangular factors (P, M, M) or (M, M); the signs of the diagonal are free.
+        scale_tril: lower triangular factors R, (P, M, M) or (M, M); the signs of the diagonal are free.
     """
 
     arg_constraints = {"loc": constraints.real, "scale_tril": constraints.real}
@@ -181,11 +181,11 @@ class FullBelief(Belief):
 
 
 class DiagonalBelief(Belief):
-    r"""Independent values: :math:`q(v_{pm}) = N(m_{pm}, s_{pm}^2)`.
+    r"""Independent values: :math:`q(v_{pm}) = N(m_{pm}, \sigma_{pm}^2)`.
 
     Args:
         loc: means, (P, M) or (M,).
-        scale: standard deviations of the same shape; their signs are free.
+        scale: standard deviations :math:`\sigma` of the same shape; their signs are free.
     """
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.real}

@@ -1,12 +1,14 @@
 r"""Expectations of log densities under Gaussians that have a closed form.
 
-With :math:`v \sim N(m, s^2)`:
+With function values :math:`v \sim N(\mu, \sigma^2)`, a slope :math:`\alpha` and an offset :math:`\beta`:
 
-- ``Normal(a v + b, c)``: :math:`\log N(y; am + b, c^2) - \tfrac12 a^2 s^2 / c^2`;
-- a rate :math:`r = e^{av+b}` of ``Poisson``, ``Exponential`` or ``Gamma``: :math:`E[\log r] = am + b` and
-  :math:`E[r] = e^{am + b + a^2 s^2/2}`.
+- a normal y of mean :math:`\alpha v + \beta` and scale :math:`\tau`:
+  :math:`\log N(y; \alpha\mu + \beta, \tau^2) - \tfrac12 \alpha^2 \sigma^2 / \tau^2`;
+- a rate :math:`e^{\alpha v + \beta}` of ``Poisson``, ``Exponential`` or ``Gamma``:
+  :math:`E[\log \mathrm{rate}] = \alpha\mu + \beta` and
+  :math:`E[\mathrm{rate}] = e^{\alpha\mu + \beta + \alpha^2 \sigma^2/2}`.
 
-The user does not pass the slope a and the offset b: they come from one forward-mode derivative at m.
+The user does not pass the slope and the offset: they come from one forward-mode derivative at :math:`\mu`.
 Source: Salimbeni (2020), section 1.2.
 """
 
@@ -39,7 +41,7 @@ class ClosedForms(NamedTuple):
     Args:
         expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), number by number.
         log_marginal: :math:`\log E[p(y \mid v)]`, likewise.
-        normal: of ``Normal(a v + b, c)``, from v to its mean, its slope a and its scale c.
+        normal: of ``Normal(slope * v + offset, scale)``, from v to its mean, its slope and its scale.
     """
 
     expected_log_prob: ClosedForm | None = None
@@ -77,9 +79,9 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
 
 
 def normal_form(conditional: Conditional, v: Array) -> tuple[Array, Array, Array]:
-    """Slope a, offset b and scale c of a conditional that is ``Normal(a v + b, c)``.
+    """Slope, offset and scale of a conditional that is ``Normal(slope * v + offset, scale)``.
 
-    They broadcast against v; the slope of ``Normal(v, c)`` is a single one.
+    They broadcast against v; the slope of ``Normal(v, scale)`` is a single one.
     """
     example = conditional(v)
     if example.loc is v:

@@ -94,7 +94,9 @@ def sum_event(values: Array, event_dim: int) -> Array:
 
 
 class FunctionValues(Values):
-    r"""Values of P independent functions at each input on its own: :math:`h_{np} \sim N(m_{np}, c_{np} + s_{np})`.
+    r"""Values of P independent functions at each input on its own.
+
+    .. math:: h_{np} \sim N(\mu_{np},\; c_{np} + \mathrm{spread}_{np})
 
     Args:
         loc: means, (..., P), or (...,) for a scalar function.
@@ -147,12 +149,12 @@ class FunctionValues(Values):
         return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim, self.total, self.origin)
 
     def mix(self, P: ArrayLike) -> MixedValues:
-        r"""Values of P linear mixtures of the Q functions, :math:`v = P g(x)`, inside a ``Likelihood``.
+        r"""Values of P linear mixtures of the Q functions, :math:`f(x) = W g(x)`, inside a ``Likelihood``.
 
-        .. math:: E[v] = P m, \qquad \operatorname{Cov}[v] = P \,\mathrm{diag}(c + s)\, P^\top
+        .. math:: E[f] = W \mu, \qquad \operatorname{Cov}[f] = W \,\mathrm{diag}(c + \mathrm{spread})\, W^\top
 
         Args:
-            P: weights (P, Q): fixed, a ``numpyro.param`` or the value of a site.
+            P: weights W (P, Q): fixed, a ``numpyro.param`` or the value of a site.
 
         Raises:
             ValueError: weights that are not a finite matrix with one column per function, or mixed values used as
@@ -173,18 +175,20 @@ class Propagated(FunctionValues):
 
 
 class MixedValues(FunctionValues):
-    r"""Linear mixtures of independent functions, :math:`v = P g(x)`: correlated outputs under a ``Likelihood``.
+    r"""Linear mixtures of independent functions, :math:`f(x) = W g(x)`: correlated outputs under a ``Likelihood``.
 
-    ``f(x).mix(P)`` makes it. With :math:`g_q(x) \sim N(m_q, s_q)` the mixtures have marginals
-    :math:`v_p \sim N((P m)_p, (P^{\circ 2} s)_p)`, which is all that the expected log density of a likelihood that
-    factorises over outputs needs: ``loc``, ``conditional_variance`` and ``spread`` are the marginal ones. Draws and the
-    log density of several outputs together use their covariance :math:`P \,\mathrm{diag}(s) P^\top`. A shared kernel k
-    gives the outputs the covariance :math:`(P P^\top) \otimes k`, kernels of their own the linear model of
-    coregionalisation, :math:`\sum_q P_{pq} P_{p'q} k_q`.
+    ``g(x).mix(W)`` makes it. With :math:`g_q(x) \sim N(\mu_q, \sigma_q^2)`, where :math:`\sigma_q^2` is the conditional
+    variance and the spread together, the mixtures have marginals
+    :math:`f_p(x) \sim N(\sum_q W_{pq} \mu_q, \sum_q W_{pq}^2 \sigma_q^2)`, which is all that the expected log density
+    of a likelihood that factorises over outputs needs: ``loc``, ``conditional_variance`` and ``spread`` are the
+    marginal ones. Draws and the log density of several outputs together use their covariance
+    :math:`W \,\mathrm{diag}(\sigma^2)\, W^\top`. A shared kernel k gives the outputs the covariance
+    :math:`(W W^\top) \otimes k`, kernels of their own the linear model of coregionalisation,
+    :math:`\sum_q W_{pq} W_{p'q} k_q`.
 
     Args:
         functions: the values that are mixed, event shape (Q,).
-        P: weights (P, Q).
+        P: weights W (P, Q).
 
     Raises:
         ValueError: weights that are not a matrix with one column per function, or not finite; used as the site of a
@@ -217,15 +221,17 @@ class MixedValues(FunctionValues):
         return self.mixed(self.functions.sample(key, sample_shape)), []
 
     def observed(self, mean: Array, slope: Array, scale: ArrayLike) -> dist.LowRankMultivariateNormal:
-        r"""The distribution of all columns of :math:`y \sim N(a v + b, c^2)` together, the mixtures v integrated out.
+        r"""The distribution of all columns of y together, the mixtures integrated out.
 
-        It is :math:`N(a P m + b,\; a P\,\mathrm{diag}(s) P^\top a + c^2)`, whose covariance is one of rank Q plus a
-        diagonal.
+        Given the mixtures, :math:`y_p \sim N(\alpha_p f_p + \beta_p, \tau_p^2)`. Then y is Gaussian with the mean
+        :math:`\alpha \odot W \mu + \beta` and the covariance
+        :math:`G \,\mathrm{diag}(\sigma^2)\, G^\top + \mathrm{diag}(\tau^2)`, :math:`G = \mathrm{diag}(\alpha)\, W`:
+        one of rank Q plus a diagonal.
 
         Args:
-            mean: of y at the means of v, a P m + b (..., P).
-            slope: a (..., P).
-            scale: c, broadcasts against ``mean``.
+            mean: of y at the means of the mixtures (..., P).
+            slope: :math:`\alpha` (..., P).
+            scale: :math:`\tau`, broadcasts against ``mean``.
 
         Example:
             >>> g = FunctionValues(jnp.zeros((1, 2)), jnp.ones((1, 2))).mix(jnp.array([[1.0, 0.0], [1.0, 1.0]]))

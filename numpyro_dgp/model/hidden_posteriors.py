@@ -1,13 +1,13 @@
 r"""Posteriors of hidden values that keep their dependence on the inducing values of their layer.
 
-.. math:: q(h_n \mid v) = N(T_n v + M_n, S_n), \qquad p(h_n \mid v, x_n) = N(m_n + A_n v, c_n)
+.. math:: q(h_n \mid v) = N(T_n v + t_n, \Omega_n), \qquad p(h_n \mid v, x_n) = N(m(x_n) + a_n v, c_n)
 
-While a belief q(v) = N(m, L L') is integrated out, a draw of h comes from the marginal
-:math:`N(T_n m + M_n, S_n + T_n L L^\top T_n^\top)`. The divergence, averaged over v, contains v only in the *gap*
-between the two means, :math:`(T_n - A_n) v + M_n - m_n`, which is Gaussian:
+While a belief :math:`q(v) = N(m, \Sigma)` is integrated out, a draw of h comes from the marginal
+:math:`N(T_n m + t_n, \Omega_n + T_n \Sigma T_n^\top)`. The divergence, averaged over v, contains v only in the *gap*
+between the two means, :math:`(T_n - a_n) v + t_n - m(x_n)`, which is Gaussian:
 
 .. math:: E_{q(v)} \mathrm{KL}[q(h_n \mid v) \,\|\, p(h_n \mid v)] = \tfrac12 \Bigl(
-          \frac{S_n + E[\mathrm{gap}]^2 + \mathrm{var}[\mathrm{gap}]}{c_n} - 1 + \log \frac{c_n}{S_n} \Bigr)
+          \frac{\Omega_n + E[\mathrm{gap}]^2 + \mathrm{var}[\mathrm{gap}]}{c_n} - 1 + \log \frac{c_n}{\Omega_n} \Bigr)
 
 Source: Chamberlin (2016), sections 4.3 and 4.4, whitened; there with log N(h; f, s^2) in place of log p(h | v).
 """
@@ -28,11 +28,11 @@ __all__ = ["ConditionalValues", "CorrelatedValues"]
 
 
 class ConditionalValues(FunctionValues):
-    """q(h | v), every number on its own.
+    r"""q(h | v), every number on its own.
 
     Args:
         loc: means (..., P) or (...,), at the mean of v where a belief about v is integrated out.
-        conditional_variance: S, of the same shape.
+        conditional_variance: :math:`\Omega`, of the same shape.
         spread: variances that the belief adds, or ``None``.
         gap: variance of the gap under the belief, or ``None``.
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
@@ -54,11 +54,11 @@ class ConditionalValues(FunctionValues):
 
 
 class CorrelatedValues(Values):
-    """q(h | v), with correlations between the P outputs at each input.
+    r"""q(h | v), with correlations between the P outputs at each input.
 
     Args:
         loc: means (..., P), at the mean of v where a belief about v is integrated out.
-        scale_tril: triangular roots of S (..., P, P).
+        scale_tril: triangular roots of :math:`\Omega` (..., P, P).
         spread: covariances that the belief adds (..., P, P), or ``None``.
         gap: variances of the gap under the belief (..., P), or ``None``.
     """
@@ -110,7 +110,7 @@ def _kl_conditional(q: ConditionalValues, p: FunctionValues) -> Array:
 
 @kl_divergence.register(CorrelatedValues, FunctionValues)
 def _kl_correlated(q: CorrelatedValues, p: FunctionValues) -> Array:
-    # The divergence of independent numbers with the variances of S, plus the loss of entropy by the correlations in S.
+    # The divergence of independent numbers with the variances of Omega, plus the loss of entropy by its correlations.
     own = jnp.square(q.scale_tril).sum(-1)
     correlations = 0.5 * jnp.log(own).sum(-1) - log_determinant(q.scale_tril)
     return expected_kl(own, _gap(q, p), p.conditional_variance).sum(-1) + correlations

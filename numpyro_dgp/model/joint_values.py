@@ -130,14 +130,14 @@ class KnownValues(JointValues):
 
 
 class WhitenedValues(JointValues):
-    r"""A Gaussian over joint values in the whitened coordinates of their prior: :math:`m + L(a + R\epsilon)`.
+    r"""A Gaussian over joint values in the whitened coordinates of their prior: :math:`m(x) + L(m + R\epsilon)`.
 
     A posterior over the values of an exact process is nearly singular wherever its prior is. In these
     coordinates its divergence from the prior and its log density are exact all the same.
 
     Args:
-        prior: the prior of the values, mean m and covariance :math:`L L^\top` given u.
-        shift: a, whitened means (P, N).
+        prior: the prior of the values, mean m(x) and covariance :math:`L L^\top` given u.
+        shift: m, whitened means (P, N).
         root: R, triangular (P, N, N); signs on the diagonal are free.
     """
 

@@ -140,9 +140,9 @@ class Likelihood(dist.Distribution):
         return elementwise(self.conditional(v))
 
     def normal_form(self) -> tuple[Array, Array, Array] | None:
-        """Slope a, offset b and scale c where the conditional is ``Normal(a v + b, c)``, else ``None``.
+        """Slope, offset and scale where the conditional is ``Normal(slope * v + offset, scale)``, else ``None``.
 
-        They broadcast against v; the slope of ``Normal(v, c)`` is a single one.
+        They broadcast against v; the slope of ``Normal(v, scale)`` is a single one.
         """
         return None if self.closed.normal is None else normal_form(self.per_number, self.f_x.loc)
 
@@ -173,7 +173,7 @@ class Likelihood(dist.Distribution):
     def log_marginal(self, value: ArrayLike) -> Array:
         r"""The normalised log density :math:`\log E[p(y \mid v)]` of each observation.
 
-        For mixed values, ``f(x).mix(P)``, it accounts for the correlations between outputs: in closed form for
+        For mixed values, ``f(x).mix(W)``, it accounts for the correlations between outputs: in closed form for
         ``Normal``, by draws of the functions for other conditionals.
         """
         y, f = self._observations(value), self.f_x

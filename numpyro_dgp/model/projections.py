@@ -1,12 +1,12 @@
 r"""Linear projections of the inputs whose matrix is uncertain.
 
-With whitened entries :math:`v_{qd} \sim N(0, 1)` and a belief :math:`q(v_q) = N(m_q, S_q)` about each row,
+With whitened entries :math:`v_{pd} \sim N(0, 1)` and a belief :math:`q(v_p) = N(m_p, \Sigma_p)` about each row,
 
 .. math::
-    z = m(x) + A x, \quad A_{qd} = s_d v_{qd}, \qquad
-    q(z_q) = N\bigl(m_q(x) + m_q^\top (s \odot x),\; (s \odot x)^\top S_q (s \odot x)\bigr)
+    z = m(x) + \Pi x, \quad \Pi_{pd} = \sigma_d v_{pd}, \qquad
+    q(z_p) = N\bigl(m(x)_p + m_p^\top (\sigma \odot x),\; (\sigma \odot x)^\top \Sigma_p (\sigma \odot x)\bigr)
 
-Given A, z is deterministic. A bound that is a sum over data needs only the marginals above.
+Given :math:`\Pi`, z is deterministic. A bound that is a sum over data needs only the marginals above.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def _kl_determined(q: FunctionValues, p: Determined) -> Array:
 
 @pytree
 class Projection:
-    """A random linear function; ``dgp.projection`` makes it.
+    r"""A random linear function; ``dgp.projection`` makes it.
 
     Args:
-        scale: prior standard deviations s of the entries, per input column (D,).
+        scale: prior standard deviations :math:`\sigma` of the entries, per input column (D,).
         u: what is known about the whitened entries: an array, a ``Belief`` or a ``FunctionDraw``.
-        outputs: Q, or ``None`` for a scalar function.
+        outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of the entries.
     """
@@ -104,7 +104,7 @@ class Projection:
             x: inputs (..., D).
 
         Returns:
-            A distribution with batch shape ``x.shape[:-1]`` and event shape (Q,), or () for a scalar function.
+            A distribution with batch shape ``x.shape[:-1]`` and event shape (P,), or () for a scalar function.
 
         Raises:
             ValueError: inputs of another width, NaN or infinite inputs.
@@ -121,7 +121,7 @@ class Projection:
             labels: integers (...,) from 0 to D - 1; the input is 1 in that column and 0 in the others.
 
         Returns:
-            A distribution with batch shape ``labels.shape`` and event shape (Q,), or () for a scalar function.
+            A distribution with batch shape ``labels.shape`` and event shape (P,), or () for a scalar function.
 
         Raises:
             ValueError: labels that are not integers from 0 to D - 1.
@@ -148,7 +148,7 @@ class Projection:
         """Projected inputs with their correlations over the last batch dimension of ``x`` (..., N, D).
 
         Returns:
-            A distribution with batch shape ``x.shape[:-2]`` and event shape (N, Q), or (N,).
+            A distribution with batch shape ``x.shape[:-2]`` and event shape (N, P), or (N,).
         """
         x = self._inputs(x)
         each, scaled = self(x), (x * self.scale).reshape(-1, *x.shape[-2:])
@@ -161,7 +161,7 @@ class Projection:
         return DeterminedJoint(each.loc, none, spread, event_dim, origin=Origin(self, x))
 
     def draw(self, key: Array, x: Array) -> Array:
-        """Draws of m(x) + A x, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, Q)."""
+        r"""Draws of :math:`m(x) + \Pi x`, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, P)."""
         v = self._entries()
         if isinstance(self.u, Belief):
             v = self.u.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], *v.shape)
@@ -175,7 +175,7 @@ class Projection:
         return Determined(loc, jnp.zeros_like(loc), spread, event_dim, origin=Origin(self, x))
 
     def _entries(self) -> Array:
-        """Whitened entries (Q, D): a draw of them, or their mean under a belief."""
+        """Whitened entries (P, D): a draw of them, or their mean under a belief."""
         if isinstance(self.u, Belief):
             return self._rows(self.u.loc)
         return self._rows(self.u.u if isinstance(self.u, FunctionDraw) else self.u)
@@ -202,16 +202,16 @@ def projection(
     *,
     mean: Callable[[Array], Array] | None = None,
 ) -> Projection:
-    r"""A linear projection of the inputs, :math:`z = m(x) + A x`, with a Gaussian prior on the matrix A.
+    r"""A linear projection of the inputs, :math:`z = m(x) + \Pi x`, with a Gaussian prior on the matrix :math:`\Pi`.
 
-    For many input columns, or for labels as one-hot rows: a layer above has Q input columns, and the matrix is
+    For many input columns, or for labels as one-hot rows: a layer above has P input columns, and the matrix is
     integrated out instead of fitted. It opens one sample site, ``name``: the whitened entries :math:`v`, event shape
-    (Q, D), or (D,) for a scalar function, :math:`A_{qd} = s_d v_{qd}`. Guides treat them as the inducing values of a
-    layer. Call it outside every plate, and the projection inside: ``z = numpyro.sample("z", A(x))``.
+    (P, D), or (D,) for a scalar function, :math:`\Pi_{pd} = \sigma_d v_{pd}`. Guides treat them as the inducing values
+    of a layer. Call it outside every plate, and the projection inside: ``z = numpyro.sample("z", project(x))``.
 
-    The rows of A are independent in every guide. ``Full()`` holds a (D, D) matrix for each of them; for many columns
-    give the site ``Diagonal()``. In ``dgp.ELBO`` each z is drawn from its own Gaussian instead of one A for all data:
-    the bound is a sum over data, so that its mean is the same and its variance smaller.
+    The rows of :math:`\Pi` are independent in every guide. ``Full()`` holds a (D, D) matrix for each of them; for many
+    columns give the site ``Diagonal()``. In ``dgp.ELBO`` each z is drawn from its own Gaussian instead of one
+    :math:`\Pi` for all data: the bound is a sum over data, so that its mean is the same and its variance smaller.
 
     MCMC needs ``dgp.for_mcmc(model)``, which makes ``"z"`` a deterministic site; NUTS on the bare program stops with
     an error, because a continuous site without variance has no density.
@@ -219,10 +219,10 @@ def projection(
     Args:
         name: name of the site.
         inputs: D, columns of the inputs.
-        outputs: Q, columns of the projection; ``None`` for a scalar function.
-        scale: s, prior standard deviation of the entries, in units of z per unit of x: a number, or one per
-            input column (D,). Its dtype is that of the site.
-        mean: m, a mean function such as ``dgp.means.pca(X, Q)``; zero by default.
+        outputs: P, columns of the projection; ``None`` for a scalar function.
+        scale: :math:`\sigma`, prior standard deviation of the entries, in units of z per unit of x: a number, or one
+            per input column (D,). Its dtype is that of the site.
+        mean: m, a mean function such as ``dgp.means.pca(X, P)``; zero by default.
 
     Returns:
         The random projection.
@@ -235,9 +235,9 @@ def projection(
         >>> import numpyro
         >>> import numpyro_dgp as dgp
         >>> with numpyro.handlers.seed(rng_seed=0):
-        ...     A = dgp.projection("A", 50, 2)
+        ...     project = dgp.projection("projection", 50, 2)
         ...     with numpyro.plate("data", 7):
-        ...         z = numpyro.sample("z", A(jnp.ones((7, 50))))
+        ...         z = numpyro.sample("z", project(jnp.ones((7, 50))))
         ...         x = dgp.latent("w", z, 1)
         >>> z.shape, x.shape
         ((7, 2), (7, 3))

@@ -4,9 +4,9 @@ With :math:`L L^\top = k(Z, Z)`, :math:`A = k(x, Z) L^{-\top}` and whitened indu
 
 .. math::
     p(f(x) \mid v) = N\bigl(m(x) + A v,\; k(x, x) - A A^\top\bigr), \qquad
-    q(f(x)) = N\bigl(m(x) + A m,\; k(x, x) - A A^\top + A S A^\top\bigr)
+    q(f(x)) = N\bigl(m(x) + A m,\; k(x, x) - A A^\top + A \Sigma A^\top\bigr)
 
-where q(v) = N(m, S). Source: Salimbeni (2020), equations 1.28 and 1.29, whitened.
+where :math:`q(v) = N(m, \Sigma)`. Source: Salimbeni (2020), equations 1.28 and 1.29, whitened.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class InducedFunction:
         raise NotImplementedError
 
     def conditional_variance(self, rows: Array, A: Array) -> Array:
-        """k(x, x) - A A', variances of f at rows (N, D) given v: shape (N,), or (P, N) where outputs differ."""
+        """Diagonal of k(x, x) - A A^T, variances of f at rows (N, D) given v: (N,), or (P, N) where outputs differ."""
         return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.size)
 
     def held(self) -> Self:
@@ -307,11 +307,11 @@ class InducedFunction:
     def draw(self, key: Array, x: Array) -> Array:
         r"""Draws of f(x), joint over the last batch dimension of ``x`` (..., K, D) only: shape (..., K, P).
 
-        The inducing values are drawn once for every K inputs, :math:`m(x) + A v + c` with :math:`c = L \epsilon`,
-        :math:`L L^\top = C = k(x, x) - A A^\top`: no K x K matrix depends on the belief, and none is per output where
+        The inducing values are drawn once for every K inputs, :math:`m(x) + A v + F \epsilon` with
+        :math:`F F^\top = k(x, x) - A A^\top`: no K x K matrix depends on the belief, and none is per output where
         outputs share a kernel. The derivative by one input leaves the values at the others where they are: it is that
-        of the interpolant :math:`C(x_k, x)\, C^{-1} c`. In expectation this is the derivative, because the law of the
-        other values does not depend on :math:`x_k`.
+        of the interpolant :math:`[k(x_k, x) - A(x_k) A(x)^\top] (F F^\top)^{-1} F \epsilon`. In expectation this is
+        the derivative, because the law of the other values does not depend on :math:`x_k`.
         """
         belief_key, white_key = jax.random.split(key)
         stop = jax.lax.stop_gradient
@@ -319,10 +319,10 @@ class InducedFunction:
         # The same numbers twice: the first is differentiated by the parameters, the second by the inputs.
         A, B = (_by_batch(f.features(a.reshape(-1, a.shape[-1])), a) for f, a in ((self, here), (fixed, x)))
         prior = self.covariance(here)
-        C = prior - matmul(A, A.mT)
-        L = conditional_cholesky(C, jnp.diagonal(prior, axis1=-2, axis2=-1))
+        conditional = prior - matmul(A, A.mT)
+        F = conditional_cholesky(conditional, jnp.diagonal(prior, axis1=-2, axis2=-1))
         white = jax.random.normal(white_key, (*x.shape[:-2], size, x.shape[-2], 1), A.dtype)
-        weights = solve_lower(stop(L), white, transpose=True)
+        weights = solve_lower(stop(F), white, transpose=True)
         cross = fixed.covariance(x, here) - matmul(B, stop(A).mT)
         u: Any = self.u
         if isinstance(u, Belief):
@@ -330,7 +330,7 @@ class InducedFunction:
         else:
             v = self.by_output(u)[..., None]
         known = (A + B - stop(B)) @ v
-        return (known + L @ white + (cross - stop(C)) @ weights)[..., 0].mT + self.mean(x)
+        return (known + F @ white + (cross - stop(conditional)) @ weights)[..., 0].mT + self.mean(x)
 
     def moments(self, rows: Array) -> Moments:
         """Moments at rows (N, D), the mean without the mean function."""

@@ -26,7 +26,7 @@ def _of_class(values: Array, y: ArrayLike) -> Array:
 
 
 class RobustMax(dist.Distribution):
-    r"""Robust-max classification: class :math:`\arg\max_c v_c` with probability :math:`1 - \epsilon`, else any other.
+    r"""Robust-max classification: class :math:`\arg\max_p v_p` with probability :math:`1 - \epsilon`, else any other.
 
     Inside ``Likelihood`` its expectation needs only the probability that :math:`v_y` is the largest, one
     one-dimensional Gauss-Hermite integral.
@@ -87,13 +87,13 @@ class RobustMax(dist.Distribution):
         return jnp.log(_of_class(self.probs, value))
 
     def expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
-        """E[log p(y | v)] for independent v_c ~ N(loc_c, variance_c)."""
+        """E[log p(y | v)] for independent v_p ~ N(loc_p, variance_p)."""
         first = self._probability_first(y, loc, variance)
         other = jnp.log(self.epsilon / (loc.shape[-1] - 1))
         return first * jnp.log1p(-self.epsilon) + (1 - first) * other
 
     def log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
-        """log E[p(y | v)] for independent v_c ~ N(loc_c, variance_c)."""
+        """log E[p(y | v)] for independent v_p ~ N(loc_p, variance_p)."""
         first = self._probability_first(y, loc, variance)
         return jnp.log(first * (1 - self.epsilon) + (1 - first) * self.epsilon / (loc.shape[-1] - 1))
 

@@ -40,12 +40,14 @@ def _require_positive(owner: str, what: str, value: float) -> None:
 
 
 def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
-    r"""The ramp of step sizes :math:`\gamma_t = \gamma_0\,(\gamma_K / \gamma_0)^{\min(t / K,\, 1)}`.
+    r"""A ramp of step sizes, which changes by the same factor in every step.
+
+    .. math:: \gamma_i = \mathrm{initial}\, (\mathrm{final} / \mathrm{initial})^{\min(i / \mathrm{steps},\, 1)}
 
     Args:
         initial: first step size.
-        final: step size from step K on.
-        steps: K.
+        final: step size after ``steps`` steps.
+        steps: number of steps until then.
 
     Returns:
         An optax schedule: a function from the step t to the step size.
@@ -78,13 +80,13 @@ class State(NamedTuple):
 class NaturalGradient(_NumPyroOptim):
     r"""Natural-gradient steps for Gaussian posteriors, any optax optimiser for everything else, in one backward pass.
 
-    .. math:: \xi \leftarrow \xi - \gamma\, \frac{\partial \xi}{\partial \theta}\,
+    .. math:: \xi \leftarrow \xi + \gamma\, \frac{\partial \xi}{\partial \theta}\,
               \frac{\partial \mathcal L}{\partial \eta^\top}
 
-    with :math:`\theta` natural, :math:`\eta` expectation and :math:`\xi` the chosen coordinates. Under a Gaussian
-    likelihood a step of size 1 in natural coordinates goes to the optimum. A step that would leave the cone of
-    positive-definite matrices is halved, for the Gaussian concerned only, until it stays inside, and once more, so
-    that at least half of the precision is left; :meth:`shortened` counts.
+    with the bound :math:`\mathcal L` and :math:`\theta` natural, :math:`\eta` expectation and :math:`\xi` the chosen
+    coordinates. Under a Gaussian likelihood a step of size 1 in natural coordinates goes to the optimum. A step that
+    would leave the cone of positive-definite matrices is halved, for the Gaussian concerned only, until it stays
+    inside, and once more, so that at least half of the precision is left; :meth:`shortened` counts.
 
     Use it as the optimiser: ``SVI(model, guide, NaturalGradient(guide, 0.1, optax.adam(0.01)), ELBO())``.
     Steps for sites inside a plate are relative to the single datum: rows outside the minibatch are left unchanged.

@@ -48,16 +48,16 @@ class _Solution(NamedTuple):
 class Collapsed(Guide):
     r"""Every q(v) at its optimum in closed form, with Gaussian posteriors of hidden layers and latents.
 
-    .. math:: q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, m_n, \mathrm{diag}\, s_n^2)
+    .. math:: q = \prod_\ell q^*(v^\ell) \prod_n N(h^\ell_n;\, t^\ell_n, \mathrm{diag}\, \Omega^\ell_n)
 
     With one layer this is Titsias' bound, with Gaussian latents the Bayesian GPLVM, with hidden layers (which need
     process noise, ``f(x, noise=s)``) the mean-field deep bound. ``dgp.ELBO()`` evaluates it without drawing hidden
     layers, so that ``dgp.optim.minimize`` can be used; only hyperparameters with a posterior of their own are drawn.
     It needs all data at once, a Gaussian likelihood, and layers whose input columns are data, latents or hidden values.
 
-    ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + M_n, S_n)` with the weights T at
-    their optimum too, and S at most the variance of the process noise (:mod:`numpyro_dgp.bounds.given_inducing`): as
-    many parameters, and the larger bound.
+    ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + t_n, \Omega_n)` with the weights T
+    at their optimum too, and :math:`\Omega` at most the variance of the process noise
+    (:mod:`numpyro_dgp.bounds.given_inducing`): as many parameters, and the larger bound.
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
     :math:`\log p(h \mid v, x)` that other guides use. Where the process has variance given its inducing values, the

@@ -1,4 +1,4 @@
-"""Hidden layers of a collapsed bound with q(h | v) = N(T v + M, S)."""
+r"""Hidden layers of a collapsed bound with :math:`q(h \mid v) = N(T v + t, \Omega)`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ __all__ = ["FollowedLayer", "FollowInducing", "closed_form", "followed_layers"]
 
 
 class FollowingValues(FunctionValues):
-    """q(h | v) given by its mean over v and the variances S; T and q(v) are still to be optimised."""
+    r"""q(h | v) given by its mean over v and the variances :math:`\Omega`; T and q(v) are still to be optimised."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FollowInducing(Rule):
-    """``GivenInducing()`` in a collapsed bound: a mean and a share r = S / s² of the process noise for every value."""
+    r"""``GivenInducing()`` in a collapsed bound: for every value a mean, and a share :math:`r = \Omega / s^2` of the
+    process noise."""
 
     scale: float = 0.5
 
@@ -50,7 +51,7 @@ class FollowInducing(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class FollowedLayer(Rule):
-    """A layer at its optimum, and the rule that draws from it: q(h | v) = N(T v + M, S).
+    r"""A layer at its optimum, and the rule that draws from it: :math:`q(h \mid v) = N(T v + t, \Omega)`.
 
     Args:
         inducing: site of its inducing values.
@@ -58,8 +59,8 @@ class FollowedLayer(Rule):
         bound: what the layer contributes to the bound.
         marginal: means and variances of its values (N, P).
         weights: T (P, N, M).
-        shift: M (N, P).
-        variance: S (N, P).
+        shift: t (N, P).
+        variance: :math:`\Omega` (N, P).
     """
 
     inducing: str

@@ -17,9 +17,9 @@ __all__ = ["OpperArchambeau"]
 
 @dataclasses.dataclass(frozen=True)
 class OpperArchambeau(Rule):
-    r"""Values of an exact scalar process by 2 N numbers.
+    r"""Values of an exact scalar process by 2 N numbers, :math:`\alpha` and :math:`\lambda`.
 
-    .. math:: q(f) = N\bigl(m + K\alpha,\; (K^{-1} + \mathrm{diag}(\lambda)^2)^{-1}\bigr)
+    .. math:: q(f(X)) = N\bigl(m(X) + k(X, X)\, \alpha,\; (k(X, X)^{-1} + \mathrm{diag}(\lambda)^2)^{-1}\bigr)
 
     The optimum over all Gaussians has this form when the likelihood factorises over data.
 

@@ -22,7 +22,7 @@ __all__ = ["Diagonal", "Full"]
 
 @dataclasses.dataclass(frozen=True)
 class Full(Rule):
-    r"""Full Gaussian per output: :math:`q(v_p) = N(m_p, L_p L_p^\top)`; for inducing values and exact processes.
+    r"""Full Gaussian per output: :math:`q(v_p) = N(m_p, R_p R_p^\top)`; for inducing values and exact processes.
 
     At the values of an exact process, the Gaussian is over their whitened coordinates.
 
@@ -76,7 +76,7 @@ class Full(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Diagonal(Rule):
-    r"""Independent Gaussians over whitened inducing values: :math:`q(v_{pm}) = N(m_{pm}, s_{pm}^2)`.
+    r"""Independent Gaussians over whitened inducing values: :math:`q(v_{pm}) = N(m_{pm}, \sigma_{pm}^2)`.
 
     Args:
         scale: initial standard deviation; by default 1e-2 for inner layers, else 1.

@@ -36,16 +36,16 @@ def _dimensions(rule: Rule, site: Site) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Amortised(Rule):
-    r"""A Gaussian whose parameters a network computes from the datum: :math:`q(w_n) = N(a(x_n, y_n), b(x_n, y_n)^2)`.
+    r"""A Gaussian whose parameters a network computes from the datum: :math:`q(w_n) = N(\mu_n, \sigma_n^2)`.
 
-    .. math:: [a, r] = \mathrm{network}([x_n, y_n]), \qquad b = \log(1 + e^{r - 3})
+    .. math:: [\mu_n, \rho_n] = \mathrm{network}([x_n, y_n]), \qquad \sigma_n = \log(1 + e^{\rho_n - 3})
 
     The arguments of the network are the inputs of ``dgp.latent`` and the observations in the plates of the site, as
-    columns (C,). It is not called where there are no observations.
+    columns. It is not called where there are no observations.
 
     Args:
-        network: from rows (..., C) to rows (..., 2 dim). It runs in the guide, so that it can hold parameters of its
-            own: ``numpyro.param``, or ``numpyro.contrib.module.flax_module`` and ``eqx_module``. By default a
+        network: from rows of these columns to rows (..., 2 dim). It runs in the guide, so that it can hold parameters
+            of its own: ``numpyro.param``, or ``numpyro.contrib.module.flax_module`` and ``eqx_module``. By default a
             small network with tanh units.
         hidden: widths of the hidden layers of the default network.
 
@@ -104,8 +104,10 @@ def _glorot(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 class Quadrature(Prior):
     r"""The optimal q(w), free in form, by Gauss-Hermite quadrature; for one or two latent columns.
 
-    .. math:: q(w_n) \propto e^{L_n(w_n)}\, p(w_n), \qquad
-              \log \int e^{L_n(w_n)}\, p(w_n)\, dw_n \approx \log \sum_q \omega_q\, e^{L_n(w^{(q)})}
+    .. math:: q(w_n) \propto e^{\mathcal L_n(w_n)}\, p(w_n), \qquad
+              \log \int e^{\mathcal L_n(w_n)}\, p(w_n)\, dw_n \approx \log \sum_k \nu_k\, e^{\mathcal L_n(w^{(k)})}
+
+    with the nodes :math:`w^{(k)}` and weights :math:`\nu_k` of the rule.
 
     ``dgp.ELBO()`` evaluates that bound, which is above the one of any other q(w). Layers above are drawn jointly over
     the nodes. ``guide.sample_posterior`` draws w from this q(w). Under NumPyro's own objectives the rule acts as
@@ -155,5 +157,5 @@ class Quadrature(Prior):
         return site.fn
 
     def nodes(self, dim: int, dtype: Any) -> Nodes:
-        """Points (Q, dim) and log weights (Q,) of the product rule."""
+        """Points (K, dim) and log weights (K,) of the product rule."""
         return white_nodes(GaussHermite(self.size), dim, dtype)

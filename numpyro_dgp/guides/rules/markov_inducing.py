@@ -1,8 +1,8 @@
 r"""A rule for inducing values that depend on those of the layer below: Markov dynamics across layers.
 
-With :math:`v^- \sim N(\mu^-, \Sigma^-)` the values of a layer are Gaussian too, :math:`v \sim N(\mu, \Sigma)` with
+With :math:`v^- \sim N(m^-, \Sigma^-)` the values of a layer are Gaussian too, :math:`v \sim N(m, \Sigma)` with
 
-.. math:: \mu = U \mu^- + V, \quad \Sigma = U \Sigma^- U^\top + W, \quad \operatorname{Cov}[v, v^-] = U \Sigma^- .
+.. math:: m = U m^- + t, \quad \Sigma = U \Sigma^- U^\top + \Omega, \quad \operatorname{Cov}[v, v^-] = U \Sigma^- .
 
 If the posterior of hidden values does not depend on inducing values, this dependence does not improve the bound
 (Chamberlin, 2016, section 4.5). If it does, a draw of the lower function determines which upper function fits the data,
@@ -29,7 +29,7 @@ __all__ = ["MarkovInducing"]
 class MarkovInducing(Rule):
     r"""Inducing values whose mean is linear in those of the layer below.
 
-    .. math:: q(v_p \mid v^-) = N(U_p \operatorname{vec}(v^-) + V_p,\; W_p)
+    .. math:: q(v_p \mid v^-) = N(U_p \operatorname{vec}(v^-) + t_p,\; \Omega_p)
 
     Every output depends on all outputs of the layer below. U starts at zero, where q(v) is ``conditional`` alone.
 
@@ -41,8 +41,10 @@ class MarkovInducing(Rule):
 
     Args:
         below: the site of :math:`v^-`; by default that of the inducing values before this one in the program.
-        rank: r, for :math:`U_p = O_p R` with one basis R (r, P⁻ M⁻) for all outputs; ``None`` for a dense U.
-        conditional: rule for :math:`N(V, W)`: ``Full()``, a triangular root of W per output, or ``Diagonal()``.
+        rank: J, where :math:`U_p` is a matrix (M, J) times one basis O (J, P⁻ M⁻) for all outputs; ``None`` for a
+            dense U.
+        conditional: rule for :math:`N(t, \Omega)`: ``Full()``, a triangular root of :math:`\Omega` per output, or
+            ``Diagonal()``.
 
     Raises:
         ValueError: a rank that is not a positive integer, another rule as conditional, a site that does not hold
@@ -70,7 +72,7 @@ class MarkovInducing(Rule):
         (4, 10)
 
     Source: Chamberlin (2016), sections 4.7, 4.9 and A.6, whitened; there with one U per pair of outputs, and in
-    section 4.9 with one W for all outputs together.
+    section 4.9 with one :math:`\Omega` for all outputs together.
     """
 
     below: str | None = None
@@ -88,7 +90,7 @@ class MarkovInducing(Rule):
 
     @property
     def gaussian(self) -> GaussianParameters | None:  # type: ignore[override]
-        """Of W and V: the Gaussian given the layer below."""
+        r"""Of t and :math:`\Omega`: the Gaussian given the layer below."""
         return self.conditional.gaussian
 
     def follows(self, name: str, order: tuple[str, ...]) -> str:

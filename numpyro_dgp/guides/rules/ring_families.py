@@ -92,7 +92,9 @@ class Circulant(_RingRule):
 
 
 class ScaledPrior(_RingRule):
-    r"""The prior, scaled at every grid point: :math:`W K W`. Under a Gaussian likelihood the bound is concave in W.
+    r"""The prior, scaled at every grid point: :math:`\Gamma C \Gamma`.
+
+    Under a Gaussian likelihood the bound is concave in :math:`\Gamma`.
 
     Raises:
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
@@ -121,7 +123,7 @@ class ScaledPrior(_RingRule):
 
 
 class ScaledCirculant(_RingRule):
-    r"""A scaled circulant, :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`.
+    r"""A scaled circulant, :math:`\Gamma\, \mathrm{circ}(g^2 \lambda)\, \Gamma`.
 
     The family contains :class:`Circulant` and :class:`ScaledPrior`.
 
@@ -152,7 +154,8 @@ class ScaledCirculant(_RingRule):
 
 
 class ScaledProduct(_RingRule):
-    r"""The product :math:`W_2 K_2 W K W K_2 W_2` with all three learned; its divergence costs O(M^2 log M), exactly.
+    r"""The product :math:`\Gamma_2 C_2 \Gamma_1 C \Gamma_1 C_2 \Gamma_2` with all three learned; its divergence costs
+    O(M^2 log M), exactly.
 
     Raises:
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
@@ -181,7 +184,7 @@ class ScaledProduct(_RingRule):
 
 
 class WhitenedSites(_RingRule):
-    r"""Independent values at the grid points after whitening by :math:`K^{1/2}`: :math:`K^{1/2} W^2 K^{1/2}`.
+    r"""Independent values at the grid points after whitening by :math:`C^{1/2}`: :math:`C^{1/2} \Gamma^2 C^{1/2}`.
 
     It suits data with gaps. On a ring the rule ``Diagonal()`` makes the whitened *frequencies* independent instead.
 
@@ -210,7 +213,7 @@ class WhitenedSites(_RingRule):
 
 
 class SiteDiagonal(_RingRule):
-    r"""Independent values on the grid: :math:`W^2`. The poorest of them, because neighbours are correlated.
+    r"""Independent values on the grid: :math:`\Gamma^2`. The poorest of them, because neighbours are correlated.
 
     Raises:
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.

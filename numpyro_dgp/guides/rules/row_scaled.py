@@ -1,9 +1,9 @@
 r"""How a guide's scale matrices are parameterised for gradient steps.
 
-A lower triangular factor is written :math:`L = \mathrm{diag}(e^\rho)\,(I + N)` with N strictly lower triangular, and
-optimised in the matrix that holds :math:`\rho` on its diagonal and N below. Inner layers start at a small scale s.
-There the divergence has slope :math:`-1/s` in the entries of L, which an adaptive optimiser remembers for
-thousands of steps; its slope in :math:`\rho` is at most one (``docs/numerics.md``).
+A lower triangular factor is written :math:`R = \mathrm{diag}(e^\rho)\,(I + F)` with F strictly lower triangular, and
+optimised in the matrix that holds :math:`\rho` on its diagonal and F below. Inner layers start at a small scale
+:math:`\sigma`. There the divergence has slope :math:`-1/\sigma` in the entries of R, which an adaptive optimiser
+remembers for thousands of steps; its slope in :math:`\rho` is at most one (``docs/numerics.md``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _from_factor(y: Array) -> Array:
 
 
 class RowScaledTransform(ParameterFreeTransform):
-    r"""From a real matrix, :math:`\rho` on the diagonal and N below, to :math:`\mathrm{diag}(e^\rho)(I + N)`."""
+    r"""From a real matrix, :math:`\rho` on the diagonal and F below, to :math:`\mathrm{diag}(e^\rho)(I + F)`."""
 
     domain = constraints.independent(constraints.real, 2)
     codomain = row_scaled_tril

@@ -36,7 +36,7 @@ class Site:
         in_plate: whether the site lies in a plate.
         is_inner: whether it holds the inducing values of an inner layer.
         initial: gives the initial value of the site, over all data.
-        data: gives the inputs and observations in the plates of the site, as columns: rows of the minibatch (..., C).
+        data: gives the inputs and observations in the plates of the site, as columns, for the rows of the minibatch.
         below: gives the draw of the inducing values of the layer below, for rules that define ``follows``.
 
     Example:
@@ -147,7 +147,7 @@ class Rule:
         return None
 
     def nodes(self, dim: int, dtype: Any) -> Nodes:
-        """Points (Q, dim) and log weights (Q,) of a rule with ``num_nodes``."""
+        """Points (K, dim) and log weights (K,) of a rule with ``num_nodes``."""
         raise NotImplementedError
 
 

@@ -20,7 +20,7 @@ __all__ = ["Delta", "Normal"]
 
 @dataclasses.dataclass(frozen=True)
 class Normal(Rule):
-    r"""Independent Gaussians, one per number: :math:`q(z) = N(m, s^2)` on the unconstrained scale.
+    r"""Independent Gaussians, one per number: :math:`q(z) = N(\mu, \sigma^2)` on the unconstrained scale.
 
     For hyperparameters, for latents, and for hidden values (then this is the mean-field family of Chamberlin (2016)).
     A site with a constrained support goes through NumPyro's bijection to it, as ``AutoNormal`` does.

@@ -33,15 +33,16 @@ Weights = Literal["free", "model"] | int | Callable[[Array], Array]
 class GivenInducing(Rule):
     r"""Hidden values whose mean is linear in the inducing values of their layer.
 
-    .. math:: q(h_{np} \mid v_p) = N(T_{np} v_p + M_{np}, S_{np})
+    .. math:: q(h_{np} \mid v_p) = N(T_{np} v_p + t_{np}, \Omega_{np})
 
     Args:
-        weights: how the rows T_np, M numbers each, are tied.
+        weights: how the rows :math:`T_{np}`, M numbers each, are tied.
 
-            - ``"model"`` (default): the model's own :math:`K_{nm} K_{mm}^{-1}`, whitened. M_np is added to the model's
-              mean and S_np multiplies its variance, so that the start, M = 0 and S = 1, is ``Propagate()``.
+            - ``"model"`` (default): the model's own :math:`k(x, Z)\, k(Z, Z)^{-1}`, whitened. :math:`t_{np}` is added
+              to the model's mean and :math:`\Omega_{np}` multiplies its variance, so that the start, t = 0 and
+              :math:`\Omega = 1`, is ``Propagate()``.
             - ``"free"``: a parameter per datum; T = 0, where it starts, is mean field.
-            - a number r: low rank, :math:`T_{np} = R_{np} O_p` with r numbers per datum and output.
+            - a number J: low rank, :math:`T_{np}` is J numbers per datum and output times a basis :math:`O_p` (J, M).
             - a function from inputs (N, D) to (N, P, M), or (N, M) for a scalar function: amortised. It runs inside the
               guide, so that it may call ``numpyro.param`` or ``flax_module``.
         scale: initial standard deviation; with ``"model"``, relative to the model's.
@@ -115,11 +116,12 @@ def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> Conditio
 @dataclasses.dataclass(frozen=True)
 class JointOutputs(Rule):
     r"""Hidden values that depend on the inducing values of all outputs, and on each other:
-    :math:`q(h_n \mid v) = N(T_n \mathrm{vec}(v) + M_n, S_n)` with T_n (P, P M) and S_n (P, P).
+    :math:`q(h_n \mid v) = N(T_n \mathrm{vec}(v) + t_n, \Omega_n)` with :math:`T_n` (P, P M) and
+    :math:`\Omega_n` (P, P).
 
     Args:
-        weights: ``"free"`` (default), a rank r, :math:`T_{np} = R_{np} O`, or a function from inputs (N, D) to
-            (N, P, P, M), as in :class:`GivenInducing`.
+        weights: ``"free"`` (default), a rank J, with one basis O (J, P M) for all outputs, or a function from inputs
+            (N, D) to (N, P, P, M), as in :class:`GivenInducing`.
         scale: initial standard deviation.
 
     Raises:
@@ -191,13 +193,13 @@ class JointOutputs(Rule):
 class GivenBelow(Rule):
     r"""Hidden values that are linear in the layer below.
 
-    .. math:: q(h_{np} \mid x_n) = N(B_{np}^\top x_n + M_{np}, S_{np})
+    .. math:: q(h_{np} \mid x_n) = N(G_{np}^\top x_n + t_{np}, \Omega_{np})
 
     Here x are all inputs of the layer, hidden values and data.
 
     Args:
         scale: initial standard deviation.
-        slopes: initial B (D, P), or (D,) for a scalar function; zero by default.
+        slopes: initial slopes G (D, P), or (D,) for a scalar function; zero by default.
 
     Raises:
         ValueError: a scale that is not positive, or a site that is not a hidden layer.
@@ -237,7 +239,7 @@ class GivenBelow(Rule):
             start = jnp.zeros((*site.initial().shape, D), x.dtype)
             return start if self.slopes is None else start + jnp.asarray(self.slopes, x.dtype).T
 
-        B = site.param("slopes", slopes, event_dim=fn.event_dim + 1)
+        G = site.param("slopes", slopes, event_dim=fn.event_dim + 1)
         shift = site.param("shift", site.initial, event_dim=fn.event_dim)
         scale = site.param(
             "scale",
@@ -245,7 +247,7 @@ class GivenBelow(Rule):
             event_dim=fn.event_dim,
             constraint=constraints.positive,
         )
-        along = (B * (x[..., None, :] if fn.event_dim else x)).sum(-1)
+        along = (G * (x[..., None, :] if fn.event_dim else x)).sum(-1)
         return FunctionValues(shift + along, jnp.square(scale), event_dim=fn.event_dim)
 
 
@@ -286,10 +288,10 @@ def _weights(weights: Weights, site: Site, fn: Any, inner: tuple[int, ...]) -> A
     if isinstance(weights, str):
         start = lambda: jnp.zeros((*site.initial().shape, *inner, M), dtype)  # noqa: E731
         return site.param("weights", start, event_dim=event_dim + len(inner) + 1)
-    R = site.param("weights", lambda: jnp.zeros((*site.initial().shape, weights), dtype), event_dim=event_dim + 1)
+    numbers = site.param("weights", lambda: jnp.zeros((*site.initial().shape, weights), dtype), event_dim=event_dim + 1)
     if inner:
         basis = site.param("basis", lambda: orthonormal(weights, inner[0] * M, dtype).reshape(weights, *inner, M))
-        return jnp.tensordot(R, basis, 1)
+        return jnp.tensordot(numbers, basis, 1)
     shape = (*fn.event_shape, weights, M)
     basis = site.param("basis", lambda: jnp.broadcast_to(orthonormal(weights, M, dtype), shape))
-    return (R[..., None, :] @ basis)[..., 0, :]
+    return (numbers[..., None, :] @ basis)[..., 0, :]
