@@ -148,13 +148,13 @@ class FunctionValues(Values):
         """The same distribution, as a posterior that equals the model's own conditional."""
         return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim, self.total, self.origin)
 
-    def mix(self, P: ArrayLike) -> MixedValues:
+    def mix(self, W: ArrayLike) -> MixedValues:
         r"""Values of P linear mixtures of the Q functions, :math:`f(x) = W g(x)`, inside a ``Likelihood``.
 
         .. math:: E[f] = W \mu, \qquad \operatorname{Cov}[f] = W \,\mathrm{diag}(c + \mathrm{spread})\, W^\top
 
         Args:
-            P: weights W (P, Q): fixed, a ``numpyro.param`` or the value of a site.
+            W: weights (P, Q): fixed, a ``numpyro.param`` or the value of a site.
 
         Raises:
             ValueError: weights that are not a finite matrix with one column per function, or mixed values used as
@@ -167,7 +167,7 @@ class FunctionValues(Values):
 
         Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
         """
-        return MixedValues(self, P)
+        return MixedValues(self, W)
 
 
 class Propagated(FunctionValues):
@@ -188,7 +188,7 @@ class MixedValues(FunctionValues):
 
     Args:
         functions: the values that are mixed, event shape (Q,).
-        P: weights W (P, Q).
+        W: weights (P, Q).
 
     Raises:
         ValueError: weights that are not a matrix with one column per function, or not finite; used as the site of a
@@ -197,25 +197,25 @@ class MixedValues(FunctionValues):
     Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
     """
 
-    pytree_data_fields = ("functions", "P")
+    pytree_data_fields = ("functions", "W")
 
-    def __init__(self, functions: FunctionValues, P: ArrayLike) -> None:
+    def __init__(self, functions: FunctionValues, W: ArrayLike) -> None:
         Q = functions.event_shape
-        if not Q or np.ndim(P) != 2 or np.shape(P)[1] != Q[0]:
+        if not Q or np.ndim(W) != 2 or np.shape(W)[1] != Q[0]:
             raise ValueError(
-                f"mix: expected weights of shape (P, Q) for values of Q functions, got weights {np.shape(P)} for "
+                f"mix: expected weights of shape (P, Q) for values of Q functions, got weights {np.shape(W)} for "
                 f"values {Q}: dgp.gp(..., outputs=Q) has Q functions, and P is the number of columns of y"
             )
-        require_finite("weights of mix", P, "check the data the directions came from")
-        self.functions, self.P = functions, jnp.asarray(P, functions.loc.dtype)
-        squares = jnp.square(self.P).T
+        require_finite("weights of mix", W, "check the data the directions came from")
+        self.functions, self.W = functions, jnp.asarray(W, functions.loc.dtype)
+        squares = jnp.square(self.W).T
         spread, total = (None if a is None else a @ squares for a in (functions.spread, functions.total))
         variance = functions.conditional_variance @ squares
         super().__init__(self.mixed(functions.loc), variance, spread, total=total, origin=functions.origin)
 
     def mixed(self, g: Array) -> Array:
         """Mixtures (..., P) of numbers (..., Q), one per function."""
-        return g @ self.P.T
+        return g @ self.W.T
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         return self.mixed(self.functions.sample(key, sample_shape)), []
@@ -239,12 +239,12 @@ class MixedValues(FunctionValues):
             [[[1.25 1.  ]
               [1.   2.25]]]
         """
-        factor = (slope[..., None] * self.P) * safe_sqrt(self.functions.variance)[..., None, :]
+        factor = (slope[..., None] * self.W) * safe_sqrt(self.functions.variance)[..., None, :]
         diagonal = jnp.square(jnp.broadcast_to(scale, mean.shape))
         return dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
 
     def expand(self, batch_shape: Any) -> MixedValues:
-        return MixedValues(self.functions.expand(batch_shape), self.P)
+        return MixedValues(self.functions.expand(batch_shape), self.W)
 
     def propagated(self) -> NoReturn:
         _refuse_site()

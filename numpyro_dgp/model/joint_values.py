@@ -101,9 +101,9 @@ class JointValues(Values):
         """The same distribution, as a posterior that equals the model's own conditional."""
         return self._of(PropagatedJoint, self.batch_shape)
 
-    def mix(self, P: ArrayLike) -> MixedValues:
+    def mix(self, W: ArrayLike) -> MixedValues:
         """Mixtures of the functions, each datum on its own, for a ``Likelihood``: ``FunctionValues.mix``."""
-        return self.marginals().mix(P)
+        return self.marginals().mix(W)
 
     def marginals(self) -> FunctionValues:
         """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""

@@ -143,7 +143,7 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
 def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
     if isinstance(fn.f_x, MixedValues):
         raise ValueError(
-            f"Collapsed: expected independent functions under the likelihood at {name!r}, got mixtures, f(x).mix(P): "
+            f"Collapsed: expected independent functions under the likelihood at {name!r}, got mixtures, f(x).mix(W): "
             "their posteriors are not independent and have no closed form here; use guides.InducingPoint(), and "
             "natural gradients for q(v)"
         )
