@@ -42,7 +42,7 @@ def test_weights_are_of_the_values_that_the_site_holds(rule, shapes):
     found = {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
     for part, shape in shapes.items():
         assert found[f"h_auto_{part}"] == shape
-    check_guide(model, guide, X, Y)
+    check_guide(model, guide, X, Y, num=100)
 
 
 @pytest.mark.parametrize("wrap", [lambda u: u, lambda u: FunctionDraw(u, jax.random.key(0), 8)])
