@@ -1,17 +1,20 @@
 r"""Means and variances of many inputs under a Gaussian over inducing values, with a derivative that leaves out the
 products that cancel.
 
-With rows :math:`a_n = W k_n`, W the whitening matrix and :math:`k_n = k(Z, x_n)`, an input needs
+With rows :math:`a_n = L^{-1} k_n`, :math:`L L^\top = k(Z, Z)` and :math:`k_n = k(Z, x_n)`, an input needs
 
-.. math:: \mu_{np} = m_p^\top a_n, \qquad e_n = a_n^\top a_n, \qquad g_{np} = a_n^\top (S_p - I)\, a_n .
+.. math:: m_p^\top a_n, \qquad a_n^\top a_n, \qquad \delta_{np} = a_n^\top (\Sigma_p - I)\, a_n .
 
-Its variance is :math:`k(x_n, x_n) + g_{np}`. :func:`belief_moments_reference` computes these equations as they stand.
+Its variance is :math:`k(x_n, x_n) + \delta_{np}`. :func:`belief_moments_reference` computes these equations as they
+stand.
 
 Automatic differentiation goes through the rows a: one product with N rows for the derivative by k, another for that by
-W. Neither is needed: with weights :math:`w_{np}` on g and the derivative by S,
-:math:`G_p = \sum_n w_{np} a_n a_n^\top`, the terms of g are
+:math:`L^{-1}`. Neither is needed: let :math:`\beta_{np}` be the derivative of a loss by :math:`\delta_{np}`, and
+:math:`G_p = \sum_n \beta_{np} a_n a_n^\top` that by :math:`\Sigma_p`. Written with bars, the derivatives by :math:`k_n`
+and by :math:`L^{-1}` that come from :math:`\delta` are
 
-.. math:: \bar k_n = 2 \sum_p w_{np} (T_p W)^\top a_n, \qquad \bar W W^\top = 2 \sum_p T_p G_p, \qquad T_p = S_p - I .
+.. math:: \bar k_n = 2 \sum_p \beta_{np} \bigl((\Sigma_p - I) L^{-1}\bigr)^\top a_n, \qquad
+          \overline{L^{-1}}\, L^{-\top} = 2 \sum_p (\Sigma_p - I)\, G_p .
 """
 
 from __future__ import annotations
@@ -54,13 +57,12 @@ _Moments = tuple[Array, Array, Array]
 def belief_moments_reference(whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
     r"""What :func:`belief_moments` computes, one equation a line, differentiated by JAX: the reference in its tests.
 
-    .. math:: a_n = W k_n, \qquad \mu_{np} = m_p^\top a_n, \qquad e_n = a_n^\top a_n, \qquad
-              g_{np} = a_n^\top T_p\, a_n
+    .. math:: a_n = L^{-1} k_n, \qquad m_p^\top a_n, \qquad a_n^\top a_n, \qquad a_n^\top (\Sigma_p - I)\, a_n
 
     Args:
-        whiten: W (M, M), here with its own derivative.
+        whiten: :math:`L^{-1}` (M, M), here with its own derivative.
         loc: means m (P, M).
-        T: S - I, symmetric (P, M, M).
+        T: :math:`\Sigma - I`, symmetric (P, M, M).
         cross: covariances k (N, M) of N inputs with the inducing values.
     """
     A = matmul(cross, whiten.T)
@@ -70,17 +72,17 @@ def belief_moments_reference(whiten: Array, loc: Array, T: Array, cross: Array) 
 
 
 def belief_moments(rows: int, change: Array, whiten: Array, loc: Array, T: Array) -> Callable[[Array], _Moments]:
-    r"""The moments :math:`\mu` (N, P), e (N,) and g (N, P) above, as a function of covariances k (N, M) of N inputs.
+    r"""The three moments above, (N, P), (N,) and (N, P), as a function of covariances k (N, M) of N inputs.
 
     Values and derivatives are those of :func:`belief_moments_reference`, in reverse mode only.
 
     Args:
         rows: N of every call. Where it is large, what does not depend on the inputs is computed here, once.
-        change: zeros (M, M) that carry the derivative by W, from
+        change: zeros (M, M) that carry the derivative by :math:`L^{-1}`, from
             :func:`~numpyro_dgp.algebra.whitening.relative_change`.
-        whiten: W (M, M), without a derivative of its own.
+        whiten: :math:`L^{-1}` (M, M), without a derivative of its own.
         loc: means m (P, M).
-        T: S - I, symmetric (P, M, M).
+        T: :math:`\Sigma - I`, symmetric (P, M, M).
 
     Example:
         >>> import jax.numpy as jnp
@@ -107,7 +109,7 @@ def _moments(A: Array, loc: Array, gain: Array) -> _Moments:
 @jax.custom_vjp
 @fused
 def _few(change: Array, whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
-    """The moments of so few inputs that the products T_p a_n are kept, and with them the derivative by a is cheap."""
+    """The moments of so few inputs that products with a_n are kept, and with them the derivative by a_n is cheap."""
     A = _whitened(whiten, cross)
     return _moments(A, loc, quadratic_forms(T, A))
 
@@ -132,7 +134,7 @@ _few.defvjp(_few_forward, _few_backward)
 @jax.custom_vjp
 @fused
 def _prepared(change: Array, loc: Array, T: Array) -> tuple[Array, Columns]:
-    """m, and T in columns. Their derivatives also give the derivative by ``change`` through means and gains."""
+    """m, and Σ - I in columns. Their derivatives also give the derivative by ``change`` through means and gains."""
     return loc, columns(T)
 
 
@@ -152,7 +154,7 @@ _prepared.defvjp(_prepared_forward, _prepared_backward)
 @jax.custom_vjp
 @fused
 def _many(change: Array, whiten: Array, loc: Array, T: Columns, pulled: Rows, cross: Array) -> _Moments:
-    """The moments of many inputs; T comes from :func:`_prepared`, ``pulled`` is T W."""
+    """The moments of many inputs; ``T`` comes from :func:`_prepared`, ``pulled`` is the product of Σ - I and L⁻¹."""
     return _many_forward(change, whiten, loc, T, pulled, cross)[0]
 
 

@@ -1,16 +1,16 @@
 r"""Seven ways to write a Gaussian as a pair of arrays, and the natural gradient in each.
 
-A Gaussian :math:`N(m, S)` over n numbers, in batches of any shape, as a pair of arrays (..., n) and (..., n, n):
+A Gaussian :math:`N(m, \Sigma)` over n numbers, in batches of any shape, as a pair of arrays (..., n) and (..., n, n):
 
-====================  ==============================================  ============================
-``"mean/sqrt"``       :math:`m,\; L` lower triangular                 :math:`L L^\top = S`
-``"mean/cov"``        :math:`m,\; S`
-``"mean/log"``        :math:`m,\; \log S`                             the matrix logarithm
-``"natural"``         :math:`S^{-1} m,\; -\tfrac12 S^{-1}`
-``"natural/sqrt"``    :math:`S^{-1} m,\; R` lower triangular          :math:`R R^\top = \tfrac12 S^{-1}`
-``"natural/log"``     :math:`S^{-1} m,\; \log(\tfrac12 S^{-1})`       the matrix logarithm
-``"expectation"``     :math:`m,\; S + m m^\top`
-====================  ==============================================  ============================
+====================  =======================================================  =====================================
+``"mean/sqrt"``       :math:`m,\; R` lower triangular                          :math:`R R^\top = \Sigma`
+``"mean/cov"``        :math:`m,\; \Sigma`
+``"mean/log"``        :math:`m,\; \log \Sigma`                                 the matrix logarithm
+``"natural"``         :math:`\Sigma^{-1} m,\; -\tfrac12 \Sigma^{-1}`
+``"natural/sqrt"``    :math:`\Sigma^{-1} m,\; F` lower triangular              :math:`F F^\top = \tfrac12 \Sigma^{-1}`
+``"natural/log"``     :math:`\Sigma^{-1} m,\; \log(\tfrac12 \Sigma^{-1})`      the matrix logarithm
+``"expectation"``     :math:`m,\; \Sigma + m m^\top`
+====================  =======================================================  =====================================
 
 With ``diagonal=True`` both arrays have one shape, every number is a Gaussian of its own, and the same formulas hold
 number by number.
@@ -34,16 +34,16 @@ Coordinates = Literal["mean/sqrt", "mean/cov", "mean/log", "natural", "natural/s
 Pair = tuple[Array, Array]
 
 
-def _to(target: Coordinates, m: Array, L: Array, ops: Any) -> Pair:
+def _to(target: Coordinates, m: Array, R: Array, ops: Any) -> Pair:
     """From mean and root to other coordinates."""
     if target == "mean/sqrt":
-        return m, L
+        return m, R
     if target == "expectation":
-        return m, ops.gram(L) + ops.outer(m)
+        return m, ops.gram(R) + ops.outer(m)
     if target.startswith("mean"):
-        S = ops.gram(L)
-        return m, ops.log(S) if target == "mean/log" else S
-    back = ops.transpose(ops.inverse(L))
+        covariance = ops.gram(R)
+        return m, ops.log(covariance) if target == "mean/log" else covariance
+    back = ops.transpose(ops.inverse(R))
     first = ops.apply(back, ops.apply(ops.transpose(back), m))
     half = 0.5 * ops.gram(back)
     if target == "natural":
@@ -59,9 +59,9 @@ def _from(source: Coordinates, first: Array, second: Array, ops: Any) -> Pair:
         return first, ops.root(second - ops.outer(first))
     if source.startswith("mean"):
         return first, ops.root(ops.exp(second) if source == "mean/log" else second)
-    half = {"natural": lambda A: -A, "natural/sqrt": ops.gram, "natural/log": ops.exp}[source](second)
-    L = ops.inverse_root(2 * half)
-    return ops.apply(L, ops.apply(ops.transpose(L), first)), L
+    half = {"natural": lambda a: -a, "natural/sqrt": ops.gram, "natural/log": ops.exp}[source](second)
+    R = ops.inverse_root(2 * half)
+    return ops.apply(R, ops.apply(ops.transpose(R), first)), R
 
 
 def require_coordinates(owner: str, name: str) -> None:
@@ -105,7 +105,7 @@ def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: b
 def sample(
     key: Array, pair: Pair, source: Coordinates, sample_shape: tuple[int, ...] = (), *, diagonal: bool = False
 ) -> Array:
-    r"""Draws :math:`m + L\epsilon` of Gaussians in any coordinates, shape ``sample_shape`` + (..., n).
+    r"""Draws :math:`m + R\epsilon` of Gaussians in any coordinates, shape ``sample_shape`` + (..., n).
 
     Args:
         key: PRNG key.
@@ -114,9 +114,9 @@ def sample(
         sample_shape: shape of independent draws.
         diagonal: whether every number is a Gaussian of its own.
     """
-    m, L = convert(pair, source, "mean/sqrt", diagonal=diagonal)
+    m, R = convert(pair, source, "mean/sqrt", diagonal=diagonal)
     white = jax.random.normal(key, (*sample_shape, *m.shape), m.dtype)
-    return m + (Diagonal if diagonal else Dense).apply(L, white)
+    return m + (Diagonal if diagonal else Dense).apply(R, white)
 
 
 def natural_gradient(
@@ -124,8 +124,8 @@ def natural_gradient(
 ) -> tuple[Pair, Pair]:
     r"""A Gaussian and the natural gradient of a loss at it, both in the coordinates :math:`\xi`.
 
-    .. math:: \tilde\nabla_\xi \mathcal L = \frac{\partial \xi}{\partial \theta}\,
-              \frac{\partial \mathcal L}{\partial \eta^\top}
+    .. math:: \tilde\nabla_\xi\, \mathrm{loss} = \frac{\partial \xi}{\partial \theta}\,
+              \frac{\partial\, \mathrm{loss}}{\partial \eta^\top}
 
     One product with the Jacobian of the conversion from natural coordinates :math:`\theta`, in forward mode.
 
@@ -143,12 +143,13 @@ def natural_gradient(
 def natural_step(
     pair: Pair, gradient: Pair, step_size: Array, coordinates: Coordinates, *, diagonal: bool = False
 ) -> Pair:
-    r"""One step along the natural gradient from N(m, L L'), in units of that Gaussian itself.
+    r"""One step along the natural gradient from N(m, R R'), in units of that Gaussian itself.
 
-    With :math:`u = m + L v` the Gaussian over v is standard normal, whatever m and L: nothing is ill-conditioned and
-    no digits are lost where S is small beside m. Natural gradients do not change under such a map, and a straight
-    line in the coordinates of v is one in those of u for ``"mean/sqrt"``, ``"mean/cov"``, ``"natural"`` and
-    ``"expectation"``. In the three others a step differs from one in the coordinates of u by terms of second order.
+    With :math:`v = m + R \epsilon` the Gaussian over :math:`\epsilon` is standard normal, whatever m and R: nothing is
+    ill-conditioned and no digits are lost where :math:`\Sigma` is small beside m. Natural gradients do not change under
+    such a map, and a straight line in the coordinates of :math:`\epsilon` is one in those of v for ``"mean/sqrt"``,
+    ``"mean/cov"``, ``"natural"`` and ``"expectation"``. In the three others a step differs from one in the coordinates
+    of v by terms of second order.
 
     Args:
         pair: mean and root with a positive diagonal, ``"mean/sqrt"``.
@@ -163,12 +164,12 @@ def natural_step(
     Source: Salimbeni (2020), equation 3.10; the derivative of a Cholesky factor is that of Murray (2016).
     """
     ops = Diagonal if diagonal else Dense
-    (m, L), (slope_m, slope_L) = pair, gradient
-    slope = ops.apply(ops.transpose(L), slope_m), ops.slope_of_gram(L, slope_L)
-    start = jnp.zeros_like(m), ops.like_identity(-0.5, L)
+    (m, R), (slope_m, slope_R) = pair, gradient
+    slope = ops.apply(ops.transpose(R), slope_m), ops.slope_of_gram(R, slope_R)
+    start = jnp.zeros_like(m), ops.like_identity(-0.5, R)
     point, direction = natural_gradient(start, slope, coordinates, diagonal=diagonal)
     ends: tuple[tuple[int, ...], ...] = ((), ()) if diagonal else ((-1,), (-2, -1))  # axes of one Gaussian
     sizes = [jnp.expand_dims(step_size, axes) for axes in ends]
     moved = point[0] - sizes[0] * direction[0], point[1] - sizes[1] * direction[1]
     shift, factor = convert(moved, coordinates, "mean/sqrt", diagonal=diagonal)
-    return m + ops.apply(L, shift), ops.product(L, factor)
+    return m + ops.apply(R, shift), ops.product(R, factor)

@@ -1,8 +1,8 @@
 r"""Gaussian densities and divergences, as functions of arrays.
 
 A Gaussian over n numbers is a mean ``loc`` (..., n) with a triangular ``scale_tril`` (..., n, n),
-:math:`S = L L^\top`, or with a vector ``scale`` (..., n), :math:`S = \mathrm{diag}(s^2)`. The signs on the
-diagonal of L and of s are free: only their squares matter, so that neither needs a constraint.
+the factor R of its covariance :math:`\Sigma = R R^\top`, or with a vector ``scale`` (..., n), the diagonal of an R that
+is diagonal. The signs on the diagonal of R are free: only squares matter, so that it needs no constraint.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
 
 
 def log_determinant(scale_tril: Array) -> Array:
-    r""":math:`\log\lvert\det L\rvert` of triangular factors (..., n, n): shape (...,)."""
+    r""":math:`\log\lvert\det R\rvert` of triangular factors (..., n, n): shape (...,)."""
     return jnp.log(jnp.abs(jnp.diagonal(scale_tril, axis1=-2, axis2=-1))).sum(-1)
 
 
 def entropy(variance: Array) -> Array:
-    r""":math:`\tfrac12 \log(2 \pi e\, S)` of one-dimensional Gaussians with variances S of any shape, in nats."""
+    r""":math:`\tfrac12 \log(2 \pi e\, \Omega)` of one-dimensional Gaussians with variances :math:`\Omega`, in nats."""
     return 0.5 * jnp.log(2 * math.pi * math.e * variance)
 
 
@@ -40,16 +40,16 @@ def expected_kl(variance: Array, square: ArrayLike, prior_variance: ArrayLike) -
     r"""Divergence of one-dimensional Gaussians, number by number, averaged over the distance of their means.
 
     .. math::
-        E\, \mathrm{KL}\bigl[N(m, S) \,\|\, N(m', c)\bigr]
-        = \tfrac12 \Bigl( \frac{S + E (m - m')^2}{c} - 1 + \log c - \log S \Bigr)
+        E\, \mathrm{KL}\bigl[N(m, \Omega) \,\|\, N(m', c)\bigr]
+        = \tfrac12 \Bigl( \frac{\Omega + E (m - m')^2}{c} - 1 + \log c - \log \Omega \Bigr)
 
     Every divergence of the package between Gaussians without correlations is this one: means that depend on a belief
     add their variance to ``square``, and a prior N(0, 1) has ``square`` :math:`= m^2` and ``prior_variance`` 1.
 
     Args:
-        variance: S, of any shape, positive.
-        square: the expected square of the distance between the means; broadcasts against S.
-        prior_variance: c, positive; broadcasts against S.
+        variance: :math:`\Omega`, of any shape, positive.
+        square: the expected square of the distance between the means; broadcasts against ``variance``.
+        prior_variance: c, positive; broadcasts against ``variance``.
 
     Returns:
         One divergence per number, in nats; sum over the numbers of an event for that of the whole.
@@ -63,43 +63,45 @@ def expected_kl(variance: Array, square: ArrayLike, prior_variance: ArrayLike) -
 
 
 def kl_full(loc: Array, scale_tril: Array) -> Array:
-    r"""KL of N(m, LL') to N(0, I): :math:`\tfrac12(\lVert L\rVert_F^2 + \lVert m\rVert^2 - n) - \log|\det L|`."""
+    r"""KL of N(m, RR') to N(0, I): :math:`\tfrac12(\lVert R\rVert_F^2 + \lVert m\rVert^2 - n) - \log|\det R|`."""
     trace = jnp.square(scale_tril).sum((-2, -1))
     return 0.5 * (trace + jnp.square(loc).sum(-1) - loc.shape[-1]) - log_determinant(scale_tril)
 
 
 def kl_between(q: tuple[Array, Array], p: tuple[Array, Array]) -> Array:
-    r""":math:`\mathrm{KL}[N(m_q, L_q L_q^\top) \,\|\, N(m_p, L_p L_p^\top)]`: :func:`kl_full` in p's own units."""
+    r""":math:`\mathrm{KL}[N(m_q, R_q R_q^\top) \,\|\, N(m_p, R_p R_p^\top)]`: :func:`kl_full` in p's own units."""
     shift = solve_lower(p[1], (q[0] - p[0])[..., None])[..., 0]
     return kl_full(shift, solve_lower(p[1], q[1]))
 
 
 def kl_diagonal(loc: Array, scale: Array) -> Array:
-    r""":math:`\mathrm{KL}[N(m, \mathrm{diag}\,s^2) \,\|\, N(0, I)]`, summed over the last axis.
+    r""":math:`\mathrm{KL}[N(m, R^2) \,\|\, N(0, I)]` with ``scale`` the diagonal of R, summed over the last axis.
 
-    :func:`expected_kl` in terms of s, whose logarithm stays finite in single precision where :math:`s^2` is zero.
+    :func:`expected_kl` in terms of ``scale``, whose logarithm stays finite in single precision where its square is
+    zero.
     """
     return (0.5 * (jnp.square(scale) + jnp.square(loc) - 1) - jnp.log(jnp.abs(scale))).sum(-1)
 
 
 def log_density(white: Array, log_det: Array) -> Array:
-    r"""Log density of :math:`m + L\epsilon` from the standard normal draw :math:`\epsilon` (..., n) behind it.
+    r"""Log density of :math:`m + R\epsilon` from the standard normal draw :math:`\epsilon` (..., n) behind it.
 
-    Working from :math:`\epsilon` and not from the value keeps all digits when L is tiny.
+    Working from :math:`\epsilon` and not from the value keeps all digits when R is tiny.
     """
     return -0.5 * (jnp.square(white).sum(-1) + white.shape[-1] * math.log(2 * math.pi)) - log_det
 
 
 def opper_archambeau(L: Array, alpha: Array, lam: Array) -> tuple[Array, Array]:
-    r"""Whitened coordinates of the Gaussian :math:`N(K\alpha, (K^{-1} + \mathrm{diag}(\lambda)^2)^{-1})`.
+    r"""Whitened coordinates of the Gaussian :math:`N(k\alpha, (k^{-1} + \mathrm{diag}(\lambda)^2)^{-1})`, k = k(X, X).
 
-    With :math:`K = L L^\top`, a draw is :math:`L(m + R\epsilon)` where :math:`m = L^\top\alpha` and
+    With :math:`k(X, X) = L L^\top`, a draw is :math:`L(m + R\epsilon)` where :math:`m = L^\top\alpha` and
     :math:`R R^\top = (I + L^\top \mathrm{diag}(\lambda)^2 L)^{-1}`. The matrix inverted has eigenvalues of at least
-    one, and its determinant is that of :math:`A = \Lambda K \Lambda + I` in the sources, so that
-    ``kl_full(m, R)`` is its :math:`\tfrac12(\log|A| + \alpha^\top K\alpha + \mathrm{tr}\,A^{-1} - N)`.
+    one and the determinant of :math:`G = I + \mathrm{diag}(\lambda)\, k(X, X)\, \mathrm{diag}(\lambda)`, the A of the
+    sources: ``kl_full(m, R)`` is their
+    :math:`\tfrac12(\log|G| + \alpha^\top k(X, X)\, \alpha + \mathrm{tr}\,G^{-1} - N)`.
 
     Args:
-        L: Cholesky factor of the prior covariance (N, N).
+        L: Cholesky factor of the prior covariance k(X, X) (N, N).
         alpha: dual mean (N,).
         lam: square roots of the site precisions (N,); signs are free, zeros allowed.
 
@@ -107,9 +109,10 @@ def opper_archambeau(L: Array, alpha: Array, lam: Array) -> tuple[Array, Array]:
         m (N,) and R (N, N), upper triangular.
 
     Source: Opper and Archambeau (2009); Hensman (2016), where the covariance divides by lambda; this form does not. In
-    the prediction formula there the matrix to invert is :math:`K + \Lambda^{-2}`, not :math:`K + \Lambda^2` as printed.
+    the prediction formula there the matrix to invert is k(X, X) plus the diagonal matrix of :math:`\lambda^{-2}`, not
+    of :math:`\lambda^2` as printed.
     """
     half = lam[:, None] * L
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
-    C = jnp.linalg.cholesky(eye + matmul(half.T, half))
-    return alpha @ L, solve_lower(C, eye, transpose=True)
+    factor = jnp.linalg.cholesky(eye + matmul(half.T, half))
+    return alpha @ L, solve_lower(factor, eye, transpose=True)

@@ -1,7 +1,7 @@
 """The linear algebra under every layer: jitter, Cholesky, triangular solves.
 
-The jitter policy lives here and nowhere else. A Gram matrix ``K`` of ``M`` inputs gets
-``jitter(dtype, M) * mean(diag K)`` on its diagonal: relative to the kernel variance, and just above
+The jitter policy lives here and nowhere else. A Gram matrix k(Z, Z) of M inputs gets
+``jitter(dtype, M)`` times its mean diagonal on the diagonal: relative to the kernel variance, and just above
 what rounding does to the smallest eigenvalue (``docs/numerics.md`` has the measurements).
 """
 
@@ -75,7 +75,7 @@ def computed_once(x: Array) -> Array:
 
 
 def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Array:
-    """``A @ B`` for many rows A (N, K).
+    """``A @ B`` for many rows A (N, M).
 
     XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
     two (docs/performance.md).
@@ -95,16 +95,16 @@ def safe_sqrt(x: Array) -> Array:
 
 @fused
 def set_diagonal(K: Array, diagonal: Array) -> Array:
-    """``K`` of shape (..., N, N) with its diagonal replaced by ``diagonal`` of shape (..., N)."""
+    """A matrix of shape (..., N, N) with its diagonal replaced by ``diagonal`` of shape (..., N)."""
     index = jnp.arange(K.shape[-1])
     return K.at[..., index, index].set(diagonal)
 
 
 def cholesky(K: Array, owner: str = "K") -> Array:
-    r"""Lower Cholesky factor of :math:`K + \mathrm{jitter}\cdot\overline{\mathrm{diag}\,K}\, I`.
+    r"""Lower Cholesky factor of a matrix such as k(Z, Z), with :func:`jitter` times its mean diagonal on the diagonal.
 
     Args:
-        K: symmetric positive semi-definite (..., M, M).
+        K: the matrix, symmetric positive semi-definite (..., M, M).
         owner: whose matrix it is, for the error message.
 
     Raises:
@@ -116,7 +116,7 @@ def cholesky(K: Array, owner: str = "K") -> Array:
 
 @fused
 def with_jitter(K: Array) -> Array:
-    """K with the jitter of its size and dtype on its diagonal."""
+    """A matrix with the jitter of its size and dtype on its diagonal."""
     size = K.shape[-1]
     nugget = jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
     return K + nugget[..., None, None] * jnp.eye(size, dtype=K.dtype)
@@ -137,11 +137,11 @@ def _least(dtype: jnp.dtype, size: int) -> float:
 
 
 def rounding_scale(variances: Array, noise: Array) -> Array:
-    """The scale of the jitter that :func:`conditional_cholesky` adds where C has ``noise`` on its diagonal.
+    """The scale of the jitter that :func:`conditional_cholesky` adds to a matrix with ``noise`` on its diagonal.
 
     Args:
         variances: prior variances (..., M); their mean counts, because some may be zero.
-        noise: variances (...) that are on the diagonal of C already.
+        noise: variances (...) that are on the diagonal already.
 
     Returns:
         Scales (..., 1).
@@ -151,22 +151,22 @@ def rounding_scale(variances: Array, noise: Array) -> Array:
 
 
 def joint_cholesky(C: Array, scale: Array | None) -> Array:
-    """Lower factors of C with the jitter of a Gram matrix, and with that of ``scale`` where C is a difference."""
+    """Lower factors with the jitter of a Gram matrix, and with that of ``scale`` where the matrix is a difference."""
     C = with_jitter(C)
     factor = jnp.linalg.cholesky(C) if scale is None else conditional_cholesky(C, scale)
     return checked_factor(factor, "the joint covariance of function values", _JOINT_ADVICE)
 
 
 def conditional_cholesky(C: Array, scale: Array) -> Array:
-    r"""Lower factors of :math:`C + \epsilon\, \mathrm{diag}(s)`, C a prior covariance less what is explained.
+    r"""Lower factors of a prior covariance less what is explained, plus :math:`\epsilon` times a diagonal of ``scale``.
 
-    Rounding of the difference is relative to the prior variances s, not to C. The :math:`\epsilon` of every matrix is
-    the first of :func:`jitter`, ten times that, and so on, with which the factorisation succeeds; in double precision,
-    and nearly always in single, that is the first.
+    Rounding of the difference is relative to the prior variances ``scale``, not to the difference. The :math:`\epsilon`
+    of every matrix is the first of :func:`jitter`, ten times that, and so on, with which the factorisation succeeds; in
+    double precision, and nearly always in single, that is the first.
 
     Args:
-        C: symmetric matrices (..., M, M), positive semi-definite but for rounding.
-        scale: prior variances s (..., M).
+        C: the differences, symmetric matrices (..., M, M), positive semi-definite but for rounding.
+        scale: prior variances (..., M).
     """
     size = C.shape[-1]
     nugget = scale[..., None] * jnp.eye(size, dtype=C.dtype)
@@ -187,13 +187,13 @@ def conditional_cholesky(C: Array, scale: Array) -> Array:
 
 @jax.custom_jvp
 def times_transpose(L: Array) -> Array:
-    r""":math:`L L^\top` of matrices (..., M, K)."""
+    r""":math:`L L^\top` of matrices L (..., M, J)."""
     return matmul(L, L.mT)
 
 
 @times_transpose.defjvp
 def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # One product; automatic differentiation would need two. Its transpose is (dS + dS') L.
+    # One product; automatic differentiation would need two. Its transpose is (G + G') L for a derivative G.
     half = matmul(tangents[0], primals[0].mT)
     return times_transpose(primals[0]), half + half.mT
 

@@ -66,12 +66,12 @@ class Dense:
     product = staticmethod(matmul)
 
     @staticmethod
-    def gram(L: Array) -> Array:
-        return matmul(L, L.mT)
+    def gram(R: Array) -> Array:
+        return matmul(R, R.mT)
 
     @staticmethod
-    def transpose(L: Array) -> Array:
-        return L.mT
+    def transpose(R: Array) -> Array:
+        return R.mT
 
     @staticmethod
     def outer(m: Array) -> Array:
@@ -82,30 +82,31 @@ class Dense:
         return (A @ m[..., None])[..., 0]
 
     @staticmethod
-    def inverse(L: Array) -> Array:
+    def inverse(R: Array) -> Array:
         """Of a triangular factor."""
-        return inverse_lower(L)
+        return inverse_lower(R)
 
     @staticmethod
-    def inverse_root(P: Array) -> Array:
-        """Lower triangular L with L L' = P^-1, from the inverse Cholesky factor of P with rows and columns reversed."""
-        return jnp.flip(inverse_factor(jnp.flip(0.5 * (P + P.mT), (-2, -1))), (-2, -1)).mT
+    def inverse_root(precision: Array) -> Array:
+        """Lower triangular R with R R' the inverse, from the inverse Cholesky factor with rows and columns reversed."""
+        even = 0.5 * (precision + precision.mT)
+        return jnp.flip(inverse_factor(jnp.flip(even, (-2, -1))), (-2, -1)).mT
 
     @staticmethod
-    def slope_of_gram(L: Array, slope: Array) -> Array:
-        """From the derivative by L to that by V at V = I, where S = L V L'."""
-        inner = jnp.tril(matmul(L.mT, slope))
+    def slope_of_gram(R: Array, slope: Array) -> Array:
+        """From the derivative by R to that by V at V = I, where Σ = R V R'."""
+        inner = jnp.tril(matmul(R.mT, slope))
         return 0.5 * (inner + jnp.tril(inner, -1).mT)
 
     @staticmethod
-    def like_identity(value: float, L: Array) -> Array:
-        return jnp.broadcast_to(value * jnp.eye(L.shape[-1], dtype=L.dtype), L.shape)
+    def like_identity(value: float, R: Array) -> Array:
+        return jnp.broadcast_to(value * jnp.eye(R.shape[-1], dtype=R.dtype), R.shape)
 
     @staticmethod
-    def positive(L: Array) -> Array:
-        """The factor of L L' with a positive diagonal."""
-        L = jnp.tril(L)
-        return L * jnp.sign(jnp.diagonal(L, axis1=-2, axis2=-1))[..., None, :]
+    def positive(R: Array) -> Array:
+        """The factor of R R' with a positive diagonal."""
+        R = jnp.tril(R)
+        return R * jnp.sign(jnp.diagonal(R, axis1=-2, axis2=-1))[..., None, :]
 
 
 class Diagonal:

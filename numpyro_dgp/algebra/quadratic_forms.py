@@ -38,7 +38,7 @@ __all__ = [
 # Symmetric matrices (P, M, M) in blocks of columns. The block of columns start:end has rows :end only, without the part
 # below the diagonal: an array (end, P * (end - start)) each.
 Columns = tuple[Array, ...]
-# Weighted rows (N, P * width), or their factors in a product (P * width, K), block by block.
+# Weighted rows (N, P * width), or their factors in a product (P * width, columns), block by block.
 Rows = tuple[Array, ...]
 
 
@@ -48,12 +48,12 @@ def _blocks(M: int) -> list[tuple[int, int]]:
 
 
 def _side_by_side(S: Array) -> Array:
-    """Matrices (P, K, M) as one (K, P * M)."""
+    """Matrices (P, rows, M) as one (rows, P * M)."""
     return jnp.moveaxis(S, 0, 1).reshape(S.shape[1], -1)
 
 
 def _products(A: Array, matrices: Array, P: int) -> Array:
-    """Products of rows A (N, K) with P matrices side by side, by one matrix product: (N, P, M)."""
+    """Products of all rows of A with P matrices side by side, by one matrix product: (N, P, M)."""
     return rows_times(A, matrices, jax.lax.Precision.DEFAULT).reshape(len(A), P, -1)
 
 
@@ -78,13 +78,13 @@ def forms_of_columns(A: Array, matrices: Columns, P: int) -> Array:
 
 
 def weighted_rows(A: Array, weights: Array) -> Rows:
-    """w_np a_n, in blocks of columns (N, P * width)."""
+    """β_np a_n with weights β, in blocks of columns (N, P * width)."""
     weights = computed_once(weights)
     return tuple((A[:, None, start:end] * weights[..., None]).reshape(len(A), -1) for start, end in _blocks(A.shape[1]))
 
 
 def column_sums(A: Array, weighted: Rows) -> Columns:
-    r""":math:`\sum_n w_{np} a_n a_n^\top`: the derivative of :func:`forms_of_columns` by the columns."""
+    r""":math:`\sum_n \beta_{np} a_n a_n^\top`: the derivative of :func:`forms_of_columns` by the columns."""
     return tuple(A[:, :end].T @ block for (_, end), block in zip(_blocks(A.shape[1]), weighted, strict=True))
 
 
@@ -97,24 +97,24 @@ def symmetric(sums: Columns, P: int) -> Array:
     return upper + (upper * (number[:, None] < number)).mT
 
 
-def rows_of_blocks(R: Array) -> Rows:
-    """R (P, M, K) in blocks of rows (P * width, K), for :func:`pull_back`."""
-    return tuple(R[:, start:end].reshape(-1, R.shape[2]) for start, end in _blocks(R.shape[1]))
+def rows_of_blocks(factors: Array) -> Rows:
+    """Matrices (P, M, columns) in blocks of rows (P * width, columns), for :func:`pull_back`."""
+    return tuple(factors[:, start:end].reshape(-1, factors.shape[2]) for start, end in _blocks(factors.shape[1]))
 
 
 def pull_back(weighted: Rows, matrices: Rows) -> Array:
-    r""":math:`\sum_p w_{np} R_p^\top a_n` (N, K) from :func:`weighted_rows` and :func:`rows_of_blocks`."""
+    r""":math:`\sum_p \beta_{np} F_p^\top a_n`, from :func:`weighted_rows` and :func:`rows_of_blocks` of matrices F."""
     return functools.reduce(jnp.add, map(jnp.matmul, weighted, matrices))
 
 
 def quadratic_forms_reference(S: Array, A: Array) -> Array:
     r"""What :func:`quadratic_forms` computes, without its blocks and its derivative: the reference in its tests.
 
-    .. math:: v_{np} = a_n^\top S_p\, a_n
+    .. math:: a_n^\top \Sigma_p\, a_n
 
     Args:
-        S: symmetric matrices (P, M, M).
-        A: rows (N, M).
+        S: symmetric matrices :math:`\Sigma_p` (P, M, M).
+        A: rows :math:`a_n` (N, M).
     """
     products = jnp.einsum("pij,nj->npi", S, A, precision=jax.lax.Precision.HIGHEST)
     return jnp.einsum("ni,npi->np", A, products, precision=jax.lax.Precision.HIGHEST)
@@ -123,19 +123,21 @@ def quadratic_forms_reference(S: Array, A: Array) -> Array:
 @jax.custom_vjp
 @fused
 def quadratic_forms(S: Array, A: Array) -> Array:
-    r"""All quadratic forms :math:`v_{np} = a_n^\top S_p\, a_n` at once, shape (N, P).
+    r"""All quadratic forms :math:`a_n^\top \Sigma_p\, a_n` at once, shape (N, P).
 
-    By matrix products over all p, with blocks j of columns:
-    :math:`\sum_j (S_{jj} a_j + 2 \sum_{i < j} S_{ji} a_i)^\top a_j`. Leaving out the other blocks saves a third of
-    the value and of the derivative by S. Automatic differentiation does not use symmetry, and needs a third product for
-    :math:`\partial v / \partial A = 2 S_p A`. Where the products :math:`S_p a_n` are few they are kept for that;
-    otherwise rows times their weights are used for both derivatives.
+    By matrix products over all p, with blocks j of columns of one matrix and the same blocks of a row:
+    :math:`\sum_j (\Sigma_{jj} a_j + 2 \sum_{i < j} \Sigma_{ji} a_i)^\top a_j`. Leaving out the other blocks saves a
+    third of the value and of the derivative by :math:`\Sigma`. Automatic differentiation does not use symmetry, and
+    needs a third product for the derivative :math:`2\, \Sigma_p a_n` by the row. Where the products
+    :math:`\Sigma_p a_n` are few they are kept for that; otherwise rows times their weights are used for both
+    derivatives.
 
-    The derivative by S is symmetric, as S is. In reverse mode only (``jax.grad``, ``jax.vjp``); ``jax.jvp`` raises.
+    The derivative by :math:`\Sigma` is symmetric, as :math:`\Sigma` is. In reverse mode only (``jax.grad``,
+    ``jax.vjp``); ``jax.jvp`` raises.
 
     Args:
-        S: symmetric matrices (P, M, M).
-        A: rows (N, M).
+        S: symmetric matrices :math:`\Sigma_p` (P, M, M).
+        A: rows :math:`a_n` (N, M).
 
     Example:
         >>> import jax.numpy as jnp
@@ -149,12 +151,12 @@ def quadratic_forms(S: Array, A: Array) -> Array:
 
 
 def keeps_products(rows: int, S: Array) -> bool:
-    """Whether the products of that many rows with matrices S need so little memory that they are kept."""
+    """Whether the products of that many rows with the matrices need so little memory that they are kept."""
     return bool(rows * S.nbytes <= KEPT_PRODUCTS * S.shape[1])
 
 
 def forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
-    """:func:`quadratic_forms`, and what :func:`forms_backward` needs: the products S_p a_n too where they are few."""
+    """:func:`quadratic_forms`, and what :func:`forms_backward` needs: the products Σ_p a_n too where they are few."""
     if not keeps_products(len(A), S):
         return quadratic_forms(S, A), (S, A, None)
     products = _products(A, _side_by_side(S), len(S))
@@ -162,7 +164,7 @@ def forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array 
 
 
 def forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> tuple[Array, Array]:
-    """Derivatives of weighted quadratic forms by S and by A."""
+    """Derivatives of weighted quadratic forms by the matrices and by the rows."""
     S, A, products = kept
     weighted = weighted_rows(A, weights)
     by_S = symmetric(column_sums(A, weighted), len(S))

@@ -1,6 +1,6 @@
 """Expectations under Gaussians, by nodes and weights.
 
-A rule turns independent Gaussians N(loc, variance) into Q points and log weights; every expectation
+A rule turns independent Gaussians N(loc, variance) into K points and log weights; every expectation
 of the package is a weighted sum of a function at those points.
 """
 
@@ -23,13 +23,13 @@ __all__ = ["GaussHermite", "MonteCarlo", "Nodes", "Rule", "white_nodes"]
 
 
 class Nodes(NamedTuple):
-    """Points (Q, ...) and log weights (Q,) of a rule."""
+    """Points (K, ...) and log weights (K,) of a rule."""
 
     points: Array
     log_weights: Array
 
     def mean(self, values: Array) -> Array:
-        """Weighted mean of ``values`` (Q, ...): the expectation of a function."""
+        """Weighted mean of ``values`` (K, ...): the expectation of a function."""
         return jnp.tensordot(jnp.exp(self.log_weights), values, axes=1)
 
     def log_mean_exp(self, log_values: Array) -> Array:
@@ -42,7 +42,7 @@ class Rule(Protocol):
     """What integrates a function of independent Gaussians."""
 
     def nodes(self, loc: Array, variance: Array) -> Nodes:
-        """Points of shape (Q, *loc.shape) and log weights (Q,)."""
+        """Points of shape (K, *loc.shape) and log weights (K,)."""
         ...
 
 
@@ -56,7 +56,8 @@ def _hermite(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytree
 class GaussHermite:
-    r"""Gauss-Hermite quadrature: :math:`E[g(v)] \approx \sum_q w_q\, g(m + \sqrt{2 s^2}\, x_q)`.
+    r"""Gauss-Hermite quadrature: :math:`E[g(h)] \approx \sum_k \beta_k\, g(\mu + \sqrt2\, \sigma\, \chi_k)` for
+    :math:`h \sim N(\mu, \sigma^2)`, with the nodes :math:`\chi` of a Hermite polynomial and weights :math:`\beta`.
 
     Exact for polynomials of degree up to ``2 size - 1``. One set of nodes serves every datum and
     output, so it integrates functions that act on each element of ``loc`` on its own.
@@ -126,7 +127,7 @@ _MOST_NODES = 20_000
 
 
 def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) -> Nodes:
-    """Nodes of a standard Gaussian over several numbers: points (Q, D) and log weights (Q,).
+    """Nodes of a standard Gaussian over several numbers: points (K, D) and log weights (K,).
 
     Args:
         rule: Gauss-Hermite gives a grid of ``size ** dims`` nodes, Monte Carlo ``size`` draws.

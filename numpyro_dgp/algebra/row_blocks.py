@@ -43,16 +43,16 @@ def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array],
 
 
 def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Array], *data: Array) -> Array:
-    r"""Weighted sum over data of symmetric matrices, :math:`\sum_n w_n R(d_n)`: shape (M, M).
+    r"""Weighted sum over data of symmetric matrices, :math:`\sum_n \beta_n F(d_n)`: shape (M, M).
 
     Only entries on and above the diagonal are computed. For the derivative the matrices of a block are computed again
     instead of being held.
 
     Args:
         size: M.
-        weights: one per datum (N,).
+        weights: :math:`\beta`, one per datum (N,).
         cells: numbers that one entry of one matrix needs.
-        row: ``row((i, j), *datum)`` are the entries :math:`R_{ij}` of one datum, for arrays i and j of indices.
+        row: ``row((i, j), *datum)`` are the entries :math:`F_{ij}` of one datum, for arrays i and j of indices.
         *data: arrays (N, ...).
     """
     pairs = np.triu_indices(size)
@@ -78,7 +78,7 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
 def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array], *data: Array) -> Array:
     r"""What :func:`sum_symmetric` computes, all entries of all matrices at once: the reference in its tests.
 
-    .. math:: \sum_n w_n R(d_n)
+    .. math:: \sum_n \beta_n F(d_n)
     """
     i, j = jnp.indices((size, size))
     matrices = jax.vmap(lambda *datum: row((i.ravel(), j.ravel()), *datum))(*data)

@@ -38,7 +38,7 @@ __all__ = [
 # library returns blocks of that size to the system. The first two limits keep a step of a few layers below that, and
 # its arrays in cache.
 
-#: Bytes of the products S_p a_n of one layer, one per row and output, that are kept for the derivative. Where they
+#: Bytes of the products Σ_p a_n of one layer, one per row and output, that are kept for the derivative. Where they
 #: would need more, the derivative does without them.
 KEPT_PRODUCTS = 2**22
 #: Bytes of whitened rows A that a layer computed in blocks keeps for the derivative. Where they would need more, they

@@ -17,15 +17,15 @@ __all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "open_variance
 _ROUNDING = 0.1
 
 
-def _halves(A: Array, B: Array, C: Array) -> Array:
-    """[A 0; B C]."""
-    zeros = jnp.zeros((*A.shape[:-1], C.shape[-1]), A.dtype)
-    return jnp.concatenate([jnp.concatenate([A, zeros], -1), jnp.concatenate([B, C], -1)], -2)
+def _halves(F: Array, G: Array, V: Array) -> Array:
+    """[F 0; G V]."""
+    zeros = jnp.zeros((*F.shape[:-1], V.shape[-1]), F.dtype)
+    return jnp.concatenate([jnp.concatenate([F, zeros], -1), jnp.concatenate([G, V], -1)], -2)
 
 
 @fused
 def inverse_lower(L: Array) -> Array:
-    """Inverse of lower triangular matrices by halves: inv [A 0; B C] = [A' 0; -C' B A', C'] with A', C' inverses.
+    """Inverse of lower triangular matrices by halves: inv [F 0; G V] = [F' 0; -V' G F', V'] with F', V' inverses.
 
     Only small blocks meet LAPACK's triangular solve. Larger ones wake the threads of OpenBLAS, which then spin
     on the cores that XLA needs: a third of a training step (docs/performance.md).
@@ -35,8 +35,8 @@ def inverse_lower(L: Array) -> Array:
         eye = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
         return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
     half = size // 2
-    A, C = inverse_lower(L[..., :half, :half]), inverse_lower(L[..., half:, half:])
-    return _halves(A, -matmul(C, matmul(L[..., half:, :half], A)), C)
+    F, V = inverse_lower(L[..., :half, :half]), inverse_lower(L[..., half:, half:])
+    return _halves(F, -matmul(V, matmul(L[..., half:, :half], F)), V)
 
 
 def _inverse_factor_of_many(K: Array) -> Array:
@@ -45,10 +45,10 @@ def _inverse_factor_of_many(K: Array) -> Array:
     if size <= LEAF:
         return _inverse_factor_by_rows(K)
     half = size // 2
-    A = _inverse_factor_of_many(K[..., :half, :half])
-    B = matmul(K[..., half:, :half], A.mT)
-    C = _inverse_factor_of_many(K[..., half:, half:] - matmul(B, B.mT))
-    return _halves(A, -matmul(C, matmul(B, A)), C)
+    F = _inverse_factor_of_many(K[..., :half, :half])
+    G = matmul(K[..., half:, :half], F.mT)
+    V = _inverse_factor_of_many(K[..., half:, half:] - matmul(G, G.mT))
+    return _halves(F, -matmul(V, matmul(G, F)), V)
 
 
 def _inverse_factor_by_rows(K: Array) -> Array:
@@ -70,7 +70,7 @@ def _inverse_factor_by_rows(K: Array) -> Array:
 @jax.custom_jvp
 @fused
 def inverse_factor(K: Array) -> Array:
-    r""":math:`L^{-1}` of :math:`K = L L^\top`, without jitter; not finite where K is not positive definite."""
+    r""":math:`L^{-1}` of :math:`k(Z, Z) = L L^\top`, without jitter; not finite where that is not positive definite."""
     if K.shape[-1] <= SMALL_SOLVE and math.prod(K.shape[:-2]) >= MANY_MATRICES:
         return _inverse_factor_of_many(K)
     return inverse_lower(jnp.linalg.cholesky(K))
@@ -78,14 +78,15 @@ def inverse_factor(K: Array) -> Array:
 
 @inverse_factor.defjvp
 def inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    W = inverse_factor(primals[0])
-    return W, matmul(_relative_change(W, tangents[0]), W)
+    whiten = inverse_factor(primals[0])
+    return whiten, matmul(_relative_change(whiten, tangents[0]), whiten)
 
 
-def _relative_change(W: Array, dK: Array) -> Array:
-    # With W = L^{-1}: dL = L Phi(W dK W'), hence dW = -Phi(W dK W') W, where Phi halves the diagonal of the
-    # lower triangle. This needs products only; differentiating the factorisation would need triangular solves.
-    inner = jnp.tril(matmul(matmul(W, dK), W.mT))
+def _relative_change(whiten: Array, change: Array) -> Array:
+    # With dk the change of k(Z, Z) = L L': dL = L half(L^{-1} dk L^{-T}), hence dL^{-1} = -half(L^{-1} dk L^{-T})
+    # L^{-1}, where half(.) is the lower triangle with half the diagonal. This needs products only; differentiating the
+    # factorisation would need triangular solves.
+    inner = jnp.tril(matmul(matmul(whiten, change), whiten.mT))
     return 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype) - inner
 
 
@@ -113,13 +114,13 @@ def relative_change(K: Array, whiten: Array) -> Array:
 
 
 def inverse_cholesky(K: Array, owner: str = "K") -> Array:
-    r"""The whitening matrix :math:`L^{-1}` of :math:`K + \mathrm{jitter} = L L^\top`; jitter as in :func:`cholesky`.
+    r"""The whitening matrix :math:`L^{-1}`, :math:`L L^\top = k(Z, Z) + \mathrm{jitter}`, as in :func:`cholesky`.
 
     A product with it has the accuracy of a triangular solve here (both are limited by the factorisation,
     see ``docs/numerics.md``) and is faster, forwards and backwards.
 
     Args:
-        K: symmetric positive semi-definite (..., M, M).
+        K: k(Z, Z), symmetric positive semi-definite (..., M, M).
         owner: whose matrix it is, for the error message.
 
     Raises:

@@ -3,10 +3,11 @@ r"""The optimal q(v) and its bound. A Gaussian likelihood is quadratic in the wh
 .. math::
     E[\log p(y \mid v)] = c + b^\top v - \tfrac12 v^\top \Phi\, v
     \quad\Longrightarrow\quad
-    q(v) = N(B^{-1} b,\, B^{-1}), \quad B = I + \Phi, \quad
-    \mathcal L = c + \tfrac12 b^\top B^{-1} b - \tfrac12 \log\lvert B\rvert .
+    q(v) = N\bigl((I + \Phi)^{-1} b,\, (I + \Phi)^{-1}\bigr), \quad
+    \mathcal L = c + \tfrac12 b^\top (I + \Phi)^{-1} b - \tfrac12 \log\lvert I + \Phi\rvert .
 
-The data enter by :math:`(\Phi, b, c)` only, which are sums over data and over uses of one function. B needs no jitter.
+The data enter by :math:`(\Phi, b, c)` only, which are sums over data and over uses of one function; c is a constant.
+:math:`I + \Phi` needs no jitter.
 
 Source: Titsias (2009); Chamberlin (2016), sections 2.2-2.5 and A.1-A.2, whitened.
 """
@@ -55,13 +56,13 @@ class Quadratic(NamedTuple):
     c: Array
 
     def optimum(self) -> tuple[Array, Array]:
-        r"""Mean :math:`B^{-1} b` and lower triangular root of :math:`B^{-1}` of the optimal q(v)."""
-        L = Dense.inverse_root(self._B())
-        return Dense.apply(L, Dense.apply(L.mT, self.b)), L
+        r"""Mean :math:`(I + \Phi)^{-1} b` and triangular root R of :math:`(I + \Phi)^{-1}`, of the optimal q(v)."""
+        R = Dense.inverse_root(self._precision())
+        return Dense.apply(R, Dense.apply(R.mT, self.b)), R
 
     def bound(self) -> Array:
         """The bound at the optimum."""
-        L = jnp.linalg.cholesky(self._B())
+        L = jnp.linalg.cholesky(self._precision())
         half = solve_lower(L, self.b[..., None])[..., 0]
         log_det = jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
         return self.c + 0.5 * jnp.square(half).sum(-1) - log_det
@@ -79,7 +80,7 @@ class Quadratic(NamedTuple):
         """The sum of two: more data, or another use of the same function."""
         return jax.tree.map(jnp.add, self, other)
 
-    def _B(self) -> Array:
+    def _precision(self) -> Array:
         return jnp.eye(self.Phi.shape[-1], dtype=self.Phi.dtype) + self.Phi
 
 
@@ -93,18 +94,18 @@ def from_features(
     y_variance: ArrayLike = 0.0,
     weights: ArrayLike = 1.0,
 ) -> Quadratic:
-    r"""The quadratic of data at inputs known exactly, :math:`y_n \sim N(a_n f(x_n), s_n^2)`.
+    r"""The quadratic of data at inputs known exactly, :math:`y_n \sim N(\kappa_n f(x_n), s_n^2)`.
 
     .. math::
-        \Phi = \sum_n \frac{a_n^2}{s_n^2} \alpha_n \alpha_n^\top, \quad b = \sum_n \frac{a_n}{s_n^2} y_n \alpha_n, \quad
-        c = \sum_n \log N(y_n; 0, s_n^2) - \frac{a_n^2}{2 s_n^2} (k(x_n, x_n) - \alpha_n^\top \alpha_n)
+        \Phi = \sum_n \frac{\kappa_n^2}{s_n^2} a_n a_n^\top, \quad b = \sum_n \frac{\kappa_n}{s_n^2} y_n a_n, \quad
+        c = \sum_n \log N(y_n; 0, s_n^2) - \frac{\kappa_n^2}{2 s_n^2} (k(x_n, x_n) - a_n^\top a_n)
 
     Args:
-        A: rows :math:`\alpha_n = L^{-1} k(Z, x_n)` with :math:`L L^\top = k(Z, Z)` (N, M).
+        A: rows :math:`a_n = L^{-1} k(Z, x_n)` with :math:`L L^\top = k(Z, Z)` (N, M).
         variances: :math:`k(x_n, x_n)` (N,).
-        y: observations minus a times the mean function (N,).
+        y: observations minus :math:`\kappa` times the mean function (N,).
         noise: standard deviation s, a number or (N,).
-        slope: a, a number or (N,).
+        slope: :math:`\kappa`, a number or (N,).
         y_variance: variance of observations that are Gaussian themselves, a number or (N,).
         weights: how much each datum counts, a number or (N,).
 
@@ -144,23 +145,23 @@ def from_moments(
     weights: ArrayLike = 1.0,
     integrate: Integrate = None,
 ) -> Quadratic:
-    r"""The same at Gaussian inputs :math:`h_n \sim N(\mu_n, \Sigma_n)`, and observations that may depend on them:
+    r"""The same at Gaussian inputs :math:`h_n`, and observations that may depend on them:
 
-    .. math:: E\bigl[\log N(y_n + g_n^\top h_n;\; a_n f(h_n), s_n^2)\bigr], \qquad f \text{ with mean zero}.
+    .. math:: E\bigl[\log N(y_n + \zeta_n^\top h_n;\; \kappa_n f(h_n), s_n^2)\bigr], \qquad f \text{ with mean zero}.
 
-    A mean function :math:`w^\top h` of f is the tilt :math:`g = -a w`, and a posterior of y that is linear in the layer
-    below adds its slopes to g.
+    The tilt :math:`\zeta` of a linear mean function of f is :math:`-\kappa` times its slope, and a posterior of y that
+    is linear in the layer below adds its slopes to the tilt.
 
     Args:
         kernel: k.
         Z: inducing inputs (M, D).
         whiten: :math:`L^{-1}` with :math:`L L^\top = k(Z, Z)` (M, M).
-        loc: means of the inputs (N, D).
+        loc: means of the inputs h (N, D).
         variance: their variances (N, D), or covariances (N, D, D).
         y: observations (N,), without the part that depends on h.
         noise: standard deviation s, a number or (N,).
-        tilt: g (N, D); zero by default.
-        slope: a, a number or (N,).
+        tilt: :math:`\zeta` (N, D); zero by default.
+        slope: :math:`\kappa`, a number or (N,).
         y_variance: variance of y given h, a number or (N,).
         weights: how much each datum counts, a number or (N,).
         integrate: how expectations of k are taken, as in :func:`numpyro_dgp.kernels.psi_statistics.psi0`.
@@ -200,7 +201,7 @@ def with_features(
     weights: ArrayLike = 1.0,
     integrate: Integrate = None,
 ) -> tuple[Quadratic, Array]:
-    r""":func:`from_moments` and the expected features :math:`\langle \alpha_n \rangle` (N, M) behind it."""
+    r""":func:`from_moments` and the expected features :math:`\langle a_n \rangle` (N, M) behind it."""
     require_rows("from_moments", y, loc=loc, variance=variance)
     datum = Observations(y, noise, slope, weights)
     square = jnp.square(y) + y_variance
@@ -225,13 +226,13 @@ def with_features(
 def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[Array, Array]:
     r"""Mean and variance of the function at new inputs, without its mean function: each (N,).
 
-    .. math:: A m, \qquad k(x, x) - \alpha^\top \alpha + \alpha^\top S \alpha
+    .. math:: A m, \qquad k(x, x) - a^\top a + a^\top \Sigma\, a
 
     Args:
-        A: rows :math:`\alpha = L^{-1} k(Z, x)` at the new inputs (N, M).
+        A: rows :math:`a = L^{-1} k(Z, x)` at the new inputs (N, M).
         variances: k(x, x) there (N,).
         loc: m (M,), from :meth:`Quadratic.optimum`.
-        scale_tril: triangular root of S (M, M).
+        scale_tril: triangular root R of :math:`\Sigma` (M, M).
 
     Returns:
         Means (N,) and variances (N,).
@@ -252,8 +253,8 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
     r"""An upper bound on the log evidence, which lies between :meth:`Quadratic.bound` and this.
 
     .. math::
-        -\tfrac12 \log\lvert Q + s^2 I\rvert - \tfrac12 y^\top (Q + (t + s^2) I)^{-1} y - \tfrac{N}{2} \log 2\pi, \quad
-        Q = A A^\top, \; t = \mathrm{tr}(K - Q)
+        -\tfrac12 \log\lvert A A^\top + s^2 I\rvert - \tfrac12 y^\top (A A^\top + (\tau + s^2) I)^{-1} y
+        - \tfrac{N}{2} \log 2\pi, \qquad \tau = \mathrm{tr}(k(X, X) - A A^\top)
 
     Args:
         A: rows :math:`L^{-1} k(Z, x_n)` (N, M).

@@ -1,11 +1,12 @@
 r"""Expectations of a function whose inducing values depend on its inputs.
 
-Inputs :math:`h_n \sim N(m_n, S_n)` and whitened inducing values :math:`v \sim N(\mu, \Sigma)` are jointly Gaussian with
-:math:`G_n = \operatorname{Cov}[v, h_n]`, as they are where both follow the inducing values of the layer below. Then
+Inputs :math:`h_n` of variance :math:`V_n` and whitened inducing values :math:`v \sim N(m, \Sigma)` are jointly Gaussian
+with :math:`G_n = \operatorname{Cov}[v, h_n]`, as they are where both follow the inducing values of the layer below.
+Then
 
-.. math:: v \mid h_n \sim N\bigl(\mu + B_n (h_n - m_n),\; \Sigma - B_n S_n B_n^\top\bigr), \qquad B_n = G_n S_n^{-1},
+.. math:: v \mid h_n \sim N\bigl(m + G_n V_n^{-1} (h_n - E h_n),\; \Sigma - G_n V_n^{-1} G_n^\top\bigr),
 
-and with :math:`\alpha(h) = L^{-1} k(Z, h)`, :math:`L L^\top = k(Z, Z)`, all that a layer needs are expectations of
+and with :math:`a(h) = L^{-1} k(Z, h)`, :math:`L L^\top = k(Z, Z)`, all that a layer needs are expectations of
 :math:`k(z, h)` and :math:`k(z, h)\,k(h, z')` times affine functions of h, one for every z.
 
 Source: Chamberlin (2016), sections 4.7 and 4.8. Its conditional means (figure 4.9) have a minus where a plus belongs,
@@ -33,7 +34,7 @@ class Coupled:
     r"""Whitened inducing values of one function and their covariance with its inputs.
 
     Args:
-        loc: :math:`\mu` (M,).
+        loc: m (M,).
         covariance: :math:`\Sigma` (M, M).
         with_inputs: :math:`G_n = \operatorname{Cov}[v, h_n]` (N, M, D).
 
@@ -93,8 +94,8 @@ class _Layer:
         shape = cross.shape
         if self.variance.ndim == 3:
             return jnp.linalg.solve(self.variance, cross.reshape(*shape[:1], -1, shape[-1]).mT).mT.reshape(shape)
-        S = self.variance.reshape(shape[0], *(1,) * (cross.ndim - 2), shape[-1])
-        return cross / jnp.where(S > 0, S, 1)
+        V = self.variance.reshape(shape[0], *(1,) * (cross.ndim - 2), shape[-1])
+        return cross / jnp.where(V > 0, V, 1)
 
     def affine(self, mean: Array, slopes: Array) -> Array:
         """The linear forms of (h, 1) that are ``mean`` at the mean of h."""
@@ -110,11 +111,10 @@ def _spread(variance: Array, slopes: Array) -> Array:
 def expected_product(
     kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled, target: Target
 ) -> Array:
-    r""":math:`\langle t_n\, \alpha(h_n)^\top v \rangle`, shape (N,); with t = 1 the mean of the function.
+    r""":math:`\langle y_n\, a(h_n)^\top v \rangle`, shape (N,); with y = 1 the mean of the function.
 
-    .. math:: \sum_m \bigl\langle k(z_m, h)\, \bigl(c_m + \tau(h)\, a_m(h)\bigr) \bigr\rangle, \quad
-              a(h) = E[\tilde v \mid h], \; \tau(h) = E[t \mid h], \; c = \operatorname{Cov}[\tilde v, t \mid h], \;
-              \tilde v = L^{-\top} v
+    .. math:: \sum_m \bigl\langle k(z_m, h)\, \bigl(\operatorname{Cov}[\tilde v_m, y \mid h]
+              + E[\tilde v_m \mid h]\, E[y \mid h]\bigr) \bigr\rangle, \qquad \tilde v = L^{-\top} v
 
     Args:
         kernel: k, of which Gaussian expectations have a closed form.
@@ -123,7 +123,7 @@ def expected_product(
         loc: means of the inputs (N, D).
         variance: their variances (N, D) or covariances (N, D, D).
         v: inducing values.
-        target: t.
+        target: y.
 
     Returns:
         Expectations (N,).
@@ -156,10 +156,11 @@ def expected_product(
 
 
 def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled) -> Array:
-    r""":math:`\langle v^\top \alpha(h_n)\, \alpha(h_n)^\top v \rangle`, shape (N,).
+    r""":math:`\langle v^\top a(h_n)\, a(h_n)^\top v \rangle`, shape (N,).
 
-    .. math:: \sum_{mm'} \bigl\langle k(z_m, h)\, k(h, z_{m'})\, \bigl(C_{mm'} + a_m(h)\, a_{m'}(h)\bigr) \bigr\rangle,
-              \quad C = \operatorname{Cov}[\tilde v \mid h]
+    .. math:: \sum_{mm'} \bigl\langle k(z_m, h)\, k(h, z_{m'})\,
+              \bigl(\operatorname{Cov}[\tilde v_m, \tilde v_{m'} \mid h] + E[\tilde v_m \mid h]\, E[\tilde v_{m'} \mid
+              h]\bigr) \bigr\rangle, \qquad \tilde v = L^{-\top} v
 
     It and its derivative are computed in blocks of data, so that matrices of a few data are in memory at once.
 

@@ -1,22 +1,22 @@
 r"""The optimal posterior of hidden values that is linear in the inducing values of their layer.
 
-.. math:: q(h_n \mid v) = N(T_n v + M_n,\, S_n), \qquad q(v) = N(m, \Sigma)
+.. math:: q(h_n \mid v) = N(T_n v + t_n,\, \Omega_n), \qquad q(v) = N(m, \Sigma)
 
-The layer above depends on :math:`h_n` through its mean :math:`\mu_n = T_n m + M_n` and its variance
-:math:`\sigma_n^2 = S_n + T_n \Sigma T_n^\top` only. With these two held fixed, the term of the layer itself,
+The layer above depends on :math:`h_n` through its mean :math:`T_n m + t_n` and its variance
+:math:`\Omega_n + T_n \Sigma T_n^\top` only. With these two held fixed, the term of the layer itself,
 :math:`E[\log N(h_n; f(x_n), s_n^2)]`, the entropy of q(h | v) and the divergence of q(v) are jointly concave in
-:math:`\Sigma` and the covariances :math:`T_n \Sigma`. Their one maximum has, with :math:`r_n = S_n / s_n^2`,
+:math:`\Sigma` and the covariances :math:`T_n \Sigma`. Their one maximum has, with :math:`r_n = \Omega_n / s_n^2`,
 
 .. math::
-    T_n = r_n \langle \alpha_n \rangle, \qquad m = (I + \Phi)^{-1} b, \qquad
-    \Sigma^{-1} = I + \Phi - \sum_n \frac{r_n}{s_n^2} \langle \alpha_n \rangle^\top \langle \alpha_n \rangle ,
+    T_n = r_n \langle a_n \rangle, \qquad m = (I + \Phi)^{-1} b, \qquad
+    \Sigma^{-1} = I + \Phi - \sum_n \frac{r_n}{s_n^2} \langle a_n \rangle^\top \langle a_n \rangle ,
 
-so that only :math:`\mu_n` and :math:`r_n` remain to be optimised: the best of all weights T are the model's own, times
+so that only the mean and :math:`r_n` remain to be optimised: the best of all weights T are the model's own, times
 the share r of the process noise that is left in the posterior of a datum. At r = 0 the layer is mean field; with r at
 most one, :math:`\Sigma` never exceeds the prior.
 
-Source: Chamberlin (2016), section 4.3, whose q(v) has M and S fixed instead, and neglects that the layer above depends
-on q(v).
+Source: Chamberlin (2016), section 4.3, whose q(v) has t and :math:`\Omega` fixed instead, and neglects that the layer
+above depends on q(v).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Following(NamedTuple):
 
     Args:
         loc: m (M,).
-        scale_tril: lower triangular root of :math:`\Sigma` (M, M).
+        scale_tril: lower triangular root R of :math:`\Sigma` (M, M).
         weights: T (N, M).
-        variance: S (N,).
-        marginal_variance: :math:`\sigma^2`, variances of h (N,).
+        variance: :math:`\Omega` (N,).
+        marginal_variance: variances of h (N,).
         bound: expected log density and entropy of h, less the divergence of q(v).
 
     Example:
@@ -51,7 +51,7 @@ class Following(NamedTuple):
         >>> A, mu = jnp.ones((1, 1)), jnp.array([0.5])
         >>> layer = follow(from_features(A, jnp.ones(1), mu, 1.0), A, 1.0, jnp.array([0.5]))
         >>> total = layer.variance + layer.weights**2 @ layer.scale_tril[0] ** 2
-        >>> bool(jnp.allclose(layer.marginal_variance, total))  # S + T Sigma T'
+        >>> bool(jnp.allclose(layer.marginal_variance, total))  # Omega + T Sigma T'
         True
     """
 
@@ -67,8 +67,8 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
     r"""The optimum over T, m and :math:`\Sigma` of one output.
 
     Args:
-        data: the layer with its values known to be :math:`\mu`, from ``from_features`` or ``from_moments``.
-        features: :math:`\langle \alpha_n \rangle`, one row per datum (N, M).
+        data: the layer with its values known to be the means of h, from ``from_features`` or ``from_moments``.
+        features: :math:`\langle a_n \rangle`, one row per datum (N, M).
         noise: standard deviation s of the process noise, a number or (N,).
         ratio: r, above 0 and up to 1 (N,).
         weights: how much each datum counts, as in ``data``: a number or (N,).

@@ -2,8 +2,9 @@ r"""The bound of two layers whose inducing values depend on each other and hidde
 
 .. math:: q = q(v^1)\, q(v^2 \mid v^1) \prod_n q(h_n \mid v^1), \quad \text{all Gaussian and linear.}
 
-Then :math:`(h_n, v^2)` are jointly Gaussian, with :math:`\operatorname{Cov}[v^2, h_{np}] = U_p \Sigma_p T_{np}^\top`,
-and the last layer needs the expectations of :mod:`numpyro_dgp.bounds.coupled_expectations` only.
+Then :math:`(h_n, v^2)` are jointly Gaussian. For one output of the last layer
+:math:`\operatorname{Cov}[v^2, h_{np}] = U_p \Sigma_p T_{np}^\top`, with :math:`U_p` the part of its transition that
+acts on hidden column p, and it needs the expectations of :mod:`numpyro_dgp.bounds.coupled_expectations` only.
 
 Source: Chamberlin (2016), sections 4.7, 4.9 and A.5. The mean of h there, :math:`A_n \mu^\# + B_n`, must be
 :math:`A_n \mu + B_n`, and its divergences take the covariance of h for that of u.
@@ -31,25 +32,25 @@ __all__ = ["HiddenLayer", "MarkovLayer", "markov_bound"]
 class HiddenLayer:
     r"""A layer of P outputs at known inputs, whose values have means that are linear in its inducing values.
 
-    .. math:: q(v_p) = N(\mu_p, \Sigma_p), \qquad q(h_{np} \mid v_p) = N(T_{np} v_p + M_{np}, s_{np}^2)
+    .. math:: q(v_p) = N(m_p, \Sigma_p), \qquad q(h_{np} \mid v_p) = N(T_{np} v_p + t_{np}, \Omega_{np})
 
     Args:
         kernel: k, shared by the outputs.
         Z: inducing inputs (M, D).
-        loc: means of v (P, M).
-        scale_tril: triangular roots of their covariances (P, M, M).
+        loc: m (P, M).
+        scale_tril: triangular roots R of :math:`\Sigma` (P, M, M).
         weights: T (N, P, M).
-        shift: M (N, P).
-        scale: s (N, P).
-        noise: standard deviation of the process noise, a number.
+        shift: t (N, P).
+        scale: square roots of :math:`\Omega` (N, P).
+        noise: standard deviation s of the process noise, a number.
         mean: prior means at the inputs (N, P), or a number.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.bounds import HiddenLayer
         >>> from numpyro_dgp.kernels import RBF
-        >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
-        >>> hidden = HiddenLayer(RBF(), Z, v, S, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)  # N = M = 3, P = 1
+        >>> Z, m, R = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> hidden = HiddenLayer(RBF(), Z, m, R, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)  # N = M = 3, P = 1
         >>> hidden.weights.shape, hidden.noise
         ((3, 1, 3), 0.1)
     """
@@ -67,22 +68,22 @@ class HiddenLayer:
 
 @pytree
 class MarkovLayer:
-    r"""The last layer, of Q outputs: :math:`q(v_q \mid v^-) = N(\sum_p U_{qp} v^-_p + V_q,\; W_q)`.
+    r"""The last layer, of P outputs over P⁻ hidden ones: :math:`q(v_p \mid v^-) = N(U_p v^- + t_p,\; \Omega_p)`.
 
     Args:
         kernel: k, shared by the outputs.
-        Z: inducing inputs (M, P).
-        transition: U (Q, M, P, M⁻).
-        loc: V (Q, M).
-        scale_tril: triangular roots of W (Q, M, M).
+        Z: inducing inputs (M, P⁻).
+        transition: U (P, M, P⁻, M⁻).
+        loc: t (P, M).
+        scale_tril: triangular roots of :math:`\Omega` (P, M, M).
         noise: standard deviation of the observations, a number.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.bounds import MarkovLayer
         >>> from numpyro_dgp.kernels import RBF
-        >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
-        >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), v, S, 0.5)
+        >>> Z, m, R = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), m, R, 0.5)
         >>> last.transition.shape
         (1, 3, 1, 3)
     """
@@ -104,7 +105,7 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
         hidden: the first layer, with a posterior of its values at X.
         last: the second, with mean function zero and a Gaussian likelihood.
         X: inputs (N, D).
-        y: observations (N, Q).
+        y: observations (N, P), P the outputs of the last layer.
 
     Returns:
         The bound, a number in nats.
@@ -116,9 +117,9 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import RBF
         >>> from numpyro_dgp.bounds import HiddenLayer, MarkovLayer, markov_bound
-        >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
-        >>> hidden = HiddenLayer(RBF(), Z, v, S, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)
-        >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), v, S, 0.5)
+        >>> Z, m, R = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> hidden = HiddenLayer(RBF(), Z, m, R, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)
+        >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), m, R, 0.5)
         >>> markov_bound(hidden, last, Z, jnp.sin(Z)).shape
         ()
 

@@ -1,17 +1,18 @@
 r"""Nested variational compression, a deep bound without posteriors of hidden values.
 
-Layers :math:`h^\ell = f^\ell(h^{\ell-1}) + \epsilon^\ell`, :math:`h^0 = X`, :math:`h^L = y`. Let
-:math:`g(h) = W^\top h + b + \alpha(h)^\top v` be the mean of a layer given its inducing values. The hidden values of
-layer :math:`\ell` are Gaussian given v alone, :math:`N(\langle g \rangle, \sigma^2)`, with expectations over the layer
-below, and every such step lowers the bound by a trace. Each output of each hidden layer adds
+Layers :math:`h^\ell = f^\ell(h^{\ell-1}) + \epsilon^\ell`, :math:`h^0 = X`; y is the last of them. Let
+:math:`g(h) = W^\top h + b + a(h)^\top v` be the mean of a layer given its inducing values, W the slope of its mean
+function and :math:`a(h) = L^{-1} k(Z, h)`. The hidden values of layer :math:`\ell` are Gaussian given v alone,
+:math:`N(\langle g \rangle, \sigma^2)`, with expectations over the layer below, and every such step lowers the bound by
+a trace. Each output of each hidden layer adds
 
-.. math:: -\frac{1}{2\sigma^2} \sum_n \Bigl( \langle k(h, h) \rangle - \mathrm{tr} \langle \alpha \alpha^\top \rangle
+.. math:: -\frac{1}{2\sigma^2} \sum_n \Bigl( \langle k(h, h) \rangle - \mathrm{tr} \langle a\, a^\top \rangle
           + E_{q(v)} \mathrm{var}_{h}[g(h)] \Bigr) ,
 
 the last layer adds :math:`E_{q(v)} \langle \log N(y; f(h), \sigma^2) \rangle`, and the divergences of all q(v) are
 subtracted.
 
-Source: Hensman and Lawrence (2014). The notes listed with it lack the variance :math:`\alpha^\top S \alpha` of y in
+Source: Hensman and Lawrence (2014). The notes listed with it lack the variance :math:`a^\top \Sigma\, a` of y in
 their last formula, and factors 1/2 in between.
 """
 
@@ -45,10 +46,10 @@ class NestedLayer:
     Args:
         kernel: k, shared by the outputs.
         Z: inducing inputs (M, D).
-        loc: means of v (P, M).
-        scale_tril: triangular roots of their covariances (P, M, M).
+        loc: means m of v (P, M).
+        scale_tril: triangular roots R of their covariances (P, M, M).
         noise: standard deviation :math:`\sigma`, a number.
-        W: weights of a linear mean function (D, P).
+        W: slope of a linear mean function (D, P).
         b: its offset, a number or (P,).
 
     Raises:
@@ -101,8 +102,8 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import RBF
         >>> from numpyro_dgp.bounds import NestedLayer, nested_bound
-        >>> Z, v, S = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
-        >>> layers = [NestedLayer(RBF(), Z, v, S, 0.1), NestedLayer(RBF(), Z, v, S, 0.5)]
+        >>> Z, m, R = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> layers = [NestedLayer(RBF(), Z, m, R, 0.1), NestedLayer(RBF(), Z, m, R, 0.5)]
         >>> nested_bound(layers, Z, jnp.sin(Z)).shape
         ()
 

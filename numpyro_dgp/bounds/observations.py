@@ -1,4 +1,4 @@
-r"""Observations of one function with Gaussian noise, :math:`y_n \sim N(a_n f(x_n), s_n^2)`."""
+r"""Observations of one function with Gaussian noise, :math:`y_n \sim N(\kappa_n f(x_n), s_n^2)`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Observations", "require_rows"]
 class Observations:
     r"""The factors of the expectations of f in an expected log density of observations.
 
-    .. math:: \sum_n w_n \log N(y_n; a_n f_n, s_n^2)
-              = \sum_n \frac{w_n}{s_n^2} \Bigl( a_n y_n f_n - \tfrac12 a_n^2 f_n^2 - \tfrac12 y_n^2 \Bigr)
-                - w_n \log (\sqrt{2 \pi}\, s_n)
+    .. math:: \sum_n \beta_n \log N(y_n; \kappa_n f_n, s_n^2)
+              = \sum_n \frac{\beta_n}{s_n^2} \Bigl( \kappa_n y_n f_n - \tfrac12 \kappa_n^2 f_n^2 - \tfrac12 y_n^2 \Bigr)
+                - \beta_n \log (\sqrt{2 \pi}\, s_n)
 
     Args:
         y: observations (N,), or of any other shape.
         noise: standard deviation s, a number or one per observation, as are the others.
-        slope: a.
-        weights: how much each observation counts, w.
+        slope: :math:`\kappa`.
+        weights: how much each observation counts, :math:`\beta`.
 
     Attributes:
-        precision: :math:`w_n / s_n^2`.
-        linear: :math:`a_n w_n / s_n^2`, the factor of :math:`y_n f_n`.
-        quadratic: :math:`a_n^2 w_n / s_n^2`, the factor of :math:`-\tfrac12 f_n^2`.
+        precision: :math:`\beta_n / s_n^2`.
+        linear: :math:`\kappa_n \beta_n / s_n^2`, the factor of :math:`y_n f_n`.
+        quadratic: :math:`\kappa_n^2 \beta_n / s_n^2`, the factor of :math:`-\tfrac12 f_n^2`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -44,9 +44,9 @@ def to_arviz(
 
     - ``posterior``: hyperparameters, inducing values, latents and hidden layers. Draws from a guide are one chain.
       Where a guide weighs its latents, one of their K draws is taken with probability proportional to its weight.
-    - ``log_likelihood``: the normalised :math:`\log p(y_n \mid \theta_s)` of each datum, given a draw of the sites that
+    - ``log_likelihood``: the normalised :math:`\log p(y_n \mid \phi_s)` of each datum, given a draw of the sites that
       all data share. The latents and hidden values of the datum are integrated by K importance samples from the guide
-      (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, z_n^{(k)} \mid \theta_s) / q(z_n^{(k)})`: leaving
+      (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, w_n^{(k)} \mid \phi_s) / q(w_n^{(k)})`: leaving
       out a datum leaves out its latents too. The estimate is low by O(1/K).
     - ``log_likelihood_target``: the same with the ``log_prob`` of the observed site, which the posterior was fitted
       to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.

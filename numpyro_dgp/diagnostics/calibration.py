@@ -27,11 +27,11 @@ class Coverage(NamedTuple):
     """
 
     levels: np.ndarray
-    """Nominal probabilities of the intervals (L,)."""
+    """Nominal probabilities of the intervals (levels,)."""
     share: np.ndarray
-    """Share of the data inside (L,)."""
+    """Share of the data inside (levels,)."""
     error: np.ndarray
-    """Standard error of the share if the intervals were right and the data independent (L,)."""
+    """Standard error of the share if the intervals were right and the data independent (levels,)."""
 
 
 class Simulated(NamedTuple):
@@ -50,7 +50,7 @@ class Simulated(NamedTuple):
     """
 
     ranks: dict[str, np.ndarray]
-    """Number of posterior draws below the truth (R, ...), from 0 to S."""
+    """Number of posterior draws below the truth (replications, ...), from 0 to S."""
     num_samples: int
     """S."""
     symmetry: dict[str, np.ndarray]
@@ -63,7 +63,7 @@ class Simulated(NamedTuple):
         """The tests for ranks from elsewhere, such as chains run on simulated data.
 
         Args:
-            ranks: by site (R, ...), from 0 to S.
+            ranks: by site (replications, ...), from 0 to S.
             num_samples: S.
             bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
 
@@ -145,7 +145,7 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
         levels: probabilities between 0 and 1.
 
     Returns:
-        Levels, shares and standard errors, each (L,).
+        Levels, shares and standard errors, each (levels,).
 
     Raises:
         ValueError: values or levels outside the unit interval.
@@ -167,12 +167,12 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
 
 
 def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
-    """p-value of a chi-square test that the columns (R, ...) of values in [0, 1] are uniform: shape (...).
+    """p-value of a chi-square test that the columns (N, ...) of values in [0, 1] are uniform: shape (...).
 
     It assumes independent rows. Take at least five rows for each bin.
 
     Args:
-        u: values (R, ...).
+        u: values (N, ...).
         bins: of equal width.
 
     Returns:
@@ -217,14 +217,14 @@ def vsbc(
 ) -> Simulated:
     r"""Variational simulation-based calibration: fits to data that the program itself has made.
 
-    .. math:: \theta^r \sim p(\theta), \quad y^r \sim p(y \mid \theta^r), \quad
-              \theta^{rs} \sim q^r(\theta), \qquad \mathrm{rank}^r_i = \#\{s : \theta^{rs}_i < \theta^r_i\}
+    .. math:: \phi^i \sim p(\phi), \quad y^i \sim p(y \mid \phi^i), \quad
+              \phi^{is} \sim q^i(\phi), \qquad \mathrm{rank}^i_j = \#\{s : \phi^{is}_j < \phi^i_j\}
 
-    If every :math:`q^r` were the posterior, ranks would be uniform. For a q that is only too narrow or too wide they
-    are symmetric about S/2 but not uniform; where they are not symmetric, q is biased on average over the prior.
-    (``vsbc_diagnostic`` of ``numpyro.infer.calibration``, which makes the fits, tests symmetry by a
-    Kolmogorov-Smirnov test of the ranks against their mirror images. The two samples are one, and its p-values come
-    out too small.)
+    If every :math:`q^i`, fitted to :math:`y^i`, were the posterior, ranks would be uniform. For a q that is only too
+    narrow or too wide they are symmetric about S/2 but not uniform; where they are not symmetric, q is biased on
+    average over the prior. (``vsbc_diagnostic`` of ``numpyro.infer.calibration``, which makes the fits, tests symmetry
+    by a Kolmogorov-Smirnov test of the ranks against their mirror images. The two samples are one, and its p-values
+    come out too small.)
 
     Limits. The average is over data from the prior: it does not say whether q is right for *your* data, and a prior
     with implausible data gives implausible fits. Every replication is a fit of ``num_steps`` steps, whether it has
@@ -238,7 +238,7 @@ def vsbc(
         guide: the guide, not fitted.
         optim: an optimiser, as for ``SVI``.
         *args: arguments of the program, without observations.
-        num_replications: R.
+        num_replications: how many fits.
         num_steps: steps of each fit.
         num_samples: S draws from each guide; with S + 1 a multiple of ``bins`` the test of uniformity is exact.
         loss: the objective; ``dgp.ELBO()`` by default.

@@ -1,13 +1,13 @@
 r"""Log p - log q of draws from a posterior, with the variables of single data integrated out.
 
-Given a draw s of the *global* sites :math:`\theta` (hyperparameters, inducing values), the data are independent. The
-variables :math:`z_n` of one datum (latents, values of hidden layers) are drawn K times for every s. With these,
+Given a draw s of the *global* sites :math:`\phi` (hyperparameters, inducing values), the data are independent. The
+variables :math:`w_n` of one datum (latents, values of hidden layers) are drawn K times for every s. With these,
 
-.. math:: \ell_{skn} = \log p(y_n, z_n^{(k)} \mid \theta_s) - \log q(z_n^{(k)} \mid \theta_s), \qquad
-          \log p(y_n \mid \theta_s) \approx \log \tfrac1K \sum_k e^{\ell_{skn}} .
+.. math:: \log \omega_{skn} = \log p(y_n, w_n^{(k)} \mid \phi_s) - \log q(w_n^{(k)} \mid \phi_s), \qquad
+          \log p(y_n \mid \phi_s) \approx \log \tfrac1K \sum_k \omega_{skn} .
 
-Hidden layers distributed as in the model cancel in :math:`\ell`, as they do in the bound. All sites are drawn, inducing
-values too: the density is the one that NUTS samples.
+Hidden layers distributed as in the model cancel in :math:`\omega`, as they do in the bound. All sites are drawn,
+inducing values too: the density is the one that NUTS samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""How far a posterior can be trusted: Pareto's k of importance weights, and leave-one-out scores.
 
-Importance weights :math:`r_s = p(\theta_s, y) / q(\theta_s)` of draws :math:`\theta_s \sim q` would turn q into the
+Importance weights :math:`\omega_s = p(\phi_s, y) / q(\phi_s)` of draws :math:`\phi_s \sim q` would turn q into the
 posterior. Their largest values follow a generalised Pareto distribution, and its shape :math:`\hat k` says how many
 moments they have: below 0.5 a finite variance; up to 0.7 smoothing makes estimates from them usable; above, q misses
 places where the posterior has mass, and neither q nor a correction of it is reliable.
@@ -72,12 +72,12 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
 def khat(tree: DataTree) -> float:
     r"""Pareto's :math:`\hat k` of a fit, for everything that all data share.
 
-    .. math:: r_s = \frac{p(\theta_s)}{q(\theta_s)} \prod_n \frac1K \sum_k
-                    \frac{p(y_n, z_n^{(k)} \mid \theta_s)}{q(z_n^{(k)} \mid \theta_s)}
+    .. math:: \omega_s = \frac{p(\phi_s)}{q(\phi_s)} \prod_n \frac1K \sum_k
+                    \frac{p(y_n, w_n^{(k)} \mid \phi_s)}{q(w_n^{(k)} \mid \phi_s)}
 
-    :math:`\theta` are hyperparameters and inducing values. Latents and hidden values of single data are integrated by
+    :math:`\phi` are hyperparameters and inducing values. Latents and hidden values of single data, w, are integrated by
     K draws, ``local_samples`` of ``to_arviz``: the weights of all data multiply, so that K has to grow with their
-    number before :math:`\hat k` is that of :math:`\theta` alone. With an autoguide over all sites together,
+    number before :math:`\hat k` is that of :math:`\phi` alone. With an autoguide over all sites together,
     :math:`\hat k` is that of all sites, with K = 1.
 
     Limits. It compares q with the program's posterior as a whole, and needs q to cover every direction: with hundreds
@@ -129,22 +129,22 @@ def local_khat(
     num_globals: int = 1,
     **kwargs: Any,
 ) -> dict[str, np.ndarray]:
-    r"""Pareto's :math:`\hat k` of each datum, for its latents and hidden values given everything shared.
+    r"""Pareto's :math:`\hat k` of each datum, for its latents and hidden values w given everything shared.
 
-    .. math:: r_{kn} = \frac{p(y_n, z_n^{(k)} \mid \theta)}{q(z_n^{(k)} \mid \theta)}, \qquad
-              z_n^{(k)} \sim q(z_n \mid \theta), \quad \theta \sim q(\theta)
+    .. math:: \omega_{kn} = \frac{p(y_n, w_n^{(k)} \mid \phi)}{q(w_n^{(k)} \mid \phi)}, \qquad
+              w_n^{(k)} \sim q(w_n \mid \phi), \quad \phi \sim q(\phi)
 
     Data with :math:`\hat k` above 0.7 have latents whose posterior their q does not cover: give the guide more freedom
     (``Normal()`` instead of ``Amortised()``), or more importance samples. With ``ImportanceWeighted`` it says whether
     the proposals work. For hidden layers distributed as in the model the proposal is that distribution, and
-    :math:`\hat k` says whether it is good enough without regard to y. It says nothing about :math:`\theta`.
+    :math:`\hat k` says whether it is good enough without regard to y. It says nothing about :math:`\phi`.
 
     Args:
         posterior: a fit.
         key: PRNG key.
         *args: arguments of the program, observations included.
         num_samples: K, at least 25.
-        num_globals: draws of :math:`\theta`.
+        num_globals: draws of :math:`\phi`.
         **kwargs: keyword arguments of the program.
 
     Returns:
@@ -185,8 +185,8 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     r"""Leave-one-out log predictive density by Pareto-smoothed importance sampling.
 
     .. math:: \sum_n \log p(y_n \mid y_{-n}) \approx \sum_n \log
-              \frac{\sum_s w_{sn}\, p(y_n \mid \theta_s)}{\sum_s w_{sn}}, \qquad
-              w_{sn} = \frac{p(\theta_s, y)}{q(\theta_s)} \frac{1}{\tilde p(y_n \mid \theta_s)}
+              \frac{\sum_s \omega_{sn}\, p(y_n \mid \phi_s)}{\sum_s \omega_{sn}}, \qquad
+              \omega_{sn} = \frac{p(\phi_s, y)}{q(\phi_s)} \frac{1}{\tilde p(y_n \mid \phi_s)}
 
     with the largest weights smoothed; the first factor is one for chains. :math:`\tilde p` is the density of y that the
     posterior was fitted to (``log_likelihood_target``) and p the normalised one: a datum is taken out of the posterior
@@ -199,7 +199,7 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     Args:
         tree: from ``to_arviz``.
         observations: that many data drawn at random instead of all, for large N; the rest enters by
-            :math:`\log \frac1S \sum_s p(y_n \mid \theta_s)` (a difference estimator).
+            :math:`\log \frac1S \sum_s p(y_n \mid \phi_s)` (a difference estimator).
         site: the observed site, where there are several.
         seed: for the choice of ``observations``.
 
@@ -258,7 +258,7 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
 
 
 def _loo_of_chains(tree: DataTree, target: DataArray) -> ELPDData:
-    """Weights 1 / p(y_n | theta_s), their tail as long as the effective number of draws allows."""
+    """Weights 1 / p(y_n | phi_s), their tail as long as the effective number of draws allows."""
     import arviz_stats
 
     sizes = tree["posterior"].dataset.azstats.ess(method="mean", relative=True)

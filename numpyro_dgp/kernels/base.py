@@ -69,8 +69,8 @@ class Kernel:
     def features(self, key: Array, X: Array, num: int) -> Array:
         r"""``num`` random functions with covariance k, evaluated at ``X``: shape (..., N, num).
 
-        Each column is an independent random function :math:`r` with :math:`E[r(x)] = 0` and
-        :math:`E[r(x) r(x')] = k(x, x')`, fixed by ``key``; a Gaussian mixture of many is a draw
+        Each column is an independent random function :math:`f` with :math:`E[f(x)] = 0` and
+        :math:`E[f(x) f(x')] = k(x, x')`, fixed by ``key``; a Gaussian mixture of many is a draw
         from the process (random Fourier features where the kernel is stationary).
         """
         raise ValueError(
@@ -79,13 +79,13 @@ class Kernel:
         )
 
     def spectral_density(self, omega: Array) -> Array:
-        r"""Spectral density :math:`S(\omega) = \int k(r)\, e^{-i \omega \cdot r}\, dr`.
+        r"""Spectral density :math:`\varrho(\omega) = \int k(r)\, e^{-i \omega \cdot r}\, dr`.
 
         Args:
             omega: angular frequencies (..., D), in radians per unit of input.
 
         Returns:
-            Densities (...,), so that :math:`k(r) = (2\pi)^{-D} \int S(\omega) e^{i\omega r} d\omega`.
+            Densities (...,), so that :math:`k(r) = (2\pi)^{-D} \int \varrho(\omega) e^{i\omega r} d\omega`.
         """
         raise _no_spectral_density(type(self).__name__)
 

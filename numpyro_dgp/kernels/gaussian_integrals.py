@@ -3,9 +3,9 @@ r"""Kernels as sums of tilts, for which every Gaussian expectation has a closed 
 Sums and products of RBF, linear, polynomial and constant kernels, and of any kernel with a method ``tilts``, can be
 written as a sum of terms
 
-.. math:: k(x, z) = \sum_t s_t \exp\bigl(-\tfrac12 (x - z)^\top \Lambda_t (x - z)\bigr) \prod_j x^\top A_{tj} z
+.. math:: k(x, z) = \sum_i \alpha_i \exp\bigl(-\tfrac12 \sum_d \tau_{id} (x_d - z_d)^2\bigr) \prod_j x^\top F_{ij} z
 
-with diagonal :math:`\Lambda` and A. The exponential turns a Gaussian over x into a number times another Gaussian. The
+with diagonal F. The exponential turns a Gaussian over x into a number times another Gaussian. The
 rest is the expectation of a product of linear forms of x. Products of two terms are of the same kind, so one
 computation gives all statistics.
 
@@ -63,10 +63,10 @@ def _tilts(factor: Factor, dims: int) -> tuple[Term, ...]:
 
 
 def _tilt(loc: Array, variance: Array, precision: Array, centres: Array) -> tuple[Array, Array, Array]:
-    r"""The Gaussian N(loc, variance) times :math:`\exp(-\tfrac12 (x - c)^\top \Lambda (x - c))`, for J centres at once.
+    r"""The Gaussian N(loc, variance) times :math:`\exp(-\tfrac12 \sum_d \tau_d (x_d - z_d)^2)`, for all centres z.
 
     Returns:
-        Log of its mass (J,), its means (J, D), and its covariance (D,) or (D, D), which all centres share.
+        Log of its mass (centres,), its means (centres, D), and its covariance (D,) or (D, D), which all centres share.
     """
     shift = centres - loc
     if variance.ndim == 1:
@@ -85,7 +85,7 @@ def _tilt(loc: Array, variance: Array, precision: Array, centres: Array) -> tupl
 
 
 def _moment(forms: Sequence[Array], mean: Array, covariance: Array) -> Array:
-    r""":math:`E[\prod_i b_i^\top x]` for x ~ N(mean, covariance), by Isserlis' recursion in the first form."""
+    r""":math:`E[\prod_i e_i^\top x]` for x ~ N(mean, covariance), by Isserlis' recursion in the first form."""
     if not forms:
         return jnp.ones(mean.shape[:-1], mean.dtype)
     first, *rest = forms
@@ -123,11 +123,11 @@ class Tilted:
         return sum(jnp.exp(t.log_scale) * squares(t.forms, []) for t in self.terms)  # type: ignore[return-value]
 
     def values(self, Z: Array, extra: Sequence[Array], loc: Array, variance: Array) -> Array:
-        r""":math:`\langle \prod_i (b_i^\top h)\, k(h, z) \rangle` for every row of Z (M, D): (M,).
+        r""":math:`\langle \prod_i (e_i^\top h)\, k(h, z) \rangle` for every row of Z (M, D): (M,).
 
         Args:
             Z: rows.
-            extra: the vectors b_i, each (D,).
+            extra: the vectors e_i, each (D,).
             loc: mean of h.
             variance: of h.
         """
@@ -139,15 +139,15 @@ class Tilted:
         return total
 
     def pairs(self, Z: Array, pairs: tuple[Array, Array], extra: Sequence[Array], loc: Array, variance: Array) -> Array:
-        r""":math:`\langle \prod_i (b_i^\top h)\, k(h, z)\, k(h, z') \rangle` for J pairs of rows of Z: (J,).
+        r""":math:`\langle \prod_i (e_i^\top h)\, k(h, z)\, k(h, z') \rangle` for pairs of rows of Z: (pairs,).
 
         Two exponentials are one around a centre between z and z', times a number that does not depend on h. All
         exponents are summed before the exponential is taken; none is positive.
 
         Args:
             Z: rows (M, D).
-            pairs: the indices of z and of z', each (J,).
-            extra: the vectors b_i, each (D,).
+            pairs: the indices of z and of z', each (pairs,).
+            extra: the vectors e_i, each (D,).
             loc: mean of h.
             variance: of h.
         """

@@ -102,12 +102,12 @@ class Linear(Kernel):
 
 @pytree
 class Polynomial(Kernel):
-    r"""Polynomial: :math:`\bigl(\sum_d \sigma_d^2\, x_d x'_d + c\bigr)^p`.
+    r"""Polynomial: :math:`\bigl(\sum_d \sigma_d^2\, x_d x'_d + \mathrm{offset}\bigr)^{\mathrm{degree}}`.
 
     Args:
         variance: a number, or (D,).
-        offset: c, positive.
-        degree: p, a positive integer.
+        offset: positive.
+        degree: a positive integer.
 
     Raises:
         ValueError: a variance or offset that is not positive, or another degree.
@@ -155,9 +155,9 @@ class Polynomial(Kernel):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _arc_cosine(order: int, cosine: Array) -> Array:
-    r"""Angular part :math:`J_n(\theta)` of the arc-cosine kernel, as a function of :math:`\cos\theta`.
+    r"""Angular part :math:`J_n(\chi)` of the arc-cosine kernel, as a function of :math:`\cos\chi`.
 
-    In the cosine the derivatives are :math:`J_n' = n^2 J_{n-1}` and :math:`J_0' = 1/\sin\theta`, so that
+    In the cosine the derivatives are :math:`J_n' = n^2 J_{n-1}` and :math:`J_0' = 1/\sin\chi`, so that
     only order 0, whose draws jump, is singular where two inputs point the same way.
     """
     cosine = jnp.clip(cosine, -1, 1)
@@ -183,15 +183,17 @@ def _arc_cosine_jvp(order: int, primals: tuple[Array], tangents: tuple[Array]) -
 
 @pytree
 class ArcCosine(Kernel):
-    r"""Arc-cosine kernel of order n, the limit of a wide layer of units :math:`\Theta(a)\, a^n`:
+    r"""Arc-cosine kernel of order n, the limit of a wide layer of units :math:`\Theta(\tau)\, \tau^n`:
 
-    .. math:: k(x, x') = \tfrac{\sigma^2}{\pi} \lVert x\rVert^n \lVert x'\rVert^n J_n(\theta),
-              \quad x \cdot x' = \sum_d w_d x_d x'_d + b .
+    .. math:: k(x, x') = \tfrac{\sigma^2}{\pi} \lVert x\rVert^n \lVert x'\rVert^n J_n(\chi),
+              \quad x \cdot x' = \sum_d \sigma_d^2\, x_d x'_d + \sigma_0^2 ,
+
+    with :math:`\chi` the angle between x and x', and :math:`J_n` the function of Cho and Saul.
 
     Args:
         variance: :math:`\sigma^2`.
-        weight_variances: :math:`w`, a number or (D,).
-        bias_variance: b, positive.
+        weight_variances: :math:`\sigma_d^2`, a number or (D,).
+        bias_variance: :math:`\sigma_0^2`, positive.
         order: 0 (steps), 1 (rectified linear) or 2.
 
     Raises:

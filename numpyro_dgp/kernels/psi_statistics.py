@@ -1,10 +1,10 @@
 r"""Expectations of kernels under Gaussian inputs, the "psi statistics" and their relatives.
 
-For independent inputs :math:`h_n \sim N(\mu_n, \Sigma_n)` and fixed rows z of Z:
+For independent Gaussian inputs :math:`h_n`, given by their means and variances, and fixed rows z of Z:
 
 .. math::
     \psi_0 = \langle k(h, h) \rangle, \quad \psi_1 = \langle k(h, z) \rangle, \quad
-    \psi_2 = \sum_n w_n \langle k(z, h_n)\, k(h_n, z') \rangle,
+    \psi_2 = \sum_n \beta_n \langle k(z, h_n)\, k(h_n, z') \rangle,
 
 and the same with factors h inside the expectations. They are computed in closed form
 (:mod:`numpyro_dgp.kernels.gaussian_integrals`), or by quadrature nodes or draws.
@@ -156,7 +156,7 @@ def psi2(
     weights: ArrayLike | None = None,
     integrate: Integrate = None,
 ) -> Array:
-    r""":math:`\psi_2 = \sum_n w_n \langle k(Z, h_n)\, k(h_n, Z) \rangle`, shape (M, M).
+    r""":math:`\psi_2 = \sum_n \beta_n \langle k(Z, h_n)\, k(h_n, Z) \rangle`, shape (M, M).
 
     The sum and its derivative are taken over blocks of data, so that N matrices are never in memory together.
 
@@ -165,7 +165,7 @@ def psi2(
         loc: means of the inputs (N, D).
         variance: (N, D) or (N, D, D), as in :func:`psi0`.
         Z: inducing inputs (M, D).
-        weights: w (N,); ones by default.
+        weights: :math:`\beta` (N,); ones by default.
         integrate: as in :func:`psi0`.
 
     Raises:
@@ -198,14 +198,14 @@ def psi2_times_h(
     *,
     integrate: Integrate = None,
 ) -> Array:
-    r""":math:`\sum_n \langle (b_n^\top h_n)\, k(Z, h_n)\, k(h_n, Z) \rangle`, shape (M, M).
+    r""":math:`\sum_n \langle (e_n^\top h_n)\, k(Z, h_n)\, k(h_n, Z) \rangle`, shape (M, M).
 
     Args:
         kernel: k.
         loc: means of the inputs (N, D).
         variance: (N, D) or (N, D, D), as in :func:`psi0`.
         Z: inducing inputs (M, D).
-        directions: :math:`b_n` (N, D); unit vectors give single columns of h.
+        directions: :math:`e_n` (N, D); unit vectors give single columns of h.
         integrate: as in :func:`psi0`.
 
     Raises:

@@ -24,7 +24,7 @@ __all__ = ["RBF", "Cosine", "Matern12", "Matern32", "Matern52", "Periodic", "Rat
 
 
 def _phase_features(key: Array, projected: Array) -> Array:
-    """``sqrt(2) cos(omega x + b)`` with a uniform phase: one random function per frequency."""
+    """``sqrt(2) cos(omega x + phase)`` with a uniform phase: one random function per frequency."""
     phase = jax.random.uniform(key, projected.shape[-1:], projected.dtype, maxval=2 * jnp.pi)
     return math.sqrt(2) * jnp.cos(projected + phase)
 
@@ -266,12 +266,12 @@ class RationalQuadratic(Stationary):
 
 @pytree
 class Periodic(Stationary):
-    r"""Periodic: :math:`\sigma^2 \exp\bigl(-2 \sum_d \sin^2(\pi (x_d - x'_d)/p_d) / \ell_d^2\bigr)`.
+    r"""Periodic: :math:`\sigma^2 \exp\bigl(-2 \sum_d \sin^2(\pi (x_d - x'_d)/\tau_d) / \ell_d^2\bigr)`.
 
-    It is an RBF on the circle :math:`(\cos 2\pi x/p, \sin 2\pi x/p)`, and computed as one.
+    It is an RBF on the circle :math:`(\cos 2\pi x/\tau, \sin 2\pi x/\tau)`, and computed as one.
 
     Args:
-        period: units of the input; a number, or (D,).
+        period: :math:`\tau`, units of the input; a number, or (D,).
 
     Raises:
         ValueError: a value that is not positive, or lengthscales that do not match the columns.

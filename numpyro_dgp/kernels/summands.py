@@ -3,9 +3,10 @@ r"""The structure of a kernel as a sum of products, which :func:`~numpyro_dgp.ke
 Whatever needs the structure of a kernel (spectral densities, components of additive kernels, expectations in closed
 form) uses the sum of products that ``expand(kernel)`` returns, not the tree of operators that built the kernel:
 
-.. math:: k(x, x') = \sum_s c_s \prod_f k_{sf}(x_{C_{sf}}, x'_{C_{sf}})
+.. math:: k(x, x') = \sum_i \alpha_i \prod_j k_{ij}\bigl(x_{\mathcal D_{ij}}, x'_{\mathcal D_{ij}}\bigr)
 
-with positive numbers c, kernels that are neither sums nor products, and the input columns C of each of them.
+with positive numbers :math:`\alpha`, kernels that are neither sums nor products, and the input columns
+:math:`\mathcal D` of each of them.
 """
 
 from __future__ import annotations

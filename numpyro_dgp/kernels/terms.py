@@ -11,15 +11,15 @@ __all__ = ["Term"]
 
 @pytree
 class Term:
-    r"""One term :math:`s \exp(-\tfrac12 (x - z)^\top \Lambda (x - z)) \prod_j x^\top A_j z`.
+    r"""One term :math:`\alpha \exp(-\tfrac12 \sum_d \tau_d (x_d - z_d)^2) \prod_j x^\top F_j z`.
 
     A kernel that is a sum of such terms returns them from ``tilts(dims)``, D = ``dims``, and then has psi statistics
     in closed form.
 
     Args:
-        log_scale: :math:`\log s`.
-        precision: the diagonal of :math:`\Lambda` (D,), zero in columns that the exponential does not contain.
-        forms: the diagonals of :math:`A_j`, each (D,).
+        log_scale: :math:`\log \alpha`.
+        precision: :math:`\tau` (D,), zero in columns that the exponential does not contain.
+        forms: the diagonals of :math:`F_j`, each (D,).
 
     Example:
         >>> import jax.numpy as jnp

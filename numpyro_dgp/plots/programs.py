@@ -116,11 +116,12 @@ def latent_space(
 ) -> Figure:
     r"""The latents of every datum: posterior means, and two standard deviations around them.
 
-    Two columns: ellipses of the covariance :math:`C_n` of the draws,
-    :math:`\{w : (w - m_n)^\top C_n^{-1} (w - m_n) = 4\}`. One column: bars, the data in the order of their means.
+    Two columns: ellipses of the covariance :math:`V_n` of the draws,
+    :math:`\{w : (w - \bar w_n)^\top V_n^{-1} (w - \bar w_n) = 4\}`. One column: bars, the data in the order of their
+    means.
 
     Args:
-        draws: of the latents (S, N, Q), Q = 1 or 2: ``guide.sample_posterior(key, params, *args, sample_shape=(S,))``,
+        draws: of the latents (S, N, 1) or (S, N, 2): ``guide.sample_posterior(key, params, *args, sample_shape=(S,))``,
             ``mcmc.get_samples()`` or a tree of ``to_arviz`` has them under the name of the site.
         colours: one value per datum (N,): integers or strings are labels, other numbers get a colour bar.
         label: what the colours are, with their unit.

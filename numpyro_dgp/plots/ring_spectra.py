@@ -28,17 +28,17 @@ def ring_spectra(
     unit: str = "unit of the input",
     ax: Axes | None = None,
 ) -> Figure:
-    r"""Power spectra on a ring of circumference L: eigenvalues of kernels at k / L cycles per unit of the input.
+    r"""Power spectra on a ring: eigenvalues of kernels at :math:`k / \Delta` cycles per unit of the input.
 
     .. math:: \lambda_k = E_{u \sim N(0, C)} |\hat u_k|^2, \qquad
               \hat u_k = \frac{1}{\sqrt M} \sum_j u_j\, e^{-2\pi i j k / M}, \qquad 0 < k \le M / 2
 
-    with C the covariance of the values on the grid. The power of values on the grid is on the same scale: draws from
-    the prior scatter about the curve, with a standard deviation as large as the mean. At frequencies where draws from a
-    posterior agree with each other, the data determine them; where they scatter about the prior, they do not. Noise of
-    standard deviation :math:`\sigma` has the power :math:`\sigma^2` at every frequency: parts of the process with far
-    less power cannot be learned from data at all points of the grid. The mean of the values, frequency zero, is left
-    out.
+    with :math:`\Delta` the circumference and C the covariance of the values on the grid. The power of values on the
+    grid is on the same scale: draws from the prior scatter about the curve, with a standard deviation as large as the
+    mean. At frequencies where draws from a posterior agree with each other, the data determine them; where they scatter
+    about the prior, they do not. Noise of standard deviation :math:`\sigma` has the power :math:`\sigma^2` at every
+    frequency: parts of the process with far less power cannot be learned from data at all points of the grid. The mean
+    of the values, frequency zero, is left out.
 
     Args:
         ring: a ring of one dimension; a ``Grid`` is one, of an additive kernel take ``grid.on((d,))``.

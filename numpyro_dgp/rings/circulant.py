@@ -206,9 +206,9 @@ def kl_between_circulants(q: tuple[Array, Circulant], p: tuple[Array, Circulant]
 
 
 def kl_dense_to_circulant(loc: Array, scale_tril: Array, p: tuple[Array, Circulant]) -> Array:
-    r""":math:`\mathrm{KL}[N(m, L L^\top) \,\|\, N(m_p, C_p)]` for a dense factor (..., M, M): O(M^2)."""
-    S, C = times_transpose(scale_tril), p[1]
+    r""":math:`\mathrm{KL}[N(m, R R^\top) \,\|\, N(m_p, C_p)]` for a dense factor R (..., M, M): O(M^2)."""
+    covariance, C = times_transpose(scale_tril), p[1]
     shift = loc - p[0]
-    trace = jnp.trace(Circulant(C.spectrum[..., None, :], C.blocks).solve(S), axis1=-2, axis2=-1)
+    trace = jnp.trace(Circulant(C.spectrum[..., None, :], C.blocks).solve(covariance), axis1=-2, axis2=-1)
     log_ratio = C.log_determinant() - 2 * log_determinant(scale_tril)
     return 0.5 * (trace + (shift * C.solve(shift)).sum(-1) - loc.shape[-1] + log_ratio)

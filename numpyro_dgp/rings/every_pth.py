@@ -1,18 +1,20 @@
-r"""The sparse approximation of a process on a ring by every P-th of its points, in O(N log N).
+r"""The sparse approximation of a process on a ring by every J-th of its points, in O(N log N).
 
-With N data at the points of the ring and inducing points at every P-th of them, M = N / P, the approximate covariance
+With N data at the points X of the ring and inducing points Z at every J-th of them, M = N / J, the approximate
+covariance
 
-.. math:: Q = K_{DZ} K_{ZZ}^{-1} K_{ZD}
+.. math:: A A^\top = k(X, Z)\, k(Z, Z)^{-1}\, k(Z, X)
 
-is block diagonal in the frequencies that look the same on the coarse grid: m, m + M, ..., m + (P - 1) M are aliases.
-Write :math:`a_m` for the P eigenvalues of :math:`K_{DD}` in that class. The coarse grid has the eigenvalues
-:math:`1^\top a_m / P`, and the block of class m is of rank one, in Hartley's coordinates as in Fourier's:
+is block diagonal in the frequencies that look the same on the coarse grid: m, m + M, ..., m + (J - 1) M are aliases.
+Write :math:`\lambda_m` for the J eigenvalues of the exact covariance C of all points in that class. The coarse grid has
+the eigenvalues :math:`1^\top \lambda_m / J`, and the block of class m is of rank one, in Hartley's coordinates as in
+Fourier's:
 
-.. math:: \Lambda_m = \frac{a_m a_m^\top}{1^\top a_m} .
+.. math:: \lambda_m \beta_m^\top, \qquad \beta_m = \frac{\lambda_m}{1^\top \lambda_m} .
 
-So the determinant and the inverse of :math:`Q + \sigma^2 I` follow from M rank-one updates, without a linear system.
-The difference to the exact covariance, :math:`\mathrm{diag}(a_m) - \Lambda_m`, is zero where one alias has all the
-variance: M inducing points are enough once the kernel's spectrum ends below the frequency that the coarse grid
+So the determinant and the inverse of :math:`A A^\top + \sigma^2 I` follow from M rank-one updates, without a linear
+system. The difference to C, :math:`\mathrm{diag}(\lambda_m) - \lambda_m \beta_m^\top`, is zero where one alias has all
+the variance: M inducing points are enough once the kernel's spectrum ends below the frequency that the coarse grid
 resolves.
 """
 
@@ -34,15 +36,15 @@ __all__ = ["Subsampled"]
 
 @pytree
 class Subsampled:
-    r"""A process at all N points of a ring, approximated through every P-th point; :meth:`of` builds it.
+    r"""A process at all N points of a ring, approximated through every J-th point; :meth:`of` builds it.
 
     Args:
-        eigenvalues: :math:`a`, of the covariance of all points, by alias and class (P, M).
+        eigenvalues: :math:`\lambda`, of the covariance C of all points, by alias and class (J, M).
         sizes: points of the ring in every dimension.
-        every: P in every dimension.
+        every: J in every dimension.
 
     Raises:
-        ValueError: P that does not divide the size of the ring, a kernel without a spectral density, observations of
+        ValueError: J that does not divide the size of the ring, a kernel without a spectral density, observations of
             another shape, or noise that is not positive (each method says which).
 
     Example:
@@ -70,10 +72,10 @@ class Subsampled:
         Args:
             kernel: the kernel, before it is made periodic.
             ring: the grid of all points.
-            every: P, a divisor of the size of the ring; an integer for all dimensions, or one for each.
+            every: J, a divisor of the size of the ring; an integer for all dimensions, or one for each.
 
         Raises:
-            ValueError: P that does not divide the size of the ring, a kernel without a spectral density.
+            ValueError: J that does not divide the size of the ring, a kernel without a spectral density.
         """
         D = len(ring.sizes)
         periods = (every,) * D if isinstance(every, int) else tuple(every)
@@ -86,7 +88,7 @@ class Subsampled:
 
     @property
     def weights(self) -> Array:
-        r""":math:`w_m = a_m / 1^\top a_m` (P, M): the shares of the aliases in the variance of their class.
+        r""":math:`\beta_m = \lambda_m / 1^\top \lambda_m` (J, M): shares of the aliases in the variance of their class.
 
         Zero where the variance of the class is negligible, because derivatives divide by its square. Inducing values of
         such classes keep their prior.
@@ -96,29 +98,29 @@ class Subsampled:
         return jnp.where(seen, self.eigenvalues / jnp.where(seen, total, 1), 0)
 
     def lost_variance(self) -> Array:
-        r""":math:`\mathrm{tr}(K - Q) / N`: the mean variance of the process given its values at the inducing points."""
+        r""":math:`\mathrm{tr}(C - A A^\top) / N`: the mean variance of the process given its inducing values."""
         a, w = self.eigenvalues, self.weights
         return (a * (1 - w)).sum() / a.size
 
     def apply(self, x: Array) -> Array:
-        """Q x for vectors (..., N), in O(N log N)."""
+        """A A' x for vectors (..., N), in O(N log N)."""
         x = self._to_classes(x)
         return self._from_classes(self.eigenvalues * (self.weights * x).sum(-2, keepdims=True))
 
     def solve(self, x: Array, noise: ArrayLike) -> Array:
-        r""":math:`(Q + \sigma^2 I)^{-1} x` for vectors (..., N), in O(N log N); noise is a standard deviation."""
+        r""":math:`(A A^\top + \sigma^2 I)^{-1} x` for vectors (..., N), in O(N log N); noise as in :meth:`bound`."""
         x = self._to_classes(x)
         return self._from_classes((x - self._explained(x, noise)) / jnp.square(noise))
 
     def log_determinant(self, noise: ArrayLike) -> Array:
-        r""":math:`\log\det(Q + \sigma^2 I)`, in O(N)."""
+        r""":math:`\log\det(A A^\top + \sigma^2 I)`, in O(N)."""
         s2 = jnp.square(jnp.asarray(noise, self.eigenvalues.dtype))
         return jnp.log1p(self._signal() / s2).sum() + self.eigenvalues.size * jnp.log(s2)
 
     def bound(self, y: ArrayLike, noise: ArrayLike) -> Array:
-        r"""The bound on the log evidence of M inducing points at the optimal q(u).
+        r"""The bound on the log evidence of M inducing points at the optimal q(v).
 
-        .. math:: \log N(y; 0, Q + \sigma^2 I) - \mathrm{tr}(K - Q) / 2\sigma^2
+        .. math:: \log N(y; 0, A A^\top + \sigma^2 I) - \mathrm{tr}(C - A A^\top) / 2\sigma^2
 
         Args:
             y: observations at all points of the ring (N,), less the mean function.
@@ -146,13 +148,13 @@ class Subsampled:
 
         This is the mean divergence of the approximate posterior from the exact one:
 
-        .. math:: \tfrac12 \Bigl( \mathrm{tr}\bigl((Q + \sigma^2 I)^{-1} (K + \sigma^2 I)\bigr) - N
-            + \log \frac{\lvert Q + \sigma^2 I \rvert}{\lvert K + \sigma^2 I \rvert}
-            + \mathrm{tr}(K - Q) / \sigma^2 \Bigr)
+        .. math:: \tfrac12 \Bigl( \mathrm{tr}\bigl((A A^\top + \sigma^2 I)^{-1} (C + \sigma^2 I)\bigr) - N
+            + \log \frac{\lvert A A^\top + \sigma^2 I \rvert}{\lvert C + \sigma^2 I \rvert}
+            + \mathrm{tr}(C - A A^\top) / \sigma^2 \Bigr)
 
-        In class m, with :math:`s_m = w_m^\top a_m`, the first trace less P is
-        :math:`\bigl(1^\top a_m - s_m - V_m / (\sigma^2 + s_m)\bigr) / \sigma^2`, where :math:`V_m` is the variance of
-        the :math:`a_m` weighted by :math:`w_m`.
+        In class m, with the mean :math:`\bar\lambda_m = \beta_m^\top \lambda_m` and the variance :math:`V_m` of
+        :math:`\lambda_m` under the weights :math:`\beta_m`, the first trace less J is
+        :math:`\bigl(1^\top \lambda_m - \bar\lambda_m - V_m / (\sigma^2 + \bar\lambda_m)\bigr) / \sigma^2`.
 
         Args:
             noise: standard deviation.
@@ -172,7 +174,7 @@ class Subsampled:
     def posterior(self, y: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
         """The approximate posterior at all points: means and variances of the function, each (N,).
 
-        The variances repeat from one inducing point to the next, and cost O(N P log N).
+        The variances repeat from one inducing point to the next, and cost O(N J log N).
 
         Args:
             y: observations (N,), less the mean function.
@@ -208,11 +210,11 @@ class Subsampled:
         return jnp.asarray(y, self.eigenvalues.dtype), jnp.square(jnp.asarray(noise, self.eigenvalues.dtype))
 
     def _signal(self) -> Array:
-        r""":math:`w_m^\top a_m` (M,): the one eigenvalue of a block that is not zero."""
+        r""":math:`\beta_m^\top \lambda_m` (M,): the one eigenvalue of a block that is not zero."""
         return (self.weights * self.eigenvalues).sum(0)
 
     def _explained(self, x: Array, noise: ArrayLike) -> Array:
-        r""":math:`Q (Q + \sigma^2 I)^{-1} x`, by class (..., P, M)."""
+        r""":math:`A A^\top (A A^\top + \sigma^2 I)^{-1} x`, by class (..., J, M)."""
         scale = (self.weights * x).sum(-2, keepdims=True) / (jnp.square(noise) + self._signal())
         return self.eigenvalues * scale
 
@@ -228,7 +230,7 @@ class Subsampled:
 
 
 def _by_class(values: Array, sizes: tuple[int, ...], every: tuple[int, ...]) -> Array:
-    """Numbers by frequency (..., N) as (..., P, M): in every dimension, frequency p M + m is alias p of class m."""
+    """Numbers by frequency (..., N) as (..., J, M): in every dimension, frequency j M + m is alias j of class m."""
     split = [part for m, p in zip(sizes, every, strict=True) for part in (p, m // p)]
     lead = list(range(values.ndim - 1))
     order = [len(lead) + 2 * d + part for part in (0, 1) for d in range(len(sizes))]

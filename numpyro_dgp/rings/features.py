@@ -1,17 +1,20 @@
 r"""Covariances of a process on a ring with the whitened values on its grid, by a trigonometric sum.
 
-Let :math:`s_n = S(\omega_n) / |L|` be the variance of the process at the frequency n of the ring. Only its part
-below :math:`(A + \tfrac12)\, m`, seventeen times what the grid can resolve in one dimension, is observed on the grid
-(A is ``spectra.NEAR``). With a nugget j it has the eigenvalues :math:`\lambda_k = M \sum_a s_{k + am} + j`, and a
-value at grid position :math:`x = i + \theta` (in steps) has with the whitened Hartley coordinate k the covariance
+Let :math:`\sigma_n^2 = \varrho(\omega_n) / |\Delta|` be the variance of the process at the frequency n of the ring.
+Only its part below (``NEAR`` + 1/2) m, seventeen times what the grid can resolve in one dimension, is observed on the
+grid (``spectra.NEAR``). With a nugget :math:`\epsilon` it has the eigenvalues
+:math:`\lambda_k = M \sum_\nu \sigma_{k + \nu m}^2 + \epsilon`, and a value at a grid position x that is :math:`\delta`
+behind a grid point (both in steps) has with the whitened Hartley coordinate k the covariance
 
-.. math:: A_k(x) = (\mathrm{Re} + \mathrm{Im})\; e^{2\pi i k x / m} \sum_{|a| \le A} R_{ak}\, e^{2\pi i a \theta},
-          \qquad R_{ak} = \sqrt{M / \lambda_k}\; s_{k + am} .
+.. math:: A_k(x) = (\mathrm{Re} + \mathrm{Im})\; e^{2\pi i k x / m}
+          \sum_{|\nu| \le \mathrm{NEAR}} F_{\nu k}\, e^{2\pi i \nu \delta},
+          \qquad F_{\nu k} = \sqrt{M / \lambda_k}\; \sigma_{k + \nu m}^2 .
 
 No digits cancel in this sum, and it needs no Gram matrix, no factorisation and no sum over images. The same algebra
 gives the conditional variance as a sum of squares:
 
-.. math:: k(x, x) - A A^\top = \mathrm{rest} + 4 \sum_{a < a'} (R R^\top)_{aa'} \sin^2(\pi (a - a') \theta) .
+.. math:: k(x, x) - A A^\top = \mathrm{rest}
+          + 4 \sum_{\nu < \nu'} (F F^\top)_{\nu\nu'} \sin^2(\pi (\nu - \nu') \delta) .
 
 It depends on where x lies between two grid points only and is never negative.
 """
@@ -41,7 +44,10 @@ _NUGGET_OF = 100
 
 
 def _differences(alias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct differences b (B, D) of aliases a < a', and which of them each pair (Q, Q) has (B where a >= a')."""
+    """The distinct differences (differences, D) of aliases ν < ν', and which of them each pair of aliases has.
+
+    The second is an array (aliases, aliases), with the number of differences where ν >= ν'.
+    """
     pairs = alias[:, None] - alias[None]
     earlier = np.triu(np.ones(pairs.shape[:2], bool), 1)
     distinct, which = np.unique(pairs[earlier], axis=0, return_inverse=True)
@@ -57,11 +63,11 @@ class RingFeatures:
     Args:
         kernel: the kernel before it is made periodic.
         ring: the grid.
-        roots: R of the module's docstring (Q, M).
+        roots: F of the module's docstring (aliases, M).
         spectrum: eigenvalues of the covariance of the grid's values, nugget included (M,).
         variance: of the process, ().
         rest: the conditional variance on the grid points, ().
-        between: what is added between them, by difference of aliases (B,).
+        between: what is added between them, by difference of aliases (differences,).
     """
 
     kernel: Kernel
@@ -103,43 +109,45 @@ class RingFeatures:
 
     def whitened(self, x: Array) -> Array:
         """A, covariances of the values at x (N, D) with the whitened Hartley coordinates: (N, M)."""
-        steps, theta = position(self.ring, x, jnp.floor)
+        steps, delta = position(self.ring, x, jnp.floor)
         cycles: Any = 0
         for d, m in enumerate(self.ring.sizes):
             k = frequencies(self.ring.sizes)[:, d]
             # Whole steps are reduced modulo the ring in integers, so that the phase is exact at high frequencies.
-            whole = _product(steps[:, d, None], k, m).astype(theta.dtype)
-            cycles = cycles + whole / m + theta[:, d, None] * jnp.asarray(k / m, theta.dtype)
+            whole = _product(steps[:, d, None], k, m).astype(delta.dtype)
+            cycles = cycles + whole / m + delta[:, d, None] * jnp.asarray(k / m, delta.dtype)
         phase = 2 * math.pi * cycles
-        alias = 2 * math.pi * matmul(theta, jnp.asarray(aliases(self.ring.sizes).T, theta.dtype))
-        roots = self.roots.astype(theta.dtype)
+        alias = 2 * math.pi * matmul(delta, jnp.asarray(aliases(self.ring.sizes).T, delta.dtype))
+        roots = self.roots.astype(delta.dtype)
         even, odd = matmul(jnp.cos(alias), roots), matmul(jnp.sin(alias), roots)
         return jnp.cos(phase) * (even + odd) + jnp.sin(phase) * (even - odd)
 
     def power(self, x: Array) -> Array:
-        r"""Sums of squares of the columns of A, averaged over opposite frequencies: (M,), exactly, in O(N Q + M Q^2).
+        r"""Sums of squares of the columns of A, averaged over opposite frequencies: (M,), exactly, in O(N + M).
 
         .. math:: \tfrac12 \sum_n (A_{nk}^2 + A_{n,-k}^2)
-                  = \sum_{aa'} R_{ak} R_{a'k} \sum_n \cos\bigl(2\pi (a - a') \theta_n\bigr)
+                  = \sum_{\nu\nu'} F_{\nu k} F_{\nu' k} \sum_n \cos\bigl(2\pi (\nu - \nu') \delta_n\bigr)
+
+        With E aliases it takes O(N E + M E^2) operations.
         """
-        _, theta = position(self.ring, x, jnp.floor)
-        alias = 2 * math.pi * matmul(theta, jnp.asarray(aliases(self.ring.sizes).T, theta.dtype))
-        even, odd, roots = jnp.cos(alias), jnp.sin(alias), self.roots.astype(theta.dtype)
+        _, delta = position(self.ring, x, jnp.floor)
+        alias = 2 * math.pi * matmul(delta, jnp.asarray(aliases(self.ring.sizes).T, delta.dtype))
+        even, odd, roots = jnp.cos(alias), jnp.sin(alias), self.roots.astype(delta.dtype)
         return (roots * matmul(matmul(even.T, even) + matmul(odd.T, odd), roots)).sum(0)
 
     def conditional_variance(self, x: Array) -> Array:
         """Variance at x (N, D) given the values on the grid: (N,), in O(N) once the features exist."""
-        _, theta = position(self.ring, x, jnp.floor)
+        _, delta = position(self.ring, x, jnp.floor)
         distinct, _ = _differences(aliases(self.ring.sizes))
-        waves = jnp.square(jnp.sin(math.pi * matmul(theta, jnp.asarray(distinct.T, theta.dtype))))
-        return self.rest + matmul(waves, self.between.astype(theta.dtype))
+        waves = jnp.square(jnp.sin(math.pi * matmul(delta, jnp.asarray(distinct.T, delta.dtype))))
+        return self.rest + matmul(waves, self.between.astype(delta.dtype))
 
     def covariance(self, x: Array, y: Array | None = None) -> Array:
         """The periodised kernel between inputs (..., N, D): (..., N, N)."""
-        K = periodised(self.kernel, self.ring, x, x if y is None else y)
+        found = periodised(self.kernel, self.ring, x, x if y is None else y)
         if y is not None:
-            return K
-        return set_diagonal(K, jnp.broadcast_to(self.variance.astype(K.dtype), K.shape[:-1]))
+            return found
+        return set_diagonal(found, jnp.broadcast_to(self.variance.astype(found.dtype), found.shape[:-1]))
 
 
 def position(ring: Ring, x: Array, rounded: Callable[[Array], Array]) -> tuple[Array, Array]:
@@ -168,13 +176,13 @@ def _last_frequency(ring: Ring) -> np.ndarray:
 
 @pytree
 class Waves:
-    """Random functions :math:`c_i \\cos(2\\pi n_i x / L + b_i)` on a ring.
+    r"""Random functions :math:`\alpha_i \cos(2\pi n_i x / \Delta + \chi_i)` on a ring.
 
     Args:
         ring: the ring.
         multiples: n, whole numbers (num, D).
-        amplitude: c (num,).
-        phase: b (num,).
+        amplitude: :math:`\alpha` (num,).
+        phase: :math:`\chi` (num,).
     """
 
     ring: Ring
@@ -197,7 +205,8 @@ def random_waves(kernel: Kernel, key: Array, ring: Ring, num: int) -> list[Waves
     r"""Random functions whose covariance, summed over the list, is the periodised kernel: exactly, for any ``num``.
 
     A frequency :math:`\omega` drawn from the kernel's own spectral density is rounded to the nearest frequency
-    :math:`\omega_n` of the ring, and the variance of the wave multiplied by :math:`S(\omega_n) / S(\omega)`.
+    :math:`\omega_n` of the ring, and the variance of the wave multiplied by
+    :math:`\varrho(\omega_n) / \varrho(\omega)`.
 
     Raises:
         ValueError: a kernel that is not a sum or multiple of stationary kernels with frequencies to draw from.

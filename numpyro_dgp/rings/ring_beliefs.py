@@ -1,23 +1,27 @@
 r"""Gaussian posteriors of the values on a ring that cost O(M log M), and their prior.
 
 The sites of a layer on a ring hold whitened values v in Hartley's coordinates: :math:`u = H \Lambda^{1/2} v` are
-the values on the grid, whose prior covariance is :math:`K = H \Lambda H` (``circulant``). All families are
-:math:`q(v) = N(m, B B^\top)` with
+the values on the grid, whose prior covariance is :math:`C = H \Lambda H` (``circulant``). All families are
+:math:`q(v) = N(m, R R^\top)` with
 
-.. math:: B = \Lambda^{-p}\, H W_2 H\, \mathrm{diag}(g)\, H W_1 H\, \Lambda^{q},
+.. math:: R = \Lambda^{-p}\, H \Gamma_2 H\, \mathrm{diag}(g)\, H \Gamma_1 H\, \Lambda^{q},
 
-products of diagonal matrices of the sites (W) and of the frequencies (g), here as covariances of u:
+products of diagonal matrices of the sites (:math:`\Gamma`) and of the frequencies (g), here as covariances of u; a
+:math:`\Gamma` without a number is the only one, or :math:`\Gamma_1` beside :math:`\Gamma_2`, and
+:math:`C_2 = \mathrm{circ}(g)`:
 
-============================  =============  =====  ==================================================
-family                        p, q           used   covariance of the values on the grid
-============================  =============  =====  ==================================================
-circulant                     1/2, 1/2       g      :math:`\mathrm{circ}(g^2 \lambda)`
-scaled prior                  1/2, 1/2       W_2    :math:`W K W`
-scaled circulant              1/2, 1/2       W_2 g  :math:`W\, \mathrm{circ}(g^2 \lambda)\, W`
-scaled product                1/2, 1/2       all    :math:`W_2 K_2 W K W K_2 W_2`, Tebbutt (2016), equation 3.41
-diagonal of whitened sites    0, 0           W_2    :math:`K^{1/2} W^2 K^{1/2}`
-diagonal of sites             1/2, 0         W_2    :math:`W^2`
-============================  =============  =====  ==================================================
+============================  =============  ==================  ==================================================
+family                        p, q           used                covariance of the values on the grid
+============================  =============  ==================  ==================================================
+circulant                     1/2, 1/2       g                   :math:`\mathrm{circ}(g^2 \lambda)`
+scaled prior                  1/2, 1/2       :math:`\Gamma_2`    :math:`\Gamma C \Gamma`
+scaled circulant              1/2, 1/2       :math:`\Gamma_2`,   :math:`\Gamma\, \mathrm{circ}(g^2 \lambda)\, \Gamma`
+                                             g
+scaled product                1/2, 1/2       all                 :math:`\Gamma_2 C_2 \Gamma C \Gamma C_2 \Gamma_2`,
+                                                                 Tebbutt (2016), equation 3.41
+diagonal of whitened sites    0, 0           :math:`\Gamma_2`    :math:`C^{1/2} \Gamma^2 C^{1/2}`
+diagonal of sites             1/2, 0         :math:`\Gamma_2`    :math:`\Gamma^2`
+============================  =============  ==================  ==================================================
 """
 
 from __future__ import annotations
@@ -60,14 +64,14 @@ class RingPrior(InducingPrior):
 
 
 class RingBelief(Belief):
-    """A Gaussian of the families above.
+    r"""A Gaussian of the families above.
 
     Args:
         prior: the prior it is a posterior of.
         loc: means m, (P, M) or (M,).
-        outer: the diagonal of W_2, of the shape of ``loc``, or ``None`` for the identity; signs are free.
+        outer: the diagonal of :math:`\Gamma_2`, of the shape of ``loc``, or ``None`` for the identity; signs are free.
         gain: g, likewise; only its even part in the frequency counts, so that the matrix is circulant.
-        inner: the diagonal of W_1, likewise.
+        inner: the diagonal of :math:`\Gamma_1`, likewise.
         powers: p and q.
     """
 
@@ -90,7 +94,7 @@ class RingBelief(Belief):
         super().__init__((), jnp.shape(loc), validate_args=False)
 
     def half(self, A: Array) -> Array:
-        """A B for rows A, (N, M) or (P, N, M): shape (P, N, M)."""
+        """A R for rows A, (N, M) or (P, N, M): shape (P, N, M)."""
         outer, gain, inner, spectrum = (
             None if x is None else x.reshape(-1, 1, x.shape[-1])
             for x in (self.outer, self.gain, self.inner, self.spectrum)
@@ -111,8 +115,9 @@ class RingBelief(Belief):
     def spread_near(self, windows: tuple[Window, ...]) -> Array:
         r"""Diagonal of the added covariance (N, P) from the grid points around each input, where ``is_local``.
 
-        With the weights :math:`y = W_2 K^{-1/2 - p} k(Z, x)` it is :math:`y^\top \mathrm{circ}(g^2 \lambda^{2q})\, y`;
-        without an ``outer`` everything is circulant, and the weights that decay fastest (p = 0) do.
+        With :math:`y = \Gamma_2 C^{-1/2 - p} k(Z, x)`, the weights, it is
+        :math:`y^\top \mathrm{circ}(g^2 \lambda^{2q})\, y`; without an ``outer`` everything is circulant, and the
+        weights that decay fastest (p = 0) do.
         """
         p, q = self.powers
         p, q = (0.0, q - p) if self.outer is None else (p, q)
@@ -165,7 +170,7 @@ class RingBelief(Belief):
         return density.sum(-1) if self.event_dim == 2 else density
 
     def log_determinant(self) -> Array:
-        """log det B, shape (P,) or ()."""
+        """log det R, shape (P,) or ()."""
         p, q = self.powers
         found = (q - p) * jnp.log(self.spectrum).sum(-1)
         for factor in (self.outer, self.gain, self.inner):
@@ -173,7 +178,7 @@ class RingBelief(Belief):
         return found
 
     def squared_norm(self) -> Array:
-        r""":math:`\mathrm{tr}(B B^\top)`, shape (P,) or (): O(M log M), or O(M^2 log M) where there is an ``inner``."""
+        r""":math:`\mathrm{tr}(R R^\top)`, shape (P,) or (): O(M log M), or O(M^2 log M) where there is an ``inner``."""
         if self.inner is not None:
             return self.variance.sum(-1)
         p, q = self.powers

@@ -56,7 +56,7 @@ class RingFunction(InducedFunction):
 
     Args:
         kernels: one kernel, or one per output.
-        ring: the grid.
+        ring: the grid, mostly a ``representations.grid.Grid``.
         parts: the components of the kernel, each with its features.
         u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.

@@ -2,10 +2,10 @@ r"""Exact regression on regular grids in O(N log N): ``RingNormal``.
 
 On the whole of a ring the covariance of noisy values is circulant, and everything is a sum over frequencies. If only a
 part of the ring is observed, because the rest is padding or because observations are missing, the same quantities
-follow from the Schur complement in the unobserved points u: with :math:`Q = (C + \sigma^2 I)^{-1}` on the whole ring,
+follow from the Schur complement in the unobserved points u: with :math:`G = (C + \sigma^2 I)^{-1}` on the whole ring,
 
-.. math:: \log\det(C + \sigma^2 I)_{oo} = -\log\det Q + \log\det Q_{uu}, \qquad
-          (C + \sigma^2 I)_{oo}^{-1} = Q_{oo} - Q_{ou} Q_{uu}^{-1} Q_{uo} .
+.. math:: \log\det(C + \sigma^2 I)_{oo} = -\log\det G + \log\det G_{uu}, \qquad
+          (C + \sigma^2 I)_{oo}^{-1} = G_{oo} - G_{ou} G_{uu}^{-1} G_{uo} .
 
 This is exact, and costs the cube of the number of unobserved points. The only approximation to a process on the line is
 that the line is closed to a ring; :func:`~numpyro_dgp.rings.wraparound` bounds its error.
@@ -185,7 +185,7 @@ class RingNormal(dist.Distribution):
         return jnp.zeros(shape, self.process.spectrum.dtype).at[..., self.present].set(x)
 
     def _residual(self, value: Array) -> tuple[Array, Array]:
-        """Q (y - m) on the whole ring, and the Cholesky factor of Q_uu."""
+        """G (y - m) on the whole ring, and the Cholesky factor of G_uu."""
         inverse = self.total.power(-1)
         solved = inverse.apply(self._embed(value - self.loc))
         return solved, jnp.linalg.cholesky(self._entries(inverse, self.missing, self.missing))

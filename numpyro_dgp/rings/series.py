@@ -74,8 +74,8 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
 def _fast_size(least: int, observed: int) -> int:
     r"""The ring size M from ``least`` on with the cheapest log evidence of N = ``observed`` points, in operations:
 
-    .. math:: \tfrac13 (M - N)^3 + 10\, M\, w(M), \qquad
-              w(M) = \min\Bigl(\sum_{p \mid M} p,\; 12 \log_2 M\Bigr)
+    .. math:: \tfrac13 (M - N)^3 + 10\, M\, \mathrm{work}(M), \qquad
+              \mathrm{work}(M) = \min\Bigl(\sum_{p \mid M} p,\; 12 \log_2 M\Bigr)
 
     The first term is the Cholesky factorisation for the unobserved points. The second is that of the Fourier
     transforms: a prime factor p of M, as often as it divides M, costs about p operations per point, and Bluestein's
@@ -96,7 +96,7 @@ def _fast_size(least: int, observed: int) -> int:
 
 
 def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
-    r"""The largest error in a correlation made by closing the line to a ring: about :math:`k(L - span) / k(0)`.
+    r"""The largest error in a correlation made by closing the line to a ring: about :math:`k(\Delta - span) / k(0)`.
 
     Args:
         kernel: the stationary kernel.

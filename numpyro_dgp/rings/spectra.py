@@ -1,13 +1,15 @@
 r"""Stationary kernels made periodic: rings, spectra by Poisson summation, components of additive kernels.
 
-On a ring of length L a stationary kernel k becomes :math:`\sum_n k(r + n L)`, which by Poisson's formula is a Fourier
-series whose coefficients are the spectral density S of k at :math:`\omega_n = 2\pi n / L`:
+On a ring of circumference :math:`\Delta` a stationary kernel k becomes :math:`\sum_n k(r + n \Delta)`, which by
+Poisson's formula is a Fourier series whose coefficients are the spectral density :math:`\varrho` of k at
+:math:`\omega_n = 2\pi n / \Delta`:
 
-.. math:: k_L(r) = \sum_{n \in Z^D} k(r + n L) = \frac{1}{|L|} \sum_{n \in Z^D} S(\omega_n)\, e^{i \omega_n r} .
+.. math:: k_\Delta(r) = \sum_{n \in Z^D} k(r + n \Delta)
+          = \frac{1}{|\Delta|} \sum_{n \in Z^D} \varrho(\omega_n)\, e^{i \omega_n r} ,
 
-On a grid of m points frequencies n and n + a m look the same (aliases). The sum of S over the aliases of n is therefore
-an eigenvalue of the covariance of the grid: positive in any precision, where the transform of a row of
-the kernel is rounded to both sides of zero.
+with :math:`|\Delta|` the product over dimensions. On a grid of m points frequencies n and :math:`n + \nu m` look the
+same (aliases). The sum of :math:`\varrho` over the aliases of n is therefore an eigenvalue of the covariance of the
+grid: positive in any precision, where the transform of a row of the kernel is rounded to both sides of zero.
 """
 
 from __future__ import annotations
@@ -159,17 +161,18 @@ def frequencies(sizes: tuple[int, ...]) -> np.ndarray:
 
 
 def aliases(sizes: tuple[int, ...]) -> np.ndarray:
-    """The alias numbers a (Q, D) that are summed one by one."""
+    """The alias numbers ν, an array (aliases, D), that are summed one by one."""
     near = range(-NEAR[len(sizes)], NEAR[len(sizes)] + 1)
     return np.array(list(itertools.product(near, repeat=len(sizes))), np.int32)
 
 
 @lru_cache
 def _tail_rule(near: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    r"""Gaussian quadrature for a sum: :math:`\sum_{a > A} g(a) \approx \sum_q w_q\, g(t_q)` with positive weights.
+    r"""Gaussian quadrature for sums: :math:`\sum_\nu g(\nu) \approx \sum_k \beta_k\, g(\nu_k)`, :math:`\nu` > ``near``.
 
-    It is exact for :math:`g = a^{-2} p(1/a)` with polynomials p of degree ``2 nodes - 1``: the nodes and weights of
-    the discrete measure :math:`\sum_a a^{-2} \delta_{1/a}`, by Stieltjes' recurrence. Its own far end is an integral.
+    The weights :math:`\beta` are positive. It is exact for :math:`\nu^{-2}` times a polynomial in :math:`1 / \nu` of
+    degree ``2 nodes - 1``: the nodes and weights of the discrete measure :math:`\sum_\nu \nu^{-2} \delta_{1/\nu}`, by
+    Stieltjes' recurrence. Its own far end is an integral.
     """
     last = 20_000
     a = np.arange(near + 1, last + 1.0)
@@ -196,7 +199,7 @@ def spectral_mass(kernel: Kernel, ring: Ring, multiples: Array) -> Array:
 def spectrum(kernel: Kernel, ring: Ring) -> Array:
     r"""Eigenvalues (M,) of the covariance of the periodised kernel on the grid, in the order of the discrete transform.
 
-    .. math:: \lambda_k = \frac{M}{|L|} \sum_{a \in Z^D} S\bigl(2\pi (k + a m) / L\bigr)
+    .. math:: \lambda_k = \frac{M}{|\Delta|} \sum_{\nu \in Z^D} \varrho\bigl(2\pi (k + \nu m) / \Delta\bigr)
 
     The nearest aliases are summed one by one, the others by a quadrature with positive weights. Relative error: 1e-12
     in one dimension; below 1e-7 in two and 1e-4 in three; ``Matern12``, whose sums hardly converge, 1e-3 and 2e-2.
@@ -240,11 +243,11 @@ def spectrum(kernel: Kernel, ring: Ring) -> Array:
 
 
 def periodised(kernel: Kernel, ring: Ring, X1: Array, X2: Array) -> Array:
-    r"""The periodised kernel :math:`\sum_n k(x - x' + n L)` between inputs (N1, D) and (N2, D), or (..., N, D).
+    r"""The periodised kernel :math:`\sum_n k(x - x' + n \Delta)` between inputs (N1, D) and (N2, D), or (..., N, D).
 
     Differences are wrapped to at most half the ring; then 9 images in one dimension, 25 in two and 27 in three are
-    summed. What is left out begins at :math:`k(4.5 L)`, :math:`k(2.5 L)` and :math:`k(1.5 L)`. A sum over the spectrum
-    would need several terms per pair for every grid point.
+    summed. What is left out begins at :math:`k(4.5 \Delta)`, :math:`k(2.5 \Delta)` and :math:`k(1.5 \Delta)`. A sum
+    over the spectrum would need several terms per pair for every grid point.
     """
     D = len(ring.sizes)
     difference = ring.wrap(X1[..., :, None, :] - X2[..., None, :, :])

@@ -1,12 +1,12 @@
 r"""Values of a process on a ring, computed from the grid points around an input only.
 
 A value f(x) depends on the grid through weights that decay with the distance of a point from x: the rows of a square
-root, :math:`c(x) = K^{-1/2} k(Z, x)`, or the cardinal functions :math:`b(x) = K^{-1} k(Z, x)`. Of the M points only the
-n nearest are used. Their weights are those of a ring of n points with the same step, laid around x: the transforms of
-both rings are one function of the frequency, at n or at M places, so that the weights are periodic sums of the same
-ones,
+root, :math:`\alpha(x) = C^{-1/2} k(Z, x)`, or the cardinal functions :math:`\chi(x) = C^{-1} k(Z, x)`. Of the M points
+only the n nearest are used. Their weights are those of a ring of n points with the same step, laid around x: the
+transforms of both rings are one function of the frequency, at n or at M places, so that the weights are periodic sums
+of the same ones,
 
-.. math:: b^{(n)}_d(\theta) = \sum_w b_{d + w n}(\theta) ,
+.. math:: \chi^{(n)}_d(\delta) = \sum_i \chi_{d + i n}(\delta) ,
 
 and differ by what lies outside of n points. Everything about one input then costs O(n log n), or O(n^2) where values on
 the grid are correlated a posteriori, whatever M is. The moments of f(x) are those of a process on a ring: variances are
@@ -51,10 +51,10 @@ class Window:
 
     Args:
         ring: the whole grid, M points.
-        features: of the kernels on a ring of n points: one for all outputs, or one per output (Q of them).
+        features: of the kernels on a ring of n points: one for all outputs, or one per output (P of them).
         first: index of the first of the n points of every input, by dimension (N, D).
         offset: of the inputs from their nearest grid points, units of the input (N, D).
-        rows: covariances with the whitened Hartley coordinates of their small rings (Q, N, n).
+        rows: covariances with the whitened Hartley coordinates of their small rings (P, N, n), P = 1 where shared.
     """
 
     ring: Ring
@@ -69,9 +69,9 @@ class Window:
         sizes = tuple(min(n, m) for n, m in zip(neighbours, ring.sizes, strict=True))
         small = around(ring, sizes)
         features = tuple(RingFeatures.of(k, small) for k in kernels)
-        nearest, theta = position(ring, x, jnp.round)
+        nearest, delta = position(ring, x, jnp.round)
         middle, whole = (jnp.asarray(s, jnp.int32) for s in ([n // 2 for n in sizes], ring.sizes))
-        offset = theta * (ring.length.astype(x.dtype) / whole)
+        offset = delta * (ring.length.astype(x.dtype) / whole)
         rows = jnp.stack([f.whitened(offset) for f in features])
         return cls(ring, features, (nearest - middle) % whole, offset, rows)
 
@@ -81,7 +81,7 @@ class Window:
         return self.features[0].ring.sizes
 
     def weights(self, power: float) -> Array:
-        r""":math:`K^{-1/2 - p}\, k(Z, x)` at the n points (Q, N, n): c for the power p = 0, b for p = 1/2.
+        r""":math:`C^{-1/2 - p}\, k(Z, x)` at the n points (P, N, n): :math:`\alpha` for p = 0, :math:`\chi` for 1/2.
 
         Raises:
             ValueError: where more than a hundredth of their length lies in the outer quarter of the window.
@@ -124,12 +124,12 @@ class Window:
         return (matmul(y, self.entries(row)) * y).sum(-1)
 
     def conditional_variance(self) -> Array:
-        """Variances at the inputs given the values on the grid (Q, N)."""
+        """Variances at the inputs given the values on the grid (P, N)."""
         return jnp.stack([f.conditional_variance(self.offset) for f in self.features])
 
 
 def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> np.ndarray:
-    """What share of squared weights (..., n) lies more than r = 0, 1, ... points from the middle in dimension d."""
+    """What share of squared weights (..., n) lies more than 0, 1, ... points from the middle in dimension d."""
     square = np.square(np.asarray(weights, float)).reshape(-1, *sizes)
     others = tuple(i for i in range(1, square.ndim) if i != d + 1)
     along = square.sum(others).max(0)
