@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -37,26 +36,30 @@ class _RingRule(Rule):
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
     """
 
+    diagonals: ClassVar[tuple[str, ...]]  # of RingBelief; the first starts at the scale, the others at one
+    powers: ClassVar[tuple[float, float]] = (0.5, 0.5)
+
     scale: float | None = None
 
     def __post_init__(self) -> None:
         require_positive(f"rule {type(self).__name__}", "scale", 1.0 if self.scale is None else self.scale)
 
-    def _parameters(
-        self, site: Site, *names: str, unit: Callable[[RingPrior], Any] = lambda prior: 1.0
-    ) -> tuple[RingPrior, Array, dict[str, Any]]:
-        """The prior, the means, and the diagonals by name: the first starts at the scale, the others at one."""
+    def __call__(self, site: Site) -> dist.Distribution:
         require_site(RingPrior, self, site, "the values of a layer on a dgp.Grid")
         prior: Any = site.fn
         shape, dtype = prior.event_shape, prior.dtype
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
 
         def start(name: str) -> Array:
-            first = unit(prior) * initial_scale(self.scale, site)
-            return jnp.full(shape, first if name == names[0] else 1.0, dtype)
+            first = self.unit(prior) * initial_scale(self.scale, site)
+            return jnp.full(shape, first if name == self.diagonals[0] else 1.0, dtype)
 
-        diagonals = {n: site.param(n, partial(start, n), constraint=constraints.positive) for n in names}
-        return prior, loc, diagonals
+        found = {n: site.param(n, partial(start, n), constraint=constraints.positive) for n in self.diagonals}
+        return RingBelief(prior, loc, **found, powers=self.powers)
+
+    def unit(self, prior: RingPrior) -> Any:
+        """The value of the first diagonal at which the posterior has the prior's scale."""
+        return 1.0
 
 
 class Circulant(_RingRule):
@@ -86,9 +89,7 @@ class Circulant(_RingRule):
     Source: Tebbutt (2016), section 3.3.
     """
 
-    def __call__(self, site: Site) -> dist.Distribution:
-        prior, loc, diagonals = self._parameters(site, "gain")
-        return RingBelief(prior, loc, **diagonals)
+    diagonals = ("gain",)
 
 
 class ScaledPrior(_RingRule):
@@ -117,9 +118,7 @@ class ScaledPrior(_RingRule):
     Source: Tebbutt (2016), section 3.4.
     """
 
-    def __call__(self, site: Site) -> dist.Distribution:
-        prior, loc, diagonals = self._parameters(site, "outer")
-        return RingBelief(prior, loc, **diagonals)
+    diagonals = ("outer",)
 
 
 class ScaledCirculant(_RingRule):
@@ -148,9 +147,7 @@ class ScaledCirculant(_RingRule):
     Source: Tebbutt (2016), section 3.5.
     """
 
-    def __call__(self, site: Site) -> dist.Distribution:
-        prior, loc, diagonals = self._parameters(site, "gain", "outer")
-        return RingBelief(prior, loc, **diagonals)
+    diagonals = ("gain", "outer")
 
 
 class ScaledProduct(_RingRule):
@@ -178,9 +175,7 @@ class ScaledProduct(_RingRule):
     Source: Tebbutt (2016), equation 3.41, where the divergence is left to Monte Carlo.
     """
 
-    def __call__(self, site: Site) -> dist.Distribution:
-        prior, loc, diagonals = self._parameters(site, "gain", "outer", "inner")
-        return RingBelief(prior, loc, **diagonals)
+    diagonals = ("gain", "outer", "inner")
 
 
 class WhitenedSites(_RingRule):
@@ -207,9 +202,8 @@ class WhitenedSites(_RingRule):
         {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
     """
 
-    def __call__(self, site: Site) -> dist.Distribution:
-        prior, loc, diagonals = self._parameters(site, "outer")
-        return RingBelief(prior, loc, **diagonals, powers=(0.0, 0.0))
+    diagonals = ("outer",)
+    powers = (0.0, 0.0)
 
 
 class SiteDiagonal(_RingRule):
@@ -234,6 +228,8 @@ class SiteDiagonal(_RingRule):
         {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
     """
 
-    def __call__(self, site: Site) -> dist.Distribution:
-        prior, loc, diagonals = self._parameters(site, "outer", unit=lambda prior: (1 / prior.spectrum).mean() ** -0.5)
-        return RingBelief(prior, loc, **diagonals, powers=(0.5, 0.0))
+    diagonals = ("outer",)
+    powers = (0.5, 0.0)
+
+    def unit(self, prior: RingPrior) -> Any:
+        return (1 / prior.spectrum).mean() ** -0.5
