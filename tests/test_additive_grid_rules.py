@@ -29,8 +29,8 @@ def model(X, y=None):
     ("rule", "shapes"),
     [
         (G.GivenInducing("free"), {"weights": (12, 2, 22)}),
-        (G.GivenInducing(3), {"basis": (2, 3, 22), "weights": (12, 2, 3)}),
-        (G.JointOutputs(), {"weights": (12, 2, 2, 22)}),
+        pytest.param(G.GivenInducing(3), {"basis": (2, 3, 22), "weights": (12, 2, 3)}, marks=pytest.mark.slow),
+        pytest.param(G.JointOutputs(), {"weights": (12, 2, 2, 22)}, marks=pytest.mark.slow),
     ],
     ids=["free", "rank", "joint outputs"],
 )

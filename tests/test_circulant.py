@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense import kl
+from sizes import mostly_slow
 
 from numpyro_dgp import kernels as K
 from numpyro_dgp.rings.circulant import Circulant, hartley, kl_between_circulants, kl_dense_to_circulant, sandwich_trace
@@ -47,7 +48,7 @@ def random_circulant(blocks, batch=()):
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("batch", mostly_slow([(3,)], [(), (3,)]))
 def test_algebra(blocks, batch):
     """Every verb is that of the dense matrix, odd and even, batched, in 1, 2 and 3 dimensions."""
     C, dense = random_circulant(blocks, batch)
@@ -156,7 +157,7 @@ def test_sandwich_of_an_inverse_in_single_precision():
 
 
 @pytest.mark.parametrize("ring", [*RINGS, CUBE])
-@pytest.mark.parametrize("kernel", [K.RBF, K.Matern52, K.Matern12])
+@pytest.mark.parametrize("kernel", mostly_slow([K.Matern52], [K.RBF, K.Matern52, K.Matern12]))
 def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
     """A and the conditional variance from a kernel that is an explicit sum of waves, also as the variance less A A'."""
     D, sizes = len(ring.sizes), np.array(ring.sizes)

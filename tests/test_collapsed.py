@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from programs import NOISE, X, Y, Z, draws_of_bound, random_params, shallow
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
@@ -96,7 +97,7 @@ def test_slopes_weights_and_sums():
     np.testing.assert_allclose(part(weights=keep).bound(), cut.bound(), rtol=1e-10)
 
 
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("full", mostly_slow([True], [False, True]))
 def test_gaussian_inputs_against_draws_of_them(full):
     """Expectations of the quadratic over inputs, with a tilt: a mean function and observations linear in h."""
     kernel = RBF + k.Linear(0.4)

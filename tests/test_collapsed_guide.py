@@ -264,6 +264,7 @@ def test_posteriors_of_hyperparameters_are_drawn(other):
     assert len(set(np.asarray(draws["noise"]).tolist())) == 5
 
 
+@pytest.mark.slow
 def test_any_kernel_by_quadrature():
     def one(X, y=None):
         f = dgp.gp("f", RBF, dgp.Points(Z), outputs=1, mean=dgp.means.Identity())

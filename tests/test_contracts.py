@@ -15,8 +15,9 @@ import tinygp
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from programs import X, Y, bayesian, deep, explicit, shallow
+from sizes import mostly_slow
 from test_kernels import OWN
-from test_likelihood import SCALAR
+from test_likelihood import FEW, SCALAR
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -36,9 +37,10 @@ GUIDES = {
 }
 MODELS = {"shallow": shallow, "deep": deep, "explicit": explicit, "bayesian": bayesian}
 # Every guide on the richest program, every program under the default guide.
-QUICKER = ("inducing-point", "importance-weighted", "mean-field")
+QUICKER = ("inducing-point", "importance-weighted")
 PAIRS = [pytest.param("bayesian", name, marks=[pytest.mark.slow] * (name not in QUICKER)) for name in GUIDES]
-PAIRS += [(name, "inducing-point") for name in ("shallow", "deep", "explicit")]
+PAIRS += [pytest.param(name, "inducing-point", marks=pytest.mark.slow) for name in ("shallow", "deep")]
+PAIRS += [("explicit", "inducing-point")]
 OBJECTIVES = {"one": dgp.ELBO(), "particles": dgp.ELBO(3), "sequential": dgp.ELBO(2, False)}
 
 
@@ -51,7 +53,7 @@ def test_kernels_of_another_library():
     testing.check_kernel(tinygp.kernels.Matern52(0.7), np.linspace(0, 1, 9)[:, None])
 
 
-@pytest.mark.parametrize("name", [n for n in SCALAR if n != "laplace"])
+@pytest.mark.parametrize("name", mostly_slow(FEW, [n for n in SCALAR if n != "laplace"]))
 def test_likelihoods(name):
     conditional, y, _ = SCALAR[name]
     testing.check_likelihood(conditional, y)
@@ -86,7 +88,7 @@ def test_guides_that_break_a_promise_are_caught():
         testing.check_kernel(lambda A, B: -jnp.ones((len(A), len(B))), np.ones((3, 1)))
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", mostly_slow(["particles"], OBJECTIVES))
 @pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_objectives_keep_the_dtype_of_the_data(objective, x64):
     """float32 data stay float32 in every parameter and gradient, whatever the global flag says."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense import kl
+from sizes import mostly_slow
 
 from numpyro_dgp.algebra.coordinates import Coordinates, convert, natural_gradient, natural_step, sample
 from numpyro_dgp.algebra.gaussians import kl_between, kl_full
@@ -71,7 +72,7 @@ def test_diagonal_is_dense_number_by_number(key, name):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("start", ["random", "prior"])
+@pytest.mark.parametrize("start", mostly_slow(["random"], ["random", "prior"]))
 def test_natural_gradient_is_the_gradient_scaled_by_the_inverse_fisher_information(key, name, start):
     """Equation 3.8 by brute force: Fisher information as the Hessian of the divergence, over free numbers.
 

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Trace_ELBO
 from programs import NOISE, X, Y, Z, agree, bayesian, deep, draws_of_bound, explicit, random_params, shallow
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.row_dependence import mark, row_dependence
@@ -122,7 +123,7 @@ COUPLED = {
 FREE = [grouped, two_tasks, skip, shallow, deep, explicit, bayesian]
 
 
-@pytest.mark.parametrize("model", COUPLED, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", mostly_slow([bins, centred, driven], COUPLED), ids=lambda m: m.__name__)
 def test_values_that_are_seen_together_are_drawn_together(model):
     assert inspect_program(model, (X, Y), {}).coupled == COUPLED[model]
     guide = dgp.guides.InducingPoint(model)
@@ -139,7 +140,7 @@ def test_values_that_are_seen_row_by_row_stay_integrated(model):
     assert not found.aggregates
 
 
-@pytest.mark.parametrize("model", [grouped, two_tasks, skip], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", mostly_slow([skip], [grouped, two_tasks, skip]), ids=lambda m: m.__name__)
 def test_integrated_bounds_equal_the_stock_one(model):
     guide = dgp.guides.InducingPoint(model)
     params = random_params(model, guide, X, Y)

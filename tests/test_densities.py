@@ -74,6 +74,7 @@ def test_draws_of_y_follow_the_mixture(posterior, key):
         assert p > 1e-3
 
 
+@pytest.mark.slow
 def test_mixture_and_estimate_agree_on_smooth_densities(posterior, key):
     y = posterior.predict(key, NEW).mean
     estimate = kde_log_density(posterior.sample(key, NEW, num_samples=4000), y)

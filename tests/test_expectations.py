@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
@@ -64,6 +65,9 @@ KERNELS |= {
     "one's own": 0.5 * Bumps(0.9).on(1) * k.Linear(0.4) + Bumps(np.array([1.2, 0.8])),
 }
 
+# One kernel for each way to take the statistics.
+FEW = ["ARD", "Polynomial", "sum", "columns of columns", "one's own"]
+
 
 def quadrature(kernel, variance, size=90):
     """Nodes (N, Q, D), weights (Q,), k(nodes, Z) (N, Q, M) and k(nodes, nodes) (N, Q)."""
@@ -77,7 +81,7 @@ def quadrature(kernel, variance, size=90):
 
 
 @pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", mostly_slow(FEW, KERNELS))
 def test_statistics_against_quadrature(name, variance):
     kernel, args = KERNELS[name], (LOC, variance, Z)
     h, w, K, diagonal = quadrature(kernel, variance)
@@ -138,7 +142,7 @@ def test_one_datum_at_a_time_is_the_sum():
     np.testing.assert_allclose(each.sum(0), E.psi2(kernel, LOC, VARIANCE, Z), rtol=1e-12)
 
 
-@pytest.mark.parametrize("cells", [1, 30, 50])
+@pytest.mark.parametrize("cells", mostly_slow([30], [1, 30, 50]))
 @pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
 def test_blocks_of_data_change_nothing(monkeypatch, cells, variance):
     def statistics(loc):

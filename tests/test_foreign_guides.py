@@ -67,10 +67,10 @@ def fitted(make, steps=400, settings=None, **options):
 
 MAKERS = [
     AutoNormal,
-    AutoDelta,
+    pytest.param(AutoDelta, marks=pytest.mark.slow),
     pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow),
     pytest.param(AutoLowRankMultivariateNormal, marks=pytest.mark.slow),
-    pytest.param(None, id="by hand"),
+    pytest.param(None, id="by hand", marks=pytest.mark.slow),
 ]
 
 

@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from programs import X, Y, Z, bayesian, deep, explicit, random_params, shallow
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -109,9 +110,7 @@ def test_hyperparameters_in_a_plate_of_their_own():
     assert sorted(drawn) == ["f", "ls", "offset"]
 
 
-@pytest.mark.parametrize(
-    "autoguide", [AutoMultivariateNormal, *(pytest.param(a, marks=pytest.mark.slow) for a in (AutoNormal, AutoDelta))]
-)
+@pytest.mark.parametrize("autoguide", mostly_slow([AutoNormal], [AutoMultivariateNormal, AutoNormal, AutoDelta]))
 @pytest.mark.parametrize(
     "loss",
     [dgp.ELBO(), *(pytest.param(loss, marks=pytest.mark.slow) for loss in (Trace_ELBO(), TraceMeanField_ELBO()))],
@@ -125,7 +124,7 @@ def test_stock_autoguides_run_on_the_same_program(autoguide, loss):
 
 @pytest.mark.parametrize(
     "other",
-    [G.Normal(), AutoMultivariateNormal, *(pytest.param(o, marks=pytest.mark.slow) for o in (G.Delta(), AutoNormal))],
+    mostly_slow([AutoMultivariateNormal], [G.Normal(), AutoMultivariateNormal, G.Delta(), AutoNormal]),
 )
 def test_posteriors_for_hyperparameters(other):
     guide = G.InducingPoint(bayesian, other=other)

@@ -11,6 +11,7 @@ from jax.scipy.special import logsumexp
 from numpyro.infer import SVI, Trace_ELBO
 from programs import agree, draws_of_bound, random_params
 from scipy.integrate import quad
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.gaussians import kl_full
@@ -130,7 +131,7 @@ def exact_posterior_params():
     }
 
 
-@pytest.mark.parametrize("K", [1, 2, 5, 20, 100])
+@pytest.mark.parametrize("K", mostly_slow([2, 20], [1, 2, 5, 20, 100]))
 def test_toy_is_never_above_the_evidence(K, monkeypatch):
     """Joint draws of the function give log p(y) for every K; independent ones exceed it."""
     evidence = float(dist.Normal(0.0, jnp.sqrt(1.1)).log_prob(1.0))
@@ -204,6 +205,7 @@ def test_quadrature_is_the_integral():
     assert abs(gaps[0][0] / gaps[1][0] - 4) < 0.7 + 4 * gaps[1][1] / gaps[1][0]
 
 
+@pytest.mark.slow
 def test_quadrature_over_two_columns():
     params = random_params(lv_gp, InducingPoint(lv_gp), X, Y, dim=2)
     fine = draws(lv_gp, InducingPoint(lv_gp, latent=Quadrature(60)), params, 1, dim=2)
@@ -290,6 +292,7 @@ def test_signal_to_noise_of_the_proposal():
         pytest.param(Amortised(hidden=(3,)), id="amortised", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_minibatches_are_unbiased(latent):
     guide = ImportanceWeighted(lv_gp_gp, num_samples=3, latent=latent)
     params = random_params(lv_gp_gp, guide, X, Y)
@@ -353,6 +356,7 @@ def test_network_sees_inputs_and_observations_of_the_minibatch():
     assert len(seen) == 1, "called without observations"
 
 
+@pytest.mark.slow
 def test_single_precision(x32):
     data = X.astype(jnp.float32), Y.astype(jnp.float32)
 

@@ -10,6 +10,7 @@ from numpyro import handlers
 from numpyro.distributions import kl_divergence
 from numpyro.infer import MCMC, NUTS, Trace_ELBO
 from programs import random_params
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels
@@ -71,16 +72,18 @@ def check_sizes(kernel, sizes, outputs=None):
         assert np.isfinite(values.log_prob(draw)), (M, N)
 
 
-@pytest.mark.parametrize(("M", "N"), SIZES)
-def test_draws_have_the_conditional_covariance(M, N):
+@pytest.mark.parametrize("size", mostly_slow([(5, 5), (20, 100)], SIZES))
+def test_draws_have_the_conditional_covariance(size):
+    M, N = size
     values = opened(RBF, M).joint(inputs(N))
     L = factor_of(values)[0]
     np.testing.assert_allclose(L @ L.T, dense(M, N, jnp.float64), atol=3e-10)
     assert np.isfinite(values.log_prob(values.sample(jax.random.key(1))))
 
 
-@pytest.mark.parametrize(("M", "N"), SIZES)
-def test_draws_have_the_conditional_covariance_in_single_precision(M, N, x32):
+@pytest.mark.parametrize("size", mostly_slow([(5, 100), (20, 30)], SIZES))
+def test_draws_have_the_conditional_covariance_in_single_precision(size, x32):
+    M, N = size
     values = opened(RBF, M).joint(inputs(N))
     L = factor_of(values)[0].astype(float)
     assert values.loc.dtype == jnp.float32
@@ -224,6 +227,7 @@ def test_bound_in_marginal_mode(rule):
         assert a.std() < 3 * b.std()
 
 
+@pytest.mark.slow
 def test_bound_in_marginal_mode_in_single_precision(x32):
     guide = dgp.guides.InducingPoint(areas)
     params = random_params(areas, guide, *areas_data())

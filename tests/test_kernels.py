@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tinygp
 from dense import gram
+from sizes import mostly_slow
 
 from numpyro_dgp import kernels as K
 from numpyro_dgp._typing import Number, pytree
@@ -85,6 +86,8 @@ TABLE = {
 OWN = {name: kernel for name, (kernel, _) in TABLE.items() if name not in ("tinygp", "function")}
 every = pytest.mark.parametrize("name", TABLE)
 own = pytest.mark.parametrize("name", OWN)
+FEW = ["rbf", "matern32", "periodic", "linear", "product", "active-dims", "arc-cosine-1"]
+few = pytest.mark.parametrize("name", mostly_slow(FEW, OWN))
 
 
 def inputs(n=6, seed=0):
@@ -166,7 +169,7 @@ def test_keeps_float32(name, x64):
     np.testing.assert_allclose(value, gram(scalar, X, X[:4]), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("d", mostly_slow([1, 2], [1, 2, 3]))
 @pytest.mark.parametrize("cls", [K.RBF, K.Matern12, K.Matern32, K.Matern52])
 def test_spectral_density_inverts_to_the_kernel(cls, d):
     # A separable sum over frequencies, along the first axis only: integrate the others out first.
@@ -287,7 +290,7 @@ def test_columns_of_fewer_columns():
         expand(kernel)
 
 
-@own
+@few
 def test_features_have_the_kernel_as_covariance(name, key):
     if name == "white":
         with pytest.raises(ValueError, match="has no features, which function draws need"):

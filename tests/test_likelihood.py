@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.model.function_values import FunctionValues
@@ -36,6 +37,8 @@ SCALAR = {
     "zero-inflated": (lambda v: dist.ZeroInflatedPoisson(0.1, jnp.exp(v)), [0, 2, 3], False),
 }
 every = pytest.mark.parametrize("name", SCALAR)
+FEW = ["normal-affine", "laplace", "bernoulli-logits", "poisson-exp", "ordered-logistic"]
+few = pytest.mark.parametrize("name", mostly_slow(FEW, SCALAR))
 
 
 def adaptive(function, n, loc=LOC, variance=VARIANCE):
@@ -54,7 +57,7 @@ def adaptive(function, n, loc=LOC, variance=VARIANCE):
     return value[0]
 
 
-@every
+@few
 def test_expectations_against_adaptive_quadrature(name):
     conditional, y, _ = SCALAR[name]
     y = jnp.array(y)
@@ -79,7 +82,7 @@ def test_default_rule_is_accurate(name):
     np.testing.assert_allclose(likelihood.log_prob(jnp.array(y)), fine.log_prob(jnp.array(y)), atol=tolerance)
 
 
-@every
+@few
 def test_closed_form_equals_quadrature_equals_draws(name, key):
     conditional, y, _ = SCALAR[name]
     y = jnp.array(y)
@@ -91,7 +94,7 @@ def test_closed_form_equals_quadrature_equals_draws(name, key):
     ).all()
 
 
-@every
+@few
 def test_samples_and_moments(name, key):
     conditional, _, _ = SCALAR[name]
     likelihood = dgp.Likelihood(F, conditional)

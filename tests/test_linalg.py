@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import sizes
+from sizes import mostly_slow
 
 from numpyro_dgp.algebra import linalg, row_blocks, whitening
 from numpyro_dgp.algebra.distances import squared_distances
@@ -70,7 +71,7 @@ def test_inverse_cholesky_and_its_derivative(key, size):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("size", [1, 4, 5, 25])
+@pytest.mark.parametrize("size", mostly_slow([5], [1, 4, 5, 25]))
 def test_inverse_factors_of_many_small_matrices(key, dtype, size):
     """They take a way of their own; one of them that is not positive definite leaves the others alone."""
     root = jax.random.normal(key, (2, 6, size, size), dtype)
@@ -102,9 +103,13 @@ def test_solve_lower_broadcasts(key, transpose):
     )
 
 
-@pytest.mark.parametrize(("rows", "size"), [(1, 4), (6, 32), (9, 70), (2000, 4), (2001, 4), (4501, 5), (2500, 200)])
-def test_blocks_of_quadratic_forms(key, rows, size):
+SIZES = [(1, 4), (6, 32), (9, 70), (2000, 4), (2001, 4), (4501, 5), (2500, 200)]
+
+
+@pytest.mark.parametrize("sizes", mostly_slow([(9, 70), (4501, 5)], SIZES))
+def test_blocks_of_quadratic_forms(key, sizes):
     """In one block of rows, in several, and in several that do not divide the rows."""
+    rows, size = sizes
     a, b, c = jax.random.split(key, 3)
     root = jax.random.normal(a, (3, size, size))
     A = jax.random.normal(b, (rows, size))
@@ -138,9 +143,10 @@ def test_quadratic_forms_have_no_forward_mode():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize(("size", "N"), [(1, 1), (3, 20), (5, 21)])
-def test_sums_of_symmetric_matrices_in_blocks(monkeypatch, dtype, size, N):
+@pytest.mark.parametrize("shape", mostly_slow([(5, 21)], [(1, 1), (3, 20), (5, 21)]))
+def test_sums_of_symmetric_matrices_in_blocks(monkeypatch, dtype, shape):
     """Value and derivatives in both modes; blocks of 2 to 20 data, the last one not always full."""
+    size, N = shape
     rng = np.random.default_rng(N)
     weights, x, Z = (jnp.array(rng.normal(size=s), dtype) for s in (N, (N, 2), (size, 2)))
 
@@ -203,7 +209,7 @@ def test_blocks_of_rows_hold_no_more_than_a_block():
     assert 2000 * P * M <= max(sizes(found.jaxpr)) <= N * M
 
 
-@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("mode", mostly_slow([jax.jacrev], [jax.jacfwd, jax.jacrev]))
 def test_derivatives_written_by_hand(mode, key):
     """Of squared distances by one matrix product, and of L L', in both modes and twice."""
     X, Z = jax.random.normal(key, (4, 5)), jax.random.normal(jax.random.key(1), (3, 5))

@@ -60,6 +60,7 @@ def moved(model, guide, *args, **kwargs):
 
 @pytest.mark.parametrize("conditional", [G.Full(), pytest.param(G.Diagonal(), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rank", [None, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_without_transition_it_is_the_conditional_alone(conditional, rank):
     """The same numbers where both guides draw v of the first layer, the same mean where only one does."""
     plain, guide = guide_of(conditional), guide_of(G.MarkovInducing("f", rank, conditional))

@@ -190,6 +190,7 @@ def used_as_hidden(X, y=None):
         numpyro.sample("h", f(X).mix(P))
 
 
+@pytest.mark.slow
 def test_hidden_layer_recipe(key):
     """Draw the functions, mix the draw: correlated columns, the same bound as the stock ELBO."""
     guide = G.InducingPoint(hidden)

@@ -109,6 +109,7 @@ def test_below_the_evidence():
     assert nested_bound([NestedLayer(last, points, *params[1], 0.6)], x, y) < one
 
 
+@pytest.mark.slow
 def test_single_precision(x32):
     layers = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), jnp.float32), LAYERS)
     value = nested_bound(layers, *(jnp.asarray(np.asarray(a), jnp.float32) for a in (X, Y)))

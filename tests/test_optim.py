@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from programs import NOISE, X, Y, Z, bayesian, bound, deep, random_params, shallow
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.guides.gaussian_sites import gaussian_sites
@@ -51,7 +52,7 @@ def test_one_step_of_size_one_is_the_collapsed_optimum(start):
     assert svi.optim.shortened(state)["g"] == 0
 
 
-@pytest.mark.parametrize("coordinates", ALL)
+@pytest.mark.parametrize("coordinates", mostly_slow(["natural", "expectation", "mean/sqrt"], ALL))
 def test_all_coordinates_reach_the_same_optimum(coordinates):
     svi = natural(shallow, log_linear(1e-3, 0.5, 60), coordinates=coordinates)
     result = svi.run(jax.random.key(0), 150, X, Y, progress_bar=False)
@@ -61,7 +62,7 @@ def test_all_coordinates_reach_the_same_optimum(coordinates):
     np.testing.assert_allclose(L @ L.T, S, atol=1e-4)
 
 
-@pytest.mark.parametrize("coordinates", ALL)
+@pytest.mark.parametrize("coordinates", mostly_slow(["natural", "mean/sqrt"], ALL))
 def test_small_steps_go_the_same_way_in_all_coordinates(coordinates):
     """Per unit of step size, the mean and the covariance change as in natural coordinates."""
     start = random_params(shallow, dgp.guides.InducingPoint(shallow), X, Y)
@@ -160,7 +161,7 @@ def test_the_scale_of_a_plate_is_that_of_this_fit():
 
 
 @pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
-@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("batch", mostly_slow([10], [None, 10]))
 def test_all_sites_of_every_guide(guide, batch):
     """Deep, with a latent, hyperparameters and minibatches: everything stays finite and the bound rises."""
     svi = natural(bayesian, log_linear(1e-3, 0.05, 30), optax.adam(0.01), guide=guide, sites="all")

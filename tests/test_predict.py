@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
 from programs import NOISE, X, Y, Z, bayesian, deep, explicit, random_params, shallow
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.guides.run import marginal
@@ -52,8 +53,8 @@ def test_mixture_agrees_with_stock_predictive(key):
     np.testing.assert_allclose(draws.var(0) / mixture.variance, 1, atol=0.12)
 
 
-@pytest.mark.parametrize("size", [30, 7, 1])
-@pytest.mark.parametrize("model", [deep, explicit, bayesian])
+@pytest.mark.parametrize("size", mostly_slow([1], [30, 7, 1]))
+@pytest.mark.parametrize("model", mostly_slow([bayesian], [deep, explicit, bayesian]))
 @pytest.mark.parametrize("make", [dgp.guides.InducingPoint, dgp.guides.MeanField])
 def test_stock_predictive_on_inputs_of_any_length(model, make, size, key):
     """Per-datum parameters of the training data, 30 rows, must not leak into predictions; least of all for one row."""

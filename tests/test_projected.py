@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.belief_moments import belief_moments, belief_moments_reference
@@ -72,7 +73,7 @@ def numbers(dtype, N, M, P):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("M", COLUMNS)
+@pytest.mark.parametrize("M", mostly_slow([16, 49], COLUMNS))
 @pytest.mark.parametrize("kept", [True, False], ids=["products kept", "products not kept"])
 def test_quadratic_forms_are_those_of_the_reference(monkeypatch, dtype, M, kept):
     monkeypatch.setattr("numpyro_dgp.algebra.quadratic_forms.KEPT_PRODUCTS", 2**30 if kept else 0)
@@ -83,7 +84,7 @@ def test_quadratic_forms_are_those_of_the_reference(monkeypatch, dtype, M, kept)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("M", COLUMNS)
+@pytest.mark.parametrize("M", mostly_slow([49], COLUMNS))
 @pytest.mark.parametrize("way", ["few", "many", "many, variance only"])
 def test_moments_are_those_of_the_reference(monkeypatch, dtype, M, way):
     """Both ways to compute them. The derivative by W comes through E = 0 in (I + E) W."""
@@ -102,9 +103,9 @@ def test_moments_are_those_of_the_reference(monkeypatch, dtype, M, way):
 
 
 @pytest.mark.parametrize("explained", [0.0, 1.0], ids=["variance only", "its parts too"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", mostly_slow(["many rows"], SHAPES))
 def test_derivatives_by_everything(shape, explained):
-    X, weights, parameters = setting(shape)
+    X, weights, parameters = setting(SHAPES[shape])
     weights[1] = weights[1] * explained
     every = tuple(range(len(parameters)))
 

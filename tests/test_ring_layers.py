@@ -11,6 +11,7 @@ from dense import kl, log_normal, svgp, svgp_bound
 from numpyro.distributions import kl_divergence
 from numpyro.infer import SVI, Trace_ELBO
 from programs import agree, draws_of_bound, random_params
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -66,7 +67,7 @@ def belief(family, prior, shape):
     }[family]
 
 
-@pytest.mark.parametrize("which", GRIDS)
+@pytest.mark.parametrize("which", mostly_slow(["plane"], GRIDS))
 def test_a_multiple_on_either_side(which):
     """The layer of ``Constant(2.0) * k`` is that of ``k`` with twice the variance, draws included."""
     grid, k = GRIDS[which], KERNELS[which]
@@ -93,6 +94,7 @@ def test_a_multiple_of_an_additive_kernel():
 
 
 FAMILIES = ["circulant", "scaled prior", "scaled circulant", "scaled product", "whitened sites", "sites"]
+FEW = ["diagonal", "scaled circulant", "whitened sites"]
 
 
 def prior_of(which):
@@ -113,7 +115,7 @@ def to_sites(which, v):
 
 
 @pytest.mark.parametrize("which", GRIDS)
-@pytest.mark.parametrize("family", ["full", "diagonal", *FAMILIES])
+@pytest.mark.parametrize("family", mostly_slow(FEW, ["full", "diagonal", *FAMILIES]))
 def test_a_layer_is_svgp_with_the_periodic_kernel(which, family):
     """Moments at inputs, joint covariance, and the divergence, for every family."""
     grid, k, X = GRIDS[which], KERNELS[which], inputs(GRIDS[which])
@@ -241,9 +243,10 @@ def bayesian(X, y=None):
 
 
 RULES = [G.Circulant(), G.ScaledPrior(), G.ScaledCirculant(), G.ScaledProduct(), G.WhitenedSites(), G.SiteDiagonal()]
+EVERY = mostly_slow([RULES[0], RULES[3]], [G.Full(), G.Diagonal(), *RULES])
 
 
-@pytest.mark.parametrize("rule", [G.Full(), G.Diagonal(), *RULES], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", EVERY, ids=lambda r: type(r).__name__)
 def test_the_bound_is_that_of_dense_algebra(rule):
     """One program, and any of the rules; the stock estimator agrees in expectation."""
     guide = G.InducingPoint(shallow, inducing=rule)
@@ -492,6 +495,7 @@ def test_bad_input():
         open_gp(jnp.zeros(12), dgp.kernels.Linear(), GRIDS["even"])
 
 
+@pytest.mark.slow
 def test_natural_step_goes_to_the_optimal_mean():
     """Tebbutt (2016) takes other steps for the mean; one of size 1 in natural coordinates is enough."""
     grid = dgp.Grid(-2.0, 6.0, 16)

@@ -93,7 +93,7 @@ def test_all_points_as_neighbours_are_the_dense_layer(which, family):
 
 
 @pytest.mark.parametrize(("which", "kernel"), CASES, ids=lambda v: v if isinstance(v, str) else type(v).__name__)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FEW)
 def test_neighbours_are_enough(which, kernel, family):
     """What ``tol`` leaves out of the weights: the error of the mean in prior deviations, and of variances."""
     scaled = family in ("scaled prior", "scaled circulant", "sites")

@@ -10,6 +10,7 @@ import pytest
 from dense import kl, log_normal
 from numpyro.distributions import CirculantNormal, kl_divergence
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.rings.spectra import Ring, periodised
@@ -31,7 +32,7 @@ def masks(ring):
 
 
 @pytest.mark.parametrize("ring", GRIDS)
-@pytest.mark.parametrize("mask", ["all", "gaps", "padding"])
+@pytest.mark.parametrize("mask", mostly_slow(["gaps"], ["all", "gaps", "padding"]))
 @pytest.mark.parametrize("kernel", [KERNEL, dgp.kernels.Matern52(0.8, 1.5)])
 def test_exact_regression(ring, mask, kernel):
     """Evidence, mean and variances are those of the dense process on the ring."""
@@ -183,6 +184,7 @@ def test_hyperparameters_by_maximum_a_posteriori():
     assert (abs(slope) < 0.05).all()
 
 
+@pytest.mark.slow
 def test_nuts_on_the_process_itself(key):
     """The non-centred latent gives the exact posterior, under a Gaussian likelihood."""
     x, y = series()

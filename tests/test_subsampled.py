@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense import kl, log_normal, titsias
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.rings.circulant import hartley
@@ -35,7 +36,7 @@ def dense(case, kernel):
     return K, Z, Subsampled.of(KERNELS[kernel], ring, every)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", mostly_slow(["matern"], KERNELS))
 @pytest.mark.parametrize("case", CASES)
 def test_all_is_dense_algebra(case, kernel):
     """Bound, optimal posterior, solve, determinant, trace and the expected gap, to 1e-8."""
