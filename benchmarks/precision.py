@@ -1,12 +1,14 @@
 """Single against double precision: the same fits in both, on regression sets, by depth and guide.
 
 ``python benchmarks/precision.py --data DIRECTORY`` reads ``DIRECTORY/*.npz`` (arrays X, y), trains every combination
-for some steps in float32 and in float64, appends one line per pair of fits to ``--out`` and prints tables. Pairs found
+for some steps in float32 and in float64, appends one line per pair of fits to ``--out`` and prints tables;
+``--data library`` takes sets that come with scikit-learn and statsmodels (``library_sets.py``). Pairs found
 there already are not repeated, so that an interrupted run goes on. Both fits have the same rows, rounded to single
 precision, and the same random numbers, drawn in single precision: what differs is rounding.
 
 A cell of a table is the difference of the mean log densities of test rows, float32 minus float64, in units of the
-standard error of the latter over rows; or what was not finite, a loss or a density.
+standard error of the latter over rows; or what was not finite, a loss or a density. Below the tables are the fits
+whose test density is below that of a Gaussian with the mean and variance of the training targets, which ignores X.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from numpyro_dgp.optim import NaturalGradient, log_linear
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import latent_table
+import library_sets
 import regression
 
 SETS = ("yacht", "energy", "forest", "concrete", "solar", "airfoil", "kin8nm", "power", "bike", "protein")
@@ -137,9 +140,20 @@ def compare(split: regression.Split, name: str, layers: int, options: argparse.N
     error = lambda values: float(values.std(ddof=1) / math.sqrt(len(values)))  # noqa: E731
     for dtype, values in zip(DTYPES, rows, strict=True):
         found[dtype] |= {} if values is None else {"density": float(values.mean()), "error": error(values)}
+    constant = constant_density(split)
+    found["constant"] = float(constant.mean())
+    for dtype, values in zip(DTYPES, rows, strict=True):
+        if values is not None:
+            found[dtype] |= {"gain": float((values - constant).mean()), "gain_error": error(values - constant)}
     if all(values is not None for values in rows):
         found |= {"difference": float((rows[0] - rows[1]).mean()), "difference_error": error(rows[0] - rows[1])}
     return found
+
+
+def constant_density(split: regression.Split) -> np.ndarray:
+    """Log densities of test rows under a Gaussian with the moments of the training targets."""
+    y, test = np.asarray(split.y, float), np.asarray(split.y_test, float)
+    return -0.5 * np.log(2 * np.pi * y.var()) - 0.5 * np.square(test - y.mean()) / y.var()
 
 
 def cell(record: dict[str, Any] | None) -> str:
@@ -155,7 +169,7 @@ def table(records: list[dict[str, Any]]) -> str:
     lines = []
     for layers in sorted({r["layers"] for r in records}):
         of_depth = {(r["guide"], r["set"]): r for r in records if r["layers"] == layers}
-        sets = [s for s in SETS if any(s == column for _, column in of_depth)]
+        sets = [s for s in (*SETS, *library_sets.LIBRARY_SETS) if any(s == column for _, column in of_depth)]
         lines += [f"\nlayers: {layers}\n", "| guide | " + " | ".join(sets) + " |", "|---" * (len(sets) + 1) + "|"]
         for guide in [g for g in CASES if any(g == row for row, _ in of_depth)]:
             lines.append(f"| {guide} | " + " | ".join(cell(of_depth.get((guide, s))) for s in sets) + " |")
@@ -165,14 +179,22 @@ def table(records: list[dict[str, Any]]) -> str:
     if ratios:
         summary += f"; of the others {sum(v > 2 for v in ratios)} differ by more than two standard errors, "
         summary += f"the median by {np.median(ratios):.2f}, the largest by {max(ratios):.2f}"
+    for dtype in DTYPES:
+        known = [r for r in records if "gain" in r[dtype]]
+        worse = [r for r in known if r[dtype]["gain"] < -r[dtype]["gain_error"]]
+        names = ", ".join(f"{r['guide']} with {r['layers']} on {r['set']}" for r in worse)
+        summary += (
+            f"\n{dtype}: of {len(known)} fits {len(worse)} are worse than a constant by more than a standard error"
+        )
+        summary += f": {names}" if worse else ""
     return "\n".join([*lines, summary])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="directory of .npz files; none only prints what is there")
+    parser.add_argument("--data", help="directory of .npz files, or library; without it what is there is printed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "precision.jsonl")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=(*SETS, *library_sets.LIBRARY_SETS), help="all if not given")
     parser.add_argument("--layers", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3])
     parser.add_argument("--guides", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--steps", type=int, default=500)
@@ -189,12 +211,15 @@ def main() -> None:
         lines = options.out.read_text().splitlines() if options.out.exists() else []
         return [r for r in map(json.loads, lines) if settings.items() <= r.items()]
 
-    jobs = [(g, n, s) for g in options.guides for n in options.layers for s in options.sets if n in CASES[g].depths]
+    library = options.data == "library"
+    sets = options.sets or (library_sets.LIBRARY_SETS if library else SETS)
+    jobs = [(g, n, s) for g in options.guides for n in options.layers for s in sets if n in CASES[g].depths]
     for guide, layers, name in jobs if options.data else []:
         key = {"set": name, "layers": layers, "guide": guide}
         if any(key.items() <= r.items() for r in records()):
             continue
-        split = regression.split_data(*regression.load(str(options.data / f"{name}.npz")), 0, "B", TEST)
+        data = library_sets.load(name) if library else regression.load(str(Path(options.data) / f"{name}.npz"))
+        split = regression.split_data(*data, 0, "B", TEST)
         record = key | settings | compare(split, guide, layers, options)
         with options.out.open("a") as file:
             file.write(json.dumps(record) + "\n")
