@@ -62,6 +62,16 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
+def einsum(subscripts: str, *operands: Array) -> Array:
+    """``jnp.einsum`` in full precision."""
+    return jnp.einsum(subscripts, *operands, precision=jax.lax.Precision.HIGHEST)
+
+
+def tensordot(a: Array, b: Array) -> Array:
+    """The sum over the last axis of ``a`` and the first of ``b``, in full precision."""
+    return jnp.tensordot(a, b, 1, precision=jax.lax.Precision.HIGHEST)
+
+
 @fused
 def computed_once(x: Array) -> Array:
     """``x`` (..., P) as a product with the identity.
@@ -74,16 +84,16 @@ def computed_once(x: Array) -> Array:
     return matmul(x, jnp.eye(x.shape[-1], dtype=x.dtype))
 
 
-def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Array:
-    """``A @ B`` for many rows A (N, M).
+def rows_times(A: Array, B: Array) -> Array:
+    """``A @ B`` for many rows A (N, M), in full precision.
 
     XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
     two (docs/performance.md).
     """
     if len(A) % 2 or len(A) not in ONE_THREAD:
-        return jnp.matmul(A, B, precision=precision)
+        return matmul(A, B)
     halves = A.reshape(2, -1, A.shape[1])
-    return jnp.matmul(halves, jnp.broadcast_to(B, (2, *B.shape)), precision=precision).reshape(len(A), -1)
+    return matmul(halves, jnp.broadcast_to(B, (2, *B.shape))).reshape(len(A), -1)
 
 
 @fused

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.tuning import CACHED_ROWS
 from numpyro_dgp.algebra.tuning import CELLS as _CELLS
 
@@ -66,7 +67,7 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
 
     @jax.checkpoint
     def add(total: Array, part: tuple[Array, Any]) -> tuple[Array, None]:
-        return total + part[0] @ jax.vmap(partial(row, pairs))(*part[1]), None
+        return total + matmul(part[0], jax.vmap(partial(row, pairs))(*part[1])), None
 
     # The last block is filled up with copies of the last datum, which have no weight.
     parts = split(weights, "constant"), [split(a, "edge") for a in data]
@@ -82,7 +83,7 @@ def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array]
     """
     i, j = jnp.indices((size, size))
     matrices = jax.vmap(lambda *datum: row((i.ravel(), j.ravel()), *datum))(*data)
-    return (weights @ matrices).reshape(size, size)
+    return matmul(weights, matrices).reshape(size, size)
 
 
 def rows_in_block(rows: Array) -> int:

@@ -329,8 +329,8 @@ class InducedFunction:
             v = u.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
         else:
             v = self.by_output(u)[..., None]
-        known = (A + B - stop(B)) @ v
-        return (known + F @ white + (cross - stop(conditional)) @ weights)[..., 0].mT + self.mean(x)
+        known = matmul(A + B - stop(B), v)
+        return (known + matmul(F, white) + matmul(cross - stop(conditional), weights))[..., 0].mT + self.mean(x)
 
     def moments(self, rows: Array) -> Moments:
         """Moments at rows (N, D), the mean without the mean function."""
