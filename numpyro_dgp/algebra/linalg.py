@@ -15,7 +15,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.tuning import NARROW, ONE_THREAD
+from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
     "checked_factor",
@@ -79,7 +79,7 @@ def computed_once(x: Array) -> Array:
     XLA computes a cheap expression again in whatever it fuses it with, and keeps what it needs for that; it does not
     fuse products. Wide ones are left as they are, because the product would cost more.
     """
-    if x.ndim == 0 or x.shape[-1] > NARROW:
+    if x.ndim == 0 or x.shape[-1] > tuned().narrow:
         return x
     return matmul(x, jnp.eye(x.shape[-1], dtype=x.dtype))
 
@@ -90,7 +90,7 @@ def rows_times(A: Array, B: Array) -> Array:
     XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
     two (docs/performance.md).
     """
-    if len(A) % 2 or len(A) not in ONE_THREAD:
+    if len(A) % 2 or len(A) not in tuned().one_thread:
         return matmul(A, B)
     halves = A.reshape(2, -1, A.shape[1])
     return matmul(halves, jnp.broadcast_to(B, (2, *B.shape))).reshape(len(A), -1)

@@ -16,7 +16,7 @@ import numpy as np
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import computed_once, einsum, fused, matmul, rows_times
-from numpyro_dgp.algebra.tuning import BLOCK_COLUMNS, KEPT_PRODUCTS
+from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
     "Columns",
@@ -44,7 +44,8 @@ Rows = tuple[Array, ...]
 
 def _blocks(M: int) -> list[tuple[int, int]]:
     """Bounds ``start:end`` of every block of columns; a remainder of up to half a block goes to the last one."""
-    return list(pairwise([*range(0, max(M - BLOCK_COLUMNS // 2, 1), BLOCK_COLUMNS), M]))
+    width = tuned().block_columns
+    return list(pairwise([*range(0, max(M - width // 2, 1), width), M]))
 
 
 def _side_by_side(S: Array) -> Array:
@@ -152,7 +153,7 @@ def quadratic_forms(S: Array, A: Array) -> Array:
 
 def keeps_products(rows: int, S: Array) -> bool:
     """Whether the products of that many rows with the matrices need so little memory that they are kept."""
-    return bool(rows * S.nbytes <= KEPT_PRODUCTS * S.shape[1])
+    return bool(rows * S.nbytes <= tuned().kept_products * S.shape[1])
 
 
 def forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
