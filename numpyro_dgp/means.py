@@ -14,6 +14,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.algebra.linalg import matmul
 
 __all__ = ["Constant", "FromCallable", "Identity", "Linear", "Mean", "Zero", "as_mean", "pca", "principal_directions"]
 
@@ -128,7 +129,7 @@ class Linear(Mean):
     def __call__(self, X: Array) -> Array:
         W = jnp.asarray(self.W, X.dtype)
         require_inputs("means.Linear", X, W.shape[0])
-        return X @ W + jnp.asarray(self.b, X.dtype)
+        return matmul(X, W) + jnp.asarray(self.b, X.dtype)
 
 
 @pytree

@@ -1,8 +1,17 @@
-"""Which cases of a test run by default."""
+"""Which cases of a test run by default, and constants of the fast paths for a test."""
+
+import dataclasses
 
 import pytest
+
+from numpyro_dgp.algebra import tuning
 
 
 def mostly_slow(few, values):
     """Parameters of a test, of which only ``few`` run by default and the others with the slow tests."""
     return [value if value in few else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def tune(monkeypatch, **changes):
+    """Set constants of the fast paths, to take the way of large data with small ones."""
+    monkeypatch.setattr(tuning, "CPU", dataclasses.replace(tuning.CPU, **changes))

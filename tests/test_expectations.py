@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sizes import mostly_slow
+from sizes import mostly_slow, tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
 from numpyro_dgp._typing import Number, pytree
-from numpyro_dgp.algebra import row_blocks as blocks
 from numpyro_dgp.kernels import psi_statistics as E
 from numpyro_dgp.kernels.gaussian_integrals import terms
 
@@ -150,7 +149,7 @@ def test_blocks_of_data_change_nothing(monkeypatch, cells, variance):
         return E.psi2(KERNELS["product"], loc, variance, Z, weights=first[:, 0]).sum()
 
     value, slope = jax.value_and_grad(statistics)(jnp.array(LOC))
-    monkeypatch.setattr(blocks, "_CELLS", cells)
+    tune(monkeypatch, cells=cells)
     blocked = jax.value_and_grad(statistics)(jnp.array(LOC))
     np.testing.assert_allclose(blocked[0], value, rtol=1e-12)
     np.testing.assert_allclose(blocked[1], slope, rtol=1e-9)

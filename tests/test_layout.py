@@ -19,7 +19,7 @@ DESIGN = ROOT.parent / "docs" / "design.md"
 ALLOWED = {
     "algebra": "",
     "kernels": "algebra",
-    "means": "",
+    "means": "algebra",
     "initial": "kernels means",
     "bounds": "algebra kernels",
     "model": "algebra kernels means",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import sizes
-from sizes import mostly_slow
+from sizes import mostly_slow, tune
 
 from numpyro_dgp.algebra import linalg, row_blocks, whitening
 from numpyro_dgp.algebra.distances import squared_distances
@@ -161,7 +161,7 @@ def test_sums_of_symmetric_matrices_in_blocks(monkeypatch, dtype, shape):
         return row_blocks.sum_symmetric_reference(size, weights, lambda pairs, x: row(pairs, x, Z), x)
 
     arguments, tolerance = (weights, x, Z), 100 * jnp.finfo(dtype).eps
-    monkeypatch.setattr(row_blocks, "_CELLS", 30)
+    tune(monkeypatch, cells=30)
     for derivative in (lambda f: f, jax.jacrev, jax.jacfwd):
         found, expected = (derivative(f)(*arguments) for f in (blocks, reference))
         assert found.dtype == dtype
@@ -179,7 +179,7 @@ def test_each_row_in_blocks(monkeypatch, full):
         return c * (v * m).sum(-1)
 
     expected = jax.vmap(row)(loc, variance, other)
-    monkeypatch.setattr(row_blocks, "_CELLS", 12)
+    tune(monkeypatch, cells=12)
     np.testing.assert_allclose(row_blocks.each_row(loc, variance, 4, row, other), expected, rtol=1e-14)
 
 

@@ -12,6 +12,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from programs import X, Y, Z, agree, bound, draws_of_bound, random_params
+from sizes import tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -414,7 +415,7 @@ def test_outputs_add_up():
 def test_blocks_of_data(monkeypatch):
     hidden, last = some_layers()
     value, slope = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
-    monkeypatch.setattr("numpyro_dgp.algebra.row_blocks._CELLS", 700)
+    tune(monkeypatch, cells=700)
     again, same = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
     np.testing.assert_allclose(again, value, rtol=1e-10)
     np.testing.assert_allclose(same.transition, slope.transition, rtol=1e-7, atol=1e-9)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import fused, matmul, rows_times
+from numpyro_dgp.algebra.linalg import einsum, fused, matmul, rows_times
 from numpyro_dgp.algebra.quadratic_forms import (
     Columns,
     Rows,
@@ -103,7 +103,7 @@ def _whitened(whiten: Array, cross: Array) -> Array:
 
 
 def _moments(A: Array, loc: Array, gain: Array) -> _Moments:
-    return A @ loc.T, jnp.square(A).sum(-1), gain
+    return matmul(A, loc.T), jnp.square(A).sum(-1), gain
 
 
 @jax.custom_vjp
@@ -125,7 +125,7 @@ def _few_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, A
     A, (by_mean, by_explained, by_gain) = forms[1], weights
     by_T, by_rows = forms_backward(forms, by_gain)
     by_rows = by_rows + matmul(by_mean, loc) + 2 * by_explained[:, None] * A
-    return matmul(by_rows.T, A), None, by_mean.T @ A, by_T, rows_times(by_rows, whiten)
+    return matmul(by_rows.T, A), None, matmul(by_mean.T, A), by_T, rows_times(by_rows, whiten)
 
 
 _few.defvjp(_few_forward, _few_backward)
@@ -145,7 +145,7 @@ def _prepared_forward(change: Array, loc: Array, T: Array) -> tuple[tuple[Array,
 def _prepared_backward(kept: tuple[Array, Array], found: tuple[Array, Columns]) -> tuple[Array, Array, Array]:
     (loc, T), (by_loc, sums) = kept, found
     by_T = symmetric(sums, len(T))
-    return matmul(loc.T, by_loc) + 2 * jnp.einsum("pij,pjk->ik", T, by_T), by_loc, by_T
+    return matmul(loc.T, by_loc) + 2 * einsum("pij,pjk->ik", T, by_T), by_loc, by_T
 
 
 _prepared.defvjp(_prepared_forward, _prepared_backward)
@@ -180,7 +180,7 @@ def _many_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, 
 
     # Zero if only the variance is used, which is the case unless a bound uses its parts separately.
     change, by_cross = jax.lax.cond((by_explained != 0).any(), explained, unused, by_cross)
-    return change, None, by_mean.T @ A, column_sums(A, weighted), None, by_cross
+    return change, None, matmul(by_mean.T, A), column_sums(A, weighted), None, by_cross
 
 
 _many.defvjp(_many_forward, _many_backward)

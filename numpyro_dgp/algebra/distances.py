@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import matmul
-from numpyro_dgp.algebra.tuning import FEW_COLUMNS
+from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = ["squared_distances"]
 
@@ -27,7 +27,7 @@ def squared_distances(X1: Array, X2: Array) -> Array:
         X1: inputs (..., N1, D), already divided by the lengthscales.
         X2: inputs (..., N2, D).
     """
-    if X1.shape[-1] <= FEW_COLUMNS:
+    if X1.shape[-1] <= tuned().few_columns:
         columns = range(X1.shape[-1])
         return sum(jnp.square(X1[..., :, None, d] - X2[..., None, :, d]) for d in columns)  # type: ignore[return-value]
     centre = jax.lax.stop_gradient(X2.mean(-2, keepdims=True))

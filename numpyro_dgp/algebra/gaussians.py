@@ -115,4 +115,4 @@ def opper_archambeau(L: Array, alpha: Array, lam: Array) -> tuple[Array, Array]:
     half = lam[:, None] * L
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
     factor = jnp.linalg.cholesky(eye + matmul(half.T, half))
-    return alpha @ L, solve_lower(factor, eye, transpose=True)
+    return matmul(alpha, L), solve_lower(factor, eye, transpose=True)

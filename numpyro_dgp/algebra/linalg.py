@@ -15,7 +15,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.tuning import NARROW, ONE_THREAD
+from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
     "checked_factor",
@@ -62,6 +62,16 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
+def einsum(subscripts: str, *operands: Array) -> Array:
+    """``jnp.einsum`` in full precision."""
+    return jnp.einsum(subscripts, *operands, precision=jax.lax.Precision.HIGHEST)
+
+
+def tensordot(a: Array, b: Array) -> Array:
+    """The sum over the last axis of ``a`` and the first of ``b``, in full precision."""
+    return jnp.tensordot(a, b, 1, precision=jax.lax.Precision.HIGHEST)
+
+
 @fused
 def computed_once(x: Array) -> Array:
     """``x`` (..., P) as a product with the identity.
@@ -69,21 +79,21 @@ def computed_once(x: Array) -> Array:
     XLA computes a cheap expression again in whatever it fuses it with, and keeps what it needs for that; it does not
     fuse products. Wide ones are left as they are, because the product would cost more.
     """
-    if x.ndim == 0 or x.shape[-1] > NARROW:
+    if x.ndim == 0 or x.shape[-1] > tuned().narrow:
         return x
     return matmul(x, jnp.eye(x.shape[-1], dtype=x.dtype))
 
 
-def rows_times(A: Array, B: Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Array:
-    """``A @ B`` for many rows A (N, M).
+def rows_times(A: Array, B: Array) -> Array:
+    """``A @ B`` for many rows A (N, M), in full precision.
 
     XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
     two (docs/performance.md).
     """
-    if len(A) % 2 or len(A) not in ONE_THREAD:
-        return jnp.matmul(A, B, precision=precision)
+    if len(A) % 2 or len(A) not in tuned().one_thread:
+        return matmul(A, B)
     halves = A.reshape(2, -1, A.shape[1])
-    return jnp.matmul(halves, jnp.broadcast_to(B, (2, *B.shape)), precision=precision).reshape(len(A), -1)
+    return matmul(halves, jnp.broadcast_to(B, (2, *B.shape))).reshape(len(A), -1)
 
 
 @fused

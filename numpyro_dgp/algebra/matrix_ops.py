@@ -79,7 +79,7 @@ class Dense:
 
     @staticmethod
     def apply(A: Array, m: Array) -> Array:
-        return (A @ m[..., None])[..., 0]
+        return matmul(A, m[..., None])[..., 0]
 
     @staticmethod
     def inverse(R: Array) -> Array:

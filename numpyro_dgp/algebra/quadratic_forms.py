@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import computed_once, fused, rows_times
-from numpyro_dgp.algebra.tuning import BLOCK_COLUMNS, KEPT_PRODUCTS
+from numpyro_dgp.algebra.linalg import computed_once, einsum, fused, matmul, rows_times
+from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
     "Columns",
@@ -44,7 +44,8 @@ Rows = tuple[Array, ...]
 
 def _blocks(M: int) -> list[tuple[int, int]]:
     """Bounds ``start:end`` of every block of columns; a remainder of up to half a block goes to the last one."""
-    return list(pairwise([*range(0, max(M - BLOCK_COLUMNS // 2, 1), BLOCK_COLUMNS), M]))
+    width = tuned().block_columns
+    return list(pairwise([*range(0, max(M - width // 2, 1), width), M]))
 
 
 def _side_by_side(S: Array) -> Array:
@@ -54,11 +55,11 @@ def _side_by_side(S: Array) -> Array:
 
 def _products(A: Array, matrices: Array, P: int) -> Array:
     """Products of all rows of A with P matrices side by side, by one matrix product: (N, P, M)."""
-    return rows_times(A, matrices, jax.lax.Precision.DEFAULT).reshape(len(A), P, -1)
+    return rows_times(A, matrices).reshape(len(A), P, -1)
 
 
 def _forms(A: Array, products: Array) -> Array:
-    return jnp.einsum("nm,npm->np", A, products)
+    return einsum("nm,npm->np", A, products)
 
 
 def columns(S: Array) -> Columns:
@@ -85,7 +86,7 @@ def weighted_rows(A: Array, weights: Array) -> Rows:
 
 def column_sums(A: Array, weighted: Rows) -> Columns:
     r""":math:`\sum_n \beta_{np} a_n a_n^\top`: the derivative of :func:`forms_of_columns` by the columns."""
-    return tuple(A[:, :end].T @ block for (_, end), block in zip(_blocks(A.shape[1]), weighted, strict=True))
+    return tuple(matmul(A[:, :end].T, block) for (_, end), block in zip(_blocks(A.shape[1]), weighted, strict=True))
 
 
 def symmetric(sums: Columns, P: int) -> Array:
@@ -104,7 +105,7 @@ def rows_of_blocks(factors: Array) -> Rows:
 
 def pull_back(weighted: Rows, matrices: Rows) -> Array:
     r""":math:`\sum_p \beta_{np} F_p^\top a_n`, from :func:`weighted_rows` and :func:`rows_of_blocks` of matrices F."""
-    return functools.reduce(jnp.add, map(jnp.matmul, weighted, matrices))
+    return functools.reduce(jnp.add, map(matmul, weighted, matrices))
 
 
 def quadratic_forms_reference(S: Array, A: Array) -> Array:
@@ -116,8 +117,8 @@ def quadratic_forms_reference(S: Array, A: Array) -> Array:
         S: symmetric matrices :math:`\Sigma_p` (P, M, M).
         A: rows :math:`a_n` (N, M).
     """
-    products = jnp.einsum("pij,nj->npi", S, A, precision=jax.lax.Precision.HIGHEST)
-    return jnp.einsum("ni,npi->np", A, products, precision=jax.lax.Precision.HIGHEST)
+    products = einsum("pij,nj->npi", S, A)
+    return einsum("ni,npi->np", A, products)
 
 
 @jax.custom_vjp
@@ -152,7 +153,7 @@ def quadratic_forms(S: Array, A: Array) -> Array:
 
 def keeps_products(rows: int, S: Array) -> bool:
     """Whether the products of that many rows with the matrices need so little memory that they are kept."""
-    return bool(rows * S.nbytes <= KEPT_PRODUCTS * S.shape[1])
+    return bool(rows * S.nbytes <= tuned().kept_products * S.shape[1])
 
 
 def forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:
@@ -170,7 +171,7 @@ def forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> t
     by_S = symmetric(column_sums(A, weighted), len(S))
     if products is None:
         return by_S, 2 * pull_back(weighted, rows_of_blocks(S))
-    return by_S, 2 * jnp.einsum("np,npm->nm", weights, products)
+    return by_S, 2 * einsum("np,npm->nm", weights, products)
 
 
 quadratic_forms.defvjp(forms_forward, forms_backward)

@@ -17,7 +17,7 @@ from jax.scipy.special import logsumexp
 from scipy.special import roots_hermite
 
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.algebra.linalg import safe_sqrt
+from numpyro_dgp.algebra.linalg import safe_sqrt, tensordot
 
 __all__ = ["GaussHermite", "MonteCarlo", "Nodes", "Rule", "white_nodes"]
 
@@ -30,7 +30,7 @@ class Nodes(NamedTuple):
 
     def mean(self, values: Array) -> Array:
         """Weighted mean of ``values`` (K, ...): the expectation of a function."""
-        return jnp.tensordot(jnp.exp(self.log_weights), values, axes=1)
+        return tensordot(jnp.exp(self.log_weights), values)
 
     def log_mean_exp(self, log_values: Array) -> Array:
         """Log of the weighted mean of ``exp(log_values)``: the log of the expectation."""

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.tuning import CACHED_ROWS
-from numpyro_dgp.algebra.tuning import CELLS as _CELLS
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = ["each_row", "in_blocks", "rows_in_block", "rows_in_cache", "sum_symmetric", "sum_symmetric_reference"]
 
 
 def rows_in_cache(dtype: jnp.dtype) -> int:
-    """Rows in one block: their moments under a layer of about 100 inducing points fit in the cache."""
-    return CACHED_ROWS[4 if jnp.dtype(dtype).itemsize <= 4 else 8]
+    """Rows in one block: on a CPU, their moments under a layer of about 100 inducing points fit in the cache."""
+    return tuned().rows(dtype)
 
 
 def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array], *others: Array) -> Array:
@@ -36,7 +36,7 @@ def each_row(loc: Array, variance: Array, cells: int, row: Callable[..., Array],
         row: from one mean, one variance and one row of each of ``others`` to an array.
         *others: arrays (N, ...).
     """
-    block = max(1, _CELLS // cells)
+    block = max(1, tuned().cells // cells)
     if len(loc) <= block:
         return jax.vmap(row)(loc, variance, *others)
     return jax.lax.map(lambda x: row(*x), (loc, variance, *others), batch_size=block)
@@ -57,7 +57,7 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
     """
     pairs = np.triu_indices(size)
     N = len(weights)
-    block = min(N, max(1, _CELLS // (len(pairs[0]) * cells)))
+    block = min(N, max(1, tuned().cells // (len(pairs[0]) * cells)))
     count = -(-N // block)
 
     def split(a: Array, mode: str) -> Array:
@@ -66,7 +66,7 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
 
     @jax.checkpoint
     def add(total: Array, part: tuple[Array, Any]) -> tuple[Array, None]:
-        return total + part[0] @ jax.vmap(partial(row, pairs))(*part[1]), None
+        return total + matmul(part[0], jax.vmap(partial(row, pairs))(*part[1])), None
 
     # The last block is filled up with copies of the last datum, which have no weight.
     parts = split(weights, "constant"), [split(a, "edge") for a in data]
@@ -82,7 +82,7 @@ def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array]
     """
     i, j = jnp.indices((size, size))
     matrices = jax.vmap(lambda *datum: row((i.ravel(), j.ravel()), *datum))(*data)
-    return (weights @ matrices).reshape(size, size)
+    return matmul(weights, matrices).reshape(size, size)
 
 
 def rows_in_block(rows: Array) -> int:

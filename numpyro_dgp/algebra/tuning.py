@@ -1,82 +1,125 @@
-"""All constants of the fast paths that were chosen by measurements on one machine.
+"""All constants of the fast paths that were chosen for a platform, most of them by measurements on one machine.
 
 None of them changes a result beyond rounding: they decide which of two ways of computing the same numbers is taken, or
 how much is held in memory. Constants that do change results (jitter, for one) are not here.
 
-**Holds for:** JAX's platform ``"cpu"``, on two cores of an x86-64 server with AVX-512, jaxlib 0.9.2 with its OpenBLAS.
-
-**How they were measured:** with the script named at each, run once per candidate value. For most that is::
-
-    python benchmarks/train_step.py --only numpyro_dgp
-
-the time of a training step of one to five layers (8 inputs, inner width 8, 100 inducing points) at batches of 1000 and
-10 000 rows in both precisions. ``docs/performance.md`` says what each one gained.
-
-**Another platform** has not been measured: there the values are correct, and not tuned. To add one, turn the constants
-into the fields of a frozen dataclass, keep one instance per platform, and choose it by ``jax.default_backend()`` where
-a constant is read, which is always while a program is traced, never inside a compiled one.
+:func:`tuned` gives those of the platform that a program is traced for.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "BLOCK_COLUMNS",
-    "CACHED_ROWS",
-    "CELLS",
-    "FEW_COLUMNS",
-    "KEPT_PRODUCTS",
-    "KEPT_ROWS",
-    "LEAF",
-    "MANY_MATRICES",
-    "NARROW",
-    "ONE_THREAD",
-    "SMALL_SOLVE",
-]
+import dataclasses
 
-# -- memory of a training step: benchmarks/train_step.py, batches of 1000 and 10 000 -----------------------------------
-# A step that needs more than 32 MiB gets this memory from the system anew every time, page by page, because the C
-# library returns blocks of that size to the system. The first two limits keep a step of a few layers below that, and
-# its arrays in cache.
+import jax
+import jax.numpy as jnp
 
-#: Bytes of the products Σ_p a_n of one layer, one per row and output, that are kept for the derivative. Where they
-#: would need more, the derivative does without them.
-KEPT_PRODUCTS = 2**22
-#: Bytes of whitened rows A that a layer computed in blocks keeps for the derivative. Where they would need more, they
-#: are computed again.
-KEPT_ROWS = 2**22
-#: Rows of a layer that are computed together, by the bytes of a number. More leave the cache. Fewer, 500 to 1250 rows
-#: in single precision, make so many products that waking and joining threads for each takes longer than that saves.
-CACHED_ROWS = {4: 2000, 8: 1250}
+__all__ = ["ACCELERATOR", "CPU", "Tuning", "tuned"]
 
-# -- matrix products: benchmarks/train_step.py -------------------------------------------------------------------------
 
-#: Columns in a block of a symmetric matrix. Of the blocks, those below the diagonal are left out: narrower blocks leave
-#: out more arithmetic and make smaller products, which are slower per operation.
-BLOCK_COLUMNS = 32
-#: Numbers of rows N for which XLA's CPU backend may run the product of an (N, M) and an (M, M) matrix, M about 100, on
-#: a single thread. Within this range the product is written as a batch of two with N/2 rows each: two threads.
-ONE_THREAD = range(700, 1800)
-#: Columns P up to which the product of an (N, P) array with the identity, which makes XLA keep the array instead of
-#: computing it again in every place that uses it, costs less than computing it again.
-NARROW = 128
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """Sizes at which the fast paths change their way, for one platform.
 
-# -- factorisations ----------------------------------------------------------------------------------------------------
+    Args:
+        kept_products: bytes of the products Σ_p a_n of one layer, one per row and output, that are kept for the
+            derivative. Where they would need more, the derivative does without them.
+        kept_rows: bytes of whitened rows A that a layer computed in blocks keeps for the derivative. Where they would
+            need more, they are computed again.
+        single_rows: rows of a layer that are computed together in single precision.
+        double_rows: the same in double precision.
+        block_columns: columns in a block of a symmetric matrix. Of the blocks, those below the diagonal are left out:
+            narrower blocks leave out more arithmetic and make smaller products, which are slower per operation.
+        one_thread: numbers of rows N for which the product of an (N, M) and an (M, M) matrix is written as a batch of
+            two with N/2 rows each.
+        narrow: columns P up to which the product of an (N, P) array with the identity, which makes XLA keep the array
+            instead of computing it again in every place that uses it, costs less than computing it again.
+        small_solve: size up to which a triangular matrix is inverted by one triangular solve, and not by halves.
+        many_matrices: from this many matrices of size up to ``small_solve`` on, products over all of them at once
+            factorise them, and not one factorisation each.
+        leaf: size of the blocks that are then factorised number by number.
+        few_columns: input columns up to which squared distances are summed column by column, in one fused pass over
+            the result: exact where the matrix product that takes over with more columns loses digits.
+        cells: numbers that expectations of kernels hold at once.
+    """
 
-#: Size up to which a triangular solve of OpenBLAS stays on the thread that calls it. A larger one wakes threads that
-#: keep spinning after the call, on the cores that XLA needs: a third of a step. From benchmarks/train_step.py.
-SMALL_SOLVE = 25
-#: From this many matrices of size up to SMALL_SOLVE on, products over all of them at once are faster than LAPACK, which
-#: takes one matrix after the other. From benchmarks/natural_step.py.
-MANY_MATRICES = 8
-#: Size of the blocks that are then factorised number by number. From benchmarks/natural_step.py.
-LEAF = 4
+    kept_products: int
+    kept_rows: int
+    single_rows: int
+    double_rows: int
+    block_columns: int
+    one_thread: range
+    narrow: int
+    small_solve: int
+    many_matrices: int
+    leaf: int
+    few_columns: int
+    cells: int
 
-# -- kernels and their expectations ------------------------------------------------------------------------------------
+    def rows(self, dtype: jnp.dtype) -> int:
+        """Rows of a layer that are computed together."""
+        return self.single_rows if jnp.dtype(dtype).itemsize <= 4 else self.double_rows
 
-#: Input columns up to which squared distances are summed column by column, in one fused pass over the result: as fast
-#: as the matrix product that takes over with more columns, and exact where that loses digits. Chosen for inputs in
-#: space; no table of other values exists.
-FEW_COLUMNS = 3
-#: Numbers that expectations of kernels hold at once: 4 MiB in single precision, 8 MiB in double. A limit on memory,
-#: chosen by order of magnitude; no benchmark was run for it.
-CELLS = 2**20
+
+CPU = Tuning(
+    kept_products=2**22,
+    kept_rows=2**22,
+    single_rows=2000,
+    double_rows=1250,
+    block_columns=32,
+    one_thread=range(700, 1800),
+    narrow=128,
+    small_solve=25,
+    many_matrices=8,
+    leaf=4,
+    few_columns=3,
+    cells=2**20,
+)
+"""For JAX's platform ``"cpu"``, measured on two cores of an x86-64 server with AVX-512, jaxlib 0.9.2 with its OpenBLAS.
+
+How: ``python benchmarks/train_step.py --only numpyro_dgp``, once per candidate value, is the time of a training step
+of one to five layers (8 inputs, inner width 8, 100 inducing points) at batches of 1000 and 10 000 rows in both
+precisions; ``many_matrices`` and ``leaf`` come from ``benchmarks/natural_step.py``. ``docs/performance.md`` says what
+each one gained. Why:
+
+- ``kept_products``, ``kept_rows``: a step that needs more than 32 MiB gets this memory from the system anew every time,
+  page by page, because the C library returns blocks of that size. These limits keep a step of a few layers below that,
+  and its arrays in cache.
+- ``single_rows``, ``double_rows``: more leave the cache. Fewer, 500 to 1250 rows in single precision, make so many
+  products that waking and joining threads for each takes longer than that saves.
+- ``one_thread``: the backend may run such a product on a single thread; a batch of two gets two.
+- ``small_solve``: OpenBLAS wakes threads for a larger solve, which keep spinning after it on the cores that XLA needs:
+  a third of a step. ``many_matrices``: LAPACK takes one matrix after the other.
+- ``few_columns`` was chosen for inputs in space, ``cells`` (4 MiB in single precision) by order of magnitude; no table
+  of other values exists.
+"""
+
+ACCELERATOR = Tuning(
+    kept_products=2**28,
+    kept_rows=2**30,
+    single_rows=100_000,
+    double_rows=50_000,
+    block_columns=128,
+    one_thread=range(0),
+    narrow=0,
+    small_solve=2**16,
+    many_matrices=2**30,
+    leaf=4,
+    few_columns=3,
+    cells=2**24,
+)
+"""For every other platform (``"gpu"``, ``"tpu"``). **Chosen by reasoning; nothing was measured.**
+
+A device with thousands of threads waits in loops and for small kernels: up to 100 000 rows are one block (with 8
+outputs and 100 inducing points, 0.3 GB in single precision), a factor is inverted by one solve, a batch is factorised
+by one call, and nothing is written in a longer way for the sake of a cache or of threads.
+"""
+
+
+def tuned() -> Tuning:
+    """The constants of JAX's default backend, read while a program is traced and never inside a compiled one.
+
+    Example:
+        >>> tuned() in (CPU, ACCELERATOR)
+        True
+    """
+    return CPU if jax.default_backend() == "cpu" else ACCELERATOR

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import checked_factor, fused, jitter, matmul, with_jitter
-from numpyro_dgp.algebra.tuning import LEAF, MANY_MATRICES, SMALL_SOLVE
+from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "open_variance", "relative_change", "resolved"]
 
@@ -27,11 +27,11 @@ def _halves(F: Array, G: Array, V: Array) -> Array:
 def inverse_lower(L: Array) -> Array:
     """Inverse of lower triangular matrices by halves: inv [F 0; G V] = [F' 0; -V' G F', V'] with F', V' inverses.
 
-    Only small blocks meet LAPACK's triangular solve. Larger ones wake the threads of OpenBLAS, which then spin
+    On a CPU only small blocks meet LAPACK's triangular solve. Larger ones wake the threads of OpenBLAS, which then spin
     on the cores that XLA needs: a third of a training step (docs/performance.md).
     """
     size = L.shape[-1]
-    if size <= SMALL_SOLVE:
+    if size <= tuned().small_solve:
         eye = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
         return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
     half = size // 2
@@ -42,7 +42,7 @@ def inverse_lower(L: Array) -> Array:
 def _inverse_factor_of_many(K: Array) -> Array:
     """Factorisation and inverse by halves in one, with the names of :func:`inverse_lower`."""
     size = K.shape[-1]
-    if size <= LEAF:
+    if size <= tuned().leaf:
         return _inverse_factor_by_rows(K)
     half = size // 2
     F = _inverse_factor_of_many(K[..., :half, :half])
@@ -71,7 +71,8 @@ def _inverse_factor_by_rows(K: Array) -> Array:
 @fused
 def inverse_factor(K: Array) -> Array:
     r""":math:`L^{-1}` of :math:`k(Z, Z) = L L^\top`, without jitter; not finite where that is not positive definite."""
-    if K.shape[-1] <= SMALL_SOLVE and math.prod(K.shape[:-2]) >= MANY_MATRICES:
+    sizes = tuned()
+    if K.shape[-1] <= sizes.small_solve and math.prod(K.shape[:-2]) >= sizes.many_matrices:
         return _inverse_factor_of_many(K)
     return inverse_lower(jnp.linalg.cholesky(K))
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from numpyro_dgp._checks import require_scalar
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import kl_full
-from numpyro_dgp.algebra.linalg import matmul, solve_lower, times_transpose
+from numpyro_dgp.algebra.linalg import einsum, matmul, solve_lower, times_transpose
 from numpyro_dgp.algebra.matrix_ops import Dense
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
 from numpyro_dgp.algebra.whitening import open_variance, resolved
@@ -127,7 +127,7 @@ def from_features(
     datum = Observations(y, noise, slope, weights)
     open_ = open_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
     square = jnp.square(y) + y_variance + jnp.square(datum.slope) * open_
-    return Quadratic(matmul((datum.quadratic * A.T), A), (datum.linear * y) @ A, datum.log_density(square))
+    return Quadratic(matmul((datum.quadratic * A.T), A), matmul(datum.linear * y, A), datum.log_density(square))
 
 
 def from_moments(
@@ -206,12 +206,12 @@ def with_features(
     datum = Observations(y, noise, slope, weights)
     square = jnp.square(y) + y_variance
     first = psi1(kernel, loc, variance, Z, integrate=integrate)
-    linear = (datum.linear * y) @ first
+    linear = matmul(datum.linear * y, first)
     if tilt is not None:
         tilted = Dense.apply(variance, tilt) if variance.ndim == 3 else variance * tilt
         square = jnp.square(y + (tilt * loc).sum(-1)) + (tilt * tilted).sum(-1) + y_variance
         values = psi1_times_h(kernel, loc, variance, Z, integrate=integrate)
-        linear = linear + jnp.einsum("n,nd,nmd->m", datum.linear, tilt, values)
+        linear = linear + einsum("n,nd,nmd->m", datum.linear, tilt, values)
     second = psi2(kernel, loc, variance, Z, weights=datum.quadratic, integrate=integrate)
     whiten = resolved(whiten, second)
     Phi = matmul(matmul(whiten, second), whiten.T)
@@ -220,7 +220,7 @@ def with_features(
     # Not clipped, unlike open_variance: rounding errors of the trace are those of Phi, and cancel in the bound.
     open_ = (datum.quadratic * variances).sum() - jnp.trace(Phi)
     features = matmul(first, whiten.T)
-    return Quadratic(Phi, whiten @ linear, datum.log_density(square) - 0.5 * open_), features
+    return Quadratic(Phi, matmul(whiten, linear), datum.log_density(square) - 0.5 * open_), features
 
 
 def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[Array, Array]:
@@ -246,7 +246,7 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
         0.00 0.40 1.00 0.37
     """
     spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]
-    return A @ loc, open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + spread
+    return matmul(A, loc), open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + spread
 
 
 def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array:
@@ -279,10 +279,10 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
     """
     require_rows("upper_bound", y, A=A, variances=variances)
     require_scalar("upper_bound", "noise", noise)
-    gram, projected = matmul(A.T, A), A.T @ y
+    gram, projected = matmul(A.T, A), matmul(A.T, y)
     eye, s2 = jnp.eye(A.shape[1], dtype=A.dtype), jnp.square(jnp.asarray(noise, A.dtype))
     total = s2 + open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]).sum()
     log_det = 2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(eye + gram / s2))).sum() + len(y) * jnp.log(s2)
     half = solve_lower(jnp.linalg.cholesky(eye + gram / total), projected[:, None])[:, 0]
-    square = (y @ y - half @ half / total) / total
+    square = (matmul(y, y) - matmul(half, half) / total) / total
     return -0.5 * (log_det + square + len(y) * math.log(2 * math.pi))

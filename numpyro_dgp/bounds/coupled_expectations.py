@@ -86,8 +86,8 @@ class _Layer:
         self.inputs = jnp.hstack([loc, one]), jnp.pad(variance, [(0, 0), *[(0, 1)] * (variance.ndim - 1)])
         self.loc, self.variance = loc, variance
         self.whiten, self.covariance = whiten, matmul(matmul(whiten.T, v.covariance), whiten)
-        self.slopes = self.by_inputs(whiten.T @ v.with_inputs)
-        self.forms = self.affine(whiten.T @ v.loc, self.slopes)
+        self.slopes = self.by_inputs(matmul(whiten.T, v.with_inputs))
+        self.forms = self.affine(matmul(whiten.T, v.loc), self.slopes)
 
     def by_inputs(self, cross: Array) -> Array:
         """From covariances with the inputs (N, ..., D) to the slopes of the conditional mean given the inputs."""
@@ -146,7 +146,7 @@ def expected_product(
     slopes = layer.by_inputs(target.with_inputs)
     forms = layer.affine(target.loc, slopes)
     common = jax.vmap(lambda s, b, B: (_spread(s, b) * B).sum(-1))(variance, slopes, layer.slopes)
-    given = target.with_values @ whiten - common
+    given = matmul(target.with_values, whiten) - common
 
     def row(m: Array, s: Array, own: Array, t: Array, c: Array) -> Array:
         values = lambda *extra: layer.statistics.values(layer.Z, extra, m, s)  # noqa: E731
@@ -197,6 +197,6 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
     def row(m: Array, s: Array, own: Array, B: Array, S: Array) -> Array:
         pairs = lambda *extra: layer.statistics.pairs(layer.Z, (i, j), extra, m, s)  # noqa: E731
         C = layer.covariance[i, j] - (B[i] * _spread(S, B[j])).sum(-1)
-        return twice @ (C * pairs() + pairs(own[i], own[j]))
+        return matmul(twice, C * pairs() + pairs(own[i], own[j]))
 
     return each_row(*layer.inputs, len(i) * (Z.shape[1] + 1), row, layer.forms, layer.slopes, variance)

@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.algebra.gaussians import expected_kl, kl_full
-from numpyro_dgp.algebra.linalg import matmul, times_transpose
+from numpyro_dgp.algebra.linalg import einsum, matmul, times_transpose
 from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, resolved
 from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
 from numpyro_dgp.bounds.observations import Observations
@@ -129,14 +129,14 @@ def markov_bound(hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array) -> 
     _require_shapes(hidden, last, X, y)
     mu, T, U = hidden.loc, hidden.weights, last.transition
     Sigma = times_transpose(hidden.scale_tril)
-    TS = jnp.einsum("npk,pkl->npl", T, Sigma)
-    means, variances = last.loc + jnp.einsum("qmpk,pk->qm", U, mu), jnp.square(hidden.scale) + (TS * T).sum(-1)
-    roots = jnp.einsum("qmpk,pkl->qmpl", U, hidden.scale_tril)
-    spread = jnp.einsum("qmpl,qopl->qmo", roots, roots)
+    TS = einsum("npk,pkl->npl", T, Sigma)
+    means, variances = last.loc + einsum("qmpk,pk->qm", U, mu), jnp.square(hidden.scale) + (TS * T).sum(-1)
+    roots = einsum("qmpk,pkl->qmpl", U, hidden.scale_tril)
+    spread = einsum("qmpl,qopl->qmo", roots, roots)
     divergence = kl_full(mu, hidden.scale_tril).sum() + kl_full(means, last.scale_tril).sum()
     divergence = divergence + 0.5 * jnp.square(roots).sum() + _hidden_divergence(hidden, Sigma, X)
-    v = Coupled(means, times_transpose(last.scale_tril) + spread, jnp.einsum("qmpk,npk->qnmp", U, TS))
-    return _expected_likelihood(last, hidden.shift + jnp.einsum("npk,pk->np", T, mu), variances, v, y) - divergence
+    v = Coupled(means, times_transpose(last.scale_tril) + spread, einsum("qmpk,npk->qnmp", U, TS))
+    return _expected_likelihood(last, hidden.shift + einsum("npk,pk->np", T, mu), variances, v, y) - divergence
 
 
 def _hidden_divergence(layer: HiddenLayer, Sigma: Array, X: Array) -> Array:
@@ -146,8 +146,8 @@ def _hidden_divergence(layer: HiddenLayer, Sigma: Array, X: Array) -> Array:
     open_ = open_variance(layer.kernel.diag(X), jnp.square(A).sum(-1), len(layer.Z))
     c = (open_ + jnp.square(layer.noise))[:, None]
     between = layer.weights - A[:, None]
-    gap = layer.shift - layer.mean + jnp.einsum("npk,pk->np", between, layer.loc)
-    square = jnp.square(gap) + jnp.einsum("npk,pkl,npl->np", between, Sigma, between)
+    gap = layer.shift - layer.mean + einsum("npk,pk->np", between, layer.loc)
+    square = jnp.square(gap) + einsum("npk,pkl,npl->np", between, Sigma, between)
     return expected_kl(jnp.square(layer.scale), square, c).sum()
 
 

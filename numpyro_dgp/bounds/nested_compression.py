@@ -124,7 +124,7 @@ def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: I
     # At y = 0 the expected log density contains the expected square of g(h) and the conditional variance. The trace
     # term is its difference to the log density with the square of the mean of g(h) and the variance that q(v) adds.
     data, A = _data(layer, loc, variance, zero, integrate)
-    mean = _mean(layer, loc) + A @ layer.loc.T
+    mean = _mean(layer, loc) + matmul(A, layer.loc.T)
     spread = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)
     known = Observations(zero, layer.noise).log_density(jnp.square(mean) + spread)
     penalty = known - data.expected(layer.loc, layer.scale_tril).sum()
@@ -155,7 +155,7 @@ _SHARED_PHI = Quadratic(None, 0, 0)  # type: ignore[arg-type]
 
 
 def _mean(layer: NestedLayer, loc: Array) -> Array | float:
-    return layer.b + (0.0 if layer.W is None else loc @ layer.W)
+    return layer.b + (0.0 if layer.W is None else matmul(loc, layer.W))
 
 
 def _require_widths(layers: Sequence[NestedLayer], X: Array, y: Array) -> None:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import safe_sqrt
+from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
 from numpyro_dgp.algebra.matrix_ops import Dense, Diagonal
 from numpyro_dgp.kernels import Kernel, Term
 from numpyro_dgp.kernels.base import Factor, expand
@@ -77,7 +77,7 @@ def _tilt(loc: Array, variance: Array, precision: Array, centres: Array) -> tupl
         root = safe_sqrt(precision)
         L = jnp.linalg.cholesky(jnp.eye(len(loc), dtype=loc.dtype) + root[:, None] * variance * root)
         half = jax.scipy.linalg.solve_triangular(L, root[:, None] * variance, lower=True)
-        covariance = variance - half.T @ half
+        covariance = variance - matmul(half.T, half)
         log_det = 2 * jnp.log(jnp.diagonal(L)).sum()
         square = jnp.square(jax.scipy.linalg.solve_triangular(L, (root * shift).T, lower=True)).sum(0)
     ops = Diagonal if variance.ndim == 1 else Dense

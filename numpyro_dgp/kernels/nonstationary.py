@@ -91,7 +91,7 @@ class Linear(Kernel):
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         slope = jax.random.normal(key, (X.shape[-1], num), X.dtype)
-        return (X * jnp.sqrt(self.variance)) @ slope
+        return matmul(X * jnp.sqrt(self.variance), slope)
 
     def tilts(self, dims: int) -> tuple[Term, ...]:
         if type(self) is not Linear:
@@ -143,7 +143,7 @@ class Polynomial(Kernel):
         draws = jax.random.normal(key, (self.degree, X.shape[-1] + 1, num), X.dtype)
         bias = jnp.broadcast_to(jnp.sqrt(self.offset), (*X.shape[:-1], 1))
         scaled = jnp.concatenate([X * jnp.sqrt(self.variance), bias], -1)
-        return math.prod(scaled @ draw for draw in draws)  # type: ignore[return-value]
+        return math.prod(matmul(scaled, draw) for draw in draws)  # type: ignore[return-value]
 
     def tilts(self, dims: int) -> tuple[Term, ...]:
         if type(self) is not Polynomial:
@@ -240,7 +240,7 @@ class ArcCosine(Kernel):
         weight_key, sign_key = jax.random.split(key)
         weights = jax.random.normal(weight_key, (X.shape[-1] + 1, num), X.dtype)
         bias = jnp.broadcast_to(jnp.sqrt(self.bias_variance), (*X.shape[:-1], 1))
-        activation = jnp.concatenate([X * jnp.sqrt(self.weight_variances), bias], -1) @ weights
+        activation = matmul(jnp.concatenate([X * jnp.sqrt(self.weight_variances), bias], -1), weights)
         sign = jax.random.rademacher(sign_key, (num,), X.dtype)
         return (
             sign

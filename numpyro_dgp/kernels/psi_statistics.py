@@ -234,16 +234,16 @@ class _Nodes:
         if variance.ndim == 1:
             points = loc + safe_sqrt(variance) * self.white
         else:
-            points = loc + self.white @ jnp.linalg.cholesky(variance).T
-        return points, math.prod([points @ b for b in extra], start=self.weights)
+            points = loc + matmul(self.white, jnp.linalg.cholesky(variance).T)
+        return points, math.prod([matmul(points, b) for b in extra], start=self.weights)
 
     def diagonal(self, loc: Array, variance: Array) -> Array:
         points, weights = self._points((), loc, variance)
-        return weights @ self.kernel.diag(points)
+        return matmul(weights, self.kernel.diag(points))
 
     def values(self, Z: Array, extra: Sequence[Array], loc: Array, variance: Array) -> Array:
         points, weights = self._points(extra, loc, variance)
-        return weights @ self.kernel(points, Z)
+        return matmul(weights, self.kernel(points, Z))
 
     def pairs(self, Z: Array, pairs: Any, extra: Sequence[Array], loc: Array, variance: Array) -> Array:
         points, weights = self._points(extra, loc, variance)

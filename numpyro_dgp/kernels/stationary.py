@@ -16,7 +16,7 @@ from jax.scipy.special import gammaln
 from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.distances import squared_distances
-from numpyro_dgp.algebra.linalg import safe_sqrt
+from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.terms import Term
 
@@ -78,7 +78,7 @@ class Stationary(Kernel):
     def features(self, key: Array, X: Array, num: int) -> Array:
         frequency_key, phase_key = jax.random.split(key)
         omega = self.frequencies(frequency_key, (X.shape[-1], num), X.dtype)
-        return jnp.sqrt(self.variance) * _phase_features(phase_key, self._scale(X) @ omega)
+        return jnp.sqrt(self.variance) * _phase_features(phase_key, matmul(self._scale(X), omega))
 
 
 @pytree
@@ -302,7 +302,7 @@ class Periodic(Stationary):
     def features(self, key: Array, X: Array, num: int) -> Array:
         frequency_key, phase_key = jax.random.split(key)
         omega = jax.random.normal(frequency_key, (2 * X.shape[-1], num), X.dtype)
-        return jnp.sqrt(self.variance) * _phase_features(phase_key, self._scale(X) @ omega)
+        return jnp.sqrt(self.variance) * _phase_features(phase_key, matmul(self._scale(X), omega))
 
 
 @pytree

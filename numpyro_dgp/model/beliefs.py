@@ -21,7 +21,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.algebra.gaussians import kl_diagonal, kl_full, log_density, log_determinant
-from numpyro_dgp.algebra.linalg import fused, solve_lower, times_transpose
+from numpyro_dgp.algebra.linalg import fused, matmul, solve_lower, times_transpose
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
 
 __all__ = [
@@ -118,12 +118,12 @@ class Belief(dist.Distribution):
 
 def project(u: Array, A: Array) -> Array:
     """Products of the rows of A, (N, M) or (P, N, M), with the rows of u, (P, M): shape (N, P)."""
-    return A @ u.T if A.ndim == 2 else (A @ u[..., None])[..., 0].T
+    return matmul(A, u.T) if A.ndim == 2 else matmul(A, u[..., None])[..., 0].T
 
 
 @fused
 def _correlated(loc: Array, scale_tril: Array, white: Array) -> Array:
-    return loc + (scale_tril @ white[..., None])[..., 0]
+    return loc + matmul(scale_tril, white[..., None])[..., 0]
 
 
 class FullBelief(Belief):
@@ -176,8 +176,8 @@ class FullBelief(Belief):
         return spread
 
     def spread_covariance(self, A: Array) -> Array:
-        half = A @ self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:])
-        return half @ half.mT
+        half = matmul(A, self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:]))
+        return matmul(half, half.mT)
 
 
 class DiagonalBelief(Belief):
@@ -213,7 +213,7 @@ class DiagonalBelief(Belief):
 
     def spread_covariance(self, A: Array) -> Array:
         half = A * self.scale.reshape(-1, 1, A.shape[-1])
-        return half @ half.mT
+        return matmul(half, half.mT)
 
 
 @kl_divergence.register(FullBelief, InducingPrior)

@@ -19,7 +19,7 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.algebra.gaussians import expected_kl
-from numpyro_dgp.algebra.linalg import computed_once, safe_sqrt
+from numpyro_dgp.algebra.linalg import computed_once, matmul, safe_sqrt
 from numpyro_dgp.model.beliefs import StandardNormal
 
 __all__ = ["FunctionValues", "MixedValues", "Origin", "Propagated", "Values", "sum_event"]
@@ -209,13 +209,13 @@ class MixedValues(FunctionValues):
         require_finite("weights of mix", W, "check the data the directions came from")
         self.functions, self.W = functions, jnp.asarray(W, functions.loc.dtype)
         squares = jnp.square(self.W).T
-        spread, total = (None if a is None else a @ squares for a in (functions.spread, functions.total))
-        variance = functions.conditional_variance @ squares
+        spread, total = (None if a is None else matmul(a, squares) for a in (functions.spread, functions.total))
+        variance = matmul(functions.conditional_variance, squares)
         super().__init__(self.mixed(functions.loc), variance, spread, total=total, origin=functions.origin)
 
     def mixed(self, g: Array) -> Array:
         """Mixtures (..., P) of numbers (..., Q), one per function."""
-        return g @ self.W.T
+        return matmul(g, self.W.T)
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         return self.mixed(self.functions.sample(key, sample_shape)), []

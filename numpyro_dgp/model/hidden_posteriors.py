@@ -21,7 +21,7 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.gaussians import expected_kl, log_density, log_determinant
-from numpyro_dgp.algebra.linalg import cholesky, solve_lower
+from numpyro_dgp.algebra.linalg import cholesky, matmul, solve_lower
 from numpyro_dgp.model.function_values import FunctionValues, Values, sum_event
 
 __all__ = ["ConditionalValues", "CorrelatedValues"]
@@ -77,8 +77,8 @@ class CorrelatedValues(Values):
     def from_white(self, white: Array) -> Array:
         root = self.scale_tril
         if self.spread is not None:
-            root = cholesky(root @ root.mT + self.spread, "the covariance of outputs of a hidden layer")
-        return self.loc + (root @ white[..., None])[..., 0]
+            root = cholesky(matmul(root, root.mT) + self.spread, "the covariance of outputs of a hidden layer")
+        return self.loc + matmul(root, white[..., None])[..., 0]
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         """Log density given v; only where v is known."""

@@ -10,7 +10,7 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import kl_full, log_density, log_determinant
-from numpyro_dgp.algebra.linalg import joint_cholesky, solve_lower
+from numpyro_dgp.algebra.linalg import joint_cholesky, matmul, solve_lower
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues, Origin, Values
 
 __all__ = ["JointValues", "KnownValues", "PropagatedJoint", "WhitenedValues"]
@@ -69,7 +69,7 @@ class JointValues(Values):
 
     def from_white(self, white: Array) -> Array:
         L = self.factor(self.covariance)
-        return self.loc + self.to_value((L @ self.to_output_major(white)[..., None])[..., 0])
+        return self.loc + self.to_value(matmul(L, self.to_output_major(white)[..., None])[..., 0])
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         L = self.factor()
@@ -146,12 +146,14 @@ class WhitenedValues(JointValues):
     def __init__(self, prior: JointValues, shift: Array, root: Array) -> None:
         self.shift, self.root = shift, root
         self.L = prior.factor()
-        half = self.L @ root
-        loc = prior.loc + prior.to_value((self.L @ shift[..., None])[..., 0])
-        super().__init__(loc, half @ half.mT, event_dim=prior.event_dim, origin=prior.origin)
+        half = matmul(self.L, root)
+        loc = prior.loc + prior.to_value(matmul(self.L, shift[..., None])[..., 0])
+        super().__init__(loc, matmul(half, half.mT), event_dim=prior.event_dim, origin=prior.origin)
 
     def from_white(self, white: Array) -> Array:
-        return self.loc + self.to_value((self.L @ self.root @ self.to_output_major(white)[..., None])[..., 0])
+        return self.loc + self.to_value(
+            matmul(matmul(self.L, self.root), self.to_output_major(white)[..., None])[..., 0]
+        )
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         if intermediates:

@@ -21,6 +21,7 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.row_blocks import in_blocks
 from numpyro_dgp.means import Mean, as_mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
@@ -165,7 +166,7 @@ class Projection:
         v = self._entries()
         if isinstance(self.u, Belief):
             v = self.u.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], *v.shape)
-        return (x * self.scale) @ v.mT + self.mean(x)
+        return matmul(x * self.scale, v.mT) + self.mean(x)
 
     def _values(self, x: Array, loc: Array, spread: Array | None) -> Determined:
         shape = x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs)

@@ -23,7 +23,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.belief_moments import ROWS
 from numpyro_dgp.algebra.linalg import conditional_cholesky, matmul, rounding_scale, solve_lower
 from numpyro_dgp.algebra.row_blocks import in_blocks
-from numpyro_dgp.algebra.tuning import KEPT_ROWS
+from numpyro_dgp.algebra.tuning import tuned
 from numpyro_dgp.algebra.whitening import open_variance
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -329,15 +329,15 @@ class InducedFunction:
             v = u.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
         else:
             v = self.by_output(u)[..., None]
-        known = (A + B - stop(B)) @ v
-        return (known + F @ white + (cross - stop(conditional)) @ weights)[..., 0].mT + self.mean(x)
+        known = matmul(A + B - stop(B), v)
+        return (known + matmul(F, white) + matmul(cross - stop(conditional), weights))[..., 0].mT + self.mean(x)
 
     def moments(self, rows: Array) -> Moments:
         """Moments at rows (N, D), the mean without the mean function."""
         if isinstance(self.u, FunctionDraw):
             loc = self._known(self.features(rows), rows)
             return loc, jnp.zeros_like(loc), None, None
-        small = len(rows) * self.size * rows.dtype.itemsize <= KEPT_ROWS
+        small = len(rows) * self.size * rows.dtype.itemsize <= tuned().kept_rows
         return in_blocks(self.block_moments(rows), rows, keep=ROWS if small else "")
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:

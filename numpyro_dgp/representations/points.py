@@ -77,7 +77,7 @@ class Points:
 
 def whiten_columns(whiten: Array, values: Array) -> Array:
     """Whitened values (P, M) of values (M, P) at the inducing inputs."""
-    return (whiten @ values.T[..., None])[..., 0]
+    return matmul(whiten, values.T[..., None])[..., 0]
 
 
 @pytree

@@ -34,6 +34,7 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.gaussians import log_density
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.model.beliefs import Belief, InducingPrior
 from numpyro_dgp.rings.circulant import Blocks, Circulant, even_part, hartley, split
 from numpyro_dgp.rings.windows import Window
@@ -135,7 +136,7 @@ class RingBelief(Belief):
 
     def spread_covariance(self, A: Array) -> Array:
         half = self.half(A)
-        return half @ half.mT
+        return matmul(half, half.mT)
 
     @property
     def variance(self) -> Array:

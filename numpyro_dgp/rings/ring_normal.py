@@ -25,7 +25,7 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import log_density, log_determinant
-from numpyro_dgp.algebra.linalg import jitter, solve_lower
+from numpyro_dgp.algebra.linalg import jitter, matmul, solve_lower
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.rings.circulant import Circulant, kl_between_circulants
 from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean
@@ -159,7 +159,7 @@ class RingNormal(dist.Distribution):
         if len(self.missing):
             columns = self._entries(shrunk, np.arange(len(signal)), self.missing)
             half = solve_lower(L, columns.T)
-            mean = mean - self._half(L, solved) @ half
+            mean = mean - matmul(self._half(L, solved), half)
             variance = variance + jnp.square(half).sum(0)
         return mean, variance
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel, expand
 from numpyro_dgp.kernels.summands import Summand
 
@@ -236,7 +237,7 @@ def spectrum(kernel: Kernel, ring: Ring) -> Array:
     def add(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
         a, w = block
         mass = spectral_mass(kernel, ring, k[:, None, :] + a * jnp.asarray(ring.sizes, ring.dtype))
-        return total + mass @ w, None
+        return total + matmul(mass, w), None
 
     total, _ = jax.lax.scan(add, jnp.zeros(len(k), ring.dtype), blocks)
     return len(k) * total

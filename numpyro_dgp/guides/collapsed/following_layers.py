@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import einsum
 from numpyro_dgp.bounds.collapsed import Quadratic
 from numpyro_dgp.bounds.given_inducing import follow
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
@@ -150,7 +151,7 @@ def _optimum(
     tempered = Quadratic(*(part / beta for part in data))
     axes = (Quadratic(each, 0, 0), each, 1, 1)  # type: ignore[arg-type]
     optimum = jax.vmap(output, axes)(tempered, features, noise, ratio)
-    shift = use.target - jnp.einsum("pnm,pm->np", optimum.weights, optimum.loc)
+    shift = use.target - einsum("pnm,pm->np", optimum.weights, optimum.loc)
     scalar = use.function.outputs is None
     take = lambda a: a[0] if scalar else a  # noqa: E731
     return FollowedLayer(

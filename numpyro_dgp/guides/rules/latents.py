@@ -15,6 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.quadrature import GaussHermite, Nodes, white_nodes
 from numpyro_dgp.guides.rules.as_model import Prior
 from numpyro_dgp.guides.rules.rule import Rule, Site
@@ -92,7 +93,7 @@ class Amortised(Rule):
         for i, shape in enumerate(itertools.pairwise(widths)):
             W = site.param(f"W{i}", partial(_glorot, shape, rows.dtype))
             b = site.param(f"b{i}", partial(jnp.zeros, shape[1:], rows.dtype))
-            rows = (jnp.tanh(rows) if i else rows) @ W + b
+            rows = matmul(jnp.tanh(rows) if i else rows, W) + b
         return rows
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, require_site
@@ -121,5 +122,5 @@ class MarkovInducing(Rule):
         rank = self.rank
         if rank is not None:
             size = below.size
-            below = site.param("basis", lambda: orthonormal(rank, size, loc.dtype)) @ below
-        return site.param("transition", lambda: jnp.zeros((*loc.shape, below.size), loc.dtype)) @ below
+            below = matmul(site.param("basis", lambda: orthonormal(rank, size, loc.dtype)), below)
+        return matmul(site.param("transition", lambda: jnp.zeros((*loc.shape, below.size), loc.dtype)), below)

@@ -16,6 +16,7 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import einsum, matmul, tensordot
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
@@ -106,7 +107,7 @@ def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> Conditio
     """q(h | v) with weights T (P, N, M) of the inducing values, for the model's distribution ``fn`` of h."""
     u, A = fn.function.u, _by_output(fn.function, fn.function.features(_rows(fn)))
     mean = u.loc if isinstance(u, Belief) else u
-    loc = shift + _unrows(jnp.einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
+    loc = shift + _unrows(einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
     spread = gap = None
     if isinstance(u, Belief):
         spread, gap = _unrows(u.spread(T), fn), _unrows(u.spread(T - A), fn)
@@ -179,7 +180,7 @@ class JointOutputs(Rule):
         )
         u: Any = function.u
         mean = u.loc if isinstance(u, Belief) else u
-        loc = shift + jnp.einsum("npqm,qm->np", T, mean).reshape(fn.loc.shape)
+        loc = shift + einsum("npqm,qm->np", T, mean).reshape(fn.loc.shape)
         spread = gap = None
         if isinstance(u, Belief):
             between = T - jnp.eye(P, dtype=A.dtype)[:, :, None] * jnp.moveaxis(A, 1, 0)[:, None]
@@ -291,7 +292,7 @@ def _weights(weights: Weights, site: Site, fn: Any, inner: tuple[int, ...]) -> A
     numbers = site.param("weights", lambda: jnp.zeros((*site.initial().shape, weights), dtype), event_dim=event_dim + 1)
     if inner:
         basis = site.param("basis", lambda: orthonormal(weights, inner[0] * M, dtype).reshape(weights, *inner, M))
-        return jnp.tensordot(numbers, basis, 1)
+        return tensordot(numbers, basis)
     shape = (*fn.event_shape, weights, M)
     basis = site.param("basis", lambda: jnp.broadcast_to(orthonormal(weights, M, dtype), shape))
-    return (numbers[..., None, :] @ basis)[..., 0, :]
+    return matmul(numbers[..., None, :], basis)[..., 0, :]

@@ -1,0 +1,108 @@
+"""What a step becomes on a device that is not here: its lowered text, read for loops, factorisations and callbacks."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI
+from sizes import mostly_slow
+
+import numpyro_dgp as dgp
+from numpyro_dgp import guides as G
+from numpyro_dgp.algebra import tuning
+
+N, M, D = 5000, 30, 3
+rng = np.random.default_rng(0)
+Z = rng.normal(size=(M, D))
+
+
+@pytest.fixture
+def accelerator(monkeypatch, x32):
+    """Programs are traced as where an accelerator is JAX's default backend."""
+    jax.clear_caches()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    yield
+    jax.clear_caches()
+
+
+def model(X, y=None, batch=None):
+    noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
+    points = dgp.Points(jnp.asarray(Z, X.dtype), learn=True)
+    scales = numpyro.sample("scales", dist.LogNormal(jnp.zeros(D), 1.0).to_event(1))
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, scales), points, outputs=D, mean=dgp.means.Identity())
+    g = dgp.gp("g", dgp.kernels.Matern52(1.0, scales), points)
+    with numpyro.plate("data", len(X), subsample_size=batch) as rows:
+        h = numpyro.sample("h", f(X[rows]))
+        observed = dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise))
+        numpyro.sample("y", observed, obs=None if y is None else y[rows])
+
+
+def lowered(platform, make=G.InducingPoint, batch=None):
+    X, y = jnp.zeros((N, D), jnp.float32), jnp.zeros(N, jnp.float32)
+    guide = make(model)
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    state = svi.init(jax.random.key(0), X, y, batch)
+    step = jax.jit(lambda state, X, y: svi.update(state, X, y, batch))
+    return step.trace(state, X, y).lower(lowering_platforms=(platform,)).as_text()
+
+
+def calls(text):
+    return re.findall(r"custom_call @(\w+)\(", text)
+
+
+GUIDES = {
+    "inducing points": G.InducingPoint,
+    "diagonal": lambda model: G.InducingPoint(model, inducing=G.Diagonal()),
+    "mean field": lambda model: G.MeanField(model, hidden=G.Normal(0.1)),
+}
+
+
+@pytest.mark.parametrize("platform", mostly_slow(["cuda"], ["cuda", "tpu"]))
+@pytest.mark.parametrize("name", mostly_slow(["inducing points"], GUIDES))
+def test_a_step_on_an_accelerator(accelerator, platform, name):
+    text = lowered(platform, GUIDES[name])
+    assert "callback" not in text
+    assert "stablehlo.while" not in text, "a loop over rows"
+    assert "precision = [HIGHEST" in text
+    assert not re.search(r"dot_general.*precision = \[DEFAULT", text)
+    # Two layers of the same size. TPUs factorise by an operation of their own.
+    factorisations = [name for name in calls(text) if "potrf" in name] or re.findall("stablehlo.cholesky", text)
+    assert 1 <= len(factorisations) <= 2
+
+
+def test_a_step_on_the_cpu_has_blocks_of_rows(x32):
+    """The check above can fail: the same program, traced for a CPU."""
+    assert "stablehlo.while" in lowered("cpu")
+
+
+def test_constants_go_with_the_backend(monkeypatch):
+    assert tuning.tuned() is tuning.CPU
+    assert tuning.tuned().rows(jnp.float32) > tuning.tuned().rows(jnp.float64)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert tuning.tuned() is tuning.ACCELERATOR
+
+
+@pytest.mark.slow
+def test_both_ways_give_the_same_bound(monkeypatch):
+    """The way of an accelerator, run on a CPU."""
+    X, y = jnp.asarray(rng.normal(size=(1500, D))), jnp.asarray(rng.normal(size=1500))
+    guide = G.InducingPoint(model)
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, y, 50))
+
+    def bound():
+        jax.clear_caches()
+        return jax.value_and_grad(lambda p: dgp.ELBO().loss(jax.random.key(1), p, model, guide, X, y))(params)
+
+    value, slopes = bound()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    other, others = bound()
+    np.testing.assert_allclose(other, value, rtol=1e-9)
+    for name in slopes:
+        scale = float(jnp.abs(slopes[name]).max()) + 1e-3 * abs(float(value))
+        np.testing.assert_allclose(others[name], slopes[name], rtol=0, atol=1e-6 * scale, err_msg=name)
