@@ -180,7 +180,9 @@ def _numbers(what: str, where: str, value: Any) -> np.ndarray:
 def _from_objects(values: np.ndarray, refuse: Any) -> np.ndarray:
     """Floating-point numbers from an array of Python objects, ``None`` and the like as NaN."""
     if not values.ndim:
-        advice = "make it dense, .toarray()" if hasattr(values.item(), "toarray") else "give an array, a list or a table"
+        advice = (
+            "make it dense, .toarray()" if hasattr(values.item(), "toarray") else "give an array, a list or a table"
+        )
         raise refuse(f"a {type(values.item()).__name__}", advice)
     missing = [entry is None or type(entry).__name__ in ("NAType", "NaTType") for entry in values.flat]
     known = [entry for entry, absent in zip(values.flat, missing, strict=True) if not absent]

@@ -57,7 +57,7 @@ class Standardizer:
             value = as_numbers(f"{name} of Standardizer", getattr(self, name))
             require_finite(f"{name} of Standardizer", value, "Standardizer.fit(values) finds both")
             object.__setattr__(self, name, value)
-        require_positive("Standardizer", "scale", self.scale)
+        require_positive("Standardizer", "scale", self.scale, "Standardizer.fit(values) finds one")
 
     @classmethod
     def fit(cls, values: ArrayLike) -> Standardizer:
@@ -79,7 +79,9 @@ class Standardizer:
     def __call__(self, values: ArrayLike) -> Array:
         """To standard units: an array of JAX, in the precision of ``values`` or the default one, whichever is lower."""
         given = self._checked(values)
-        dtype = jnp.result_type(given) if jnp.issubdtype(jnp.result_type(given), jnp.floating) else jnp.result_type(float)
+        dtype = (
+            jnp.result_type(given) if jnp.issubdtype(jnp.result_type(given), jnp.floating) else jnp.result_type(float)
+        )
         if not is_concrete(given, self.loc, self.scale):
             return _difference(given, self.loc, dtype) / jnp.asarray(self.scale, dtype)
         exact = (np.asarray(given, float) - np.asarray(self.loc, float)) / np.asarray(self.scale, float)
@@ -111,7 +113,7 @@ class Standardizer:
 
 
 def _difference(values: Array, loc: ArrayLike, dtype: Any) -> Array:
-    """``values - loc`` under ``jit``: of whole numbers and of ``loc`` what one float does not hold goes into a second."""
+    """``values - loc`` under ``jit``: what a float does not hold of whole numbers and of ``loc``, a second does."""
     values, rest = jnp.asarray(values), 0.0
     if jnp.issubdtype(values.dtype, jnp.integer) and values.dtype.itemsize >= 4:
         rest = (values & 0xFFF).astype(dtype)

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.fft import next_fast_len
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -109,11 +110,17 @@ class Grid(Ring):
             >>> print(grid.low, grid.high, grid.size)
             [-3.] [7.] (20,)
         """
+        X = known_numbers("inputs of Grid.around", X)
         require_inputs("Grid.around", X)
         require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
         for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
-            require_positive("Grid.around", name, value)
-        X = np.asarray(X)
+            require_positive("Grid.around", name, value, "all three are lengths or counts beyond zero")
+        X = X if X.dtype.kind == "f" else X.astype(float)
+        if np.shape(lengthscale) not in ((), (1,), X.shape[-1:]):
+            raise ValueError(
+                f"Grid.around: expected lengthscale to be a number or one per column, shape ({X.shape[-1]},), got "
+                f"shape {np.shape(lengthscale)}: inputs have {X.shape[-1]} column(s)"
+            )
         scale = np.broadcast_to(np.asarray(lengthscale, X.dtype), X.shape[-1:])
         rows = X.reshape(-1, X.shape[-1])
         low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale
@@ -142,7 +149,7 @@ class Grid(Ring):
             >>> grid.local(RBF(), tol=1e-3, scaled=True).neighbours > (12,)
             True
         """
-        require_positive("Grid.local", "tol", tol)
+        require_positive("Grid.local", "tol", tol, "try 1e-5")
         if not is_concrete(kernel, self.low, self.high):
             raise ValueError(
                 "Grid.local: expected a kernel with known hyperparameters, got traced ones: call it before the program "
