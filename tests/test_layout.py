@@ -14,8 +14,8 @@ import numpyro_dgp
 ROOT = Path(numpyro_dgp.__file__).parent
 DESIGN = ROOT.parent / "docs" / "design.md"
 
-# What every place may import of this package, beside its own files, _typing, _checks and _data. A place is a folder or one
-# of the files beside them; docs/design.md shows the same table.
+# What every place may import of this package, beside its own files, _typing, _checks and _data. A place is a folder or
+# one of the files beside them; docs/design.md shows the same table.
 ALLOWED = {
     "algebra": "",
     "kernels": "algebra",

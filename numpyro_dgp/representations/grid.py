@@ -59,6 +59,8 @@ class Grid(Ring):
             their number (with n^2 in place of n log n for the rules ``Circulant``, ``ScaledPrior`` and
             ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and
             ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless.
+            A lengthscale that grows, as it is learned, beyond what the neighbours reach is an error; in compiled
+            programs values are then NaN, and :func:`~numpyro_dgp.fit` gives the reason.
 
     Raises:
         ValueError: as :class:`~numpyro_dgp.rings.spectra.Ring`; neighbours that are not integers from 2 on; where
@@ -135,7 +137,8 @@ class Grid(Ring):
             tol: share of the length (root of the sum of squares) of an input's weights that may be left out. Means,
                 in standard deviations of the prior, and variances change by about as much.
             scaled: for the rules that scale values on the grid, ``ScaledPrior``, ``ScaledCirculant`` and
-                ``SiteDiagonal``. Their weights decay more slowly.
+                ``SiteDiagonal``. Beside the weights of means they have weights of their own, which for smooth kernels
+                decay more slowly.
 
         Raises:
             ValueError: a kernel without a spectral density or with hyperparameters that are traced; ``tol`` that is
@@ -155,7 +158,8 @@ class Grid(Ring):
                 "Grid.local: expected a kernel with known hyperparameters, got traced ones: call it before the program "
                 "is compiled, with the largest lengthscale"
             )
-        return dataclasses.replace(self, neighbours=neighbours(kernel, self, tol, 0.5 if scaled else 0.0))
+        counts = [neighbours(kernel, self, tol, power) for power in ((0.0, 0.5) if scaled else (0.0,))]
+        return dataclasses.replace(self, neighbours=tuple(map(max, *counts)) if scaled else counts[0])
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:
         """Open the site of layer ``name`` and return its random function."""
