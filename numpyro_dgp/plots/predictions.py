@@ -210,15 +210,15 @@ def _moments(owner: str, prediction: Mixture) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a prediction, checked."""
     if not isinstance(prediction, Mixture):
         raise ValueError(
-            f"{owner}: expected a dgp.Mixture, got {type(prediction).__name__}: posterior.predict(key, X) gives one, of "
-            "one Gaussian per input it is dgp.Mixture(mean[None], variance[None])"
+            f"{owner}: expected a dgp.Mixture, got {type(prediction).__name__}: posterior.predict(key, X) gives one, "
+            "of one Gaussian per input it is dgp.Mixture(mean[None], variance[None])"
         )
     mean, variance = np.asarray(prediction.mean), np.asarray(prediction.variance)
     require_finite(f"prediction of {owner}", mean, "check the fit: NaN in its losses?")
     if not (variance >= 0).all():
         raise ValueError(
-            f"{owner}: expected variances of at least zero, got {np.nanmin(variance):.3g}: a Mixture has variances, not "
-            "logarithms or deviations"
+            f"{owner}: expected variances of at least zero, got {np.nanmin(variance):.3g}: a Mixture has variances, "
+            "not logarithms or deviations"
         )
     return mean, np.sqrt(variance)
 
