@@ -208,11 +208,11 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
     """
     from scipy.stats import shapiro  # imported here, because the import takes half a second
 
-    draws = _require_draws("shapiro_wilk", draws, 3)
-    total = len(draws)
+    found = np.asarray(_require_draws("shapiro_wilk", draws, 3), float)
+    total = len(found)
     rows = np.linspace(0, total - 1, min(total, _SHAPIRO_LIMIT)).astype(int)
     # The test does not depend on location and scale; standardised draws avoid rounding errors.
-    kept = np.asarray(draws, float)[rows]
+    kept = found[rows]
     tests = [shapiro((column - column.mean()) / column.std()) for column in kept.T]
     statistic, p_value = np.array(tests, float).reshape(-1, 2).T
     return ShapiroWilk(statistic, p_value)

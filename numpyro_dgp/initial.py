@@ -114,7 +114,7 @@ class Standardizer:
 
 def _difference(values: Array, loc: ArrayLike, dtype: Any) -> Array:
     """``values - loc`` under ``jit``: what a float does not hold of whole numbers and of ``loc``, a second does."""
-    values, rest = jnp.asarray(values), 0.0
+    values, rest = jnp.asarray(values), jnp.zeros((), dtype)
     if jnp.issubdtype(values.dtype, jnp.integer) and values.dtype.itemsize >= 4:
         rest = (values & 0xFFF).astype(dtype)
         values = values - (values & 0xFFF)
