@@ -78,9 +78,8 @@ def ring_spectra(
             f"plots.ring_spectra: expected values at all {M} points of the grid, ({M},) or (S, {M}), got shape "
             f"{np.shape(values)}: ask the posterior at ring.points()"
         )
-    require_finite(
-        "values of plots.ring_spectra", [] if values is None else values, "check the fit: NaN in its losses?"
-    )
+    if values is not None:
+        require_finite("values of plots.ring_spectra", values, "check the fit: NaN in its losses?")
     half = slice(1, M // 2 + 1)
     at = np.abs(frequencies(ring.sizes)[half, 0]) / float(ring.length[0])
     ax = open_axes(ax)
