@@ -20,6 +20,7 @@ __all__ = [
     "require_finite",
     "require_finite_leaves",
     "require_inputs",
+    "require_noise",
     "require_positive",
     "require_scalar",
 ]
@@ -33,7 +34,7 @@ def is_concrete(*values: Any) -> bool:
 
 def require_count(owner: str, name: str, value: Any, hint: str) -> None:
     """Raise unless ``value`` is a positive integer."""
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{owner}: expected {name} to be a positive integer, got {value!r}: try {hint}")
 
 
@@ -56,16 +57,17 @@ def require_finite_leaves(what: str, leaves: list[Any]) -> None:
             require_finite(what, leaf, "drop, impute or mask the rows with missing values")
 
 
-def require_positive(owner: str, name: str, value: ArrayLike) -> None:
+_POSITIVE = "give it a prior with positive support (LogNormal, HalfNormal, Gamma) or constraint=constraints.positive"
+
+
+def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POSITIVE) -> None:
     """Raise unless every entry of ``value`` is positive."""
     if not is_concrete(value):
         return
     array = np.asarray(value)
     if not (array > 0).all():
-        raise ValueError(
-            f"expected the {name} of {owner} to be positive, got {array}: give it a prior with "
-            "positive support (LogNormal, HalfNormal, Gamma) or constraint=constraints.positive"
-        )
+        got = array if array.size <= 10 else f"{array[~(array > 0)][0]} in an array of shape {array.shape}"
+        raise ValueError(f"expected the {name} of {owner} to be positive, got {got}: {advice}")
 
 
 def require_scalar(owner: str, name: str, value: ArrayLike) -> None:
@@ -75,6 +77,16 @@ def require_scalar(owner: str, name: str, value: ArrayLike) -> None:
             f"expected the {name} of {owner} to be a single number, got shape {np.shape(value)}: "
             "one value per input column belongs in lengthscale, one per output in a list of kernels"
         )
+
+
+def require_noise(owner: str, value: ArrayLike) -> None:
+    """Raise unless ``value`` is one positive standard deviation of noise."""
+    if np.ndim(value):
+        raise ValueError(
+            f"{owner}: expected noise to be a single number, got shape {np.shape(value)}: of noise that differs from "
+            "point to point make a layer, dgp.gp with dgp.Grid or dgp.Points, under dgp.Likelihood"
+        )
+    require_positive(owner, "noise", value)
 
 
 def require_inputs(owner: str, x: Any, dims: int | None = None) -> None:

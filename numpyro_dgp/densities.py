@@ -8,7 +8,7 @@ with the other.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_dgp._checks import is_concrete, require_finite
+from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["Mixture", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
@@ -33,6 +34,9 @@ class Mixture(NamedTuple):
         means: of y given each draw (S, N, ...).
         variances: of y given each draw (S, N, ...), squared units of y.
 
+    Raises:
+        ValueError: :attr:`mean` and :attr:`variance`, where means and variances are not of one shape.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp import Mixture
@@ -47,12 +51,22 @@ class Mixture(NamedTuple):
     @property
     def mean(self) -> Array:
         """Mean of the mixture (N, ...)."""
+        self._require_one_shape()
         return self.means.mean(0)
 
     @property
     def variance(self) -> Array:
         """Variance of the mixture (N, ...): mean of the variances plus variance of the means."""
+        self._require_one_shape()
         return self.variances.mean(0) + self.means.var(0)
+
+    def _require_one_shape(self) -> None:
+        shape = np.shape(self.means)
+        if not shape or shape != np.shape(self.variances):
+            raise ValueError(
+                f"Mixture: expected means and variances of one shape (S, N, ...), draws along the first axis, got "
+                f"{shape} and {np.shape(self.variances)}: of a single Gaussian take means[None] and variances[None]"
+            )
 
 
 class ShapiroWilk(NamedTuple):
@@ -81,16 +95,25 @@ def log_mean_exp(log_values: Array) -> Array:
     Returns:
         Logarithms of the means (...,).
 
+    Raises:
+        ValueError: a number, or no values.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.densities import log_mean_exp
         >>> print(jnp.exp(log_mean_exp(jnp.log(jnp.array([[1.0], [3.0]])))))
         [2.]
     """
+    if not np.ndim(log_values) or not len(log_values):
+        raise ValueError(
+            f"log_mean_exp: expected logarithms of shape (S, ...) with S >= 1, got {np.shape(log_values)}: the mean is "
+            "over the first axis"
+        )
     return logsumexp(log_values, axis=0) - math.log(len(log_values))
 
 
-def _require_draws(owner: str, draws: ArrayLike, least: int) -> None:
+def _require_draws(owner: str, draws: ArrayLike, least: int) -> Any:
+    draws = as_numbers(f"draws of {owner}", draws)
     if np.ndim(draws) != 2 or np.shape(draws)[0] < least:
         raise ValueError(
             f"{owner}: expected draws of shape (S, N) with S >= {least}, got {np.shape(draws)}: take them from "
@@ -101,6 +124,7 @@ def _require_draws(owner: str, draws: ArrayLike, least: int) -> None:
         raise ValueError(
             f"{owner}: expected draws that differ at every test point, got equal ones: draw y, not its mean"
         )
+    return draws
 
 
 @jax.jit
@@ -147,11 +171,11 @@ def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
 
     Source: Salimbeni (2020), section 5.3, and the code published with it.
     """
-    _require_draws("kde_log_density", draws, 2)
+    draws, y = _require_draws("kde_log_density", draws, 2), as_numbers("observations y", y)
     if np.shape(y) != np.shape(draws)[1:]:
         raise ValueError(
-            f"kde_log_density: expected observations y of shape {np.shape(draws)[1:]}, one per column of draws, got "
-            f"{np.shape(y)}"
+            f"kde_log_density: expected observations y of shape {np.shape(draws)[1:]}, one per column of draws (S, N), "
+            f"got {np.shape(y)}: draws are transposed, draws.T, or of other rows than y"
         )
     require_finite("observations y", y, "drop the rows with missing values")
     draws = jnp.asarray(draws)
@@ -184,11 +208,11 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
     """
     from scipy.stats import shapiro  # imported here, because the import takes half a second
 
-    _require_draws("shapiro_wilk", draws, 3)
-    total = len(draws)  # type: ignore[arg-type]
+    found = np.asarray(_require_draws("shapiro_wilk", draws, 3), float)
+    total = len(found)
     rows = np.linspace(0, total - 1, min(total, _SHAPIRO_LIMIT)).astype(int)
     # The test does not depend on location and scale; standardised draws avoid rounding errors.
-    kept = np.asarray(draws, float)[rows]
+    kept = found[rows]
     tests = [shapiro((column - column.mean()) / column.std()) for column in kept.T]
     statistic, p_value = np.array(tests, float).reshape(-1, 2).T
     return ShapiroWilk(statistic, p_value)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from scipy.cluster.vq import kmeans2
 
-from numpyro_dgp._checks import require_finite, require_inputs
+from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._data import as_numbers, known_numbers, require_apart, warn_of_units
 from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Mean, Zero, pca
@@ -25,12 +26,20 @@ _KMEANS_ROWS = 20_000
 class Standardizer:
     """An affine change of units: ``(value - loc) / scale``, and back.
 
+    Differences are taken in double precision before anything is rounded to the precision of JAX, so that times in
+    seconds since 1970, or values around a large offset, keep their distances. Tables (pandas, polars), lists and whole
+    numbers are converted once, in double precision.
+
+    Under ``jit`` values arrive in the precision of JAX, and what it has rounded is lost: standardise data before.
+
     Args:
         loc: subtracted, in the original units.
         scale: divided by, positive, in the original units.
 
     Raises:
-        ValueError: :meth:`fit` gets NaN or infinite values.
+        ValueError: a ``loc`` that is not finite, a ``scale`` that is not positive; values that are not numbers or have
+            other columns; :meth:`fit` gets NaN or infinite values; in standard units most of the distinct values of a
+            column would be equal in the precision of JAX.
 
     Example:
         >>> import numpy as np
@@ -43,29 +52,76 @@ class Standardizer:
     loc: ArrayLike
     scale: ArrayLike
 
+    def __post_init__(self) -> None:
+        for name in ("loc", "scale"):
+            value = as_numbers(f"{name} of Standardizer", getattr(self, name))
+            require_finite(f"{name} of Standardizer", value, "Standardizer.fit(values) finds both")
+            object.__setattr__(self, name, value)
+        require_positive("Standardizer", "scale", self.scale, "Standardizer.fit(values) finds one")
+
     @classmethod
     def fit(cls, values: ArrayLike) -> Standardizer:
         """From the mean and standard deviation of the rows of ``values`` (N, ...); constant columns keep their scale.
 
         Raises:
-            ValueError: NaN or infinite values.
+            ValueError: values that are not numbers or not known, no rows, NaN or infinite values.
         """
-        require_finite("data to standardise", values, "drop or impute the rows with missing values")
-        values = np.asarray(values)
-        scale = values.std(0)
-        return cls(values.mean(0), np.where(scale > 1e-12 * (1 + np.abs(values).max(0)), scale, 1.0))
+        rows = known_numbers("data to standardise", values)
+        require_finite("data to standardise", rows, "drop or impute the rows with missing values")
+        if not rows.ndim or not len(rows):
+            raise ValueError(
+                f"Standardizer.fit: expected values of shape (N, ...), got {rows.shape}: it needs the rows of all data"
+            )
+        rows = rows.astype(float)
+        scale = rows.std(0)
+        return cls(rows.mean(0), np.where(scale > 1e-12 * (1 + np.abs(rows).max(0)), scale, 1.0))
 
     def __call__(self, values: ArrayLike) -> Array:
-        """To standard units."""
-        return (jnp.asarray(values) - self.loc) / self.scale
+        """To standard units: an array of JAX, in the precision of ``values`` or the default one, whichever is lower."""
+        given = self._checked(values)
+        dtype = (
+            jnp.result_type(given) if jnp.issubdtype(jnp.result_type(given), jnp.floating) else jnp.result_type(float)
+        )
+        if not is_concrete(given, self.loc, self.scale):
+            return _difference(given, self.loc, dtype) / jnp.asarray(self.scale, dtype)
+        exact = (np.asarray(given, float) - np.asarray(self.loc, float)) / np.asarray(self.scale, float)
+        found = exact.astype(dtype)
+        require_apart("standardised values", np.broadcast_to(np.asarray(given), found.shape), found)
+        return jnp.asarray(found)
 
-    def inverse(self, values: ArrayLike) -> Array:
-        """Back to the original units."""
-        return jnp.asarray(values) * self.scale + self.loc
+    def inverse(self, values: ArrayLike) -> Any:
+        """Back to the original units: a NumPy array in double precision, or an array of JAX where values are traced."""
+        given = self._checked(values)
+        if not is_concrete(given, self.loc, self.scale):
+            return jnp.asarray(given) * self.scale + self.loc
+        return np.asarray(given, float) * np.asarray(self.scale, float) + np.asarray(self.loc, float)
 
     def inverse_scale(self, values: ArrayLike) -> Array:
         """Standard deviations back to the original units."""
-        return jnp.asarray(values) * self.scale
+        return jnp.asarray(self._checked(values)) * self.scale
+
+    def _checked(self, values: ArrayLike) -> Any:
+        given = as_numbers("values to standardise", values)
+        shape, columns = np.shape(given), np.shape(self.loc)
+        fits = len(shape) < len(columns) or all(b in (1, a) for a, b in zip(shape[::-1], columns[::-1], strict=False))
+        if not fits:
+            raise ValueError(
+                f"Standardizer: expected values of shape (N, {', '.join(map(str, columns))}), as those it was fitted "
+                f"to, got {shape}: fit one Standardizer for inputs and one for targets"
+            )
+        return given
+
+
+def _difference(values: Array, loc: ArrayLike, dtype: Any) -> Array:
+    """``values - loc`` under ``jit``: what a float does not hold of whole numbers and of ``loc``, a second does."""
+    values, rest = jnp.asarray(values), jnp.zeros((), dtype)
+    if jnp.issubdtype(values.dtype, jnp.integer) and values.dtype.itemsize >= 4:
+        rest = (values & 0xFFF).astype(dtype)
+        values = values - (values & 0xFFF)
+    if not is_concrete(loc):
+        return values.astype(dtype) - loc + rest
+    first = np.asarray(loc, float).astype(dtype)
+    return values.astype(dtype) - first + (rest - (np.asarray(loc, float) - first.astype(float)).astype(dtype))
 
 
 def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
@@ -92,9 +148,10 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
 
     Source: Salimbeni (2020), section 2.4.
     """
+    X = known_numbers("inputs of kmeans", X)
     require_inputs("kmeans", X)
     require_finite("inputs of kmeans", X, "drop or impute the rows with missing values")
-    X = np.asarray(X)
+    X = X if X.dtype.kind == "f" else X.astype(float)
     rng = np.random.default_rng(seed)
     distinct = np.unique(X, axis=0)
     if not isinstance(num_inducing, int) or not 1 <= num_inducing <= len(distinct):
@@ -158,7 +215,10 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
 
     Source: Salimbeni (2020), sections 2.4 and 5.2.5.
     """
-    starts, inputs = [], np.asarray(X)
+    inputs = known_numbers("inputs of initial.layers", X)
+    require_inputs("initial.layers", inputs)
+    warn_of_units("initial.layers", "inputs", inputs)
+    starts = []
     for width in [*widths, None]:
         mean = Zero() if width is None else pca(inputs, width)
         Z = kmeans(inputs, num_inducing, seed=seed)
@@ -195,6 +255,7 @@ def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Arr
 
     Source: Salimbeni (2020), section 4.4.
     """
+    coordinates = known_numbers("coordinates of the outputs", coordinates)
     require_inputs("initial.mixing", coordinates)
     require_finite("coordinates of the outputs", coordinates, "give every output a place")
     rows = jnp.asarray(coordinates, jnp.result_type(coordinates, float))

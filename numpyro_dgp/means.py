@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs
+from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 
@@ -209,9 +210,9 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
 
     Source: Salimbeni (2020), sections 2.2 and 5.1.6.
     """
+    X = known_numbers("inputs of means.pca", X)
     require_inputs("means.pca", X)
     require_finite("inputs of means.pca", X, "drop or impute the rows with missing values")
-    X = np.asarray(X)
     if not isinstance(outputs, int) or outputs < 1:
         raise ValueError(
             f"means.pca: expected a positive integer number of outputs, got {outputs!r}: try {X.shape[-1]}"
@@ -250,9 +251,9 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
 
     Source: Salimbeni (2020), section 5.1.5.
     """
+    X = known_numbers("inputs of means.principal_directions", X)
     require_inputs("means.principal_directions", X)
     require_finite("inputs of means.principal_directions", X, "drop or impute the rows with missing values")
-    X = np.asarray(X)
     if not isinstance(number, int) or not 1 <= number <= min(X.shape):
         raise ValueError(
             f"means.principal_directions: expected between 1 and {min(X.shape)} directions, got {number!r}: inputs of "

@@ -117,6 +117,55 @@ def test_error_falls_with_neighbours():
     assert max(errors[1]) < 1e-5
 
 
+def map_of_means(kernel, neighbours, x):
+    """The linear map from whitened values on the grid to means, (N, 120)."""
+    return open_gp(jnp.zeros(120), kernel, grid_of("line", neighbours)).means_at(x)(jnp.eye(120))
+
+
+@pytest.mark.parametrize("kernel", [K.RBF, K.Matern32, K.Matern12])
+def test_windows_that_are_too_small_give_nan(kernel):
+    """At growing lengthscales, compiled: as long as means are finite, their error is below 2 % of a prior deviation,
+    and the same lengthscales raise where they are known."""
+    x = jnp.array(rng.uniform(20, 40, (9, 1)))
+    found = jax.jit(lambda ls: [map_of_means(kernel(1.0, ls), n, x) for n in (20, None)])
+    errors = []
+    for ls in (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0):
+        near, dense = found(ls)
+        errors.append(float(jnp.sqrt(jnp.square(near - dense).sum(-1)).max()))
+        if np.isfinite(errors[-1]):
+            map_of_means(kernel(1.0, ls), 20, x)
+        else:
+            with pytest.raises(ValueError, match=r"expected the neighbours of a dgp\.Grid to reach"):
+                map_of_means(kernel(1.0, ls), 20, x)
+    known = np.isfinite(errors)
+    assert (np.diff(known.astype(int)) <= 0).all()  # once too long, always
+    assert 2 <= known.sum() <= 6
+    assert np.array(errors)[known].max() < 0.02
+
+
+@pytest.mark.parametrize(("kernel", "scaled"), [(K.RBF, False), (K.Matern32, True)])
+def test_windows_that_are_chosen_are_large_enough(kernel, scaled):
+    """For means too, where the rule's own weights are shorter: those of Matern32 are."""
+    grid = dgp.Grid(0.0, 500.0, 1000).local(kernel(1.0, 1.0), tol=1e-3, scaled=scaled)
+    assert grid.neighbours == ((18,) if scaled else (12,))
+    found = jax.jit(lambda ls: open_gp(jnp.ones(1000), kernel(1.0, ls), grid)(jnp.array([[250.1]])).mean)
+    assert np.isfinite(found(1.0)).all()
+    assert np.isnan(found(2.0)).all()
+
+
+@slow
+def test_a_fit_that_outgrows_its_window_says_so():
+    """Twelve neighbours and a function that varies slowly: without the check the loss falls to a wrong optimum."""
+    x = jnp.array(np.sort(rng.uniform(5, 55, (100, 1)), 0))
+    guide = G.InducingPoint(program, inducing=G.Circulant())
+    svi = SVI(program, guide, optax.adam(0.05), dgp.ELBO())
+    y = jnp.sin(x[:, 0] / 4) + 0.3 * jnp.array(rng.normal(size=100))
+    fit = lambda n: dgp.fit(svi, jax.random.key(0), 150, x, y, grid=grid_of("line", n), progress_bar=False)  # noqa: E731
+    with pytest.raises(ValueError, match=r"the loss became nan at step \d+: expected the neighbours .* got \(12,\)"):
+        fit(12)
+    assert np.isfinite(fit(100).losses).all()
+
+
 def test_the_prior_comes_back():
     """With few neighbours too: the moments are those of a process on a small ring."""
     grid = grid_of("line", 12)

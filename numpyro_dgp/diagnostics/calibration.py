@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import require_count, require_finite
+from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.elbo import ELBO
 
@@ -75,9 +76,15 @@ class Simulated(NamedTuple):
             >>> bool(Simulated.of({"f": rng.integers(0, 100, 500)}, 99).uniform["f"] > 0.05)
             True
         """
-        found = {name: np.asarray(rank) for name, rank in ranks.items()}
+        require_count("Simulated", "num_samples", num_samples, "99")
+        found = {name: known_numbers(f"ranks of {name!r}", rank) for name, rank in ranks.items()}
+        if not found or not all(rank.size for rank in found.values()):
+            raise ValueError(
+                f"Simulated: expected ranks by site, one row per replication, got {[r.shape for r in found.values()]}: "
+                "{name: ranks (replications, ...)}"
+            )
         for name, rank in found.items():
-            if rank.min() < 0 or rank.max() > num_samples:
+            if not ((rank >= 0) & (rank <= num_samples)).all():
                 raise ValueError(
                     f"Simulated: expected ranks from 0 to {num_samples}, got {rank.min()} to {rank.max()} at site "
                     f"{name!r}: a rank is the number of the S draws that are below the truth"
@@ -121,14 +128,14 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
 
     Source: Dawid (1984); Czado et al. (2009) for discrete data.
     """
-    if np.ndim(draws) < 1 or np.shape(draws)[1:] != np.shape(y) or not len(np.asarray(draws)):
+    samples, values = known_numbers("draws of pit", draws), known_numbers("observations y", y)
+    if not samples.ndim or samples.shape[1:] != values.shape or not samples.size:
         raise ValueError(
-            f"pit: expected draws of shape (S, ...) over observations of shape {np.shape(y)}, got {np.shape(draws)}: "
-            "take them from posterior.sample(key, X_test, num_samples=1000)"
+            f"pit: expected draws of shape (S, ...) over observations of shape {values.shape}, got {samples.shape}: "
+            "take them from posterior.sample(key, X_test, num_samples=1000), draws along the first axis"
         )
-    require_finite("draws", draws, "check the fit: NaN in its losses?")
-    require_finite("observations y", y, "drop the rows with missing values")
-    samples, values = np.asarray(draws), np.asarray(y)
+    require_finite("draws", samples, "check the fit: NaN in its losses?")
+    require_finite("observations y", values, "drop the rows with missing values")
     below, equal = (samples < values).sum(0), (samples == values).sum(0)
     return (below + np.asarray(jax.random.uniform(key, values.shape)) * (1 + equal)) / (len(samples) + 1)
 
@@ -156,11 +163,11 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
         >>> coverage(np.linspace(0, 1, 1001), [0.9]).share.round(3)
         array([0.9])
     """
-    values, of = np.ravel(np.asarray(u, float)), np.asarray(levels, float)
-    if not values.size or not ((values >= 0) & (values <= 1)).all() or not ((of > 0) & (of < 1)).all():
+    values, of = np.ravel(known_numbers("transforms u", u)), np.atleast_1d(known_numbers("levels", levels))
+    if of.ndim != 1 or not values.size or not ((values >= 0) & (values <= 1)).all() or not ((of > 0) & (of < 1)).all():
         raise ValueError(
-            f"coverage: expected transforms u in [0, 1] and levels in (0, 1), got levels {of}: u = dgp.diagnostics.pit("
-            "draws, y, key)"
+            f"coverage: expected transforms u in [0, 1] and levels in (0, 1), got {_range(values)} and levels {of}: "
+            "u = dgp.diagnostics.pit(draws, y, key)"
         )
     share = (np.abs(values[:, None] - 0.5) <= of / 2 * (1 + 1e-12)).mean(0)
     return Coverage(of, share, np.sqrt(of * (1 - of) / len(values)))
@@ -179,7 +186,7 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
         p-values (...).
 
     Raises:
-        ValueError: fewer than five rows for each bin.
+        ValueError: fewer than five rows for each bin, or values outside of the unit interval.
 
     Example:
         >>> import numpy as np
@@ -190,7 +197,12 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
     """
     from scipy.stats import chi2
 
-    values = np.asarray(u, float)
+    require_count("uniformity", "bins", bins, "10")
+    values = known_numbers("values of uniformity", u).astype(float)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(
+            f"uniformity: expected values in [0, 1], got {_range(values)}: u = dgp.diagnostics.pit(draws, y, key)"
+        )
     if values.ndim < 1 or len(values) < 5 * bins:
         raise ValueError(
             f"uniformity: expected at least {5 * bins} rows for {bins} bins, got shape {values.shape}: take fewer bins"
@@ -278,6 +290,12 @@ def vsbc(
         num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples, **kwargs,
     )  # fmt: skip
     return Simulated.of(found.ranks, num_samples, bins)
+
+
+def _range(values: np.ndarray) -> str:
+    if not values.size or np.isnan(values).any():
+        return "NaN" if values.size else "no values"
+    return f"{values.min():.3g} to {values.max():.3g}"
 
 
 def _symmetry(centred: np.ndarray) -> np.ndarray:

@@ -7,9 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.densities import Mixture
-from numpyro_dgp.plots.axes import band, figure_of, open_axes
+from numpyro_dgp.plots.axes import band, figure_of, known, open_axes, pair
 
 __all__ = ["density", "fit", "marginals", "observed"]
 
@@ -35,7 +37,7 @@ def fit(
         A matplotlib figure.
 
     Raises:
-        ValueError: several input columns or outputs.
+        ValueError: several input columns or outputs, arrays that are not of the length of ``x``, NaN.
 
     Example:
         >>> import numpy as np
@@ -45,20 +47,22 @@ def fit(
         >>> plots.fit(x, prediction, data=(x, np.sin(x))).axes[0].get_ylabel()
         'y'
     """
-    x = np.asarray(x)
-    if x.ndim != 1 or prediction.means.ndim != 2:
+    x, (mean, sd) = known_numbers("x of plots.fit", x), _moments("plots.fit", prediction)
+    if x.ndim != 1 or mean.ndim != 1:
         raise ValueError(
-            f"plots.fit: expected x of shape (N,) and one output, got {x.shape} and {prediction.means.shape[1:]}: "
+            f"plots.fit: expected x of shape (N,) and one output, got {x.shape} and {mean.shape}: "
             "plots.observed shows predictions for several inputs"
         )
+    known("plots.fit", "x", x, len(mean))
+    draws = None if functions is None else known("plots.fit", "functions", functions, None, len(x))
+    rows = None if data is None else pair("plots.fit", data)
     ax = open_axes(ax)
     order = np.argsort(x)
-    if functions is not None:
-        ax.plot(x[order], np.asarray(functions)[:, order].T, color="C0", lw=0.5, alpha=0.6)
-    if data is not None:
-        ax.plot(np.asarray(data[0]), np.asarray(data[1]), ".", color="0.2", ms=3, label="data")
-    sd = np.sqrt(np.asarray(prediction.variance))
-    band(ax, x[order], np.asarray(prediction.mean)[order], sd[order], "C0", "mean, 2 sd")
+    if draws is not None:
+        ax.plot(x[order], draws[:, order].T, color="C0", lw=0.5, alpha=0.6)
+    if rows is not None:
+        ax.plot(*rows, ".", color="0.2", ms=3, label="data")
+    band(ax, x[order], mean[order], sd[order], "C0", "mean, 2 sd")
     ax.set(xlabel="x", ylabel="y")
     ax.legend(frameon=False)
     return figure_of(ax)
@@ -75,6 +79,9 @@ def observed(y: ArrayLike, prediction: Mixture, *, ax: Axes | None = None) -> Fi
     Returns:
         A matplotlib figure.
 
+    Raises:
+        ValueError: several outputs, observed values that are not of the length of the prediction, NaN.
+
     Example:
         >>> import numpy as np
         >>> from numpyro_dgp import Mixture, plots
@@ -83,9 +90,15 @@ def observed(y: ArrayLike, prediction: Mixture, *, ax: Axes | None = None) -> Fi
         >>> plots.observed(np.sin(x), prediction).axes[0].get_ylabel()
         'observed'
     """
+    mean, sd = _moments("plots.observed", prediction)
+    if mean.ndim != 1:
+        raise ValueError(
+            f"plots.observed: expected the prediction of one output, shape (N,), got {mean.shape}: show outputs one by "
+            "one, dgp.Mixture(prediction.means[..., p], prediction.variances[..., p])"
+        )
+    values = known("plots.observed", "y", y, len(mean))
     ax = open_axes(ax)
-    mean, sd = np.asarray(prediction.mean), np.sqrt(np.asarray(prediction.variance))
-    ax.errorbar(mean, np.asarray(y), xerr=2 * sd, fmt=".", color="C0", ecolor="0.8", ms=3)
+    ax.errorbar(mean, values, xerr=2 * sd, fmt=".", color="C0", ecolor="0.8", ms=3)
     ax.axline((mean.mean(), mean.mean()), slope=1, color="0.3", lw=1)
     ax.set(xlabel="predicted, 2 sd", ylabel="observed")
     return figure_of(ax)
@@ -127,16 +140,19 @@ def density(
 
     Source: Salimbeni (2020), figure 5.4.
     """
-    x, y, values = np.asarray(x), np.asarray(y), np.asarray(log_density)
+    x, y = known("plots.density", "x", x, None), known("plots.density", "y", y, None)
+    rows = None if data is None else pair("plots.density", data)
+    values = known_numbers("log_density of plots.density", log_density)
     if values.shape != (len(y), len(x)):
         raise ValueError(
             f"plots.density: expected log_density of shape ({len(y)}, {len(x)}), one row per level and one column per "
             f"input, got {values.shape}: broadcast the levels to that shape and ask posterior.log_density"
         )
+    _require_density("plots.density", values, x=x, y=y)
     ax = open_axes(ax)
     ax.pcolormesh(x, y, np.exp(values), shading="nearest", cmap="magma", rasterized=True)
-    if data is not None:
-        ax.plot(np.asarray(data[0]), np.asarray(data[1]), ".", color="w", ms=1, alpha=0.3)
+    if rows is not None:
+        ax.plot(*rows, ".", color="w", ms=1, alpha=0.3)
     ax.set(xlabel="x", ylabel="y", xlim=(x.min(), x.max()), ylim=(y.min(), y.max()))
     return figure_of(ax)
 
@@ -167,20 +183,50 @@ def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observe
 
     Source: Salimbeni (2020), figures 5.6 and 5.7.
     """
-    draws, y, values = np.asarray(draws), np.asarray(y), np.asarray(log_density)
+    draws, y = known_numbers("draws of plots.marginals", draws), known("plots.marginals", "y", y, None)
+    values = known_numbers("log_density of plots.marginals", log_density)
     if draws.ndim != 2 or values.shape != (len(y), draws.shape[1]):
         raise ValueError(
             f"plots.marginals: expected draws (S, N) and log_density ({len(y)}, N), got {draws.shape} and "
             f"{values.shape}: choose a few test points for both"
         )
+    require_finite("draws of plots.marginals", draws, "check the fit: NaN in its losses?")
+    _require_density("plots.marginals", values, y=y)
     number = draws.shape[1]
+    seen = None if observed is None else known("plots.marginals", "observed", observed, number)
     figure, axes = plt.subplots(
         1, number, figsize=(2.6 * number, 2.4), squeeze=False, sharey=False, layout="constrained"
     )
     for n, ax in enumerate(axes[0]):
         ax.hist(draws[:, n], bins=60, range=(y.min(), y.max()), density=True, color="0.8")
         ax.plot(y, np.exp(values[:, n]), color="C0", lw=1.5)
-        if observed is not None:
-            ax.axvline(np.asarray(observed)[n], color="0.2", lw=1, ls="--")
+        if seen is not None:
+            ax.axvline(seen[n], color="0.2", lw=1, ls="--")
         ax.set(xlabel="y", yticks=[])
     return figure
+
+
+def _moments(owner: str, prediction: Mixture) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of a prediction, checked."""
+    if not isinstance(prediction, Mixture):
+        raise ValueError(
+            f"{owner}: expected a dgp.Mixture, got {type(prediction).__name__}: posterior.predict(key, X) gives one, "
+            "of one Gaussian per input it is dgp.Mixture(mean[None], variance[None])"
+        )
+    mean, variance = np.asarray(prediction.mean), np.asarray(prediction.variance)
+    require_finite(f"prediction of {owner}", mean, "check the fit: NaN in its losses?")
+    if not (variance >= 0).all():
+        raise ValueError(
+            f"{owner}: expected variances of at least zero, got {np.nanmin(variance):.3g}: a Mixture has variances, "
+            "not logarithms or deviations"
+        )
+    return mean, np.sqrt(variance)
+
+
+def _require_density(owner: str, log_density: np.ndarray, **axes: np.ndarray) -> None:
+    """Raise where a log density is NaN or infinite above, or an axis is not increasing."""
+    if np.isnan(log_density).any() or np.isposinf(log_density).any():
+        raise ValueError(f"{owner}: expected log densities, got NaN or inf among them: NaN in the losses of the fit?")
+    for name, values in axes.items():
+        if len(values) < 2 or not (np.diff(values) > 0).all():
+            raise ValueError(f"{owner}: expected {name} to increase, at least two numbers: np.linspace(low, high, 100)")

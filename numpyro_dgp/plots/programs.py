@@ -14,8 +14,10 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import Normalize, to_rgba
 from matplotlib.figure import Figure
 
+from numpyro_dgp._checks import require_count, require_finite, require_positive
+from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.plots.axes import band, figure_of, open_axes
+from numpyro_dgp.plots.axes import band, figure_of, known, open_axes
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["bounds", "latent_space", "layers"]
@@ -35,16 +37,26 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
     Returns:
         A matplotlib figure.
 
+    Raises:
+        ValueError: losses that are not by name, not of shape (steps,) or not finite; counts that are not positive.
+
     Example:
         >>> import numpy as np
         >>> from numpyro_dgp import plots
         >>> plots.bounds({"Adam": 100 / np.arange(1, 501)}, size=20).axes[0].get_xlabel()
         'step'
     """
+    if not isinstance(losses, Mapping) or not losses:
+        raise ValueError(
+            f'plots.bounds: expected losses by name, got {type(losses).__name__}: {{"ELBO": result.losses}}'
+        )
+    require_positive("plots.bounds", "size", size, "give the number of data")
+    require_count("plots.bounds", "window", window, "50")
+    steps = {name: known("plots.bounds", f"losses of {name!r}", loss, None) for name, loss in losses.items()}
     ax = open_axes(ax)
     curves = {}
-    for name, loss in losses.items():
-        values = -np.asarray(loss) / size
+    for name, loss in steps.items():
+        values = -loss / size
         width = max(1, min(window, len(values) // 4))
         curves[name] = values[: len(values) // width * width].reshape(-1, width).mean(1)
         ax.plot((np.arange(len(curves[name])) + 0.5) * width, curves[name], label=name)
@@ -137,12 +149,13 @@ def latent_space(
 
     Source: Salimbeni (2020), section 4.4 and figure 4.7.
     """
-    draws = np.asarray(draws)
+    draws = known_numbers("draws of plots.latent_space", draws)
     if draws.ndim != 3 or draws.shape[-1] not in (1, 2) or len(draws) < 3:
         raise ValueError(
             "plots.latent_space: expected draws (S, N, 1) or (S, N, 2) with S at least 3, got shape "
             f"{draws.shape}: choose two columns, draws[..., [0, 1]]"
         )
+    require_finite("draws of plots.latent_space", draws, "check the fit: NaN in its losses?")
     mean = draws.mean(0)
     if colours is not None and np.shape(colours) != mean.shape[:1]:
         raise ValueError(

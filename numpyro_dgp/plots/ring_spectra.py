@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from numpyro_dgp._checks import require_finite, require_noise
+from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.plots.axes import figure_of, open_axes
@@ -51,7 +53,8 @@ def ring_spectra(
         ax: axes to draw into.
 
     Raises:
-        ValueError: a ring of several dimensions, values not on its grid, or a kernel without a spectral density.
+        ValueError: a ring of several dimensions, values not on its grid or not finite, noise that is not one positive
+            number, or a kernel without a spectral density.
 
     Example:
         >>> from numpyro_dgp.kernels import RBF
@@ -67,11 +70,16 @@ def ring_spectra(
             "the terms one by one, on ring.on((d,))"
         )
     M = ring.sizes[0]
+    values = None if values is None else known_numbers("values of plots.ring_spectra", values)
+    if noise is not None:
+        require_noise("plots.ring_spectra", noise)
     if values is not None and (np.ndim(values) not in (1, 2) or np.shape(values)[-1] != M):
         raise ValueError(
             f"plots.ring_spectra: expected values at all {M} points of the grid, ({M},) or (S, {M}), got shape "
             f"{np.shape(values)}: ask the posterior at ring.points()"
         )
+    if values is not None:
+        require_finite("values of plots.ring_spectra", values, "check the fit: NaN in its losses?")
     half = slice(1, M // 2 + 1)
     at = np.abs(frequencies(ring.sizes)[half, 0]) / float(ring.length[0])
     ax = open_axes(ax)

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.fft import next_fast_len
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -58,6 +59,8 @@ class Grid(Ring):
             their number (with n^2 in place of n log n for the rules ``Circulant``, ``ScaledPrior`` and
             ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and
             ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless.
+            A lengthscale that grows, as it is learned, beyond what the neighbours reach is an error; in compiled
+            programs values are then NaN, and :func:`~numpyro_dgp.fit` gives the reason.
 
     Raises:
         ValueError: as :class:`~numpyro_dgp.rings.spectra.Ring`; neighbours that are not integers from 2 on; where
@@ -109,11 +112,17 @@ class Grid(Ring):
             >>> print(grid.low, grid.high, grid.size)
             [-3.] [7.] (20,)
         """
+        X = known_numbers("inputs of Grid.around", X)
         require_inputs("Grid.around", X)
         require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
         for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
-            require_positive("Grid.around", name, value)
-        X = np.asarray(X)
+            require_positive("Grid.around", name, value, "all three are lengths or counts beyond zero")
+        X = X if X.dtype.kind == "f" else X.astype(float)
+        if np.shape(lengthscale) not in ((), (1,), X.shape[-1:]):
+            raise ValueError(
+                f"Grid.around: expected lengthscale to be a number or one per column, shape ({X.shape[-1]},), got "
+                f"shape {np.shape(lengthscale)}: inputs have {X.shape[-1]} column(s)"
+            )
         scale = np.broadcast_to(np.asarray(lengthscale, X.dtype), X.shape[-1:])
         rows = X.reshape(-1, X.shape[-1])
         low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale
@@ -128,7 +137,8 @@ class Grid(Ring):
             tol: share of the length (root of the sum of squares) of an input's weights that may be left out. Means,
                 in standard deviations of the prior, and variances change by about as much.
             scaled: for the rules that scale values on the grid, ``ScaledPrior``, ``ScaledCirculant`` and
-                ``SiteDiagonal``. Their weights decay more slowly.
+                ``SiteDiagonal``. Beside the weights of means they have weights of their own, which for smooth kernels
+                decay more slowly.
 
         Raises:
             ValueError: a kernel without a spectral density or with hyperparameters that are traced; ``tol`` that is
@@ -142,13 +152,14 @@ class Grid(Ring):
             >>> grid.local(RBF(), tol=1e-3, scaled=True).neighbours > (12,)
             True
         """
-        require_positive("Grid.local", "tol", tol)
+        require_positive("Grid.local", "tol", tol, "try 1e-5")
         if not is_concrete(kernel, self.low, self.high):
             raise ValueError(
                 "Grid.local: expected a kernel with known hyperparameters, got traced ones: call it before the program "
                 "is compiled, with the largest lengthscale"
             )
-        return dataclasses.replace(self, neighbours=neighbours(kernel, self, tol, 0.5 if scaled else 0.0))
+        counts = [neighbours(kernel, self, tol, power) for power in ((0.0, 0.5) if scaled else (0.0,))]
+        return dataclasses.replace(self, neighbours=tuple(map(max, *counts)) if scaled else counts[0])
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:
         """Open the site of layer ``name`` and return its random function."""

@@ -25,7 +25,8 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_positive, require_scalar
+from numpyro_dgp._checks import require_finite, require_noise
+from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.rings.circulant import hartley
@@ -78,8 +79,10 @@ class Subsampled:
             ValueError: J that does not divide the size of the ring, a kernel without a spectral density.
         """
         D = len(ring.sizes)
-        periods = (every,) * D if isinstance(every, int) else tuple(every)
-        if len(periods) != D or not all(p >= 1 and m % p == 0 for p, m in zip(periods, ring.sizes, strict=False)):
+        periods = tuple(every) if isinstance(every, list | tuple) else (every,) * D
+        if len(periods) != D or not all(
+            type(p) is int and p >= 1 and m % p == 0 for p, m in zip(periods, ring.sizes, strict=False)
+        ):
             raise ValueError(
                 f"Subsampled.of: expected every to divide the size {ring.sizes} of the ring, got {every}: use "
                 "RingNormal for all points, or dgp.Grid for inducing points that are no data"
@@ -103,17 +106,31 @@ class Subsampled:
         return (a * (1 - w)).sum() / a.size
 
     def apply(self, x: Array) -> Array:
-        """A A' x for vectors (..., N), in O(N log N)."""
-        x = self._to_classes(x)
+        """A A' x for vectors (..., N), in O(N log N).
+
+        Raises:
+            ValueError: vectors of another length.
+        """
+        x = self._to_classes(self._vectors(x))
         return self._from_classes(self.eigenvalues * (self.weights * x).sum(-2, keepdims=True))
 
     def solve(self, x: Array, noise: ArrayLike) -> Array:
-        r""":math:`(A A^\top + \sigma^2 I)^{-1} x` for vectors (..., N), in O(N log N); noise as in :meth:`bound`."""
-        x = self._to_classes(x)
+        r""":math:`(A A^\top + \sigma^2 I)^{-1} x` for vectors (..., N), in O(N log N); noise as in :meth:`bound`.
+
+        Raises:
+            ValueError: vectors of another length, noise that is not one positive number.
+        """
+        require_noise("Subsampled", noise)
+        x = self._to_classes(self._vectors(x))
         return self._from_classes((x - self._explained(x, noise)) / jnp.square(noise))
 
     def log_determinant(self, noise: ArrayLike) -> Array:
-        r""":math:`\log\det(A A^\top + \sigma^2 I)`, in O(N)."""
+        r""":math:`\log\det(A A^\top + \sigma^2 I)`, in O(N).
+
+        Raises:
+            ValueError: noise that is not one positive number.
+        """
+        require_noise("Subsampled", noise)
         s2 = jnp.square(jnp.asarray(noise, self.eigenvalues.dtype))
         return jnp.log1p(self._signal() / s2).sum() + self.eigenvalues.size * jnp.log(s2)
 
@@ -162,8 +179,7 @@ class Subsampled:
         Raises:
             ValueError: noise that is not positive.
         """
-        require_scalar("Subsampled", "noise", noise)
-        require_positive("Subsampled", "noise", noise)
+        require_noise("Subsampled", noise)
         a, w, signal = self.eigenvalues, self.weights, self._signal()
         s2 = jnp.square(jnp.asarray(noise, a.dtype))
         lost = (a * (1 - w)).sum(0)
@@ -200,14 +216,25 @@ class Subsampled:
         return mean, self.eigenvalues.mean() - jnp.tile(known, copies).reshape(-1)
 
     def _data(self, y: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
-        require_scalar("Subsampled", "noise", noise)
-        require_positive("Subsampled", "noise", noise)
+        require_noise("Subsampled", noise)
+        y = as_numbers("observations of Subsampled", y)
+        require_finite(
+            "observations of Subsampled", y, "of a series with gaps use RingNormal, or a layer on a dgp.Grid"
+        )
         if np.shape(y) != (self.eigenvalues.size,):
             raise ValueError(
                 f"Subsampled: expected an observation at each of the {self.eigenvalues.size} points of the ring, got "
                 f"shape {np.shape(y)}: with gaps or padding use RingNormal, or a layer on a dgp.Grid"
             )
         return jnp.asarray(y, self.eigenvalues.dtype), jnp.square(jnp.asarray(noise, self.eigenvalues.dtype))
+
+    def _vectors(self, x: ArrayLike) -> Array:
+        if np.shape(x)[-1:] != (self.eigenvalues.size,):
+            raise ValueError(
+                f"Subsampled: expected vectors of shape (..., {self.eigenvalues.size}), a number at each point of the "
+                f"ring, got {np.shape(x)}: they go along the last axis"
+            )
+        return jnp.asarray(x, self.eigenvalues.dtype)
 
     def _signal(self) -> Array:
         r""":math:`\beta_m^\top \lambda_m` (M,): the one eigenvalue of a block that is not zero."""

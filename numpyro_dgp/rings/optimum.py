@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.sparse.linalg import cg
 
-from numpyro_dgp._checks import require_positive
+from numpyro_dgp._checks import require_finite, require_noise, require_positive
+from numpyro_dgp._data import as_array, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.rings.ring_function import RingFunction
 
@@ -28,7 +30,14 @@ def _checked(function: RingFunction, noise: ArrayLike, owner: str) -> None:
             f"{owner}: expected a function on a dgp.Grid with one kernel, got {type(function).__name__}: call it "
             "output by output"
         )
-    require_positive(owner, "noise", noise)
+    require_noise(owner, noise)
+
+
+def _rows(function: RingFunction, x: ArrayLike, owner: str) -> Array:
+    rows = function.checked(as_array(f"inputs of {owner}", x))
+    if rows.ndim != 2:
+        raise ValueError(f"{owner}: expected inputs x of shape (N, D), got {rows.shape}: x.reshape(-1, x.shape[-1])")
+    return rows
 
 
 def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: ArrayLike, *, tol: float = 1e-10) -> Array:
@@ -45,7 +54,8 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
         Means (M,) or (P, M): the parameter ``"<name>_auto_loc"`` of a guide.
 
     Raises:
-        ValueError: another function, or noise that is not positive.
+        ValueError: another function, noise that is not one positive number, targets that are not one finite number per
+            input and output, a tolerance that is not positive.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -60,8 +70,16 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
     Source: Tebbutt (2016), algorithms 3.1 and 3.2.
     """
     _checked(function, noise, "optimal_mean")
-    rows = function.checked(x)
-    residual = jnp.asarray(y, rows.dtype) - function.mean_at(rows)
+    require_positive("optimal_mean", "tol", tol, "try 1e-10")
+    rows, targets = _rows(function, x, "optimal_mean"), as_numbers("targets of optimal_mean", y)
+    shape = (len(rows),) if function.outputs is None else (len(rows), function.outputs)
+    if np.shape(targets) != shape:
+        raise ValueError(
+            f"optimal_mean: expected targets y of shape {shape}, one per input and output, got "
+            f"{np.shape(targets)}: of a function without outputs take y[:, 0], for a column open it with outputs=1"
+        )
+    require_finite("targets of optimal_mean", targets, "drop the rows with missing values")
+    residual = jnp.asarray(targets, rows.dtype) - function.mean_at(rows)
     precision = 1 / jnp.square(jnp.asarray(noise, rows.dtype))
     start = jnp.zeros((*residual.shape[1:], function.size), rows.dtype)
     known = function.means_at(rows)
@@ -105,6 +123,6 @@ def optimal_gain(function: RingFunction, x: ArrayLike, noise: ArrayLike) -> Arra
     Source: Tebbutt (2016), equation 3.19, whitened. In equations 3.17 and 3.18 the inverse spectrum is there twice.
     """
     _checked(function, noise, "optimal_gain")
-    rows = function.checked(x)
+    rows = _rows(function, x, "optimal_gain")
     power = jnp.concatenate([part.features[0].power(part.columns(rows)) for part in function.parts])
     return 1 / jnp.sqrt(1 + power / jnp.square(jnp.asarray(noise, rows.dtype)))

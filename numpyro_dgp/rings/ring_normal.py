@@ -13,6 +13,7 @@ that the line is closed to a ring; :func:`~numpyro_dgp.rings.wraparound` bounds 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -22,7 +23,8 @@ import numpyro.distributions as dist
 from jax.scipy.sparse.linalg import cg
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import require_positive
+from numpyro_dgp._checks import is_concrete, require_finite, require_noise, require_positive
+from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import log_density, log_determinant
 from numpyro_dgp.algebra.linalg import jitter, matmul, solve_lower
@@ -49,13 +51,15 @@ class RingNormal(dist.Distribution):
         kernel: a stationary kernel with a spectral density.
         ring: the grid.
         noise: standard deviation of Gaussian noise; ``None`` for none.
-        observed: which points of the grid have values, (M,) of bool or of the shape of the grid; all by default.
+        observed: which points of the grid have values, (M,) of bool or of the shape of the grid; all by default. It
+            must be known when the program is compiled: make it outside.
         loc: mean m, a number or one per observed point.
 
     Values have shape (N,): the observed points in the order of ``ring.points()``.
 
     Raises:
-        ValueError: noise that is not positive, a mask of another size or without observations.
+        ValueError: noise that is not one positive number; indices in place of a mask, a mask of another shape, one
+            that is traced or marks no point; a mean, or values, that are not one per observed point; NaN.
 
     Example:
         >>> import numpyro_dgp as dgp
@@ -82,21 +86,15 @@ class RingNormal(dist.Distribution):
         observed: np.ndarray | None = None,
         loc: ArrayLike = 0.0,
     ) -> None:
-        size = int(np.prod(ring.sizes))
-        mask = np.ones(size, bool) if observed is None else np.asarray(observed, bool).reshape(-1)
-        if len(mask) != size or not mask.any():
-            raise ValueError(
-                f"RingNormal: expected observed to mark some of the {size} grid points, got {mask.shape} with "
-                f"{int(mask.sum())} marked: dgp.rings.regular(x, margin) makes it for a series"
-            )
+        mask = _mask(ring, observed)
         if noise is not None:
-            require_positive("RingNormal", "noise", noise)
+            require_noise("RingNormal", noise)
         values = spectrum(as_kernel(kernel), ring)
         nugget = jitter(values.dtype, 100) * values.mean() if noise is None else jnp.square(jnp.asarray(noise))
         self.process = Circulant(values, (ring.sizes,))
         self.noise_variance = jnp.asarray(nugget, values.dtype)
         self.present, self.missing = np.flatnonzero(mask), np.flatnonzero(~mask)
-        self.loc = jnp.asarray(loc, values.dtype)
+        self.loc = jnp.asarray(self._per_point("loc", loc, np.ndim(loc) == 0), values.dtype)
         super().__init__((), (len(self.present),))
 
     @property
@@ -129,9 +127,10 @@ class RingNormal(dist.Distribution):
         return self.from_white(jax.random.normal(key, sample_shape + self.white_shape, self.process.spectrum.dtype))
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        solved, L = self._residual(value)
+        residual = self._residual(value)
+        solved, L = self._solved(residual)
         total = self.total
-        square = (self._embed(value - self.loc) * solved).sum(-1)
+        square = (self._embed(residual) * solved).sum(-1)
         log_det = 0.5 * total.log_determinant()
         if len(self.missing):
             square = square - jnp.square(self._half(L, solved)).sum(-1)
@@ -149,9 +148,12 @@ class RingNormal(dist.Distribution):
             Mean (M,), less ``loc``, and variance (M,), in the order of ``ring.points()``. Noisy observations there
             have the variance plus the squared noise.
 
+        Raises:
+            ValueError: observations that are not one finite number per observed point.
+
         Source: Tebbutt (2016), equations 1.47 and 1.48 (its factor 1/N is that of the transform).
         """
-        solved, L = self._residual(value)
+        solved, L = self._solved(self._residual(value))
         signal, total = self.process.spectrum, self.total.spectrum
         shrunk = Circulant(signal / total, self.process.blocks)
         explained = Circulant(signal * self.noise_variance / total, self.process.blocks)
@@ -171,23 +173,42 @@ class RingNormal(dist.Distribution):
             tol: relative residual at which to stop; the relative error of the mean is below ``tol`` times the
                 condition number, 1 + largest eigenvalue / noise variance.
             maxiter: steps at most; 10 N by default.
+
+        Raises:
+            ValueError: observations that are not one finite number per observed point, ``tol`` that is not positive.
         """
+        require_positive("RingNormal.posterior_mean", "tol", tol, "try 1e-8")
 
         def covariance(x: Array) -> Array:
             return self.total.apply(self._embed(x))[..., self.present]
 
-        weights, _ = cg(covariance, value - self.loc, tol=tol, maxiter=maxiter)
+        weights, _ = cg(covariance, self._residual(value), tol=tol, maxiter=maxiter)
         return self.process.apply(self._embed(weights))
+
+    def _per_point(self, name: str, value: ArrayLike, one: bool = False) -> Any:
+        """``value`` if it has one finite number per observed point, or is the ``one`` for all."""
+        found = as_numbers(f"{name} of RingNormal", value)
+        if not one and np.shape(found)[-1:] != self.present.shape:
+            raise ValueError(
+                f"RingNormal: expected {name} of shape ({len(self.present)},), one number per observed point, got "
+                f"{np.shape(found)}: they go in the order of ring.points(); of a column take y[:, 0]"
+            )
+        require_finite(f"{name} of RingNormal", found, "leave out what is missing, and mark it False in observed")
+        return found
 
     def _embed(self, x: Array) -> Array:
         """Numbers at the observed points (..., N) as numbers on the ring (..., M), zero elsewhere."""
         shape = (*x.shape[:-1], self.process.spectrum.shape[-1])
         return jnp.zeros(shape, self.process.spectrum.dtype).at[..., self.present].set(x)
 
-    def _residual(self, value: Array) -> tuple[Array, Array]:
+    def _residual(self, value: ArrayLike) -> Array:
+        """Checked observations less their mean (..., N)."""
+        return jnp.asarray(self._per_point("values", value)) - self.loc
+
+    def _solved(self, residual: Array) -> tuple[Array, Array]:
         """G (y - m) on the whole ring, and the Cholesky factor of G_uu."""
         inverse = self.total.power(-1)
-        solved = inverse.apply(self._embed(value - self.loc))
+        solved = inverse.apply(self._embed(residual))
         return solved, jnp.linalg.cholesky(self._entries(inverse, self.missing, self.missing))
 
     def _half(self, L: Array, solved: Array) -> Array:
@@ -199,6 +220,37 @@ class RingNormal(dist.Distribution):
         row = matrix.row().reshape(sizes)
         i, j = (jnp.unravel_index(jnp.asarray(index), sizes) for index in (rows, columns))
         return row[tuple((a[:, None] - b[None]) % m for a, b, m in zip(i, j, sizes, strict=True))]
+
+
+def _mask(ring: Ring, observed: Any) -> np.ndarray:
+    """Which points of the ring are observed, as a flat mask."""
+    if not isinstance(ring, Ring):
+        raise ValueError(
+            f"RingNormal: expected a dgp.rings.Ring, got {type(ring).__name__}: dgp.rings.regular(x, margin) makes one"
+        )
+    size = math.prod(ring.sizes)
+    if observed is None:
+        return np.ones(size, bool)
+    if not is_concrete(observed):
+        raise ValueError(
+            "RingNormal: expected observed to be known when the program is compiled, got a traced array: make the mask "
+            "outside of the program, and do not pass it as an argument of the model"
+        )
+    given = np.asarray(observed)
+    binary = given.dtype == bool or (given.dtype.kind in "iuf" and np.isin(given, (0, 1)).all())
+    if given.shape not in ((size,), ring.sizes) or not binary:
+        shapes = f"({size},)" if len(ring.sizes) == 1 else f"({size},) or {ring.sizes}"
+        raise ValueError(
+            f"RingNormal: expected observed to be a mask of shape {shapes}, True where a grid point has a value, got "
+            f"{given.dtype} of shape {given.shape}: of indices make one, mask = np.zeros({size}, bool); "
+            "mask[indices] = True; dgp.rings.regular(x, margin) makes it for a series"
+        )
+    if not given.any():
+        raise ValueError(
+            f"RingNormal: expected observed to mark some of the {size} grid points, got none marked: "
+            "dgp.rings.regular(x, margin) makes it for a series"
+        )
+    return given.astype(bool).reshape(-1)
 
 
 @kl_divergence.register(RingNormal, RingNormal)

@@ -9,15 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import is_concrete, require_finite
+from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
-from numpyro_dgp.rings.spectra import Ring, periodised
+from numpyro_dgp.rings.spectra import MAX_SIZE, Ring, periodised
 
 __all__ = ["regular", "wraparound"]
 
 # The number of Fourier transforms in a log evidence and its gradient.
 _TRANSFORMS = 10
+# Points without observations, whose cube a log evidence costs, up to which any series is taken as regular with gaps.
+_MOST_GAPS = 5000
 
 
 def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
@@ -33,7 +36,9 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
         The ring, and which of its points are observed, (M,) of bool.
 
     Raises:
-        ValueError: inputs that are not in order or not on a regular grid, a margin that is negative or not finite.
+        ValueError: inputs that are not known numbers, not in order or not on a regular grid; a smallest difference that
+            makes a grid almost without observations, as rounded times at no particular places do; a margin that is
+            negative, not finite, or makes the ring too large.
 
     Example:
         >>> import numpy as np
@@ -44,25 +49,40 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
 
     Source: Tebbutt (2016), sections 1.3.2 and 1.3.5, with padding.
     """
-    x = np.asarray(x)
+    x = known_numbers("inputs of rings.regular", x)
     require_finite("inputs of rings.regular", x, "drop missing rows: a gap in the inputs is a missing observation")
-    if np.ndim(margin) or not 0 <= margin < math.inf:
+    if isinstance(margin, bool) or np.ndim(margin) or not 0 <= margin < math.inf:
         raise ValueError(
             f"rings.regular: expected margin to be a finite number of at least zero, got {margin}: try six "
             "lengthscales, or 0.0 for a process that is periodic itself"
         )
     if x.ndim != 1 or len(x) < 2 or not (np.diff(x) > 0).all():
         raise ValueError(
-            f"rings.regular: expected inputs (N,) in increasing order, got shape {x.shape}: sort them first"
+            f"rings.regular: expected inputs (N,) in increasing order, got shape {x.shape}: "
+            + ("take the column, x[:, 0]" if x.ndim == 2 else "sort them first, without repeated inputs")
         )
-    step = np.diff(x).min()
-    index = np.rint((x - x[0]) / step).astype(int)
+    x = x.astype(float)
+    spacings = np.diff(x)
+    steps = (x[-1] - x[0]) / spacings.min()
+    if steps - len(x) > max(_MOST_GAPS, 9 * len(x)):
+        raise ValueError(
+            f"rings.regular: expected inputs on a regular grid, got a smallest spacing of {spacings.min():.4g} (the "
+            f"median is {np.median(spacings):.4g}), which makes {steps + 1:.7g} points with {len(x)} observations: use "
+            "dgp.gp with dgp.Grid, whose data may lie anywhere, or round the inputs to a coarser grid"
+        )
+    index = np.rint((x - x[0]) / spacings.min()).astype(int)
     step = (x[-1] - x[0]) / index[-1]
     off = np.abs((x - x[0]) / step - index).max()
     if off > 0.01:
         raise ValueError(
-            f"rings.regular: expected inputs on a regular grid, got one {off:.2g} of a step {step:.4g} away from it: "
-            "use dgp.gp with dgp.Grid, whose data may lie anywhere"
+            f"rings.regular: expected inputs on a regular grid, got one {off:.2g} of a step {step:.4g} away from it "
+            f"(spacings from {spacings.min():.4g} to {spacings.max():.4g}): use dgp.gp with dgp.Grid, whose data may "
+            "lie anywhere"
+        )
+    if margin / step > MAX_SIZE - index[-1] - 1:
+        raise ValueError(
+            f"rings.regular: expected a margin that leaves the ring at most {MAX_SIZE} points, got {margin} with steps "
+            f"of {step:.4g}: six lengthscales are enough, in units of x"
         )
     size = int(index[-1]) + 1 + math.ceil(margin / step - 1e-6)  # 12 * 0.1 makes 12 steps despite rounding
     size = _fast_size(size, len(x)) if margin > 0 else size
@@ -106,6 +126,9 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
     Returns:
         The largest error, a share of the variance: a number.
 
+    Raises:
+        ValueError: a span that is not a number or one per dimension, or not between zero and the length of the ring.
+
     Example:
         >>> from numpyro_dgp.kernels import RBF
         >>> from numpyro_dgp.rings import Ring, wraparound
@@ -113,6 +136,14 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
         True
     """
     kernel, D = as_kernel(kernel), len(ring.sizes)
+    require_finite("span of rings.wraparound", span, "the range of the data, x.max() - x.min()")
+    inside = not is_concrete(span, ring.length) or bool(np.all((np.asarray(span) >= 0) & (span <= ring.length)))
+    if np.shape(span) not in ((), (D,)) or not inside:
+        raise ValueError(
+            f"rings.wraparound: expected span to be a number or one per dimension, shape ({D},), between zero and the "
+            f"length {np.asarray(ring.length) if is_concrete(ring.length) else ''} of the ring, got {span}: it is the "
+            "range of the data, x.max() - x.min(); a ring must be longer"
+        )
     reach = jnp.broadcast_to(jnp.asarray(span, ring.dtype), (D,))
     corners = jnp.asarray(np.array(list(itertools.product((0.0, 1.0), repeat=D))), ring.dtype) * reach
     origin = jnp.zeros((1, D), ring.dtype)

@@ -23,12 +23,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite
+from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel, expand
 from numpyro_dgp.kernels.summands import Summand
 
-__all__ = ["NEAR", "Ring", "aliases", "components", "frequencies", "periodised", "spectral_mass", "spectrum"]
+__all__ = [
+    "MAX_SIZE",
+    "NEAR",
+    "Ring",
+    "aliases",
+    "components",
+    "frequencies",
+    "periodised",
+    "spectral_mass",
+    "spectrum",
+]
 
 # By the number of dimensions of the ring: how many aliases on either side are summed one by one, and the number of
 # nodes of the quadrature for the rest of the sum.
@@ -37,8 +48,10 @@ _TAIL = {1: 4, 2: 8, 3: 5}
 # Images of the kernel on either side that are summed, after distances are wrapped to at most half the ring.
 _IMAGES = {1: 4, 2: 2, 3: 1}
 # Phases are reduced in 32-bit integers, eight bits of a grid index at a time (``rings.features``): up to here.
-_MAX_SIZE = 2**22
+MAX_SIZE = 2**22
 _BLOCK = 64
+# Rounding errors of inputs on a ring far from zero, relative to its steps, up to which it is accepted.
+_RESOLVED = 0.05
 
 
 @pytree
@@ -54,7 +67,8 @@ class Ring:
         size: grid points, an integer or one per dimension (D of them, D at most 3).
 
     Raises:
-        ValueError: bounds that are not finite or not in order, a size that is not a positive integer.
+        ValueError: bounds that are not finite or not in order, or so far from zero that the precision of JAX does not
+            resolve the steps between them; a size that is not a positive integer.
 
     Example:
         >>> from numpyro_dgp.rings import Ring
@@ -67,16 +81,16 @@ class Ring:
     size: int | tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        sizes = (self.size,) if isinstance(self.size, int) else tuple(self.size)
+        sizes = tuple(self.size) if isinstance(self.size, list | tuple) else (self.size,)
         owner = type(self).__name__
-        if not 1 <= len(sizes) <= 3 or not all(isinstance(m, int) and 2 <= m <= _MAX_SIZE for m in sizes):
+        if not 1 <= len(sizes) <= 3 or not all(isinstance(m, int) and 2 <= m <= MAX_SIZE for m in sizes):
             raise ValueError(
-                f"{owner}: expected size to be one, two or three integers from 2 to {_MAX_SIZE}, got {self.size}: "
+                f"{owner}: expected size to be one, two or three integers from 2 to {MAX_SIZE}, got {self.size}: "
                 "more input columns need an additive kernel, k.on(0) + k.on(1) + ..., or dgp.Points"
             )
         for name in ("low", "high"):
-            if isinstance(getattr(self, name), list | tuple):
-                object.__setattr__(self, name, np.asarray(getattr(self, name), float))
+            if not isinstance(getattr(self, name), int | float):
+                object.__setattr__(self, name, as_numbers(f"{name} of {owner}", getattr(self, name)))
             if np.shape(getattr(self, name)) not in ((), (len(sizes),)):
                 raise ValueError(
                     f"{owner}: expected {name} to be a number or one per dimension, shape ({len(sizes)},), got shape "
@@ -89,6 +103,20 @@ class Ring:
                 "lengthscales between their two ends"
             )
         object.__setattr__(self, "size", sizes)
+        self._require_resolution(owner)
+
+    def _require_resolution(self, owner: str) -> None:
+        if not is_concrete(self.low, self.high):
+            return
+        low, high = (np.asarray(end, float) for end in (self.low, self.high))
+        step = (high - low) / np.array(self.sizes)
+        rounding = float(jnp.finfo(self.dtype).eps) * np.maximum(np.abs(low), np.abs(high))
+        far = np.minimum(np.abs(low), np.abs(high)) > high - low
+        if (far & (rounding > _RESOLVED * step)).any():
+            raise ValueError(
+                f"{owner}: expected ends whose steps {self.dtype} resolves, got {low} to {high} with steps of {step}: "
+                "subtract the first input from low, high and all inputs, in double precision"
+            )
 
     @property
     def sizes(self) -> tuple[int, ...]:

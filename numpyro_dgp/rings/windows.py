@@ -11,11 +11,23 @@ of the same ones,
 and differ by what lies outside of n points. Everything about one input then costs O(n log n), or O(n^2) where values on
 the grid are correlated a posteriori, whatever M is. The moments of f(x) are those of a process on a ring: variances are
 positive, and those of the prior come back, as k(0) on the small ring.
+
+How far n points reach is known from the weights alone. Let r be the root of the share of their squares that lies in the
+outer quarter of the window, more than 3n/8 points from x. The prior mean of f(x) is a sum of weights times independent
+N(0, 1) numbers at the points, so the error of the mean has, in standard deviations of the prior, the square
+
+.. math:: \sum_{|d| < n/2} \bigl(\chi^{(n)}_d - \chi_d\bigr)^2 + \sum_{|d| \ge n/2} \chi_d^2 ,
+
+of which both parts come from weights beyond n/2 points. Weights that fall by a constant factor per point leave
+:math:`r^{4/3}` there, since n/2 is 4/3 of 3n/8; those of a kernel that is too long for the window are spread evenly
+over it, with r = 1/2. Up to r = 1/100 the window is accepted. The lengthscale of a layer that is trained changes from
+step to step, and so r, which needs three rows of weights, is part of the compiled program: beyond 1/100 values are NaN.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +48,8 @@ __all__ = ["Window", "around", "neighbours"]
 _LARGEST = {1: 4096, 2: 128, 3: 32}
 # A window is too small if more than this share of the length of its weights lies in its outer quarter.
 _TOO_SHORT = 1e-2
+# Where weights are looked at for that: inputs this many steps behind the nearest grid point.
+_OFFSETS = np.array([0.0, 0.25, 0.5])
 
 
 def around(ring: Ring, sizes: tuple[int, ...]) -> Ring:
@@ -83,27 +97,26 @@ class Window:
     def weights(self, power: float) -> Array:
         r""":math:`C^{-1/2 - p}\, k(Z, x)` at the n points (P, N, n): :math:`\alpha` for p = 0, :math:`\chi` for 1/2.
 
+        NaN in compiled programs where values would raise.
+
         Raises:
             ValueError: where more than a hundredth of their length lies in the outer quarter of the window.
         """
-        found = self._weights(power)
-        if is_concrete(found) and found.size:
-            share = math.sqrt(sum(_left_out(found, self.sizes, d)[3 * n // 8] for d, n in self._cut()))
-            if share > _TOO_SHORT:
+        scale = _scale(self.features, power, self.rows.dtype)
+        cut = [(d, n) for d, (n, m) in enumerate(zip(self.sizes, self.ring.sizes, strict=True)) if n < m]
+        if cut:
+            sample = _sample(jax.lax.stop_gradient(self.features), power)
+            outer: Any = sum(_left_out(sample, self.sizes, d)[3 * n // 8] for d, n in cut)
+            if not is_concrete(outer):
+                scale = jnp.where(outer > _TOO_SHORT**2, jnp.nan, scale)
+            elif outer > _TOO_SHORT**2:
                 raise ValueError(
                     f"expected the neighbours of a dgp.Grid to reach as far as its kernel, got {self.sizes} with "
-                    f"{100 * share:.2g} % of the weights in their outer quarter: grid.local(kernel), with the largest "
-                    "lengthscale, takes enough; grid.local(kernel, scaled=True) for rules that scale values on the grid"
+                    f"{100 * math.sqrt(outer):.2g} % of the weights in their outer quarter: grid.local(kernel), with "
+                    "the largest lengthscale that a fit may reach, takes enough (bound it by a prior or constraint); "
+                    "grid.local(kernel, scaled=True) for rules that scale values on the grid"
                 )
-        return found
-
-    def _weights(self, power: float) -> Array:
-        spectrum = jnp.stack([f.spectrum for f in self.features])[:, None].astype(self.rows.dtype)
-        return hartley(self.rows * spectrum**-power, (self.sizes,))
-
-    def _cut(self) -> list[tuple[int, int]]:
-        """The dimensions in which the window is not the whole ring, with its size there."""
-        return [(d, n) for d, (n, m) in enumerate(zip(self.sizes, self.ring.sizes, strict=True)) if n < m]
+        return hartley(self.rows * scale, (self.sizes,))
 
     def take(self, values: Array) -> Array:
         """Of values on the whole grid (P, M) those around every input: (P, N, n)."""
@@ -128,14 +141,27 @@ class Window:
         return jnp.stack([f.conditional_variance(self.offset) for f in self.features])
 
 
-def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> np.ndarray:
+def _scale(features: tuple[RingFeatures, ...], power: float, dtype: Any) -> Array:
+    r""":math:`\Lambda^{-p}` of small rings (P, 1, n)."""
+    return jnp.stack([f.spectrum for f in features])[:, None].astype(dtype) ** -power
+
+
+def _sample(features: tuple[RingFeatures, ...], power: float) -> Array:
+    """Weights at the offsets that stand for all (P, 3, n)."""
+    ring = features[0].ring
+    offset = jnp.asarray(_OFFSETS, ring.dtype)[:, None] * (ring.length / jnp.asarray(ring.sizes, ring.dtype))
+    rows = jnp.stack([f.whitened(offset) for f in features])
+    return hartley(rows * _scale(features, power, rows.dtype), (ring.sizes,))
+
+
+def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> Array:
     """What share of squared weights (..., n) lies more than 0, 1, ... points from the middle in dimension d."""
-    square = np.square(np.asarray(weights, float)).reshape(-1, *sizes)
-    others = tuple(i for i in range(1, square.ndim) if i != d + 1)
-    along = square.sum(others).max(0)
+    square = jnp.square(weights).reshape(-1, *sizes)
+    along = square.sum([i for i in range(1, square.ndim) if i != d + 1]).max(0)
     distance = np.abs(np.arange(sizes[d]) - sizes[d] // 2)
-    beyond = np.cumsum(np.bincount(distance, along)[::-1])[::-1]
-    return np.append(beyond[1:], 0) / beyond[0]
+    at_distance = jnp.zeros(distance.max() + 2, along.dtype).at[distance].add(along)
+    beyond = jnp.cumsum(at_distance[::-1])[::-1]
+    return beyond[1:] / beyond[0]
 
 
 def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[int, ...]:
@@ -155,11 +181,10 @@ def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[in
     found = dict.fromkeys(range(len(ring.sizes)), 2)
     for dims, part in components(as_kernel(kernel), len(ring.sizes)).items():
         whole = ring.on(dims)
-        step = whole.length / jnp.asarray(whole.sizes, whole.dtype)
-        inputs = whole.origin + jnp.array([[0.0], [0.25], [0.5]], whole.dtype) * step
-        window = Window.of((part,), whole, (_LARGEST[len(dims)],) * len(dims), inputs)
+        small = around(whole, tuple(min(_LARGEST[len(dims)], m) for m in whole.sizes))
+        weights = _sample((RingFeatures.of(part, small),), power)
         for i, d in enumerate(dims):
-            left = _left_out(window._weights(power), window.sizes, i)
+            left = np.asarray(_left_out(weights, small.sizes, i))
             enough = np.flatnonzero(left <= tol**2 / len(dims))
             reach = whole.sizes[i] if enough[0] + 1 == len(left) else next_fast_len(2 * int(enough[0]) + 2, real=True)
             found[d] = max(found[d], min(reach, whole.sizes[i]))

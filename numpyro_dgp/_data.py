@@ -1,0 +1,198 @@
+"""Data as users have them, tables, masked arrays or lists, as arrays of numbers.
+
+Packages of tables, such as pandas, are not imported: a table or a column is what has a method ``to_numpy``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import numbers
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+
+__all__ = ["as_array", "as_numbers", "known_numbers", "require_apart", "warn_of_units"]
+
+# Rows of a column that are looked at, evenly spaced, to see whether its values stay apart.
+_ROWS = 100_000
+# Columns with a mean or a standard deviation beyond this are not in standard units.
+_LARGE = 1e3
+_UNIT = "(t - t.min()) / np.timedelta64(1, 'D') counts days"
+
+
+def as_numbers(what: str, value: Any) -> Any:
+    """``value`` as a NumPy array of real numbers; arrays of JAX, tracers among them, are returned as they are.
+
+    Tables (pandas, polars) become matrices with one column each, missing entries NaN. Whole numbers stay whole, and
+    nothing is rounded: what comes from a table has the precision that it has there.
+
+    Args:
+        what: name of the data in messages, such as ``"inputs of kmeans"``.
+        value: numbers, an array, a list, a table or one of its columns.
+
+    Raises:
+        ValueError: categories, times, text or other objects, masked entries, lists of unequal length.
+
+    Example:
+        >>> as_numbers("targets", [1, None, 2.5])
+        array([1. , nan, 2.5])
+    """
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        return value
+    if not is_concrete(value):
+        return jnp.asarray(value)
+    if not (hasattr(value, "to_numpy") and hasattr(value, "columns")):
+        return _numbers(what, "", value)
+    named = value.items() if hasattr(value, "items") else ((name, value[name]) for name in value.columns)
+    columns = [_numbers(what, f" in column {name!r}", column) for name, column in named]
+    if not columns:
+        raise ValueError(f"expected {what} to have columns, got a {type(value).__name__} with none")
+    return np.stack(columns, -1)
+
+
+def known_numbers(what: str, value: Any) -> np.ndarray:
+    """:func:`as_numbers` of values that must be known, as a NumPy array.
+
+    Raises:
+        ValueError: as there, or traced values.
+    """
+    found = as_numbers(what, value)
+    if not is_concrete(found):
+        raise ValueError(f"expected {what} with known values, got traced ones: call it before the program is compiled")
+    return np.asarray(found)
+
+
+def as_array(what: str, value: Any) -> Array:
+    """``value`` as an array of JAX in its default precision, with an error where that would change the data.
+
+    Args:
+        what: name of the data in messages.
+        value: as :func:`as_numbers`.
+
+    Raises:
+        ValueError: as there; whole numbers or floats out of the range of the default precision; columns most of whose
+            distinct values become equal in it.
+
+    Example:
+        >>> as_array("inputs", [[1, 2], [3, 4]]).shape
+        (2, 2)
+    """
+    found = as_numbers(what, value)
+    if not isinstance(found, np.ndarray):
+        return found
+    held = jax.dtypes.canonicalize_dtype(found.dtype)
+    if found.size and found.dtype.kind in "iu" and not np.can_cast(found.dtype, held):
+        limits = np.iinfo(held)
+        if found.min() < limits.min or found.max() > limits.max:
+            raise ValueError(
+                f"expected {what} within the whole numbers of {held}, got {found.min()} to {found.max()}: subtract the "
+                "first, change the unit, or standardise by dgp.initial.Standardizer; JAX would wrap them around"
+            )
+    with np.errstate(over="ignore"):
+        cast = found.astype(held)
+    require_apart(what, found, cast)
+    return jnp.asarray(cast)
+
+
+def require_apart(what: str, before: np.ndarray, after: np.ndarray) -> None:
+    """Raise if most of the distinct values of a column are equal, or finite ones infinite, in ``after``.
+
+    Values that differ by rounding errors of double precision count as equal, and so a few may fall together: among
+    many values in no particular places some always do.
+    """
+    if after.dtype == before.dtype or not before.size:
+        return
+    if before.dtype.kind == "f" and not np.isfinite(after[np.isfinite(before)]).all():
+        raise ValueError(
+            f"expected {what} within the range of {after.dtype}, got {np.nanmax(np.abs(before)):.3g}: change the unit"
+        )
+    rows = len(before) if before.ndim else 1
+    old, new = (x.reshape(rows, -1)[:: max(1, rows // _ROWS)] for x in (before, after))
+    for d, (wide, narrow) in enumerate(zip(old.T, new.T, strict=True)):
+        known = np.isfinite(wide)
+        exact = before.dtype.kind in "iub" or not known.any()
+        tolerance = 0 if exact else 8 * np.finfo(float).eps * np.abs(wide[known]).max()
+        distinct, left = _count(wide[known], tolerance), _count(narrow[known], 0)
+        if 2 * left < distinct:
+            where = f" in column {d}" if new.shape[1] > 1 else ""
+            raise ValueError(
+                f"expected distinct values of {what} to stay distinct in {after.dtype}, got {distinct}{where} of which "
+                f"{left} are left: subtract the offset in double precision (dgp.initial.Standardizer does), remove "
+                'outliers, or switch on jax.config.update("jax_enable_x64", True)'
+            )
+
+
+def _count(values: np.ndarray, tolerance: float) -> int:
+    """How many of ``values`` differ, by more than ``tolerance``."""
+    return int((np.diff(np.sort(values)) > tolerance).sum()) + 1
+
+
+def warn_of_units(owner: str, what: str, value: Any) -> None:
+    """Warn if a column of known floating-point numbers has a mean or a standard deviation beyond 1000."""
+    found = as_numbers(what, value)
+    if not is_concrete(found) or not found.size or not jnp.issubdtype(found.dtype, jnp.floating):
+        return
+    rows = np.asarray(found, float).reshape(found.shape[0] if found.ndim else 1, -1)
+    mean, spread = np.abs(rows.mean(0)), rows.std(0)
+    d = int(np.argmax(np.maximum(mean, spread)))
+    if max(mean[d], spread[d]) > _LARGE:
+        where = f"column {d} has" if rows.shape[1] > 1 else "they have"
+        warnings.warn(
+            f"{owner}: {what} are not in standard units: {where} mean {rows[:, d].mean():.3g} and standard deviation "
+            f"{spread[d]:.3g}, and lengthscales, variances and noise usually begin near one: units = "
+            "dgp.initial.Standardizer.fit(values); values = units(values)",
+            stacklevel=3,
+        )
+
+
+def _numbers(what: str, where: str, value: Any) -> np.ndarray:
+    """A column, an array or a list as numbers; ``where`` is said behind what came."""
+
+    def refuse(got: str, advice: str) -> ValueError:
+        return ValueError(f"expected {what} to be numbers, got {got}{where}: {advice}")
+
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        count = int(np.ma.getmaskarray(value).sum())
+        raise refuse(f"{count} masked value(s)", "drop these rows, or fill them with values.filled(number)")
+    if str(getattr(value, "dtype", "")).startswith(("category", "Categorical", "Enum")):
+        raise refuse("categories", "pandas.get_dummies makes a column of 0 and 1 of each, .cat.codes whole numbers")
+    try:
+        found = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    except ValueError as error:
+        raise refuse("lists of unequal length", "give every row as many numbers") from error
+    if found.dtype.kind == "O":
+        found = _from_objects(found, refuse)
+    if found.dtype.kind == "M":
+        raise refuse(f"times ({found.dtype})", f"choose a unit, {_UNIT}")
+    if found.dtype.kind == "m":
+        raise refuse(f"durations ({found.dtype})", "choose a unit, t / np.timedelta64(1, 'D') counts days")
+    if found.dtype.kind in "USTc":
+        raise refuse("complex numbers" if found.dtype.kind == "c" else "text", "convert them, values.astype(float)")
+    return found
+
+
+def _from_objects(values: np.ndarray, refuse: Any) -> np.ndarray:
+    """Floating-point numbers from an array of Python objects, ``None`` and the like as NaN."""
+    if not values.ndim:
+        advice = (
+            "make it dense, .toarray()" if hasattr(values.item(), "toarray") else "give an array, a list or a table"
+        )
+        raise refuse(f"a {type(values.item()).__name__}", advice)
+    missing = [entry is None or type(entry).__name__ in ("NAType", "NaTType") for entry in values.flat]
+    known = [entry for entry, absent in zip(values.flat, missing, strict=True) if not absent]
+    for entry in known:
+        if isinstance(entry, datetime.date):
+            raise refuse(f"times ({type(entry).__name__})", f"choose a unit, {_UNIT}")
+        if isinstance(entry, str):
+            raise refuse("text", "convert it, values.astype(float)")
+        if not isinstance(entry, numbers.Number | np.bool_) or isinstance(entry, complex):
+            raise refuse(f"a {type(entry).__name__}", "give an array, a list or a table of numbers")
+    found = np.full(values.size, np.nan)
+    found[~np.array(missing, bool)] = np.array(known, float)
+    return found.reshape(values.shape)

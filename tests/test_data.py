@@ -1,0 +1,158 @@
+"""Data of every kind that users have, as numbers: tables, large offsets, whole numbers, what single precision holds."""
+
+import decimal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from numpyro_dgp import initial
+from numpyro_dgp._data import as_array, as_numbers, require_apart, warn_of_units
+from numpyro_dgp.initial import Standardizer
+
+rng = np.random.default_rng(3)
+PLAIN = np.array([[1.0, 0.5], [2.0, 1.5], [4.0, 0.25]])
+TABLE = pd.DataFrame({"a": [1, 2, 4], "b": [0.5, 1.5, 0.25]})
+SAME = {
+    "list": PLAIN.tolist(),
+    "table": TABLE,
+    "nullable": TABLE.convert_dtypes(),
+    "objects": TABLE.astype(object),
+    "repeated names": TABLE.set_axis(["a", "a"], axis=1),
+    "levels of names": TABLE.set_axis(pd.MultiIndex.from_tuples([("u", "a"), ("u", "b")]), axis=1),
+    "other index": TABLE.set_axis([7, 3, 3], axis=0),
+    "decimals": [[decimal.Decimal(str(v)) for v in row] for row in PLAIN.tolist()],
+    "masked, nothing missing": np.ma.array(PLAIN),
+    "JAX": jnp.asarray(PLAIN),
+    "single": PLAIN.astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_every_kind_of_table_is_the_same_data(kind):
+    np.testing.assert_array_equal(as_numbers("data", SAME[kind]), PLAIN)
+    units, expected = Standardizer.fit(SAME[kind]), Standardizer.fit(PLAIN)
+    np.testing.assert_allclose(units(SAME[kind]), expected(PLAIN), rtol=1e-6)
+    np.testing.assert_array_equal(initial.kmeans(SAME[kind], 2), initial.kmeans(PLAIN, 2))
+    assert [s.Z.shape for s in initial.layers(SAME[kind], [3], 2)] == [(2, 2), (2, 3)]
+
+
+def test_columns_keep_what_they_are():
+    """Whole numbers and truth values stay so; what is missing becomes NaN."""
+    assert as_numbers("y", pd.Series([1, 2**53 + 1], dtype="Int64")).tolist() == [1, 2**53 + 1]
+    assert as_numbers("y", pd.Series([True, False], dtype="boolean")).dtype == bool
+    assert as_numbers("y", pd.RangeIndex(3)).dtype == np.int64
+    np.testing.assert_array_equal(as_numbers("y", pd.Series([1, None], dtype="Int64")), [1.0, np.nan])
+    np.testing.assert_array_equal(as_numbers("y", pd.Series([True, None], dtype="boolean")), [1.0, np.nan])
+    np.testing.assert_array_equal(as_numbers("y", [1, None, 2.5]), [1.0, np.nan, 2.5])
+    np.testing.assert_array_equal(Standardizer.fit(pd.Series([True, False]))(pd.Series([True, False])), [1.0, -1.0])
+    assert initial.kmeans(np.array([[0], [1], [10], [11]]), 2).max() == 10.5  # not cut to a whole number
+
+
+def test_traced_values_pass():
+    values = jax.ShapeDtypeStruct((3, 2), float)
+    assert jax.eval_shape(lambda x: as_array("x", x), values).shape == (3, 2)
+    assert jax.eval_shape(lambda x: as_array("x", [x[0, 0], x[1, 1]]), values).shape == (2,)
+    assert jax.eval_shape(Standardizer.fit(PLAIN), values).shape == (3, 2)
+
+
+OFFSETS = {
+    "seconds since 1970": 1.7e9 + 60 * np.arange(500),
+    "a large offset": 1e9 + rng.normal(size=500),
+    "whole milliseconds": 1_700_000_000_000 + 1000 * np.arange(500),
+    "whole seconds": 1_700_000_000 + np.arange(500),
+}
+
+
+@pytest.mark.usefixtures("x32")
+@pytest.mark.parametrize("name", OFFSETS)
+def test_single_precision_keeps_distances(name):
+    """In standard units, where single precision has digits for them; and the way back is in double precision."""
+    values = OFFSETS[name]
+    units = Standardizer.fit(values)
+    found = units(values)
+    assert found.dtype == jnp.float32
+    exact = (values - values.mean()) / values.std()
+    np.testing.assert_allclose(found, exact, atol=3e-7)
+    assert len(np.unique(found)) == 500
+    back = units.inverse(found)
+    assert back.dtype == np.float64
+    np.testing.assert_allclose(back - values[0], values - values[0], atol=2e-7 * np.ptp(values))
+
+
+@pytest.mark.usefixtures("x32")
+def test_offsets_under_jit():
+    """What arrives is the best that 32 bits have: whole numbers and offsets lose no more."""
+    seconds = 1_700_000_000 + 7 * np.arange(50)
+    units = Standardizer.fit(seconds)
+    np.testing.assert_allclose(jax.jit(units)(seconds), units(seconds), atol=1e-6)
+    near = 1e6 + 0.25 * np.arange(50)  # all of these are floats of 32 bits, the mean is not
+    units = Standardizer.fit(near)
+    np.testing.assert_allclose(jax.jit(units)(near), units(near), atol=1e-6)
+    np.testing.assert_allclose(jax.jit(units.inverse)(units(near)), near, rtol=1e-6)
+    as_argument = jax.jit(lambda units, x: units(x))(Standardizer.fit(PLAIN), PLAIN)
+    np.testing.assert_allclose(as_argument, Standardizer.fit(PLAIN)(PLAIN), atol=1e-6)
+
+
+@pytest.mark.usefixtures("x32")
+def test_what_single_precision_cannot_hold_is_an_error():
+    for name, match in [
+        ("seconds since 1970", r"got 500 of which \d+ are left: subtract the offset in double precision"),
+        ("a large offset", "distinct values of inputs to stay distinct in float32, got 500 of which 1 are left"),
+        ("whole milliseconds", "within the whole numbers of int32, got 1700000000000 to 1700000499000"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            as_array("inputs", OFFSETS[name])
+    with pytest.raises(ValueError, match=r"within the range of float32, got 1e\+39"):
+        as_array("inputs", [1e39, 1.0])
+    outlier = np.append(np.linspace(0, 1, 50), 1e12)
+    with pytest.raises(ValueError, match=r"distinct values of standardised values .* remove outliers"):
+        Standardizer.fit(outlier)(outlier)
+    columns = np.stack([rng.normal(size=500), OFFSETS["a large offset"]], 1)
+    with pytest.raises(ValueError, match="got 500 in column 1 of which 1 are left"):
+        as_array("inputs", columns)
+    assert as_array("labels", np.arange(5)).dtype == jnp.int32
+
+
+@pytest.mark.usefixtures("x32")
+@pytest.mark.parametrize(
+    "values",
+    [
+        rng.normal(size=(100_000, 1)),  # two of a hundred coincide
+        np.array([0.3, 0.1 + 0.2, 0.3 + 1e-16, 1.0]),  # equal but for rounding
+        np.cumsum(np.full(500, 0.1)),
+        np.zeros((5, 2)),
+        np.array([np.nan, np.nan, 1.0]),
+        np.array([np.inf, 1.0]),
+        np.zeros((0, 3)),
+        2020 + np.arange(500) / 365,
+        np.float64(1e9),
+    ],
+    ids=str,
+)
+def test_ordinary_data_pass(values):
+    assert as_array("data", values).dtype == jnp.float32
+
+
+def test_what_stays_apart_is_counted_by_column():
+    before = np.array([[1.0, 1.0], [1.0 + 1e-9, 2.0], [1.0 + 2e-9, 3.0]])
+    with pytest.raises(ValueError, match="got 3 in column 0 of which 1 are left"):
+        require_apart("x", before, before.astype(np.float32))
+    require_apart("x", before[:2], before[:2].astype(np.float32))  # one of two: by chance
+
+
+@pytest.mark.parametrize("values", [PLAIN, 100 * PLAIN, np.arange(10**6), np.zeros((0, 2)), np.zeros((3, 0)), "jit"])
+def test_units_near_one_do_not_warn(values):
+    if isinstance(values, str):
+        jax.eval_shape(lambda x: warn_of_units("f", "x", x), jax.ShapeDtypeStruct((3,), float))
+    else:
+        warn_of_units("f", "x", values)
+
+
+def test_messages_are_short_for_any_table():
+    wide = pd.DataFrame({f"column {i}": ["u"] * 500 for i in range(200)})
+    with pytest.raises(ValueError, match="got text in column 'column 0'") as raised:
+        initial.layers(wide, [], 5)
+    assert len(str(raised.value)) < 200
