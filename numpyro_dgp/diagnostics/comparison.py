@@ -201,7 +201,10 @@ def _on_test(
         num_samples = min(num_samples, len(next(iter(posterior.samples.values()))))
     keys = jax.random.split(key, 4)
     log_density = posterior.log_density(keys[0], y, *inputs, num_samples=num_samples)
-    mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean
+    try:
+        mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean
+    except NoMoments:  # of labels
+        mean = jnp.nan
     draws = posterior.sample(keys[2], *inputs, num_samples=num_samples)
     return {
         "test_log_density": float(log_density.mean()),
