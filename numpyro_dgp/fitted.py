@@ -175,7 +175,7 @@ def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:
 
 
 def require_unobserved(call: Call) -> None:
-    """Raise if a call observes what it is to predict; warn if it observes what would inform latents of these rows."""
+    """Raise if a call observes what it is to predict; warn if latents have another distribution than one may expect."""
     if call.candidates and not call.predicted:
         raise ValueError(
             "Posterior: expected a call without the observations that are to be predicted, got those of "
@@ -188,6 +188,12 @@ def require_unobserved(call: Call) -> None:
             f"Posterior: {', '.join(map(repr, observed))} is observed in this call, which does not change the "
             f"prediction: {', '.join(map(repr, latents))} at new rows is drawn given the fit alone; leave the "
             "observations out",
+            stacklevel=2,
+        )
+    if call.unobserved():
+        warnings.warn(
+            f"Posterior: {', '.join(map(repr, call.unobserved()))} belongs to rows of other data, which this call does not "
+            "observe, so that it is drawn from its prior: pass the observations of these rows as in the fit",
             stacklevel=2,
         )
 

@@ -51,6 +51,13 @@ __all__ = ["Posterior"]
 class Posterior:
     """A fitted program: a model with a guide and its parameters, or with draws from MCMC.
 
+    Its methods take what all data share from the fit, and predict at the rows of the arguments. What has one value per
+    row there (hidden layers, latents) is drawn by the program given the shared values, with a guide as with draws of
+    MCMC. This also holds for the rows of the fit, and for rows at which another site is observed, with a warning. Draws
+    of the latents of the fit's own rows are ``guide.sample_posterior(key, params, X, y)``. Latents in plates that the
+    predicted site is not in, such as those of another source of data, have their posterior if the call observes that
+    source as the fit did, and otherwise their prior, with a warning.
+
     Args:
         model: the program.
         guide: its guide. From guides of other packages, such as NumPyro's autoguides, sites with one value per datum
@@ -61,7 +68,7 @@ class Posterior:
         site: the observed site; needed only when it is not a ``Likelihood``, or when there are several.
 
     Raises:
-        ValueError: neither a guide nor samples, or both.
+        ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
 
     Example:
         >>> import jax, numpyro, optax
@@ -311,8 +318,8 @@ class Posterior:
             program: the model, with its random numbers.
             args: its arguments.
             kwargs: its keyword arguments.
-            predicted: the plates of the sites that are predicted: then latents of other rows, observed in this call, are
-                given too.
+            predicted: the plates of the sites that are predicted: then latents of other rows, observed in this call,
+                are given too.
         """
         structure = inspect_program(self.model, args, kwargs)
         source = "samples" if self.guide is None else "a guide"

@@ -22,7 +22,7 @@ from numpyro_dgp.algebra.row_dependence import mark
 from numpyro_dgp.model.coupling import coupling
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import Range, value_range
-from numpyro_dgp.model.program import run_on_shapes
+from numpyro_dgp.model.program import Program, run_on_shapes, structure
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 
 __all__ = ["Call", "inspect_call"]
@@ -38,6 +38,7 @@ class Call:
         from_rows: by the name of a function, the arguments with one row per datum that it depends on.
         below: the sites that a site depends on, directly or through others.
         ranges: of the values of sites.
+        program: its structure.
     """
 
     sites: Trace
@@ -45,6 +46,7 @@ class Call:
     from_rows: dict[str, list[str]]
     below: dict[str, set[str]]
     ranges: dict[str, Range]
+    program: Program
 
     @property
     def predicted(self) -> list[str]:
@@ -86,6 +88,17 @@ class Call:
                     observed |= beside
                     latents |= {name} if beside else set()
         return sorted(observed), sorted(latents)
+
+    def unobserved(self) -> list[str]:
+        """Latents of rows of other data that predicted sites depend on, where the call does not observe these data."""
+        above = {name for y in self.predicted for name in self.below[y] if site_kind(self.sites[name]) == "latent"}
+        others = [name for name in above if self.program.is_per_datum(self.sites[name])]
+        return sorted(
+            name
+            for name in others
+            if not self.program.is_predicted(self.sites[name], self.plates)
+            and not self.program.is_conditioned(self.sites[name])
+        )
 
 
 class _Given(Messenger):
@@ -145,7 +158,9 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
     for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
         direct = {n for several in facts[name].values() for fact in several for n in fact if n in sites} - {name}
         below[name] = direct.union(*(below.get(other, set()) for other in direct))
-    return Call(sites, _candidates(site, sites, coupling(sites, facts).ends), from_rows, below, given.ranges)
+    return Call(
+        sites, _candidates(site, sites, coupling(sites, facts).ends), from_rows, below, given.ranges, structure(sites)
+    )
 
 
 def _candidates(site: str | None, sites: Trace, ends: frozenset[str]) -> list[str]:
@@ -183,7 +198,7 @@ def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> s
     """The labels of the arguments that have one row per row of the inputs of some function."""
     found = set()
     for site, several in facts.items():
-        inputs = getattr(_values(sites[site]), "inputs", None)
+        inputs: Any = getattr(_values(sites[site]), "inputs", None)
         for fact in several.get("inputs", []):
             for label, rows in fact.items():
                 if label in sites:

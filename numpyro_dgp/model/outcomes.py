@@ -12,7 +12,7 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array, ArrayLike
 
-__all__ = ["NoMoments", "Range", "labels", "moments", "require_in_range", "value_range"]
+__all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "value_range"]
 
 # Their mean or variance in NumPyro is NaN or infinite, whatever their parameters.
 _WITHOUT_MOMENTS = (dist.CategoricalLogits, dist.CategoricalProbs, dist.Cauchy, dist.HalfCauchy)
@@ -26,7 +26,7 @@ def _nested(d: dist.Distribution) -> Iterator[dist.Distribution]:
         yield d
 
 
-class NoMoments(ValueError):
+class NoMomentsError(ValueError):
     """A mean or variance was asked of a distribution that has none."""
 
 
@@ -34,7 +34,7 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
     """Mean and variance of a distribution.
 
     Raises:
-        NoMoments: it has none, or does not say what they are.
+        NoMomentsError: it has none, or does not say what they are.
     """
     inner = list(_nested(d))[-1]
     try:
@@ -42,8 +42,9 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
     except NotImplementedError:
         found = None
     if found is None:
-        raise NoMoments(
-            f"mean and variance: expected a distribution of y that has them, got {type(inner).__name__}: use posterior.probs(key, X) for the probabilities of labels, posterior.sample(key, X) for draws, "
+        raise NoMomentsError(
+            f"mean and variance: expected a distribution of y that has them, got {type(inner).__name__}: use "
+            "posterior.probs(key, X) for the probabilities of labels, posterior.sample(key, X) for draws, "
             "posterior.log_density(key, y, X) for scores"
         )
     return found
@@ -74,7 +75,7 @@ class Range(NamedTuple):
             outside |= array % 1 != 0
         if outside.any():
             where = tuple(int(i) for i in np.argwhere(outside)[0])
-            ends = [f"{word} {end}" for word, end in (("from", self.low), ("to", self.high)) if end is not None]
+            ends = [f"{word} {end:g}" for word, end in (("from", self.low), ("to", self.high)) if end is not None]
             raise ValueError(
                 f"{owner}: expected observations y {' '.join(ends)}, got {array[where]} at index {where} "
                 f"({int(outside.sum())} outside): labels of K classes are 0, ..., K - 1; counts are not negative"
@@ -93,7 +94,7 @@ def value_range(d: dist.Distribution) -> Range:
     if isinstance(support, type(constraints.circular)):  # its densities are periodic
         return Range()
     ends = [getattr(support, name, None) for name in ("lower_bound", "upper_bound")]
-    low, high = (end if isinstance(end, int | float | np.number) else None for end in ends)
+    low, high = (float(end) if isinstance(end, int | float | np.number) else None for end in ends)
     finite = isinstance(support, constraints.integer_interval) and None not in (low, high)
     return Range(low, high, finite, finite)
 
@@ -109,13 +110,13 @@ def labels(owner: str, d: dist.Distribution) -> np.ndarray:
         ValueError: the distribution has no finite set of labels, or has several numbers per datum.
     """
     low, high, finite, _ = value_range(d)
-    if d.event_shape or not finite:
+    if d.event_shape or not finite or low is None or high is None:
         raise ValueError(
-            f"{owner}: expected an observed site with one label out of K per datum (Categorical, Bernoulli, RobustMax), "
+            f"{owner}: expected an observed site with one label of K per datum (Categorical, Bernoulli, RobustMax), "
             f"got {d!r} with event shape {d.event_shape}: use posterior.predict(key, X) for means and variances, "
             "posterior.log_density(key, y, X) for densities"
         )
-    return np.arange(low, high + 1, dtype=int)  # type: ignore[operator]
+    return np.arange(int(low), int(high) + 1)
 
 
 def require_in_range(owner: str, value: ArrayLike, d: dist.Distribution) -> None:

@@ -79,8 +79,8 @@ class Program:
         return any(these <= _plates(msg) for these in plates)
 
     def is_given(self, msg: Message, plates: Sequence[frozenset[str]]) -> bool:
-        """Whether a fit gives a value of a site in a prediction of sites in these plates: it is shared by all data, or a
-        latent of other rows, which this call observes. Without plates, only what is shared."""
+        """Whether a fit gives a value of a site in a prediction of sites in these plates: it is shared by all data, or
+        it is a latent of other rows, which this call observes. Without plates, only what is shared."""
         if self.is_shared(msg) or not plates:
             return self.is_shared(msg)
         return site_kind(msg) == "latent" and not self.is_predicted(msg, plates) and self.is_conditioned(msg)
