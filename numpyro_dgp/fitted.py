@@ -192,8 +192,8 @@ def require_unobserved(call: Call) -> None:
         )
     if call.unobserved():
         warnings.warn(
-            f"Posterior: {', '.join(map(repr, call.unobserved()))} belongs to rows of other data, which this call does not "
-            "observe, so that it is drawn from its prior: pass the observations of these rows as in the fit",
+            f"Posterior: {', '.join(map(repr, call.unobserved()))} belongs to rows of other data, which this call does "
+            "not observe, so that it is drawn from its prior: pass the observations of these rows as in the fit",
             stacklevel=2,
         )
 
