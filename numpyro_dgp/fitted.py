@@ -49,21 +49,21 @@ class RequireParameters(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: Message) -> None:
-        if msg["type"] == "param":
-            (self.missing if msg["value"] is None else self.met).add(msg["name"])
+        if msg["type"] != "param":
+            return
+        name = msg["name"]
+        (self.missing if msg["value"] is None else self.met).add(name)
+        if name in self.params:
+            require_finite(f"parameter {name!r}", self.params[name], "the fit diverged: take smaller steps")
 
     def __exit__(self, exc_type: Any, *exc: Any) -> None:
         super().__exit__(exc_type, *exc)
-        if exc_type is not None:
-            return
-        if self.missing:
+        if exc_type is None and self.missing:
             raise ValueError(
                 "Posterior: expected params with a value for every numpyro.param, got none for "
                 f"{with_nearest(self.missing, self.params.keys() - self.met)}: pass svi_result.params of the fit of "
                 "this guide and model"
             )
-        for name in sorted(self.met & self.params.keys()):
-            require_finite(f"parameter {name!r}", self.params[name], "the fit diverged: take smaller steps")
 
 
 def given_draw(

@@ -208,6 +208,7 @@ class Posterior:
         Raises:
             ValueError: from a kernel without random features.
         """
+        require_key("Posterior", key)
         # One function object for each number of features, so that a second call reuses the compiled program.
         paths = self._programs.setdefault(num_features, partial(self._paths, num_features))
         return lambda *args, **kwargs: self._over_draws(paths, key, num_samples, args, kwargs, default=10)
@@ -219,7 +220,7 @@ class Posterior:
         is conditioned on a draw of its values, a layer with inducing values that other layers depend on is conditioned
         on a draw of these, and with MCMC every layer is conditioned on the first draw kept.
         """
-        require_key("Posterior.layers", key)
+        _require_arguments(key, jax.tree.leaves((args, kwargs)))
         found, sample = {}, {name: values[0] for name, values in self._thinned(1).items()}
         for name, site in self._trace(self._call(args, kwargs), key, sample, args, kwargs).items():
             fn = unwrap(site["fn"]) if site["type"] == "sample" else None
@@ -342,14 +343,11 @@ class Posterior:
         kwargs: Any,
         default: int = 100,
     ) -> Any:
-        require_key("Posterior", key)
         if num_samples is None:
             num_samples = default if self.samples is None else min(default, len(next(iter(self.samples.values()))))
         require_count("Posterior", "num_samples", num_samples, "100")
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        require_finite_leaves("inputs", leaves)
-        if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
-            raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
+        _require_arguments(key, leaves)
         arrays = [jnp.asarray(leaf) if np.ndim(leaf) else None for leaf in leaves]
         constants = tuple(None if np.ndim(leaf) else leaf for leaf in leaves)
         run = self._programs.get((function, num_samples, treedef, constants))
@@ -379,6 +377,13 @@ class Posterior:
             )
         index = np.linspace(0, total - 1, num_samples).astype(int)
         return {name: jnp.asarray(value)[index] for name, value in self.samples.items()}
+
+
+def _require_arguments(key: Any, leaves: list[Any]) -> None:
+    require_key("Posterior", key)
+    require_finite_leaves("inputs", leaves)
+    if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
+        raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
 
 
 def _log_density(fn: Any, y: Array) -> Array:
