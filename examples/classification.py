@@ -70,14 +70,6 @@ def make_model(X: np.ndarray, depth: int, likelihood: str, num_inducing: int, wi
     return model
 
 
-def probabilities(posterior: dgp.Posterior, X: np.ndarray, draws: int) -> np.ndarray:
-    """Of every class (N, 10): the densities of all ten labels at each row, of the same draws."""
-    labels = np.broadcast_to(np.arange(CLASSES)[:, None], (CLASSES, len(X)))
-    log_p = np.asarray(posterior.log_density(jax.random.key(1), labels, X, num_samples=draws))
-    p = np.exp(log_p - log_p.max(0))
-    return (p / p.sum(0)).T
-
-
 def reliability(p: np.ndarray, y: np.ndarray, bins: int = 6) -> tuple[np.ndarray, np.ndarray]:
     """Mean probability of the chosen class and the part that is right, in bins of equal counts."""
     confidence, right = p.max(1), p.argmax(1) == y
@@ -113,7 +105,8 @@ def main() -> None:
         data = jnp.asarray(X), jnp.asarray(y), arguments.batch
         params = dgp.fit(svi, jax.random.key(0), arguments.steps, *data, progress_bar=False).params
         posterior = dgp.Posterior(model, guide, params)
-        found[f"{NAMES[depth]}, {likelihood}"] = probabilities(posterior, X_test, arguments.draws)
+        p = posterior.probs(jax.random.key(1), X_test, num_samples=arguments.draws)
+        found[f"{NAMES[depth]}, {likelihood}"] = np.asarray(p)
 
     print(f"{'model':22s}{'accuracy':>10s}{'errors':>8s}{'log density':>13s}")
     for name, p in found.items():

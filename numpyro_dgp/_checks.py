@@ -6,6 +6,8 @@ are tracers and only shapes are checked, so checking costs nothing in a compiled
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -21,8 +23,10 @@ __all__ = [
     "require_finite_leaves",
     "require_inputs",
     "require_noise",
+    "require_key",
     "require_positive",
     "require_scalar",
+    "with_nearest",
 ]
 
 
@@ -70,6 +74,15 @@ def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POS
         raise ValueError(f"expected the {name} of {owner} to be positive, got {got}: {advice}")
 
 
+def require_key(owner: str, key: Any) -> None:
+    """Raise unless ``key`` is a single PRNG key, of either kind that JAX has."""
+    dtype, shape = getattr(key, "dtype", None), np.shape(key)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if shape != () if typed else dtype != jnp.uint32 or len(shape) != 1:
+        got = f"{key!r}" if isinstance(key, int) else f"{type(key).__name__} of shape {shape}"
+        raise ValueError(f"{owner}: expected a PRNG key first, got {got}: jax.random.key(0)")
+
+
 def require_scalar(owner: str, name: str, value: ArrayLike) -> None:
     """Raise unless ``value`` is a single number."""
     if np.ndim(value):
@@ -102,3 +115,12 @@ def require_inputs(owner: str, x: Any, dims: int | None = None) -> None:
             f"{owner}: expected inputs with D = {dims} columns (as in its inducing inputs), "
             f"got shape {shape}: check the number of outputs of the layer below"
         )
+
+
+def with_nearest(missing: Iterable[str], given: Iterable[str]) -> str:
+    """Names, each with the given one that it is nearest to."""
+    listed = []
+    for name in sorted(missing):
+        near = difflib.get_close_matches(name, list(given), 1)
+        listed.append(f"{name!r} (nearest: {near[0]!r})" if near else repr(name))
+    return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")

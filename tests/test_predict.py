@@ -261,7 +261,7 @@ def test_a_posterior_goes_with_its_last_reference():
         ),
         (
             lambda key: dgp.Posterior(deep, samples={"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8))}).predict(
-                key, NEW
+                key, NEW, num_samples=100
             ),
             "expected num_samples of at most 2, the number of MCMC draws, got 100",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import warnings
@@ -15,7 +16,7 @@ import optax
 from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.ratios import map_draws
@@ -23,6 +24,7 @@ from numpyro_dgp.diagnostics.reliability import khat, loo
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
+from numpyro_dgp.model.outcomes import NoMomentsError
 from numpyro_dgp.predict import Posterior
 
 if TYPE_CHECKING:
@@ -201,7 +203,9 @@ def _on_test(
         num_samples = min(num_samples, len(next(iter(posterior.samples.values()))))
     keys = jax.random.split(key, 4)
     log_density = posterior.log_density(keys[0], y, *inputs, num_samples=num_samples)
-    mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean
+    mean: ArrayLike = np.nan
+    with contextlib.suppress(NoMomentsError):  # labels have no mean
+        mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean
     draws = posterior.sample(keys[2], *inputs, num_samples=num_samples)
     return {
         "test_log_density": float(log_density.mean()),

@@ -7,6 +7,7 @@ needs no model class of its own.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -74,6 +75,8 @@ class Guide:
         {'f': (5,)}
     """
 
+    predicted: tuple[frozenset[str], ...] = ()
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -111,7 +114,7 @@ class Guide:
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
-        with Replace(self.choices, args, kwargs, drawn) as values:
+        with Replace(self.choices, args, kwargs, drawn, self.predicted) as values:
             self.model(*args, **kwargs)
         return values
 
@@ -121,6 +124,16 @@ class Guide:
         Only :class:`Collapsed` needs them. The other guides predict from their parameters, and are returned unchanged.
         """
         return self
+
+    def predicting(self, *plates: frozenset[str]) -> Guide:
+        """The guide for calls at new rows: sites in all these plates are left to the model, whatever a call observes.
+
+        Args:
+            *plates: the names of the plates of each site that is predicted.
+        """
+        guide = copy.copy(self)
+        guide.predicted = plates
+        return guide
 
     def sample_posterior(
         self, rng_key: Array, params: dict[str, Array], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any

@@ -15,6 +15,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
 from numpyro_dgp.model.sites import Message, hide, rewrap, site_kind, unwrap
 
@@ -62,10 +63,19 @@ class Replace(Messenger):
         args: positional arguments of the model.
         kwargs: its keyword arguments.
         drawn: values of sites that another guide has drawn.
+        predicted: the plates of each site that is predicted; none in a fit. Sites in all of these plates are left to
+            the model, whatever the call observes.
     """
 
-    def __init__(self, choices: Choices, args: tuple[Any, ...], kwargs: dict[str, Any], drawn: dict[str, Any]) -> None:
-        self.choices, self.args, self.kwargs, self.drawn = choices, args, kwargs, drawn
+    def __init__(
+        self,
+        choices: Choices,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        drawn: dict[str, Any],
+        predicted: tuple[frozenset[str], ...] = (),
+    ) -> None:
+        self.choices, self.args, self.kwargs, self.drawn, self.predicted = choices, args, kwargs, drawn, predicted
         self.values: dict[str, Any] = {}
         self.followed: dict[str, Array] = {}
         self.met: set[str] = set()
@@ -121,6 +131,8 @@ class Replace(Messenger):
         if msg["type"] != "sample":
             return
         name = msg["name"]
+        if msg["is_observed"]:
+            require_in_range(f"observed site {name!r}", msg["value"], msg["fn"])
         if self._is_observation(msg):
             return hide(msg)
         self.met.add(name)
@@ -133,7 +145,8 @@ class Replace(Messenger):
         """Whether a site is observed, or would be in a call with data: then there is nothing to infer."""
         if site_kind(msg) == "observed":
             return True
-        return msg["name"] in self.program.ends and not self.program.observed_plates
+        in_fit = not self.predicted and self.program.observed_plates
+        return msg["name"] in self.program.ends and not in_fit
 
     def replace(self, msg: Message, rule: Rule | None) -> None:
         """Replace the model's distribution by that of a rule."""
@@ -176,8 +189,11 @@ class Replace(Messenger):
         msg["fn"] = rewrap(q, msg["fn"])
 
     def _lacks_data(self, msg: Message) -> bool:
-        """Whether a site has one value per datum in a call that observes none of those data."""
-        return self.program.is_per_datum(msg) and not self.program.is_conditioned(msg)
+        """Whether a site has one value per datum in a call that observes none of those data, or predicts them."""
+        program = self.program
+        if not program.is_per_datum(msg):
+            return False
+        return program.is_predicted(msg, self.predicted) or not program.is_conditioned(msg)
 
     def _data(self, msg: Message) -> Array:
         """The inputs of a latent and the observations in its plates, as columns, for the rows of this minibatch."""

@@ -21,6 +21,7 @@ from numpyro_dgp.model.closed_forms import ClosedForms, closed_forms, normal_for
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.outcomes import moments, require_in_range
 
 __all__ = ["Likelihood"]
 
@@ -52,8 +53,8 @@ class Likelihood(dist.Distribution):
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, ``conditional`` does not return a distribution,
-            Gauss-Hermite for a conditional that mixes outputs, sites inside the conditional, or observations of the
-            wrong shape.
+            Gauss-Hermite for a conditional that mixes outputs, sites inside the conditional, observations of the
+            wrong shape or out of range (labels, counts), or the mean or variance of a conditional that has none.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
@@ -197,11 +198,7 @@ class Likelihood(dist.Distribution):
     def _moments(self) -> tuple[Array, Array]:
         nodes = self.rule.nodes(self.f_x.loc, self.f_x.variance)
 
-        def moments(v: Array) -> tuple[Array, Array]:
-            d = self.conditional(v)
-            return d.mean, d.variance
-
-        means, variances = jax.vmap(moments)(nodes.points)
+        means, variances = jax.vmap(lambda v: moments(self.conditional(v)))(nodes.points)
         centre = nodes.mean(means)
         return centre, nodes.mean(variances + jnp.square(means - centre)) + jnp.square(centre)
 
@@ -240,4 +237,5 @@ class Likelihood(dist.Distribution):
                 "(outputs=None) wants y of shape (N,); outputs=P wants (N, P) and conditional(...).to_event(1)"
             )
         require_finite("observations y", value, "drop the rows with missing values, or mask them")
+        require_in_range("Likelihood", value, self)
         return jnp.asarray(value)

@@ -7,7 +7,7 @@ and, when parameters are created, once for real (``initial_values``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ __all__ = [
     "initial_values",
     "inspect_program",
     "observations",
+    "run_on_shapes",
     "structure",
 ]
 
@@ -73,6 +74,17 @@ class Program:
         is_latent = isinstance(unwrap(msg["fn"]), StandardNormal) and kind != "inducing"
         return not self.is_per_datum(msg) or not (_plates(msg) or is_latent)
 
+    def is_predicted(self, msg: Message, plates: Sequence[frozenset[str]]) -> bool:
+        """Whether a site has one value per row of a predicted site, given the plates of these."""
+        return any(these <= _plates(msg) for these in plates)
+
+    def is_given(self, msg: Message, plates: Sequence[frozenset[str]]) -> bool:
+        """Whether a fit gives a value of a site in a prediction of sites in these plates: it is shared by all data, or
+        it is a latent of other rows, which this call observes. Without plates, only what is shared."""
+        if self.is_shared(msg) or not plates:
+            return self.is_shared(msg)
+        return site_kind(msg) == "latent" and not self.is_predicted(msg, plates) and self.is_conditioned(msg)
+
     def is_conditioned(self, msg: Message) -> bool:
         """Whether this call observes anything in the plates of a per-datum site."""
         mine = _plates(msg)
@@ -81,6 +93,12 @@ class Program:
 
 def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     """Run ``model`` on shapes only and report its structure. Costs tracing, no arithmetic."""
+    sites, facts = run_on_shapes(model, args, kwargs)
+    return dataclasses.replace(structure(sites), **coupling(sites, facts)._asdict())
+
+
+def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Any]:
+    """A trace of ``model`` with shapes only, and by site the rows that what :func:`seen_by_site` says depends on."""
     found: list[Trace] = []
 
     def first_rows(msg: Message) -> Array | None:
@@ -95,7 +113,7 @@ def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         return seen_by_site(sites)
 
     facts = row_dependence(run, jax.random.key(0))
-    return dataclasses.replace(structure(found[0]), **coupling(found[0], facts)._asdict())
+    return found[0], facts
 
 
 def structure(sites: Trace) -> Program:

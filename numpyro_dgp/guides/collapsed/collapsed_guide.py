@@ -140,7 +140,7 @@ class Collapsed(Guide):
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
-        on_data = bool(inspect_program(self.model, args, kwargs).observed_plates)
+        on_data = not self.predicted and bool(inspect_program(self.model, args, kwargs).observed_plates)
         data = (args, kwargs) if on_data else self.data
         if data is None:
             raise ValueError(
@@ -152,7 +152,7 @@ class Collapsed(Guide):
         if on_data:
             with _Announce(solution):
                 numpyro.deterministic(f"_{self.choices.prefix}_integrated", solution.bound)
-        with _Optimal(self.choices, args, kwargs, companion, solution, on_data) as values:
+        with _Optimal(self.choices, args, kwargs, companion, self.predicted, solution, on_data) as values:
             self.model(*args, **kwargs)
         return values
 
@@ -222,10 +222,10 @@ class _Optimal(Replace):
     """Gives inducing sites their optimal q(v), and all other sites the values that it was computed from."""
 
     def __init__(
-        self, choices: Choices, args: Any, kwargs: Any, drawn: Any, solution: _Solution, on_data: bool
+        self, choices: Choices, args: Any, kwargs: Any, drawn: Any, predicted: Any, solution: _Solution, on_data: bool
     ) -> None:
         self.solution, self.on_data = solution, on_data
-        super().__init__(choices, args, kwargs, drawn)
+        super().__init__(choices, args, kwargs, drawn, predicted)
 
     def replace(self, msg: Message, rule: Rule | None) -> None:
         name = msg["name"]

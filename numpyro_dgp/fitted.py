@@ -1,0 +1,208 @@
+"""What a fit left behind, parameters or draws, checked against the program that asks for it.
+
+A ``numpyro.param`` without a value would take its initial value, and a site without a draw would be drawn from its
+prior: each would be a prediction of something that was never fitted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._checks import require_finite, with_nearest
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.model.calls import Call
+from numpyro_dgp.model.program import Program
+from numpyro_dgp.model.sites import Message, Trace
+
+__all__ = [
+    "RequireParameters",
+    "given_draw",
+    "require_draws",
+    "require_fit",
+    "require_own_functions",
+    "require_rules",
+    "require_unobserved",
+]
+
+
+class RequireParameters(Messenger):
+    """Raises an error for ``numpyro.param`` sites that have no value, all of them together, when the program has run.
+
+    Args:
+        fn: the program, in which handlers have given parameters their values.
+        params: these values, by name.
+
+    Raises:
+        ValueError: sites without a value, or with NaN in it.
+    """
+
+    def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        self.params = params
+        self.met: set[str] = set()
+        self.missing: set[str] = set()
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "param":
+            return
+        name = msg["name"]
+        (self.missing if msg["value"] is None else self.met).add(name)
+        if name in self.params:
+            require_finite(f"parameter {name!r}", self.params[name], "the fit diverged: take smaller steps")
+
+    def __exit__(self, exc_type: Any, *exc: Any) -> None:
+        super().__exit__(exc_type, *exc)
+        if exc_type is None and self.missing:
+            raise ValueError(
+                "Posterior: expected params with a value for every numpyro.param, got none for "
+                f"{with_nearest(self.missing, self.params.keys() - self.met)}: pass svi_result.params of the fit of "
+                "this guide and model"
+            )
+
+
+def given_draw(
+    sample: Mapping[str, Any], source: str, structure: Program, predicted: tuple[frozenset[str], ...]
+) -> Callable[[Message], Any]:
+    """From a site of a program to its value in a draw, ``None`` for sites that the program draws at these rows.
+
+    Args:
+        sample: values by site.
+        source: where they come from, for messages.
+        structure: of the program in this call.
+        predicted: the plates of the sites that are predicted; none to leave all sites of single data to the program.
+
+    Raises:
+        ValueError: when the program meets a shared site that has no value, or one of another shape.
+    """
+
+    def value(msg: Message) -> Any:
+        name = msg["name"]
+        if msg["type"] != "sample" or msg["is_observed"] or not structure.is_given(msg, predicted):
+            return None
+        if name not in sample:
+            if name in structure.ends:
+                return None
+            raise ValueError(
+                f"Posterior: expected {source} with a value for every site that all data share, got none for "
+                f"{with_nearest([name], sample)}: without one it would be drawn from its prior"
+            )
+        if jnp.shape(sample[name]) != msg["fn"].shape():
+            raise ValueError(
+                f"Posterior: expected each draw of {name!r} to have shape {msg['fn'].shape()}, got "
+                f"{jnp.shape(sample[name])}: draws of several chains go along one axis, as in mcmc.get_samples(); "
+                "values of single data need the data of the fit"
+            )
+        return sample[name]
+
+    return value
+
+
+def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) -> None:
+    """Raise unless the arguments of ``Posterior`` are of the kinds that it takes."""
+    if not callable(model):
+        raise ValueError(
+            f"Posterior: expected the model, a function, got {type(model).__name__}: Posterior(model, guide, params)"
+        )
+    if (guide is None) == (samples is None):
+        raise ValueError(
+            "Posterior: expected a guide with params, or samples, and not both: "
+            "Posterior(model, guide, result.params) or Posterior(model, samples=mcmc.get_samples())"
+        )
+    if guide is not None and not callable(guide):
+        raise ValueError(
+            f"Posterior: expected the guide, a function, as second argument, got {type(guide).__name__}: "
+            "Posterior(model, guide, result.params), or samples= for draws"
+        )
+    if not isinstance(params, Mapping):
+        has = "result.params" if hasattr(params, "params") else "svi.get_params(state)"
+        raise ValueError(
+            f"Posterior: expected params, a dict of parameters by name, got {type(params).__name__}: pass {has}"
+        )
+    if samples is not None and not isinstance(samples, Mapping):
+        raise ValueError(
+            f"Posterior: expected samples, a dict of draws by site, got {type(samples).__name__}: pass "
+            "mcmc.get_samples()"
+        )
+    if site is not None and not isinstance(site, str):
+        raise ValueError(f"Posterior: expected site to be the name of a site, got {type(site).__name__}: site='y'")
+    if samples is not None:
+        sizes = {name: np.shape(value)[:1] for name, value in samples.items()}
+        if not sizes or len(set(sizes.values())) > 1 or () in sizes.values() or (0,) in sizes.values():
+            raise ValueError(
+                f"Posterior: expected samples with the same number of draws of every site along the first axis, got "
+                f"{ {name: np.shape(value) for name, value in samples.items()} }: pass mcmc.get_samples() as it is"
+            )
+
+
+def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
+    """Raise if draws of a site of the program hold NaN."""
+    for name in sorted(samples.keys() & sites.keys()):
+        if sites[name]["type"] == "sample":
+            require_finite(f"draws of {name!r}", samples[name], "the chain diverged: look at its diagnostics")
+
+
+def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:
+    """Raise if there are parameters for a site whose rule in ``guide`` has none; warn if for no site of the program."""
+    if not isinstance(guide, Guide):
+        return
+    found = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    middle = f"_{guide.prefix}_"
+    theirs = {name: name.split(middle)[0] for name in params if middle in name}
+    of_others, of_none = [], []
+    for name, owner in theirs.items():
+        rule = guide.choices.rule(found[owner]) if owner in found else None
+        if owner not in found:
+            of_none.append(name)
+        elif rule is not None and rule.follows_model:
+            of_others.append(name)
+    if of_others:
+        raise ValueError(
+            f"Posterior: expected the params of this guide, got {', '.join(map(repr, sorted(of_others)[:6]))} too, of "
+            "sites that follow the model in it: pass the guide of the fit"
+        )
+    if of_none:
+        warnings.warn(
+            f"Posterior: the params have values for sites that the model does not have, "
+            f"{', '.join(map(repr, sorted(of_none)[:6]))}: they are ignored; is it the model of the fit?",
+            stacklevel=2,
+        )
+
+
+def require_unobserved(call: Call) -> None:
+    """Raise if a call observes what it is to predict; warn if latents have another distribution than one may expect."""
+    if call.candidates and not call.predicted:
+        raise ValueError(
+            "Posterior: expected a call without the observations that are to be predicted, got those of "
+            f"{', '.join(map(repr, call.candidates))}: leave them out, posterior.predict(key, X), "
+            "posterior.sample(key, X); posterior.log_density(key, y, X) takes them right after the key"
+        )
+    observed, latents = call.ignored()
+    if observed:
+        warnings.warn(
+            f"Posterior: {', '.join(map(repr, observed))} is observed in this call, which does not change the "
+            f"prediction: {', '.join(map(repr, latents))} at new rows is drawn given the fit alone; leave the "
+            "observations out",
+            stacklevel=2,
+        )
+    if call.unobserved():
+        warnings.warn(
+            f"Posterior: {', '.join(map(repr, call.unobserved()))} belongs to rows of other data, which this call does "
+            "not observe, so that it is drawn from its prior: pass the observations of these rows as in the fit",
+            stacklevel=2,
+        )
+
+
+def require_own_functions(call: Call) -> None:
+    """Raise if a function of the program is computed from the rows of the call."""
+    for layer, arguments in call.from_rows.items():
+        raise ValueError(
+            f"Posterior: expected inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of "
+            f"the call, got some computed from {', '.join(arguments)}: at other rows that is not the function that was "
+            "fitted. Compute them once, outside the model: Z = X[::10] before def model(X, y=None)"
+        )

@@ -1,0 +1,212 @@
+"""What a call of a program at new inputs means: what is predicted there, and what depends on the inputs.
+
+A prediction takes from a fit what all data share. A function whose inducing inputs or hyperparameters are computed from
+the rows of the call is not shared: at other rows it is another function. This module finds such functions, and the
+latents that an observation of the call says something about, by tracing the program with shapes only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._checks import with_nearest
+from numpyro_dgp.algebra.row_dependence import mark
+from numpyro_dgp.model.coupling import coupling
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.outcomes import Range, value_range
+from numpyro_dgp.model.program import Program, run_on_shapes, structure
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+
+__all__ = ["Call", "inspect_call"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a program at new inputs, from a run on shapes.
+
+    Args:
+        sites: its trace.
+        candidates: the observed site: the one named, likelihoods, or what nothing else depends on. One, if it is clear.
+        from_rows: by the name of a function, the arguments with one row per datum that it depends on.
+        below: the sites that a site depends on, directly or through others.
+        ranges: of the values of sites.
+        program: its structure.
+    """
+
+    sites: Trace
+    candidates: list[str]
+    from_rows: dict[str, list[str]]
+    below: dict[str, set[str]]
+    ranges: dict[str, Range]
+    program: Program
+
+    @property
+    def predicted(self) -> list[str]:
+        """The candidates that the call does not observe."""
+        return [name for name in self.candidates if not self.sites[name]["is_observed"]]
+
+    @property
+    def plates(self) -> tuple[frozenset[str], ...]:
+        """The plates of the predicted sites."""
+        return tuple(frozenset(f.name for f in self.sites[name]["cond_indep_stack"]) for name in self.predicted)
+
+    @property
+    def observed(self) -> str:
+        """The observed site.
+
+        Raises:
+            ValueError: there are several, or none.
+        """
+        if len(self.candidates) != 1:
+            samples = [name for name, site in self.sites.items() if site["type"] == "sample"]
+            raise ValueError(
+                f"Posterior: expected one observed site, found {self.candidates}: name it, Posterior(..., site=...); "
+                f"the program has {samples}"
+            )
+        return self.candidates[0]
+
+    def ignored(self) -> tuple[list[str], list[str]]:
+        """Sites that are observed here and depend on latents of the predicted rows, and these latents.
+
+        They would inform the latents, but latents of a prediction are drawn given the fit alone.
+        """
+        observed: set[str] = set()
+        latents: set[str] = set()
+        for y, plates in zip(self.predicted, self.plates, strict=True):
+            for name in self.below[y] if plates else ():
+                site = self.sites[name]
+                if site_kind(site) in ("latent", "hidden") and plates <= {f.name for f in site["cond_indep_stack"]}:
+                    beside = {n for n, below in self.below.items() if name in below and self.sites[n]["is_observed"]}
+                    observed |= beside
+                    latents |= {name} if beside else set()
+        return sorted(observed), sorted(latents)
+
+    def unobserved(self) -> list[str]:
+        """Latents of rows of other data that predicted sites depend on, where the call does not observe these data."""
+        above = {name for y in self.predicted for name in self.below[y] if site_kind(self.sites[name]) == "latent"}
+        others = [name for name in above if self.program.is_per_datum(self.sites[name])]
+        return sorted(
+            name
+            for name in others
+            if not self.program.is_predicted(self.sites[name], self.plates)
+            and not self.program.is_conditioned(self.sites[name])
+        )
+
+
+class _Given(Messenger):
+    """Placeholders for what a fit gives: values that all data share do not depend on the arguments of a call. Notes the
+    ranges of all values, while they can be computed."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[str, Range] = {}
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample":
+            return
+        self.ranges[msg["name"]] = value_range(msg["fn"])
+        if msg["value"] is None and site_kind(msg) in ("other", "inducing"):
+            dtype = jnp.result_type(*jax.tree.leaves(msg["fn"]), float)
+            msg["value"] = jnp.ones(msg["fn"].shape(), int if msg["fn"].support.is_discrete else dtype)
+
+
+def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Run ``model`` on shapes only, and follow its array arguments to the functions that depend on them.
+
+    Args:
+        model: the program.
+        site: the observed site, if it is named.
+        args: arguments of the program.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ValueError: a model that computes with NumPy from its arguments and cannot be compiled, or an unknown site.
+    """
+    names = _argument_names(model, args, kwargs)
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    given = _Given()
+
+    def marked() -> Any:
+        values = [mark(f"argument {i}", leaf, 1) if np.ndim(leaf) else leaf for i, leaf in enumerate(leaves)]
+        again, options = jax.tree.unflatten(treedef, values)
+        with given:
+            return model(*again, **options)
+
+    try:
+        sites, facts = run_on_shapes(marked, (), {})
+    except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
+        raise ValueError(
+            "Posterior: expected a model of JAX operations on its arguments, got one that turns them into NumPy arrays "
+            "or Python numbers: compute inducing inputs and settings from the data once, outside the model"
+        ) from error
+    rows = _row_arguments(sites, facts, [np.shape(leaf) for leaf in leaves])
+    from_rows = {}
+    for name, several in facts.items():
+        found = {label for fact in several.get("function", []) for label in fact if label in rows}
+        if found:
+            layer = getattr(_values(sites[name]).function, "site", None) or name
+            from_rows[layer] = sorted(names[int(label.split()[1])] for label in found)
+    below: dict[str, set[str]] = {}
+    for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
+        direct = {n for several in facts[name].values() for fact in several for n in fact if n in sites} - {name}
+        below[name] = direct.union(*(below.get(other, set()) for other in direct))
+    return Call(
+        sites, _candidates(site, sites, coupling(sites, facts).ends), from_rows, below, given.ranges, structure(sites)
+    )
+
+
+def _candidates(site: str | None, sites: Trace, ends: frozenset[str]) -> list[str]:
+    samples = [name for name, found in sites.items() if found["type"] == "sample"]
+    if site is None:
+        likelihoods = [name for name in samples if isinstance(unwrap(sites[name]["fn"]), Likelihood)]
+        return likelihoods or [name for name in samples if name in ends]
+    if site not in samples:
+        raise ValueError(
+            f"Posterior: expected site= to be the name of a site, got {with_nearest([site], samples)}: the program has "
+            f"{samples}"
+        )
+    return [site]
+
+
+def _values(site: Message) -> Any:
+    """The function values at a site, or those that its likelihood integrates."""
+    values: Any = unwrap(site["fn"])
+    return getattr(values, "f_x", values)
+
+
+def _argument_names(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """The name of the argument of ``model`` that each leaf of ``(args, kwargs)`` belongs to."""
+    positional: list[str] = []
+    for parameter in inspect.signature(model).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            positional.append(parameter.name)
+    positional += [f"argument {i}" for i in range(len(positional), len(args))]
+    sizes = [(positional[i], len(jax.tree.leaves(value))) for i, value in enumerate(args)]
+    sizes += [(name, len(jax.tree.leaves(kwargs[name]))) for name in sorted(kwargs)]
+    return [name for name, size in sizes for _ in range(size)]
+
+
+def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> set[str]:
+    """The labels of the arguments that have one row per row of the inputs of some function."""
+    found = set()
+    for site, several in facts.items():
+        inputs: Any = getattr(_values(sites[site]), "inputs", None)
+        for fact in several.get("inputs", []):
+            for label, rows in fact.items():
+                if label in sites:
+                    continue
+                shape = shapes[int(label.split()[1])]
+                if rows is None:
+                    by_row = shape[0] in np.shape(inputs)[:-1]
+                else:  # of a single row no axis is tracked
+                    by_row = any(axis < -1 for axis in rows.axes) or (shape[0] == 1 and len(shape) > 1)
+                found |= {label} if by_row else set()
+    return found

@@ -1,0 +1,125 @@
+"""What the values of an observed distribution can be: their moments, labels and range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array, ArrayLike
+
+__all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "value_range"]
+
+# Their mean or variance in NumPyro is NaN or infinite, whatever their parameters.
+_WITHOUT_MOMENTS = (dist.CategoricalLogits, dist.CategoricalProbs, dist.Cauchy, dist.HalfCauchy)
+
+
+def _nested(d: dist.Distribution) -> Iterator[dist.Distribution]:
+    """``d`` and what is inside the wrappers that plates, masks and ``to_event`` put around a distribution."""
+    yield d
+    while isinstance(d, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
+        d = d.base_dist
+        yield d
+
+
+class NoMomentsError(ValueError):
+    """A mean or variance was asked of a distribution that has none."""
+
+
+def moments(d: dist.Distribution) -> tuple[Array, Array]:
+    """Mean and variance of a distribution.
+
+    Raises:
+        NoMomentsError: it has none, or does not say what they are.
+    """
+    inner = list(_nested(d))[-1]
+    try:
+        found = None if isinstance(inner, _WITHOUT_MOMENTS) else (d.mean, d.variance)
+    except NotImplementedError:
+        found = None
+    if found is None:
+        raise NoMomentsError(
+            f"mean and variance: expected a distribution of y that has them, got {type(inner).__name__}: use "
+            "posterior.probs(key, X) for the probabilities of labels, posterior.sample(key, X) for draws, "
+            "posterior.log_density(key, y, X) for scores"
+        )
+    return found
+
+
+class Range(NamedTuple):
+    """Numbers that an observation may lie between; ``finite`` where they are labels, whole and with both ends known.
+
+    The ends of an open range count as inside, since a density there may be finite.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    finite: bool = False
+    whole: bool = False
+
+    def require(self, owner: str, value: ArrayLike) -> None:
+        """Raise where a concrete observation is outside: a label, a count, a positive number."""
+        if not is_concrete(value):
+            return
+        array = np.asarray(value)
+        outside = np.zeros(array.shape, bool)
+        if self.low is not None:
+            outside |= array < self.low
+        if self.high is not None:
+            outside |= array > self.high
+        if self.whole:
+            outside |= array % 1 != 0
+        if outside.any():
+            where = tuple(int(i) for i in np.argwhere(outside)[0])
+            ends = [f"{word} {end:g}" for word, end in (("from", self.low), ("to", self.high)) if end is not None]
+            raise ValueError(
+                f"{owner}: expected observations y {' '.join(ends)}, got {array[where]} at index {where} "
+                f"({int(outside.sum())} outside): labels of K classes are 0, ..., K - 1; counts are not negative"
+            )
+
+
+def value_range(d: dist.Distribution) -> Range:
+    """The range of the numbers of an observation, as far as plain numbers say it; unlimited under a mask."""
+    if any(isinstance(part, dist.MaskedDistribution) for part in _nested(d)):
+        return Range()
+    support: Any = d.support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    if support is constraints.boolean:
+        return Range(0, 1, finite=True)  # not whole: soft labels are in use
+    if isinstance(support, type(constraints.circular)):  # its densities are periodic
+        return Range()
+    ends = [getattr(support, name, None) for name in ("lower_bound", "upper_bound")]
+    low, high = (float(end) if isinstance(end, int | float | np.number) else None for end in ends)
+    finite = isinstance(support, constraints.integer_interval) and None not in (low, high)
+    return Range(low, high, finite, finite)
+
+
+def labels(owner: str, d: dist.Distribution) -> np.ndarray:
+    """The labels that one observation may have (K,).
+
+    Args:
+        owner: the method, for the message.
+        d: the distribution of y.
+
+    Raises:
+        ValueError: the distribution has no finite set of labels, or has several numbers per datum.
+    """
+    low, high, finite, _ = value_range(d)
+    if d.event_shape or not finite or low is None or high is None:
+        raise ValueError(
+            f"{owner}: expected an observed site with one label of K per datum (Categorical, Bernoulli, RobustMax), "
+            f"got {d!r} with event shape {d.event_shape}: use posterior.predict(key, X) for means and variances, "
+            "posterior.log_density(key, y, X) for densities"
+        )
+    return np.arange(int(low), int(high) + 1)
+
+
+def require_in_range(owner: str, value: ArrayLike, d: dist.Distribution) -> None:
+    """Raise where a concrete observation is out of the range of its distribution."""
+    if is_concrete(value):
+        value_range(d).require(owner, value)

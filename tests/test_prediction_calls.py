@@ -1,0 +1,238 @@
+"""What a call of ``Posterior`` means: latents that other observed sites see, inducing inputs made from the call's rows,
+labels, and parameters or draws that are not those of the program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from programs import NOISE, X, Y, Z, bayesian, deep, random_params, shallow
+
+import numpyro_dgp as dgp
+
+NEW = jnp.linspace(-2.0, 2.0, 30)[:, None]
+PLANE = jnp.hstack([Z, jnp.sin(9 * Z)])
+IGNORED = "'z' is observed in this call, which does not change the prediction: .*'w' at new rows"
+
+
+def seen_twice(X, y=None, z=None, explicit=False):
+    """A latent per datum below two observed sites."""
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(PLANE))
+    with numpyro.plate("data", len(X)):
+        x = dgp.latent("w", X, 1)
+        numpyro.sample("z", dist.Normal(x[:, 1], 0.1), obs=z)
+        if explicit:
+            numpyro.sample("y", dist.Normal(numpyro.sample("v", f(x)), NOISE), obs=y)
+        else:
+            numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+W = 0.5 * X[:, 0]
+GUIDE = dgp.guides.InducingPoint(seen_twice)
+PARAMS = random_params(seen_twice, GUIDE, X, Y, W)
+
+
+@pytest.mark.parametrize("rows", [30, 7])
+@pytest.mark.parametrize("source", ["guide", "chain"])
+def test_latents_of_a_prediction_do_not_take_those_of_the_fit(source, rows, key):
+    """Neither where there are as many rows as in the fit nor elsewhere, and with a chain as with a guide."""
+    if source == "guide":
+        params = PARAMS | {"w_auto_loc": jnp.full((30, 1), 100.0)}
+        posterior = dgp.Posterior(seen_twice, GUIDE, params, site="y")
+    else:
+        samples = {"f": jnp.zeros((4, 8)), "w": jnp.full((4, 30, 1), 100.0)}
+        posterior = dgp.Posterior(seen_twice, samples=samples, site="y")
+    with pytest.warns(UserWarning, match=IGNORED):
+        inputs = posterior.layers(key, NEW[:rows], z=jnp.full(rows, 0.4))["y"][1]
+    assert inputs.shape == (rows, 2)
+    assert jnp.abs(inputs[:, 1]).max() < 10
+
+
+@pytest.mark.slow
+def test_a_guide_and_a_chain_give_one_prediction(key):
+    """With equal posteriors of what is shared, whatever is observed beside."""
+    params = PARAMS | {"f_auto_scale_tril": 1e-4 * jnp.eye(8)}
+    samples = {"f": jnp.broadcast_to(params["f_auto_loc"], (600, 8))}
+    both = [
+        dgp.Posterior(seen_twice, GUIDE, params, site="y"),
+        dgp.Posterior(seen_twice, samples=samples, site="y"),
+    ]
+    with pytest.warns(UserWarning, match=IGNORED):
+        a, b = (p.predict(key, NEW, z=jnp.full(30, 0.4), num_samples=600).means for p in both)
+    error = jnp.sqrt((a.var(0) + b.var(0)) / 600)
+    assert (jnp.abs(a.mean(0) - b.mean(0)) < 4.5 * error).all()
+
+
+def test_an_observation_beside_leaves_no_fresh_parameters(key):
+    """An explicit y is predicted, not given a posterior of its own, where another site of the same rows is observed."""
+    program = lambda X, y=None, z=None: seen_twice(X, y, z, explicit=True)  # noqa: E731
+    guide = dgp.guides.InducingPoint(program)
+    params = random_params(program, guide, X, Y, W)
+    posterior = dgp.Posterior(program, guide, params, site="y")
+    with pytest.warns(UserWarning, match=IGNORED):
+        found = posterior.layers(key, NEW[:7], z=W[:7])
+    assert found["v"][1].shape == (7, 2)
+
+
+def test_collapsed_keeps_its_data_where_another_site_is_observed(key):
+    """It would otherwise compute q(v) from the observations of the call."""
+
+    def two(X, y=None, z=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            for name, value in (("y", y), ("z", z)):
+                numpyro.sample(name, dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=value)
+
+    posterior = dgp.Posterior(two, dgp.guides.Collapsed(two).on(X, Y, Y), site="y")
+    alone, beside = (posterior.layers(key, NEW, **z)["y"][0] for z in ({}, {"z": jnp.full(30, 5.0)}))
+    np.testing.assert_allclose(beside(NEW).mean, alone(NEW).mean)
+
+
+def two_sources(X, group, y=None, sizes=None):
+    """Numbers per group, seen by data of the groups and by the data that are predicted."""
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z))
+    with numpyro.plate("groups", 3):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        numpyro.sample("sizes", dgp.Likelihood(f(Z[:3]), lambda v: dist.Normal(v + a, 0.1)), obs=sizes)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v + a[group], NOISE)), obs=y)
+
+
+def test_latents_of_other_rows_keep_their_posterior_where_these_are_observed(key):
+    sizes, group = jnp.array([10.0, 20.0, 30.0]), jnp.arange(30) % 3
+    guide = dgp.guides.InducingPoint(two_sources)
+    params = random_params(two_sources, guide, X, group, Y, sizes)
+    params |= {"a_auto_loc": sizes, "a_auto_scale": jnp.full(3, 1e-3), "f_auto_loc": jnp.zeros(8)}
+    params |= {"f_auto_scale_tril": 1e-3 * jnp.eye(8)}
+    samples = {"f": jnp.zeros((2, 8)), "a": jnp.broadcast_to(sizes, (2, 3))}
+    for posterior in (
+        dgp.Posterior(two_sources, guide, params, site="y"),
+        dgp.Posterior(two_sources, samples=samples, site="y"),
+    ):
+        found = posterior.predict(key, X[:7], group[:7], sizes=sizes, num_samples=2)
+        np.testing.assert_allclose(found.mean, sizes[group[:7]], atol=0.02)
+        with pytest.warns(UserWarning, match="'a' belongs to rows of other data.*drawn from its prior"):
+            posterior.layers(key, X[:7], group[:7])
+
+
+def from_rows(X, y=None, how="slice", Z=None, scale=None):
+    X = X if scale is None else X / scale
+    inducing = {
+        "slice": X[::4],
+        "head": X[:6],
+        "range": X.min() + jnp.linspace(0, 1, 6)[:, None] * (X.max() - X.min()),
+        "lengthscale": PLANE[:, :1],
+        "fixed": PLANE[:, :1] if scale is None else PLANE[:, :1] / scale,
+        "argument": Z,
+    }[how]
+    width = X.std() if how == "lengthscale" else numpyro.sample("width", dist.LogNormal(jnp.log(X.std()), 0.1))
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, width), dgp.Points(inducing))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+@pytest.mark.parametrize("how", ["slice", "head", "range", "lengthscale"])
+@pytest.mark.parametrize("method", ["predict", "sample", "hidden", "functions", "layers", "log_density"])
+def test_functions_of_the_rows_of_a_call_are_refused(how, method, key):
+    """Before anything is compiled, at the rows of the fit too: elsewhere it would be another function."""
+    posterior = dgp.Posterior(from_rows, samples={"f": jnp.zeros((2, 8)), "width": jnp.ones(2)})
+    calls = {
+        "functions": lambda: posterior.functions(key)(X, how=how),
+        "log_density": lambda: posterior.log_density(key, Y, X, how=how),
+    }
+    call = calls.get(method, lambda: getattr(posterior, method)(key, X, how=how))
+    with pytest.raises(ValueError, match="'f' that do not depend on the rows of the call, got some computed from X"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"how": "fixed"}, {"how": "fixed", "scale": jnp.ones(1)}, {"how": "argument", "Z": Z}],
+    ids=["fixed", "fixed in the units of the call", "an argument of its own"],
+)
+def test_functions_of_other_arguments_are_not_refused(settings, key):
+    posterior = dgp.Posterior(from_rows, samples={"f": jnp.zeros((2, 8)), "width": jnp.ones(2)})
+    assert posterior.layers(key, NEW, **settings)["y"][1].shape == (30, 1)
+
+
+def test_learned_inducing_inputs_may_start_from_the_rows_of_the_fit(key):
+    def model(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:5], learn=True))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+    posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 5))}, params={"f_Z": X[::6]})
+    np.testing.assert_array_equal(posterior.layers(key, NEW)["y"][0].Z, X[::6])
+
+
+def classifier(X, y=None, kind="softmax", explicit=False):
+    outputs = None if kind == "bernoulli" else 3
+    conditional = {
+        "softmax": lambda v: dist.Categorical(logits=v),
+        "robust-max": lambda v: dgp.RobustMax(v, 0.1),
+        "bernoulli": lambda v: dist.Bernoulli(logits=v),
+    }[kind]
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=outputs)
+    with numpyro.plate("data", len(X)):
+        likelihood = dgp.Likelihood(f(X), conditional, integrate=dgp.MonteCarlo(200) if kind == "softmax" else None)
+        observed = conditional(numpyro.sample("v", f(X))) if explicit else likelihood
+        numpyro.sample("y", observed, obs=y)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.slow), "robust-max", "bernoulli"])
+def test_probabilities_are_those_of_draws(kind, key):
+    K = 2 if kind == "bernoulli" else 3
+    samples = {"f": jax.random.normal(key, (8,) if K == 2 else (3, 8))[None]}
+    posterior = dgp.Posterior(lambda X, y=None: classifier(X, y, kind), samples=samples)
+    p = posterior.probs(key, NEW[::5])
+    assert p.shape == (6, K)
+    np.testing.assert_allclose(p.sum(1), 1, rtol=1e-12)
+    many = {"f": jnp.broadcast_to(samples["f"][0], (1000, *samples["f"].shape[1:]))}
+    y = dgp.Posterior(lambda X, y=None: classifier(X, y, kind), samples=many).sample(key, NEW[::5], num_samples=1000)
+    share = (y[..., None] == jnp.arange(K)).mean(0)
+    width = 0.08 if kind == "softmax" else 0.0  # one set of 200 nodes
+    assert (jnp.abs(p - share) < 4.5 * jnp.sqrt(p * (1 - p) / 1000) + 1e-3 + width).all()
+    density = posterior.log_density(key, jnp.zeros(6, int), NEW[::5])
+    np.testing.assert_allclose(density, jnp.log(p[:, 0]), rtol=1e-6 if kind != "softmax" else 0.2, atol=1e-6)
+
+
+def test_probabilities_of_an_explicit_program(key):
+    posterior = dgp.Posterior(lambda X, y=None: classifier(X, y, explicit=True), samples={"f": jnp.zeros((50, 3, 8))})
+    p = posterior.probs(key, NEW[:4])
+    assert p.shape == (4, 3)
+    np.testing.assert_allclose(p.sum(1), 1, rtol=1e-6)
+
+
+def test_all_draws_are_used_where_there_are_fewer_than_the_default(key):
+    posterior = dgp.Posterior(shallow, samples={"g": jax.random.normal(key, (7, 8))})
+    assert posterior.predict(key, NEW[:2]).means.shape == (7, 2)
+    assert posterior.functions(key)(NEW[:2])["y"].shape == (7, 2)
+
+
+def test_parameters_of_single_data_are_not_missed_at_new_rows(key):
+    """MeanField has a Gaussian per hidden value of the fit; a prediction needs none of them, and has them at hand."""
+    guide = dgp.guides.MeanField(bayesian)
+    params = random_params(bayesian, guide, X, Y)
+    assert {"h_auto_loc", "w_auto_loc"} <= params.keys()
+    layers = dgp.Posterior(bayesian, guide, params).layers(key, NEW[:7])
+    assert {name: rows.shape for name, (_, rows) in layers.items()} == {"h": (7, 2), "y": (7, 1)}
+
+
+def test_parameters_of_other_programs_are_ignored_with_a_warning(key):
+    guide = dgp.guides.InducingPoint(shallow)
+    params = random_params(deep, dgp.guides.InducingPoint(deep), X, Y)
+    with pytest.warns(UserWarning, match="sites that the model does not have, 'f_auto_loc', 'f_auto_scale_tril'"):
+        dgp.Posterior(shallow, guide, params).layers(key, NEW[:2])
+
+
+def test_observations_under_a_mask_may_be_anything(key):
+    def program(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z))
+        with numpyro.plate("data", len(X)), numpyro.handlers.mask(mask=jnp.arange(len(X)) < 20):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
+
+    counts = jnp.where(jnp.arange(30) < 20, 1, -1)
+    guide = dgp.guides.InducingPoint(program)
+    params = random_params(program, guide, X, counts)
+    assert np.isfinite(dgp.ELBO().loss(key, params, program, guide, X, counts))
