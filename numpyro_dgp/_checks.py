@@ -20,6 +20,7 @@ __all__ = [
     "require_finite",
     "require_finite_leaves",
     "require_inputs",
+    "require_key",
     "require_positive",
     "require_scalar",
 ]
@@ -66,6 +67,15 @@ def require_positive(owner: str, name: str, value: ArrayLike) -> None:
             f"expected the {name} of {owner} to be positive, got {array}: give it a prior with "
             "positive support (LogNormal, HalfNormal, Gamma) or constraint=constraints.positive"
         )
+
+
+def require_key(owner: str, key: Any) -> None:
+    """Raise unless ``key`` is a single PRNG key, of either kind that JAX has."""
+    dtype, shape = getattr(key, "dtype", None), np.shape(key)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if shape != () if typed else dtype != jnp.uint32 or len(shape) != 1:
+        got = f"{key!r}" if isinstance(key, int) else f"{type(key).__name__} of shape {shape}"
+        raise ValueError(f"{owner}: expected a PRNG key first, got {got}: jax.random.key(0)")
 
 
 def require_scalar(owner: str, name: str, value: ArrayLike) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
@@ -47,7 +47,10 @@ def to_arviz(
     - ``log_likelihood``: the normalised :math:`\log p(y_n \mid \phi_s)` of each datum, given a draw of the sites that
       all data share. The latents and hidden values of the datum are integrated by K importance samples from the guide
       (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, w_n^{(k)} \mid \phi_s) / q(w_n^{(k)})`: leaving
-      out a datum leaves out its latents too. The estimate is low by O(1/K).
+      out a datum leaves out its latents too. The estimate is low by O(1/K). Only of chains.
+    - ``log_likelihood_uncorrected``: the same under draws from a guide. ArviZ's own ``loo``, ``loo_pit`` and ``compare``
+      would take these for draws from the posterior and report reliable weights where there are none. They look for
+      ``log_likelihood``, and without it raise an error; :func:`~numpyro_dgp.diagnostics.loo` corrects for the guide.
     - ``log_likelihood_target``: the same with the ``log_prob`` of the observed site, which the posterior was fitted
       to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.
     - ``posterior_predictive``: y drawn again, with new latents, as for new data.
@@ -95,15 +98,21 @@ def to_arviz(
         >>> tree = dgp.to_arviz(dgp.Posterior(model, guide, result.params), jax.random.key(1), X, X[:, 0] ** 2)
         >>> dict(tree.posterior.sizes)
         {'chain': 1, 'draw': 500, 'f_inducing': 5}
-        >>> dict(tree.log_likelihood.sizes)
+        >>> dict(tree.log_likelihood_uncorrected.sizes)
         {'chain': 1, 'draw': 500, 'data': 20}
 
-    Source: Vehtari et al. (2017) for the group log_likelihood; Merkle et al. (2019) for integrating latents there.
+    Source: Vehtari et al. (2017) for log_likelihood; Yao et al. (2018) for draws from a guide; Merkle et al. (2019) for integrating latents there.
     """
     require_count("to_arviz", "num_samples", num_samples, "the default")
     require_count("to_arviz", "local_samples", local_samples, "the default")
+    require_key("to_arviz", key)
     if isinstance(source, Mapping):
-        of = losses if isinstance(losses, Mapping) else {}
+        if not isinstance(losses, Mapping | None) or set(losses or {}) - set(source):
+            raise ValueError(
+                f"to_arviz: expected losses={{name: losses}} with names among {sorted(source)}, as of the sources, got "
+                f"{type(losses).__name__ if not isinstance(losses, Mapping) else sorted(losses)}"
+            )
+        of = losses or {}
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
         return {n: to_arviz(s, key, *args, losses=of.get(n), **options, **kwargs) for n, s in source.items()}  # type: ignore[misc]
     posterior = as_posterior(source)
@@ -152,9 +161,10 @@ def _tree(
     def by_chain(values: Mapping[str, Array], chains: int = chains) -> dict[str, np.ndarray]:
         return {n: np.asarray(v).reshape(chains, -1, *v.shape[1:]) for n, v in values.items()}
 
+    of_guide = isinstance(source, Posterior) and source.guide is not None
     groups: dict[str, Any] = {
         "posterior": by_chain(draws.values),
-        "log_likelihood": by_chain(draws.predictive),
+        ("log_likelihood_uncorrected" if of_guide else "log_likelihood"): by_chain(draws.predictive),
         "log_likelihood_target": by_chain(draws.target),
         "posterior_predictive": by_chain(draws.replicated),
         "prior": by_chain(before[0], 1),
@@ -162,7 +172,7 @@ def _tree(
         "observed_data": {name: np.asarray(value) for name, value in observed.items()},
         "constant_data": {name: np.asarray(value) for name, value in constant.items()},
     }
-    if isinstance(source, Posterior) and source.guide is not None:
+    if of_guide:
         joint = sum((v.reshape(len(v), -1).sum(1) for v in draws.target.values()), draws.log_p)
         groups["sample_stats"] = by_chain({"lp": joint, "log_q": draws.log_q})
     names = {name: list(of) for name, of in (known.dims | dims).items() if of}

@@ -112,7 +112,7 @@ def khat(tree: DataTree) -> float:
 
     Source: Yao et al. (2018), section 3.1.
     """
-    stats = tree.children.get("sample_stats")
+    stats = getattr(tree, "children", {}).get("sample_stats")
     if stats is None or "log_q" not in stats:
         raise ValueError(
             "khat: expected the tree of a fit, got one without densities of a guide: chains have no importance "
@@ -229,7 +229,7 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     """
     import arviz_stats
 
-    name = _observed_site(tree, site)
+    tree, name = _pointwise(tree, site)
     likelihood: DataArray = tree["log_likelihood"][name]
     target: DataArray = tree["log_likelihood_target"][name]
     if likelihood.ndim == 2 or (observations is not None and likelihood.ndim != 3):
@@ -269,10 +269,17 @@ def _loo_of_chains(tree: DataTree, target: DataArray) -> ELPDData:
     )
 
 
-def _observed_site(tree: DataTree, site: str | None) -> str:
-    if "log_likelihood_target" not in tree.children:
-        raise ValueError(f"loo: expected a tree from dgp.to_arviz, got one with groups {sorted(tree.children)}")
+def _pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
+    """The tree with the densities that are to be weighed where ArviZ looks for them, and the name of the observed site."""
+    groups = sorted(getattr(tree, "children", ()))
+    if "log_likelihood_target" not in groups:
+        raise ValueError(
+            f"loo: expected a tree from dgp.to_arviz, got {f'one with groups {groups}' if groups else type(tree).__name__}"
+        )
+    if "log_likelihood_uncorrected" in groups:
+        tree = tree.copy()
+        tree["log_likelihood"] = tree["log_likelihood_uncorrected"]
     names = [str(name) for name in tree["log_likelihood"].data_vars]
     if (site is None and len(names) > 1) or (site is not None and site not in names):
         raise ValueError(f"loo: expected site= one of {names}, got {site!r}")
-    return site or names[0]
+    return tree, site or names[0]
