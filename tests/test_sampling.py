@@ -175,7 +175,7 @@ def test_samples_of_a_chain_are_not_for_other_rows():
     draws = {name: jnp.zeros((3, *shape)) for name, shape in (("f", (1, 8)), ("g", (8,)), ("h_white", (30, 1)))}
     assert Predictive(program, draws)(jax.random.key(0), X)["y"].shape == (3, 30)
     for rows in (X[:7], X[:1]):
-        with pytest.raises(ValueError, match=r"got \(30, 1\), those of the data of the chain: predict by dgp.Posterior"):
+        with pytest.raises(ValueError, match=r"got \(30, 1\), those of the data of the chain: predict by dgp"):
             Predictive(program, draws)(jax.random.key(0), rows)
     assert dgp.Posterior(program, samples=draws).sample(jax.random.key(0), X[:7], num_samples=3).shape == (3, 7)
 

@@ -92,7 +92,8 @@ def for_mcmc(
         noncentered: put every layer's values in the form of :class:`NonCentered`.
 
     Returns:
-        A program for ``NUTS``, with the same arguments. It can be pickled, and ``MCMC`` objects with it, if ``model`` can.
+        A program for ``NUTS``, with the same arguments. It can be pickled, and ``MCMC`` objects with it, if ``model``
+        can.
 
     Raises:
         ValueError: a model that is no function or was prepared before, NaN in the parameters; when run, if a plate

@@ -74,8 +74,8 @@ class SGHMCState(_Fields):
         if isinstance(state.lost, jax.Array) and is_concrete(state.lost) and state.lost.any():
             first = int(state.lost[state.lost > 0].min())
             raise ValueError(
-                f"SGHMC: expected draws with a finite density and gradient, got none at draw {first} after warm-up: the "
-                "step is too large; halve step_size, take more warm-up, or start near the mode, "
+                f"SGHMC: expected draws with a finite density and gradient, got none at draw {first} after warm-up: "
+                "the step is too large; halve step_size, take more warm-up, or start near the mode, "
                 "init_strategy=init_to_value(values=guide.median(params, X, y))"
             )
         return state
@@ -181,9 +181,9 @@ class SGHMC(MCMCKernel):
                 "SGHMC: expected a program and an init_strategy, both functions, got "
                 f"{type(model).__name__} and {type(init_strategy).__name__}"
             )
-        if not (isinstance(step_size, Real) and 0 < step_size < math.inf):
+        if not _is_number(step_size) or not 0 < step_size < math.inf:
             raise ValueError(f"SGHMC: expected a positive step_size, got {step_size!r}: try 0.03")
-        if not (isinstance(friction, Real) and 0 < friction <= 1):
+        if not _is_number(friction) or not 0 < friction <= 1:
             raise ValueError(f"SGHMC: expected 0 < friction <= 1, got {friction!r}: try 0.05")
         if not isinstance(params, Mapping | None):
             raise ValueError(
@@ -243,9 +243,7 @@ class SGHMC(MCMCKernel):
             zero = jnp.zeros((), flat.dtype)
             left, still = jnp.array(num_warmup, int), jnp.zeros_like(flat)
             none = jnp.zeros((), int)
-            return SGHMCState(
-                z, zero, still, Adaptation.start(flat), left, zero, jnp.array(False), key, z, none, none
-            )
+            return SGHMCState(z, zero, still, Adaptation.start(flat), left, zero, jnp.array(False), key, z, none, none)
 
         z = found.param_info.z if init_params is None else init_params
         return state(rng_key, z) if single else jax.vmap(state)(rng_key, z)
@@ -304,3 +302,7 @@ class SGHMC(MCMCKernel):
             lost=jnp.where(state.lost > 0, state.lost, state.draws),
         )
         return jax.tree.map(partial(jnp.where, sound), proposed, back)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or (isinstance(value, jax.Array) and not value.ndim)

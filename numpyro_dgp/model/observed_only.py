@@ -12,8 +12,8 @@ __all__ = ["ObservedOnly"]
 class ObservedOnly(constraints.Constraint):
     """The support of a ``Likelihood`` whose density bounds that of y and is not normalised in y.
 
-    Samplers and autoguides ask for the transformation from real numbers to the support of every latent site. A chain that
-    moved y too would have the wrong distribution, so that there is none.
+    Samplers and autoguides ask for the transformation from real numbers to the support of every latent site. A chain
+    that moved y too would have the wrong distribution, so that there is none.
 
     Args:
         support: of the conditional.
@@ -45,6 +45,6 @@ class ObservedOnly(constraints.Constraint):
 @biject_to.register(ObservedOnly)
 def _refuse(constraint: ObservedOnly) -> NoReturn:
     raise ValueError(
-        "Likelihood: expected observations in every run of a sampler or an autoguide, got a site without: pass y, as in "
-        "mcmc.run(key, X, y); rows that have none belong in numpyro.handlers.mask, not in obs_mask"
+        "Likelihood: expected observations in every run of a sampler or an autoguide, got a site without: pass y, as "
+        "in mcmc.run(key, X, y); rows that have none belong in numpyro.handlers.mask, not in obs_mask"
     )
