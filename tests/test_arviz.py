@@ -203,6 +203,14 @@ def test_chains(chains, key):
 
 
 @pytest.mark.slow
+def test_chains_of_centred_layers_are_noticed(key):
+    mcmc = MCMC(NUTS(deep, max_tree_depth=2), num_warmup=2, num_samples=3, progress_bar=False)
+    mcmc.run(key, X[::3], Y[::3])
+    with pytest.warns(UserWarning, match=r"got hidden layers \['h'\] as they are: such chains hardly move"):
+        dgp.to_arviz(mcmc, key, X[::3], Y[::3], num_samples=2, local_samples=2)
+
+
+@pytest.mark.slow
 def test_an_autoguide_over_all_sites_has_no_local_part(key):
     guide = AutoMultivariateNormal(noisy)
     svi = SVI(noisy, guide, optax.sgd(0.0), dgp.ELBO())
