@@ -181,7 +181,7 @@ def check_guide(
     """
     if not callable(model) or not callable(guide):
         raise ValueError(
-            "check_guide: expected a program and a guide of it, check_guide(model, dgp.guides.InducingPoint(model), X, y), "
+            "check_guide: expected a program and a guide of it, check_guide(model, guide, X, y), "
             f"got {type(model).__name__} and {type(guide).__name__}"
         )
     require_count("check_guide", "num", num, "the default")
