@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["as_posterior", "to_arviz"]
 
 Source: TypeAlias = Posterior | MCMC
+# Difference of log densities, in nats, below which ArviZ's leave-one-out weights are those of the posterior.
+_SAME = 0.01
 
 
 def to_arviz(
@@ -48,10 +50,11 @@ def to_arviz(
     - ``log_likelihood``: the normalised :math:`\log p(y_n \mid \phi_s)` of each datum, given a draw of the sites that
       all data share. The latents and hidden values of the datum are integrated by K importance samples from the guide
       (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, w_n^{(k)} \mid \phi_s) / q(w_n^{(k)})`: leaving
-      out a datum leaves out its latents too. The estimate is low by O(1/K). Only of chains.
-    - ``log_likelihood_uncorrected``: the same under draws from a guide. ArviZ's own ``loo``, ``loo_pit`` and
-      ``compare`` would take these for draws from the posterior and report reliable weights where there are none. They
-      look for ``log_likelihood``, and without it raise an error; ``dgp.diagnostics.loo`` corrects for the guide.
+      out a datum leaves out its latents too. The estimate is low by O(1/K).
+    - ``log_likelihood_uncorrected``: its name where ArviZ's own ``loo``, ``loo_pit`` and ``compare`` would be wrong,
+      which look for ``log_likelihood`` and without it raise an error: under draws from a guide, which they would take
+      for draws from the posterior, and under chains of which some datum was sampled with a density that differs by
+      more than 0.01 (next group). ``dgp.diagnostics.loo`` corrects for both.
     - ``log_likelihood_target``: the same with the ``log_prob`` of the observed site, which the posterior was fitted
       to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.
     - ``posterior_predictive``: y drawn again, with new latents, as for new data.
@@ -203,9 +206,10 @@ def _tree(
         return {n: np.asarray(v).reshape(chains, -1, *v.shape[1:]) for n, v in values.items()}
 
     of_guide = isinstance(source, Posterior) and source.guide is not None
+    as_sampled = all(np.allclose(terms, draws.target[y], 0, _SAME) for y, terms in draws.predictive.items())
     groups: dict[str, Any] = {
         "posterior": by_chain(draws.values),
-        ("log_likelihood_uncorrected" if of_guide else "log_likelihood"): by_chain(draws.predictive),
+        "log_likelihood" if as_sampled and not of_guide else "log_likelihood_uncorrected": by_chain(draws.predictive),
         "log_likelihood_target": by_chain(draws.target),
         "posterior_predictive": by_chain(draws.replicated),
         "prior": by_chain(before[0], 1),
