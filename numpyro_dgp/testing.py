@@ -16,6 +16,7 @@ import optax
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 
+from numpyro_dgp._checks import require_count, require_finite, require_inputs
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.guides.record import record_of
@@ -47,6 +48,7 @@ def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike)
 
     Raises:
         AssertionError: the first property that does not hold.
+        ValueError: no kernel, or inputs that are not at least two distinct rows of finite numbers.
 
     Example:
         >>> import numpy as np
@@ -58,6 +60,13 @@ def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike)
         AssertionError: ...
     """
     k = as_kernel(kernel)
+    require_inputs("check_kernel", X)
+    require_finite("inputs of check_kernel", X, "take rows of numbers")
+    if np.ndim(X) != 2 or len(np.unique(np.asarray(X), axis=0)) != len(np.asarray(X)) or len(np.asarray(X)) < 2:
+        raise ValueError(
+            f"check_kernel: expected at least two distinct inputs (N, D), got shape {np.shape(X)}, of which "
+            f"{len(np.unique(np.asarray(X).reshape(-1, np.shape(X)[-1]), axis=0))} differ"
+        )
     X = jnp.asarray(X, jnp.result_type(X, float))
     K = k(X, X)
     _require(K.shape == (len(X), len(X)), f"k(X, X) of shape ({len(X)}, {len(X)}), got {K.shape}")
@@ -99,6 +108,8 @@ def check_likelihood(
 
     Raises:
         AssertionError: the first property that does not hold.
+        ValueError: a conditional that is no function, observations that are not finite rows, or numbers that are not
+            positive integers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -106,6 +117,17 @@ def check_likelihood(
         >>> from numpyro_dgp.testing import check_likelihood
         >>> check_likelihood(lambda v: dist.Poisson(jnp.exp(v)), jnp.array([0, 1, 3]))
     """
+    if not callable(conditional) or isinstance(conditional, dist.Distribution):
+        raise ValueError(
+            f"check_likelihood: expected a function from v to a distribution, got {type(conditional).__name__}: for "
+            "example lambda v: dist.Normal(v, 0.1)"
+        )
+    require_count("check_likelihood", "num", num, "the default")
+    if outputs is not None:
+        require_count("check_likelihood", "outputs", outputs, "None for a scalar function")
+    if np.ndim(y) < 1 or not np.size(y):
+        raise ValueError(f"check_likelihood: expected observations y of shape (N,) or (N, P), got {np.shape(y)}")
+    require_finite("observations y of check_likelihood", y, "take values that the distribution can have")
     y = jnp.asarray(y)
     shape = y.shape[:1] if outputs is None else (y.shape[0], outputs)
     key, loc_key = jax.random.split(jax.random.key(0))
@@ -141,6 +163,8 @@ def check_guide(
 
     Raises:
         AssertionError: the first property that does not hold.
+        ValueError: arguments that are no programs, data that do not fit together or are not finite, or a program that
+            observes nothing.
 
     Example:
         >>> import numpy as np
@@ -155,6 +179,16 @@ def check_guide(
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> testing.check_guide(model, guides.InducingPoint(model), X, np.sin(6 * X[:, 0]))
     """
+    if not callable(model) or not callable(guide):
+        raise ValueError(
+            "check_guide: expected a program and a guide of it, check_guide(model, guide, X, y), "
+            f"got {type(model).__name__} and {type(guide).__name__}"
+        )
+    require_count("check_guide", "num", num, "the default")
+    if np.ndim(X) < 1 or np.ndim(y) < 1 or len(np.asarray(X)) < 1:
+        raise ValueError(
+            f"check_guide: expected inputs X (N, D) and observations y, got {np.shape(X)} and {np.shape(y)}"
+        )
     X, y = jnp.asarray(X), jnp.asarray(y)
     svi = SVI(model, guide, optax.sgd(0.0), ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), X, y, **kwargs))
@@ -165,6 +199,11 @@ def check_guide(
     guide_trace = handlers.trace(given(guide, jax.random.key(1))).get_trace(X, y, **kwargs)
     sites = handlers.trace(given(model, jax.random.key(1))).get_trace(X, y, **kwargs)
     latent = {n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
+    observed = [n for n, s in sites.items() if s["type"] == "sample" and s["is_observed"]]
+    if not observed:
+        raise ValueError(
+            'check_guide: expected a program that observes data, got none: numpyro.sample("y", ..., obs=y)'
+        )
     drawn = {n for n, s in guide_trace.items() if s["type"] == "sample" and not s["infer"].get("is_auxiliary")}
     _require(drawn == latent, f"a draw of the latent sites {sorted(latent)}, got {sorted(drawn)}")
 
@@ -195,6 +234,5 @@ def check_guide(
     for rows in (X[:1], X[:3], X):
         values = given(guide, jax.random.key(3))(rows)
         program = handlers.substitute(given(model, jax.random.key(4)), data=values)
-        y_site = next(n for n, s in sites.items() if s["type"] == "sample" and s["is_observed"])
-        prediction = handlers.trace(program).get_trace(rows)[y_site]["value"]
+        prediction = handlers.trace(program).get_trace(rows)[observed[0]]["value"]
         _require(len(prediction) == len(rows), f"{len(rows)} predictions at new inputs, got {len(prediction)}")

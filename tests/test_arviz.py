@@ -3,6 +3,7 @@
 import importlib.util
 from functools import partial
 
+import arviz_stats
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +55,7 @@ def test_densities_of_a_shallow_model_are_the_dense_ones(key):
         np.testing.assert_allclose(stats["lp"], norm.logpdf(v).sum() + bound.sum(), rtol=1e-6)
         np.testing.assert_allclose(found.log_likelihood_target["y"][0, s], bound, rtol=1e-6, atol=1e-7)
         exact = norm(mean, np.sqrt(c + NOISE**2)).logpdf(y)
-        np.testing.assert_allclose(found.log_likelihood["y"][0, s], exact, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(found.log_likelihood_uncorrected["y"][0, s], exact, rtol=1e-6, atol=1e-7)
 
 
 def test_hidden_values_are_integrated(key):
@@ -104,19 +105,49 @@ def test_latents_are_integrated_and_chosen_by_their_weights(key):
 def test_groups_names_and_coordinates(tree):
     found, params = tree
     assert set(found.children) == {
-        *("posterior", "log_likelihood", "log_likelihood_target", "posterior_predictive", "prior", "prior_predictive"),
+        *(
+            "posterior",
+            "log_likelihood_uncorrected",
+            "log_likelihood_target",
+            "posterior_predictive",
+            "prior",
+            "prior_predictive",
+        ),
         *("observed_data", "constant_data", "sample_stats", "fit"),
     }
     assert found.posterior["f"].dims == ("chain", "draw", "f_output", "f_inducing")
     assert found.posterior["g"].dims == ("chain", "draw", "g_inducing")
     assert found.posterior["h"].dims == ("chain", "draw", "data", "h_output")
-    for group in ("log_likelihood", "posterior_predictive", "prior_predictive"):
+    for group in ("log_likelihood_uncorrected", "posterior_predictive", "prior_predictive"):
         assert found[group]["y"].dims == ("chain", "draw", "data")
     np.testing.assert_array_equal(found.observed_data["y"], Y)
     np.testing.assert_array_equal(found.constant_data["X"], X)
     np.testing.assert_array_equal(found.fit["elbo"], -np.arange(7.0))
     error = found.posterior["g"].std("draw")[0] / 10
     assert (np.abs(found.posterior["g"].mean("draw")[0] - params["g_auto_loc"]) < 5 * error).all()
+
+
+def test_stock_calls_refuse_the_draws_of_a_guide(tree):
+    """They would take them for draws from the posterior, and report good weights."""
+    found, _ = tree
+    for call in (arviz_stats.loo, arviz_stats.loo_pit):
+        with pytest.raises(TypeError, match="log likelihood not found"):
+            call(found)
+    with pytest.raises(TypeError, match="Encountered error trying to compute ELPD from model fit"):
+        arviz_stats.compare({"fit": found, "again": found})
+    scores = {"fit": dgp.diagnostics.loo(found), "again": dgp.diagnostics.loo(found)}
+    assert np.isfinite([score.elpd for score in scores.values()]).all()
+    assert "log_likelihood" not in found.children
+
+
+def test_draws_are_not_from_the_posterior_of_a_narrow_guide(key):
+    """What a stock call says of them without the ratio of densities, and what the ratio says."""
+    narrow = dgp.Posterior(shallow, POINTS, PARAMS | {"g_auto_scale_tril": 0.02 * jnp.eye(8)})
+    found = dgp.to_arviz(narrow, key, X, Y, num_samples=400)
+    score = dgp.diagnostics.loo(found)
+    assert (score.pareto_k > score.good_k).all()
+    found["log_likelihood"] = found["log_likelihood_uncorrected"]
+    assert (arviz_stats.loo(found, pointwise=True).pareto_k < score.good_k).mean() > 0.9
 
 
 def test_round_trip_to_a_file(tree, tmp_path):
@@ -134,7 +165,7 @@ def test_names_of_ones_own(key):
         coords={"data": names}, dims={"g": ["knot"]},
     )["fit"]  # fmt: skip
     assert found.posterior["g"].dims[-1] == "knot"
-    assert list(found.log_likelihood["data"].to_numpy()) == names
+    assert list(found.log_likelihood_uncorrected["data"].to_numpy()) == names
     assert found.fit.sizes == {"step": 3}
 
 
@@ -142,7 +173,7 @@ def test_single_precision(x32):
     model = partial(shallow, Z=np.float32(Z))
     fit = dgp.Posterior(model, dgp.guides.InducingPoint(model), jax.tree.map(np.float32, PARAMS))
     found = dgp.to_arviz(fit, jax.random.key(0), np.float32(X), np.float32(Y), num_samples=5)
-    assert found.log_likelihood["y"].dtype == np.float32
+    assert found.log_likelihood_uncorrected["y"].dtype == np.float32
     assert np.isfinite(found.sample_stats["lp"]).all()
 
 
@@ -168,7 +199,15 @@ def test_chains(chains, key):
     h = (mean + x[::3, 0])[:, None] + np.sqrt(c + 0.2**2)[:, None] * nodes
     m, v = (a.reshape(h.shape) for a in layer(h.reshape(-1, 1), z, g, 1.2, 0.7))
     exact = np.log((norm(m, np.sqrt(v + NOISE**2)).pdf(y[::3, None]) @ weights) / weights.sum())
-    np.testing.assert_allclose(found.log_likelihood["y"][1, 7], exact, atol=0.4)
+    np.testing.assert_allclose(found.log_likelihood_uncorrected["y"][1, 7], exact, atol=0.4)
+
+
+@pytest.mark.slow
+def test_chains_of_centred_layers_are_noticed(key):
+    mcmc = MCMC(NUTS(deep, max_tree_depth=2), num_warmup=2, num_samples=3, progress_bar=False)
+    mcmc.run(key, X[::3], Y[::3])
+    with pytest.warns(UserWarning, match=r"got hidden layers \['h'\] as they are: such chains hardly move"):
+        dgp.to_arviz(mcmc, key, X[::3], Y[::3], num_samples=2, local_samples=2)
 
 
 @pytest.mark.slow
@@ -202,11 +241,13 @@ def test_two_sources_of_data_masks_and_factors(key):
     args = X, jnp.stack([Y, -Y], -1), Y[:10]
     params = random_params(two_sources, guide, *args)
     found = dgp.to_arviz(dgp.Posterior(two_sources, guide, params), key, *args, num_samples=4)
-    assert found.log_likelihood["coarse"].dims == ("chain", "draw", "rows")
-    assert found.log_likelihood["fine"].dims == ("chain", "draw", "few")
+    assert found.log_likelihood_uncorrected["coarse"].dims == ("chain", "draw", "rows")
+    assert found.log_likelihood_uncorrected["fine"].dims == ("chain", "draw", "few")
     assert found.posterior_predictive["coarse"].dims[2:] == ("rows", "coarse_output")
-    assert (found.log_likelihood["fine"][..., :3] == 0).all()
-    assert (found.log_likelihood["fine"][..., 3:] < found.log_likelihood["fine"].max() + 1).all()
+    assert (found.log_likelihood_uncorrected["fine"][..., :3] == 0).all()
+    assert (
+        found.log_likelihood_uncorrected["fine"][..., 3:] < found.log_likelihood_uncorrected["fine"].max() + 1
+    ).all()
     exact = found.log_likelihood_target["coarse"].sum("rows") + found.log_likelihood_target["fine"].sum("few")
     prior = norm.logpdf(found.posterior["g"]).sum((-1, -2))
     np.testing.assert_allclose(found.sample_stats["lp"], exact + prior + 1.5, rtol=1e-9)
@@ -261,7 +302,7 @@ def test_every_kind_of_program(model, make, args, dims, key):
         with pytest.raises(ValueError, match=r"expected data in a plate, got dimensions \('chain', 'draw'\)"):
             dgp.diagnostics.loo(found)
     else:
-        assert found.log_likelihood["y"].dims == ("chain", "draw", "data")
+        assert found.log_likelihood_uncorrected["y"].dims == ("chain", "draw", "data")
 
 
 def overlapping(X, a=None, b=None):
@@ -309,6 +350,9 @@ def test_plots_of_arviz(tree, plot):
     what = found
     if plot == "plot_khat":
         what = score
+    if plot == "plot_loo_pit":  # as of chains
+        what = found.copy()
+        what["log_likelihood"] = found["log_likelihood_uncorrected"]
     if plot == "plot_compare":
         import arviz_stats
 

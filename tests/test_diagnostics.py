@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import arviz_stats
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -130,6 +131,8 @@ def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
     tree = trees["exact"]
     chain = tree.copy()
     del chain["sample_stats"]  # the draws are exact, as those of a chain
+    chain["log_likelihood"] = chain["log_likelihood_uncorrected"]
+    del chain["log_likelihood_uncorrected"]
     score = loo(chain)
     np.testing.assert_allclose(score.elpd_i, loo(tree).elpd_i, atol=0.03)
     with pytest.raises(ValueError, match=r"expected the tree of a fit, got one without densities of a guide"):
@@ -145,6 +148,20 @@ def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
     del chain["log_likelihood_target"]
     with pytest.raises(ValueError, match=r"expected a tree from dgp.to_arviz"):
         loo(chain)
+
+
+@pytest.mark.parametrize(("name", "z", "right"), [("exact", few, True), ("sparse", Z[::2], False)])
+def test_stock_scores_of_chains(trees, name, z, right, key):
+    """They take a datum out by its normalised density; where it went in by another one, there is no stock call."""
+    program = partial(shallow, Z=z, noise=SD)
+    draws = trees[name].posterior["g"].to_numpy()[0]
+    chain = dgp.to_arviz(dgp.Posterior(program, samples={"g": jnp.array(draws)}), key, few, few_y, num_samples=5)
+    assert ("log_likelihood" in chain.children) == right
+    if right:
+        np.testing.assert_allclose(arviz_stats.loo(chain, pointwise=True).elpd_i, loo(chain).elpd_i, atol=1e-3)
+    else:
+        with pytest.raises(TypeError, match="log likelihood not found"):
+            arviz_stats.loo(chain)
 
 
 def latent(X, y=None):

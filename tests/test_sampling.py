@@ -1,5 +1,7 @@
 """NUTS on the same programs: exact posteriors, both forms, and errors where it would be wrong in silence."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, SVI, init_to_value, log_likelihood
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, init_to_value, log_likelihood
 from programs import NOISE, X, Y, Z, bayesian, deep, explicit, shallow
 from test_svgp import KZX, KZZ, optimum
 
@@ -151,6 +153,48 @@ def test_float32_nuts(x32):
 def test_bad_input(build, message):
     with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("prepare", [lambda model: model, dgp.for_mcmc])
+@pytest.mark.parametrize("likelihood", [lambda v: dist.Normal(v, NOISE), lambda v: dist.Poisson(jnp.exp(v))])
+def test_forgotten_observations(prepare, likelihood):
+    """Unobserved, the bound in a ``Likelihood`` is no density of y: a chain over y too would be wrong."""
+
+    def program(X, y=None):
+        g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(X), likelihood), obs=y)
+
+    with pytest.raises(ValueError, match="Likelihood: expected observations in every run of a sampler or an autoguide"):
+        NUTS(prepare(program)).init(jax.random.key(0), 1, None, (X,), {})
+
+
+def test_samples_of_a_chain_are_not_for_other_rows():
+    """Its hidden values are those of its rows; ``Posterior`` leaves them to the program."""
+    program = dgp.for_mcmc(deep)
+    draws = {name: jnp.zeros((3, *shape)) for name, shape in (("f", (1, 8)), ("g", (8,)), ("h_white", (30, 1)))}
+    assert Predictive(program, draws)(jax.random.key(0), X)["y"].shape == (3, 30)
+    for rows in (X[:7], X[:1]):
+        with pytest.raises(ValueError, match=r"got \(30, 1\), those of the data of the chain: predict by dgp"):
+            Predictive(program, draws)(jax.random.key(0), rows)
+    assert dgp.Posterior(program, samples=draws).sample(jax.random.key(0), X[:7], num_samples=3).shape == (3, 7)
+
+
+def test_a_prepared_program_survives_pickle():
+    program = pickle.loads(pickle.dumps(dgp.for_mcmc(explicit, {"unused": jnp.ones(2)})))
+    values = {name: jnp.ones(shape) for name, shape in (("f", (1, 8)), ("g", (8,)))}
+    values |= {"h_white": jnp.ones((30, 1)), "v_white": jnp.ones(30)}
+    density = [numpyro.infer.util.log_density(p, (X, Y), {}, values)[0] for p in (program, dgp.for_mcmc(explicit))]
+    assert density[0] == density[1]
+
+
+@pytest.mark.slow
+def test_chains_survive_pickle():
+    mcmc = run(dgp.for_mcmc(deep), X[::3], Y[::3], warmup=5, samples=5)
+    again = pickle.loads(pickle.dumps(mcmc))
+    np.testing.assert_array_equal(again.get_samples()["h"], mcmc.get_samples()["h"])
+    assert again.sampler.model is not mcmc.sampler.model
+    dgp.Posterior(again.sampler.model, samples=again.get_samples()).predict(jax.random.key(0), X[:3], num_samples=2)
 
 
 @pytest.mark.slow

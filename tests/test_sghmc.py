@@ -246,16 +246,34 @@ def test_parameters_constraints_and_deterministic_sites():
     assert not np.allclose(draws["g"][1:], draws["g"][:-1])
 
 
-def test_a_step_too_large_is_reported():
-    """Where the density ends the chain stays, at rest, and says so."""
+def cliff():
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(m, 1.0), obs=0.0)
+    numpyro.factor("wall", jnp.where(jnp.abs(m) < 3.0, 0.0, -jnp.inf))
 
-    def cliff():
-        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
-        numpyro.factor("wall", jnp.where(jnp.abs(m) < 3.0, 0.0, -jnp.inf))
 
-    mcmc = run(cliff, warmup=0, samples=300, step_size=3.0, friction=0.5, adapt_mass=False)
-    assert mcmc.get_extra_fields()["diverging"].any()
-    assert np.isfinite(mcmc.get_samples()["m"]).all()
+@pytest.mark.parametrize("chains", [1, 2])
+def test_a_step_too_large_is_an_error(chains):
+    """A draw behind the end of the density is no draw: the run ends in an error that says which it was."""
+    with pytest.raises(ValueError, match=r"finite density and gradient, got none at draw \d+ after warm-up: the"):
+        run(cliff, warmup=0, samples=300, step_size=3.0, friction=0.5, adapt_mass=False, chains=chains)
+
+
+def test_warm_up_returns_from_where_the_density_ends():
+    """The first steps of a warm-up may be too large: the chain goes back to the last sound place, at rest."""
+    kernel = dgp.SGHMC(cliff, step_size=0.1)
+    state = kernel.init(jax.random.key(0), 10, None, (), {})
+    away = state._replace(z={"m": jnp.array(5.0)}, sound={"m": jnp.array(1.0)}, velocity=jnp.ones(1))
+    back = kernel.sample(away, (), {})
+    assert back.z["m"] == 1.0
+    assert back.velocity == 0.0
+    assert back.diverging
+    assert not back.lost
+    after = kernel.sample(back, (), {})
+    assert after.z["m"] != 1.0
+    assert not after.diverging
+    with pytest.raises(ValueError, match="got none at draw 3 after warm-up"):
+        kernel.sample(away._replace(warmup_left=jnp.array(0), draws=jnp.array(3)), (), {})
 
 
 def test_float32(x32):
@@ -278,6 +296,11 @@ def test_diagnostics_are_shown():
     assert kernel.sample_field == "z"
 
 
+def normal(X, y=None):
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
+
+
 def discrete(y):
     numpyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
     numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
@@ -294,6 +317,8 @@ def discrete(y):
             lambda: run(handlers.substitute(bayesian, data={"g_Z": jnp.zeros((8, 1))}), X, Y, 10),
             "expected global sites only under plate 'data', which takes minibatches, got the latent 'w'",
         ),
+        (lambda: run(shallow, X), "expected a program that observes data, got none"),
+        (lambda: run(normal, X), "expected a program that observes data, got none"),
         (lambda: run(discrete, 0.0), "expected continuous sites, got the discrete 'k'"),
     ],
 )

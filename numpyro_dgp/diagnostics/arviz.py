@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["as_posterior", "to_arviz"]
 
 Source: TypeAlias = Posterior | MCMC
+# Difference of log densities, in nats, below which ArviZ's leave-one-out weights are those of the posterior.
+_SAME = 0.01
 
 
 def to_arviz(
@@ -48,6 +51,10 @@ def to_arviz(
       all data share. The latents and hidden values of the datum are integrated by K importance samples from the guide
       (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, w_n^{(k)} \mid \phi_s) / q(w_n^{(k)})`: leaving
       out a datum leaves out its latents too. The estimate is low by O(1/K).
+    - ``log_likelihood_uncorrected``: its name where ArviZ's own ``loo``, ``loo_pit`` and ``compare`` would be wrong,
+      which look for ``log_likelihood`` and without it raise an error: under draws from a guide, which they would take
+      for draws from the posterior, and under chains of which some datum was sampled with a density that differs by
+      more than 0.01 (next group). ``dgp.diagnostics.loo`` corrects for both.
     - ``log_likelihood_target``: the same with the ``log_prob`` of the observed site, which the posterior was fitted
       to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.
     - ``posterior_predictive``: y drawn again, with new latents, as for new data.
@@ -76,7 +83,11 @@ def to_arviz(
 
     Raises:
         ValueError: numbers of draws that are not positive integers, NaN data, a program that subsamples or observes
-            nothing, or observed sites that share plates.
+            nothing, observed sites that share plates, a guide or draws of another program, or names and losses that
+            fit nothing.
+
+    Warns:
+        UserWarning: chains in which hidden layers are sites of their own; ``dgp.for_mcmc`` was forgotten.
 
     Example:
         >>> import jax, numpyro, optax
@@ -95,19 +106,38 @@ def to_arviz(
         >>> tree = dgp.to_arviz(dgp.Posterior(model, guide, result.params), jax.random.key(1), X, X[:, 0] ** 2)
         >>> dict(tree.posterior.sizes)
         {'chain': 1, 'draw': 500, 'f_inducing': 5}
-        >>> dict(tree.log_likelihood.sizes)
+        >>> dict(tree.log_likelihood_uncorrected.sizes)
         {'chain': 1, 'draw': 500, 'data': 20}
 
-    Source: Vehtari et al. (2017) for the group log_likelihood; Merkle et al. (2019) for integrating latents there.
+    Source: Vehtari et al. (2017) for log_likelihood; Yao et al. (2018) for draws from a guide; Merkle et al.
+    (2019) for integrating latents there.
     """
     require_count("to_arviz", "num_samples", num_samples, "the default")
     require_count("to_arviz", "local_samples", local_samples, "the default")
+    require_key("to_arviz", key)
     if isinstance(source, Mapping):
-        of = losses if isinstance(losses, Mapping) else {}
+        if not source or not isinstance(losses, Mapping | None) or set(losses or {}) - set(source):
+            raise ValueError(
+                "to_arviz: expected several fits by name and losses={name: losses} of some of them, got "
+                f"{sorted(source)} and {type(losses).__name__ if not isinstance(losses, Mapping) else sorted(losses)}"
+            )
+        of = losses or {}
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
         return {n: to_arviz(s, key, *args, losses=of.get(n), **options, **kwargs) for n, s in source.items()}  # type: ignore[misc]
     posterior = as_posterior(source)
+    if losses is not None and (isinstance(losses, Mapping | str) or np.ndim(losses) != 1):
+        raise ValueError(
+            f"to_arviz: expected losses of shape (steps,), got {type(losses).__name__}: pass losses=result.losses"
+        )
     known = local_sites(posterior, args, kwargs)
+    _require_names(known, coords or {}, dims or {})
+    if isinstance(source, MCMC) and known.centred:
+        warnings.warn(
+            f"to_arviz: expected chains of dgp.for_mcmc(model), got hidden layers {known.centred} as they are: "
+            "such chains hardly move; look at their r-hat (arviz_stats.summary), or run "
+            "MCMC(NUTS(dgp.for_mcmc(model)))",
+            stacklevel=2,
+        )
     draw_key, prior_key, trace_key = jax.random.split(key, 3)
     chains = source.num_chains if isinstance(source, MCMC) else 1
     draws = draw(posterior, draw_key, num_samples, local_samples, args, kwargs)
@@ -115,6 +145,28 @@ def to_arviz(
     observed, params = _fixed(posterior, known, trace_key, args, kwargs)
     constant, names = _constants(posterior, known, observed, args, kwargs)
     return _tree(source, known, draws, before, observed, constant, params, losses, chains, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
+
+
+def _require_names(known: LocalSites, coords: Mapping[str, Any], dims: Mapping[str, Any]) -> None:
+    """Raise for names of dimensions that nothing in the tree has, and for too many of them."""
+    for name, given in dims.items():
+        if name in known.dims and len(given) > len(known.dims[name]):
+            raise ValueError(
+                f"to_arviz: expected at most {len(known.dims[name])} names in dims[{name!r}], as in "
+                f"{known.dims[name]}, got {list(given)}: chain and draw are named already"
+            )
+    sizes = {frame.name: frame.size for frames in known.frames.values() for frame in frames}
+    found = {"chain", "draw", *(dim for of in (*known.dims.values(), *dims.values()) for dim in of)}
+    unknown = sorted(set(coords) - found)
+    if unknown:
+        raise ValueError(
+            f"to_arviz: expected coords for some of the dimensions {sorted(found)}, got some for {unknown}"
+        )
+    for name, values in coords.items():
+        if len(values) != sizes.get(name, len(values)):
+            raise ValueError(
+                f"to_arviz: expected coords of {name!r} for each of its {sizes[name]} rows, got {len(values)} values"
+            )
 
 
 def as_posterior(source: Source) -> Posterior:
@@ -125,10 +177,11 @@ def as_posterior(source: Source) -> Posterior:
     """
     if isinstance(source, Posterior):
         return source
-    if not isinstance(source, MCMC) or source.last_state is None:
+    if not isinstance(source, MCMC) or source.last_state is None or source.sampler.model is None:
         raise ValueError(
             "to_arviz: expected dgp.Posterior(model, guide, result.params) or an MCMC object that has run, got "
-            f"{'one that has not' if isinstance(source, MCMC) else type(source).__name__}: call mcmc.run first"
+            f"{'one that has not' if isinstance(source, MCMC) else type(source).__name__}: call mcmc.run "
+            "first, on a program"
         )
     return Posterior(source.sampler.model, samples=source.get_samples())
 
@@ -152,9 +205,11 @@ def _tree(
     def by_chain(values: Mapping[str, Array], chains: int = chains) -> dict[str, np.ndarray]:
         return {n: np.asarray(v).reshape(chains, -1, *v.shape[1:]) for n, v in values.items()}
 
+    of_guide = isinstance(source, Posterior) and source.guide is not None
+    as_sampled = all(np.allclose(terms, draws.target[y], 0, _SAME) for y, terms in draws.predictive.items())
     groups: dict[str, Any] = {
         "posterior": by_chain(draws.values),
-        "log_likelihood": by_chain(draws.predictive),
+        "log_likelihood" if as_sampled and not of_guide else "log_likelihood_uncorrected": by_chain(draws.predictive),
         "log_likelihood_target": by_chain(draws.target),
         "posterior_predictive": by_chain(draws.replicated),
         "prior": by_chain(before[0], 1),
@@ -162,7 +217,7 @@ def _tree(
         "observed_data": {name: np.asarray(value) for name, value in observed.items()},
         "constant_data": {name: np.asarray(value) for name, value in constant.items()},
     }
-    if isinstance(source, Posterior) and source.guide is not None:
+    if of_guide:
         joint = sum((v.reshape(len(v), -1).sum(1) for v in draws.target.values()), draws.log_p)
         groups["sample_stats"] = by_chain({"lp": joint, "log_q": draws.log_q})
     names = {name: list(of) for name, of in (known.dims | dims).items() if of}

@@ -16,6 +16,7 @@ import optax
 from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
+from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
@@ -109,8 +110,8 @@ def compare(
         A :class:`Comparison`: tables, trees and posteriors by name.
 
     Raises:
-        ValueError: no guides and no chains, names used twice, data that are not a tuple with observations, or what
-            ``fit`` and ``to_arviz`` refuse.
+        ValueError: no guides and no chains, names used twice, data that are not a tuple with observations, candidates
+            of another type, fits of another program, or what ``fit`` and ``to_arviz`` refuse.
 
     Example:
         >>> import jax, numpyro, optax
@@ -129,13 +130,10 @@ def compare(
         >>> bool(result.table.loc["Gaussian", "khat"] < 0.7)
         True
     """
-    if not isinstance(data, tuple) or len(data) < 2 or not (test is None or len(test) == len(data)):
-        raise ValueError(
-            "compare: expected data=(X, y), the program's arguments with the observations last, and test= of the same "
-            f"length, got {type(data).__name__} and {type(test).__name__}: pass further settings by functools.partial"
-        )
-    if (not guides and mcmc is None) or (mcmc is not None and "mcmc" in guides):
-        raise ValueError('compare: expected guides={"name": guide}, none of them called "mcmc", or mcmc=, got neither')
+    _require_arguments(model, guides, data, test, mcmc, level)
+    require_key("compare", key)
+    for name, count in {"num_steps": num_steps, "num_samples": num_samples, "local_samples": local_samples}.items():
+        require_count("compare", name, count, "the default")
     fit_key, bound_key, draw_key, test_key = jax.random.split(key, 4)
     sources: dict[str, Source] = {}
     rows: dict[str, dict[str, float]] = {}
@@ -159,6 +157,36 @@ def compare(
         if test is not None:
             rows[name] |= _on_test(posteriors[name], test_key, test, num_samples, level)
     return Comparison(_table(rows), _ranking(scores), scores, trees, posteriors, level)
+
+
+def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any, level: Any) -> None:
+    if not callable(model):
+        raise ValueError(f"compare: expected a program, a function, got {type(model).__name__}")
+    same = test is None or (isinstance(test, tuple) and isinstance(data, tuple) and len(test) == len(data))
+    if not isinstance(data, tuple) or len(data) < 2 or not same:
+        raise ValueError(
+            "compare: expected data=(X, y), the program's arguments with the observations last, and test= of the same "
+            f"length, got {type(data).__name__} and {type(test).__name__}: pass further settings by functools.partial"
+        )
+    named = isinstance(guides, Mapping)
+    if not named or (not guides and mcmc is None) or (mcmc is not None and "mcmc" in guides):
+        raise ValueError(
+            'compare: expected guides={"name": guide}, none of them called "mcmc", or mcmc=, got '
+            f"{sorted(guides) or 'neither' if named else type(guides).__name__}"
+        )
+    for name, candidate in guides.items():
+        pair = isinstance(candidate, tuple) and len(candidate) == 2 and hasattr(candidate[1], "params")
+        if not (pair or isinstance(candidate, Posterior) or callable(candidate)) or isinstance(candidate, type):
+            raise ValueError(
+                f"compare: expected guides[{name!r}] to be a guide, a pair of guide and SVIRunResult, or "
+                f"a dgp.Posterior, got {type(candidate).__name__}"
+            )
+    if mcmc is not None and not isinstance(mcmc, MCMC):
+        raise ValueError(f"compare: expected mcmc to be a numpyro.infer.MCMC that has run, got {type(mcmc).__name__}")
+    if mcmc is not None:
+        as_posterior(mcmc)
+    if not isinstance(level, float) or not 0 < level < 1:
+        raise ValueError(f"compare: expected a level between 0 and 1, got {level!r}: 0.9 is usual")
 
 
 def _fitted(

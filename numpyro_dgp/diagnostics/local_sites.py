@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -30,19 +31,22 @@ class LocalSites:
         local: for every latent site with one value per datum, the observed site of the same data.
         weighted: whether the guide gives its latents importance weights or quadrature nodes.
         dims: names of the dimensions of every site, plates first.
+        centred: hidden layers that are sites of the program as it is.
     """
 
     frames: dict[str, tuple[Any, ...]]
     local: dict[str, str]
     weighted: bool
     dims: dict[str, list[str]]
+    centred: list[str]
 
 
 def local_sites(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalSites:
     """Trace the program with shapes only, and find the sites with one value per datum.
 
     Raises:
-        ValueError: no observations, a plate that subsamples, or plates of observed sites that overlap.
+        ValueError: no observations, a plate that subsamples, plates of observed sites that overlap, or a guide or draws
+            of another program.
     """
     found: list[LocalSites] = []
     arrays, rebuild = split_arguments(args, kwargs)
@@ -50,7 +54,9 @@ def local_sites(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, A
 
     def inspect(key: Array) -> Array:
         given = {name: values[0] for name, values in (posterior.samples or {}).items()}
-        found.append(_inspect(*traces(posterior, key, given, {}, args, kwargs)))
+        guide_trace, sites = traces(posterior, key, given, {}, args, kwargs)
+        found.append(_inspect(guide_trace, sites))
+        _require_sites(found[0], sites, guide_trace if posterior.guide is not None else given)
         return jnp.zeros(())
 
     jax.eval_shape(inspect, jax.random.key(0))
@@ -98,7 +104,25 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
             local[name] = beside[0]
     weighted = any(record_of(site).copies is not None for site in guide_trace.values())
     dims = {name: _dims(name, site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
-    return LocalSites(frames, local, weighted, dims)
+    centred = [name for name, site in samples.items() if site_kind(site) == "hidden"]
+    return LocalSites(frames, local, weighted, dims, centred)
+
+
+def _require_sites(known: LocalSites, sites: Trace, given: Mapping[str, Any]) -> None:
+    """Raise unless a guide or draws give every site of the program that all data share."""
+    shared = [
+        name
+        for name, site in sites.items()
+        if site["type"] == "sample"
+        and not site["is_observed"]
+        and not (name in known.local or site["cond_indep_stack"])
+    ]
+    missing = sorted(set(shared) - set(given))
+    if missing:
+        raise ValueError(
+            f"diagnostics: expected a guide or draws of the program's sites {shared}, got none of {missing}: was it "
+            "made for another program, dgp.Posterior(model, guide, params)?"
+        )
 
 
 def _dims(name: str, site: Message) -> list[str]:

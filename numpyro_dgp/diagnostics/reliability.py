@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import numpy as np
 
+from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.ratios import draw
 from numpyro_dgp.predict import Posterior
@@ -42,7 +43,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
         One number for every column (...); minus infinity where all weights are equal but for rounding.
 
     Raises:
-        ValueError: too few weights, or NaN.
+        ValueError: too few weights, NaN or positive infinity, or no finite weight.
 
     Example:
         >>> import numpy as np
@@ -61,8 +62,11 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
         raise ValueError(
             f"khat: expected weights of at least {_LEAST} draws, got shape {values.shape}: 1000 draws are usual"
         )
-    if np.isnan(values).any():
-        raise ValueError("khat: expected log weights without NaN, got some: are the parameters of the fit finite?")
+    if np.isnan(values).any() or (values == np.inf).any() or not np.isfinite(values.max(0)).all():
+        raise ValueError(
+            "khat: expected log weights without NaN or positive infinity, some of them finite, got others: are the "
+            "parameters of the fit finite?"
+        )
     columns = values.reshape(len(values), -1)
     equal = np.ptp(columns, axis=0) <= np.sqrt(eps) * (1 + np.abs(columns).max(0))
     shapes = [-np.inf if same else array_stats.psislw(-w)[1] for same, w in zip(equal, columns.T, strict=True)]
@@ -112,7 +116,7 @@ def khat(tree: DataTree) -> float:
 
     Source: Yao et al. (2018), section 3.1.
     """
-    stats = tree.children.get("sample_stats")
+    stats = getattr(tree, "children", {}).get("sample_stats")
     if stats is None or "log_q" not in stats:
         raise ValueError(
             "khat: expected the tree of a fit, got one without densities of a guide: chains have no importance "
@@ -151,7 +155,7 @@ def local_khat(
         ``{observed site: k-hat (num_globals, N...)}``; minus infinity for data without latents or hidden values.
 
     Raises:
-        ValueError: draws of MCMC, or too few samples.
+        ValueError: draws of MCMC, a guide of another program, or too few samples.
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
@@ -170,8 +174,14 @@ def local_khat(
         >>> k["y"].shape
         (3, 20)
     """
+    if not isinstance(posterior, Posterior):
+        raise ValueError(f"local_khat: expected dgp.Posterior(model, guide, params), got {type(posterior).__name__}")
     if posterior.guide is None:
         raise ValueError("local_khat: expected a fit with a guide, got draws of MCMC: they have no importance weights")
+    require_key("local_khat", key)
+    require_count("local_khat", "num_globals", num_globals, "the default")
+    if not isinstance(num_samples, int) or num_samples < _LEAST:
+        raise ValueError(f"local_khat: expected num_samples of at least {_LEAST}, got {num_samples!r}: 1000 are usual")
     draws = draw(posterior, key, num_globals, num_samples, args, kwargs, lambda log_weights: log_weights)
     return {
         name: np.full((len(terms), *terms.shape[2:]), -np.inf)
@@ -190,7 +200,8 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
 
     with the largest weights smoothed; the first factor is one for chains. :math:`\tilde p` is the density of y that the
     posterior was fitted to (``log_likelihood_target``) and p the normalised one: a datum is taken out of the posterior
-    as it went in. The weights correct the guide too, as far as they can.
+    as it went in. The weights correct the guide too, as far as they can. ``arviz_stats.loo``
+    does neither: trees for which it would be wrong have no group ``log_likelihood``.
 
     Limits. The result carries ``pareto_k`` for every datum. Where it is above ``good_k`` the score of that datum is
     unreliable, mostly because ``khat`` of the whole fit is; then compare on held-out data. Hyperparameters at a point
@@ -207,7 +218,8 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
         ArviZ's ``ELPDData``, for ``arviz_stats.compare`` and ``arviz_plots.plot_khat``.
 
     Raises:
-        ValueError: a tree that was not made by ``to_arviz``, or several observed sites and no ``site``.
+        ValueError: a tree that was not made by ``to_arviz`` or has few draws, several observed sites and no ``site``,
+            or more ``observations`` than data.
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
@@ -229,13 +241,24 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     """
     import arviz_stats
 
-    name = _observed_site(tree, site)
+    if not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"loo: expected seed to be an integer, zero or more, got {type(seed).__name__}: try seed=0")
+    tree, name = _pointwise(tree, site)
     likelihood: DataArray = tree["log_likelihood"][name]
     target: DataArray = tree["log_likelihood_target"][name]
     if likelihood.ndim == 2 or (observations is not None and likelihood.ndim != 3):
         raise ValueError(
             f"loo: expected data in a plate, got dimensions {likelihood.dims}: "
             "draw y inside numpyro.plate, given the values of the functions"
+        )
+    draws = likelihood.sizes["chain"] * likelihood.sizes["draw"]
+    if draws < _LEAST:
+        raise ValueError(
+            f"loo: expected at least {_LEAST} draws, got {draws}: to_arviz(..., num_samples=1000) is usual"
+        )
+    if observations is not None and not (isinstance(observations, int) and 0 < observations <= likelihood.shape[-1]):
+        raise ValueError(
+            f"loo: expected at most as many observations as data, {likelihood.shape[-1]}, got {observations!r}"
         )
     stats = tree.children.get("sample_stats")
     with warnings.catch_warnings():  # the Pareto shapes are in the result
@@ -248,10 +271,6 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
             log_p, log_q = stats["lp"] + likelihood - target, stats["log_q"]
         if observations is None:
             return arviz_stats.loo_approximate_posterior(tree, log_p, log_q, pointwise=True, var_name=name)
-        if not 0 < observations <= likelihood.shape[-1]:
-            raise ValueError(
-                f"loo: expected at most as many observations as data, {likelihood.shape[-1]}, got {observations}"
-            )
         chosen = np.sort(np.random.default_rng(seed).choice(likelihood.shape[-1], observations, replace=False))
         log_p = log_p.isel({likelihood.dims[-1]: chosen})
         return arviz_stats.loo_subsample(tree, chosen, True, name, 1.0, log_p=log_p, log_q=log_q)
@@ -269,10 +288,16 @@ def _loo_of_chains(tree: DataTree, target: DataArray) -> ELPDData:
     )
 
 
-def _observed_site(tree: DataTree, site: str | None) -> str:
-    if "log_likelihood_target" not in tree.children:
-        raise ValueError(f"loo: expected a tree from dgp.to_arviz, got one with groups {sorted(tree.children)}")
+def _pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
+    """The tree with the densities that are to be weighed where ArviZ looks for them, and the observed site."""
+    groups = sorted(getattr(tree, "children", ()))
+    if "log_likelihood_target" not in groups:
+        got = f"one with groups {groups}" if groups else type(tree).__name__
+        raise ValueError(f"loo: expected a tree from dgp.to_arviz, got {got}")
+    if "log_likelihood_uncorrected" in groups:
+        tree = tree.copy()
+        tree["log_likelihood"] = tree["log_likelihood_uncorrected"]
     names = [str(name) for name in tree["log_likelihood"].data_vars]
     if (site is None and len(names) > 1) or (site is not None and site not in names):
         raise ValueError(f"loo: expected site= one of {names}, got {site!r}")
-    return site or names[0]
+    return tree, site or names[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 
+from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
@@ -67,6 +69,12 @@ class NonCentered(Reparam):
         values = values if on_ring else values.expand(fn.batch_shape)
         shape = values.white_shape if on_ring else fn.event_shape
         white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
+        if white.shape != (*fn.batch_shape, *shape):
+            raise ValueError(
+                f"NonCentered: expected values of shape {(*fn.batch_shape, *shape)} for '{name}_white', one per datum, "
+                f"got {white.shape}, those of the data of the chain: predict by dgp.Posterior(model, "
+                "samples=mcmc.get_samples()), which draws them anew for new data"
+            )
         return None, values.from_white(white)
 
 
@@ -84,10 +92,12 @@ def for_mcmc(
         noncentered: put every layer's values in the form of :class:`NonCentered`.
 
     Returns:
-        A program for ``NUTS``, with the same arguments.
+        A program for ``NUTS``, with the same arguments. It can be pickled, and ``MCMC`` objects with it, if ``model``
+        can.
 
     Raises:
-        ValueError: when run, if a plate subsamples or a ``numpyro.param`` site has no value.
+        ValueError: a model that is no function or was prepared before, NaN in the parameters; when run, if a plate
+            subsamples or a ``numpyro.param`` site has no value.
 
     Example:
         >>> import jax, numpyro
@@ -106,16 +116,38 @@ def for_mcmc(
         (20, 3)
     """
 
-    def noncenter(msg: Message) -> Reparam | None:
-        latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), RingNormal)
-        return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None
+    if isinstance(model, _Prepared):
+        raise ValueError(
+            "for_mcmc: expected a program, got one that for_mcmc has prepared already: call it once, with all params"
+        )
+    if not callable(model):
+        raise ValueError(f"for_mcmc: expected a program, a function, got {type(model).__name__}")
+    if not isinstance(params, Mapping | None):
+        raise ValueError(
+            f"for_mcmc: expected params as a dict of arrays, got {type(params).__name__}: pass svi_result.params"
+        )
+    for name, value in (params or {}).items():
+        require_finite(f"params of for_mcmc at {name!r}", value, "check the losses of the fit they come from")
+    return _Prepared(model, dict(params or {}), noncentered)
 
-    def program(*args: Any, **kwargs: Any) -> Any:
-        given = handlers.substitute(data=dict(params or {}))
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Prepared:
+    """What :func:`for_mcmc` returns."""
+
+    model: Callable[..., Any]
+    params: dict[str, Array]
+    noncentered: bool
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = handlers.substitute(data=self.params)
         with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), given:
-            if not noncentered:
-                return model(*args, **kwargs)
-            with handlers.reparam(config=noncenter):
-                return model(*args, **kwargs)
+            if not self.noncentered:
+                return self.model(*args, **kwargs)
+            with handlers.reparam(config=_noncenter):
+                return self.model(*args, **kwargs)
 
-    return program
+
+def _noncenter(msg: Message) -> Reparam | None:
+    latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), RingNormal)
+    return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None

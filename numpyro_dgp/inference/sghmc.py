@@ -12,8 +12,10 @@ optimal q(v) of that bound, and the chain draws from it without assuming a famil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +28,7 @@ from numpyro.infer.util import initialize_model, potential_energy
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
+from numpyro_dgp._checks import is_concrete, require_finite
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
 from numpyro_dgp.model.refusals import fixed_parameters
@@ -34,9 +37,7 @@ from numpyro_dgp.model.sites import Message, hide, site_kind
 __all__ = ["SGHMC", "SGHMCState"]
 
 
-class SGHMCState(NamedTuple):
-    """State of :class:`SGHMC`; names in ``extra_fields`` of ``MCMC.run``."""
-
+class _Fields(NamedTuple):
     z: dict[str, Array]
     """Values in unconstrained space."""
     potential_energy: Array
@@ -47,7 +48,40 @@ class SGHMCState(NamedTuple):
     heat: Array
     """Bound on the excess temperature by minibatches: 0.1 widens no variance by much more than a tenth."""
     diverging: Array
+    """Whether the density or its gradient was not finite at z, and the chain went back to ``sound``."""
     rng_key: Array
+    sound: dict[str, Array]
+    """The last z with a finite density and gradient."""
+    draws: Array
+    """Number of steps after warm-up."""
+    lost: Array
+    """Number of the first draw after warm-up without finite density or gradient; zero as long as there is none."""
+
+
+class SGHMCState(_Fields):
+    """State of :class:`SGHMC`; names in ``extra_fields`` of ``MCMC.run``.
+
+    A state holds tracers while a chain runs and numbers when it has ended: then one with a lost draw is an error.
+
+    Raises:
+        ValueError: draws without finite density.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> SGHMCState:
+        state = super().__new__(cls, *args, **kwargs)
+        if isinstance(state.lost, jax.Array) and is_concrete(state.lost) and state.lost.any():
+            first = int(state.lost[state.lost > 0].min())
+            raise ValueError(
+                f"SGHMC: expected draws with a finite density and gradient, got none at draw {first} after warm-up: "
+                "the step is too large; halve step_size, take more warm-up, or start near the mode, "
+                "init_strategy=init_to_value(values=guide.median(params, X, y))"
+            )
+        return state
+
+
+_NO_DATA = "SGHMC: expected a program that observes data, got none: pass the observations, mcmc.run(key, X, y)"
 
 
 class _DrawAnew(Messenger):
@@ -55,14 +89,25 @@ class _DrawAnew(Messenger):
 
     def __enter__(self) -> Any:
         self._subsampled: set[str] = set()
+        self._observes = False
         return super().__enter__()
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        super().__exit__(exc_type, exc_value, traceback)
+        if exc_type is None and not self._observes:
+            raise ValueError(_NO_DATA)
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
             self._subsampled.add(msg["name"])
-        if msg["type"] != "sample" or msg["is_observed"]:
+        if msg["type"] != "sample":
             return
-        if site_kind(msg) in ("hidden", "observed"):
+        self._observes |= msg["is_observed"]
+        if msg["is_observed"]:
+            return
+        if site_kind(msg) == "observed":
+            raise ValueError(_NO_DATA)
+        if site_kind(msg) == "hidden":
             hide(msg)
         elif plates := self._subsampled & {frame.name for frame in msg["cond_indep_stack"]}:
             raise ValueError(
@@ -95,8 +140,9 @@ class SGHMC(MCMCKernel):
         init_strategy: NumPyro's, for example ``init_to_value(values=guide.median(params, X, y))``.
 
     Raises:
-        ValueError: a step size or friction out of range; when run, a latent variable per datum under a plate that takes
-            minibatches, a discrete site, or a ``numpyro.param`` without a value.
+        ValueError: a step size or friction out of range; when run, a program that observes nothing, a latent variable
+            per datum under a plate that takes minibatches, a discrete site, or a ``numpyro.param`` without a value; at
+            the end of a run, a draw without a finite density: its step was too large.
 
     Example:
         >>> import jax, numpyro
@@ -130,10 +176,21 @@ class SGHMC(MCMCKernel):
         adapt_mass: bool = True,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        if not step_size > 0:
+        if not callable(model) or not callable(init_strategy):
+            raise ValueError(
+                "SGHMC: expected a program and an init_strategy, both functions, got "
+                f"{type(model).__name__} and {type(init_strategy).__name__}"
+            )
+        if not _is_number(step_size) or not 0 < step_size < math.inf:
             raise ValueError(f"SGHMC: expected a positive step_size, got {step_size!r}: try 0.03")
-        if not 0 < friction <= 1:
+        if not _is_number(friction) or not 0 < friction <= 1:
             raise ValueError(f"SGHMC: expected 0 < friction <= 1, got {friction!r}: try 0.05")
+        if not isinstance(params, Mapping | None):
+            raise ValueError(
+                f"SGHMC: expected params as a dict of arrays, got {type(params).__name__}: pass svi_result.params"
+            )
+        for name, value in (params or {}).items():
+            require_finite(f"params of SGHMC at {name!r}", value, "check the losses of the fit they come from")
         self._model, self._params = model, dict(params or {})
         self.step_size, self.friction, self.adapt_mass = float(step_size), float(friction), bool(adapt_mass)
         self._init_strategy = init_strategy
@@ -185,7 +242,8 @@ class SGHMC(MCMCKernel):
             flat = ravel_pytree(z)[0]
             zero = jnp.zeros((), flat.dtype)
             left, still = jnp.array(num_warmup, int), jnp.zeros_like(flat)
-            return SGHMCState(z, zero, still, Adaptation.start(flat), left, zero, jnp.array(False), key)
+            none = jnp.zeros((), int)
+            return SGHMCState(z, zero, still, Adaptation.start(flat), left, zero, jnp.array(False), key, z, none, none)
 
         z = found.param_info.z if init_params is None else init_params
         return state(rng_key, z) if single else jax.vmap(state)(rng_key, z)
@@ -228,13 +286,23 @@ class SGHMC(MCMCKernel):
             heat(mass, adapted.noise, *scales),
             jnp.array(False),
             rng_key,
+            state.z,
+            state.draws + ~warm,
+            state.lost,
         )
-        # If a step leads to numbers that are not finite, stay, with velocity zero and another random key.
-        stay = state._replace(
+        # If a step has led to numbers that are not finite, go back, with velocity zero and another random key.
+        back = state._replace(
+            z=state.sound,
             potential_energy=energy,
             velocity=jnp.zeros_like(velocity),
             warmup_left=proposed.warmup_left,
             diverging=jnp.array(True),
             rng_key=rng_key,
+            draws=proposed.draws,
+            lost=jnp.where(state.lost > 0, state.lost, state.draws),
         )
-        return jax.tree.map(partial(jnp.where, sound), proposed, stay)
+        return jax.tree.map(partial(jnp.where, sound), proposed, back)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or (isinstance(value, jax.Array) and not value.ndim)

@@ -21,6 +21,7 @@ from numpyro_dgp.model.closed_forms import ClosedForms, closed_forms, normal_for
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.observed_only import ObservedOnly
 from numpyro_dgp.model.outcomes import moments, require_in_range
 
 __all__ = ["Likelihood"]
@@ -149,7 +150,8 @@ class Likelihood(dist.Distribution):
 
     @property
     def support(self) -> constraints.Constraint:
-        return self.conditional(self.f_x.loc).support
+        support = self.conditional(self.f_x.loc).support
+        return ObservedOnly(support) if self.collapse == "bound" else support
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         v_key, y_key = jax.random.split(key)
