@@ -123,7 +123,7 @@ def test_sources_that_are_none():
         run(model, stream=(X, Y))
     sizes = r"shapes \[\(30, 2\), \(30,\)\] as in step 0, got \[\(29, 2\), \(29,\)\] in step 3"
     with pytest.raises(ValueError, match=sizes):
-        run(model, stream=Simulated(2), steps=5)
+        run(dgp.minibatch(shallow, data=600), stream=Simulated(2), steps=5)
     for batch in (X, (), (X, Y[:3]), (X, 1.0)):
         stream = SimpleNamespace(num_rows=90, batch=lambda step, batch=batch: batch)
         with pytest.raises(ValueError, match=r"batch\(0\) to be a tuple of arrays with equally many rows"):

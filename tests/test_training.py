@@ -183,7 +183,7 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expected a checkpoint of this fit"):
         fit(make(), 6, X, Y, checkpoint=file)
     file.write_text("no arrays")
-    with pytest.raises(ValueError, match=r"fit: expected a checkpoint of this fit.*\(0 arrays\)"):
+    with pytest.raises(ValueError, match=r"fit: expected a file of arrays, got no \.npz file, 9 bytes"):
         fit(make(), 6, X, Y, checkpoint=file)
 
 
@@ -191,7 +191,7 @@ def test_files_of_something_else(tmp_path):
     with pytest.raises(ValueError, match=r"save: expected arrays in dicts, got params\['net'\]\[0\]"):
         dgp.save(tmp_path / "a.npz", {"net": [jnp.ones(2)]})
     (tmp_path / "text.npz").write_text("no arrays")
-    with pytest.raises(ValueError, match=r"expected a file written by dgp\.save, got .*, no \.npz file"):
+    with pytest.raises(ValueError, match=r"load: expected a file of arrays, got no \.npz file, 9 bytes"):
         dgp.load(tmp_path / "text.npz")
     np.savez(tmp_path / "other.npz", plain=np.ones(2))
     with pytest.raises(ValueError, match=r"expected a file written by dgp\.save"):

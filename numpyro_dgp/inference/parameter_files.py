@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp.inference.checkpoints import read_arrays, write_arrays
+from numpyro_dgp.inference.array_files import read_arrays, write_arrays
 
 __all__ = ["load", "save"]
 
@@ -64,10 +64,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         0.5
     """
     params: dict[str, Any] = {}
-    arrays = read_arrays(path)
-    if arrays is None:
-        raise ValueError(f"load: expected a file written by dgp.save, got {path}, no .npz file: check the name")
-    for name, value in arrays.items():
+    for name, value in read_arrays("load", path, "check the name; dgp.save writes such files").items():
         try:
             *parents, last = json.loads(name)
         except (ValueError, TypeError) as error:
