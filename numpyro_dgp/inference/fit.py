@@ -111,11 +111,12 @@ def fit(
     def evaluate(state: SVIState, step: int) -> Array:
         return svi.evaluate(state, *args, **kwargs)
 
-    start, sites = start_of_fit("fit", svi, rng_key, rebuild, arrays, init_params)
-    if checkpoint is not None:
-        step = compiled.trace(start, arrays, 1).jaxpr
-        file = dataclasses.replace(file, identity=identify("dgp.fit", svi, arguments, sites, start, step))
-    return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
+    with file.reserved(num_steps):
+        start, sites = start_of_fit("fit", svi, rng_key, rebuild, arrays, init_params)
+        if checkpoint is not None:
+            step = compiled.trace(start, arrays, 1).jaxpr
+            file = dataclasses.replace(file, identity=identify("dgp.fit", svi, arguments, sites, start, step))
+        return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
 
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Array], Rebuild]:

@@ -48,43 +48,42 @@ def run_steps(
         advance: does at most :data:`CHUNK` steps. Called with the same arguments it must give the same results: the
             steps before a loss that is not finite are done again.
         evaluate: computes the loss of such a step again outside ``jit``, so that checks can raise the reason.
-        checkpoint: where to continue from and what to write.
+        checkpoint: where to continue from and what to write, reserved by the caller.
         progress_bar: show a progress bar.
         place: puts a state on the devices of the fit.
         skips: whether a step whose loss is not finite leaves the state as it is, so that the fit can go on.
 
     Raises:
-        ValueError: a loss that is not finite, or, where such steps are skipped, no other; a checkpoint that is of
-            another fit, damaged, in use, or cannot be written.
+        ValueError: a loss that is not finite, or, where such steps are skipped, no other; a checkpoint that is damaged
+            or of another fit.
         KeyboardInterrupt: after an interruption; the message says what has been saved.
     """
-    with checkpoint.reserved(num_steps):
-        state, saved = checkpoint.resume(start)
-        state, losses, done = place(state), [saved] if len(saved) else [], len(saved)
-        reached = state, done
-        try:
-            with tqdm.tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
-                while done < num_steps:
-                    until = checkpoint.next_write(done, num_steps)
-                    count, before = min(CHUNK, until - done), state
-                    state, found = advance(before, done, count)
-                    chunk = np.asarray(found)
-                    bad = np.flatnonzero(~np.isfinite(chunk))
-                    if not skips and len(bad):
-                        steps = int(bad[0])
-                        last = advance(before, done, steps)[0] if steps else before
-                        _explain(checkpoint.owner, evaluate, last, done + steps, chunk[steps])
-                    losses.append(chunk)
-                    done += count
-                    reached = state, done
-                    bar.update(count)
-                    bar.set_postfix_str(f"loss: {chunk.mean():.4f}", refresh=False)
-                    if done == until:
-                        checkpoint.write(state, np.concatenate(losses))
-        except KeyboardInterrupt as interrupt:
-            state, done = reached
-            interrupt.args = (_interrupted(checkpoint, state, done, num_steps, losses),)
-            raise
+    state, saved = checkpoint.resume(start)
+    state, losses, done = place(state), [saved] if len(saved) else [], len(saved)
+    reached = state, done
+    try:
+        with tqdm.tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
+            while done < num_steps:
+                until = checkpoint.next_write(done, num_steps)
+                count, before = min(CHUNK, until - done), state
+                state, found = advance(before, done, count)
+                chunk = np.asarray(found)
+                bad = np.flatnonzero(~np.isfinite(chunk))
+                if not skips and len(bad):
+                    steps = int(bad[0])
+                    last = advance(before, done, steps)[0] if steps else before
+                    _explain(checkpoint.owner, evaluate, last, done + steps, chunk[steps])
+                losses.append(chunk)
+                done += count
+                reached = state, done
+                bar.update(count)
+                bar.set_postfix_str(f"loss: {chunk.mean():.4f}", refresh=False)
+                if done == until:
+                    checkpoint.write(state, np.concatenate(losses))
+    except KeyboardInterrupt as interrupt:
+        state, done = reached
+        interrupt.args = (_interrupted(checkpoint, state, done, num_steps, losses),)
+        raise
     found_losses = np.concatenate(losses)
     if skips:
         _require_steps(checkpoint.owner, evaluate, state, found_losses)

@@ -106,7 +106,7 @@ def fit_stream(
     def update(state: SVIState, batch: tuple[Array, ...]) -> tuple[SVIState, Array]:
         return svi.update(state, *batch, **kwargs)
 
-    with ThreadPoolExecutor(1) as pool:
+    with file.reserved(num_steps), ThreadPoolExecutor(1) as pool:
         batches = _read_ahead(pool, partial(_placed, stream, [a.shape for a in first], mesh), num_steps)
 
         def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:

@@ -15,6 +15,9 @@ from numpyro_dgp.inference.array_files import is_key
 
 __all__ = ["Digest", "array_digest", "digest"]
 
+_SHOWN = 8
+"""Entries of an array that is given in full, at most."""
+
 _SAMPLE = 2**20
 """Entries of an array that enter its checksum, at most; of larger arrays as many, evenly spaced."""
 
@@ -87,7 +90,7 @@ def _setting(value: Any, lines: list[str], constants: list[str]) -> str:
 
 
 def _constant(value: Any) -> str:
-    """A number as it is printed, or the digest of an array."""
-    if np.ndim(value) or (isinstance(value, jax.Array) and is_key(value)):
-        return f"array {array_digest(value)}"
-    return str(np.asarray(value)[()])
+    """Numbers as they are printed; of many, the digest of their array."""
+    if isinstance(value, jax.Array) and is_key(value):
+        return array_digest(value)
+    return str(np.asarray(value).tolist()) if np.size(value) <= _SHOWN else f"array {array_digest(value)}"
