@@ -142,6 +142,20 @@ def test_stable_update_skips_bad_steps():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(svi.optim.get_params(result.state.optim_state)))
 
 
+def test_a_fit_that_is_stuck_says_so():
+    """A step that leaves the domain of the loss: with ``stable_update`` no further step is taken."""
+
+    def model(X, y=None):
+        numpyro.factor("bad", -jnp.log(numpyro.param("s", 1.0)))
+
+    svi = SVI(model, lambda X, y=None: None, optax.sgd(2.0), dgp.ELBO())
+    falls = optax.sgd(-2.0)
+    with pytest.warns(RuntimeWarning, match=r"skipped each of the last 129 of 130 steps.* lower the learning rate"):
+        fit(svi, 130, X, Y, stable_update=True)
+    svi = SVI(model, lambda X, y=None: None, falls, dgp.ELBO())
+    assert np.isfinite(fit(svi, 130, X, Y, stable_update=True).losses).all()
+
+
 def fragile(X, y=None):
     ls = numpyro.param("ls", 0.5)
     g = dgp.gp("g", lambda A, B: jnp.exp(-0.5 * (A - B.T) ** 2 / ls), dgp.Points(Z))

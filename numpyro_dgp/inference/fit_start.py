@@ -115,6 +115,8 @@ def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, P
     for given, like in zip(jax.tree.leaves(value), jax.tree.leaves(site.value), strict=True):
         if not is_concrete(given):
             return
+        if np.asarray(given).dtype.kind not in "biufcV":
+            raise ValueError(f"{where} be numbers, got {type(given).__name__}: pass arrays, as in svi_result.params")
         if jnp.issubdtype(like.dtype, jnp.floating) and not jnp.issubdtype(jnp.result_type(given), jnp.floating):
             raise ValueError(f"{where} be floating-point, got {jnp.result_type(given)}: write 1.0 instead of 1")
         if not np.isfinite(np.asarray(given)).all():
