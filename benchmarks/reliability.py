@@ -78,15 +78,8 @@ class Fits:
 
     def start(self, function: str, file: Path | None, out: str) -> subprocess.Popen:
         """A process that has begun to fit."""
-        command = [
-            sys.executable,
-            __file__,
-            "--work",
-            function,
-            str(self.steps),
-            str(file or ""),
-            str(self.folder / out),
-        ]
+        arguments = ["--work", function, str(self.steps), str(file or ""), str(self.folder / out)]
+        command = [sys.executable, __file__, *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         process.stdout.readline()
         return process
@@ -125,10 +118,8 @@ def kills(fits: Fits, function: str, count: int) -> str:
         finished += 1
         identical += fits.same(function, "killed.npz", error)
         left += len(list(fits.folder.glob(f"{file.name}.*")))
-    return (
-        f"{done} kills, {useful} of them after the first checkpoint; {identical} of {finished} finished fits identical; "
-        f"{left} files left behind"
-    )
+    hits = f"{done} kills, {useful} of them after the first checkpoint"
+    return f"{hits}; {identical} of {finished} finished fits identical; {left} files left behind"
 
 
 def interrupt(fits: Fits, function: str) -> str:

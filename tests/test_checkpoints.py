@@ -372,3 +372,19 @@ def test_initial_values():
     again = fit(None, svi, steps=2, init_params=params)
     stock = svi.run(jax.random.key(0), 2, X, Y, init_params=params, progress_bar=False)
     np.testing.assert_allclose(again.losses, stock.losses, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_the_table_of_faults():
+    """Every row of benchmarks/reliability.py that says whether a fit is the same, once."""
+    script = Path(__file__).parent.parent / "benchmarks" / "reliability.py"
+    rows = ["SIGINT", "two processes", "full disk", "cannot be written", "vanishes"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(dgp.__file__).parent.parent)}
+    found = subprocess.run(
+        [sys.executable, str(script), "--smoke", "--only", *rows], env=environment, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert len(found.stdout.splitlines()) == 2 + 7
+    assert found.stdout.count("identical") == 5
+    assert "NOT" not in found.stdout
+    assert "LOST" not in found.stdout
