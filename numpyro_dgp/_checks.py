@@ -33,7 +33,7 @@ def is_concrete(*values: Any) -> bool:
 
 def require_count(owner: str, name: str, value: Any, hint: str) -> None:
     """Raise unless ``value`` is a positive integer."""
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{owner}: expected {name} to be a positive integer, got {value!r}: try {hint}")
 
 

@@ -238,6 +238,8 @@ def test_programs_that_count_rows_in_other_ways():
     steps(line, guide)
     steps(numpyro.handlers.scale(partial(line, size=30), scale=3.0), guide)
     steps(line, guide, 90)
+    for rows in (90, np.int64(90), 9e1):
+        steps(dgp.minibatch(partial(line, size=30), data=rows), guide)
     nothing = lambda X, y=None: numpyro.param("unused", 0.0)  # noqa: E731
     once, twice = dgp.minibatch(table, data=90), dgp.minibatch(dgp.minibatch(table, columns=4), data=90)
     np.testing.assert_allclose(2 * steps(once, nothing), steps(twice, nothing), rtol=1e-12)

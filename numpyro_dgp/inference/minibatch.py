@@ -50,7 +50,8 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         if not rows:
             raise ValueError("minibatch: expected the number of rows of a plate, got none: minibatch(model, data=1000)")
         for name, count in rows.items():
-            require_count("minibatch", name, count, "the number of all rows, len(X) or stream.num_rows")
+            whole: Any = int(count) if isinstance(count, float) and count.is_integer() else count  # 1e9
+            require_count("minibatch", name, whole, "the number of all rows, len(X) or stream.num_rows")
         if fn is not None and not callable(fn):
             raise ValueError(
                 f"minibatch: expected a program, got {type(fn).__name__}: minibatch(model, data=1000), with the rows "
