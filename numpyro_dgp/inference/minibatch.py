@@ -50,7 +50,7 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         if not rows:
             raise ValueError("minibatch: expected the number of rows of a plate, got none: minibatch(model, data=1000)")
         for name, count in rows.items():
-            whole: Any = int(count) if isinstance(count, float) and count.is_integer() else count  # 1e9
+            whole = int(count) if isinstance(count, float) and count % 1 == 0 else count  # 1e9
             require_count("minibatch", name, whole, "the number of all rows, len(X) or stream.num_rows")
         if fn is not None and not callable(fn):
             raise ValueError(
