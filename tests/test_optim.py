@@ -264,6 +264,24 @@ def test_full_batch_reports_that_it_ran_out_of_steps():
     assert "2 iterations" in found.report
 
 
+def slope(X, y):
+    s = numpyro.sample("s", dist.Normal())
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(s * X[:, 0], 0.5), obs=y)
+
+
+@pytest.mark.parametrize("value", [jnp.nan, -0.1, jnp.inf])
+def test_a_schedule_that_stops_being_a_step_size_is_an_error_that_names_the_step(value):
+    """And not steps that are never taken, or that go uphill."""
+    svi = natural(slope, lambda t: jnp.where(t < 3, 0.5, value), guide=AutoNormal, sites="s")
+    message = r"expected a schedule of step sizes that are finite and not negative, got \S+ at step 3"
+    with pytest.raises(ValueError, match=rf"fit: the loss became nan at step 5: NaturalGradient: {message}"):
+        dgp.fit(svi, jax.random.key(0), 10, X, Y, progress_bar=False)
+    with pytest.raises(ValueError, match=message):  # stock steps, the last of which is the bad one
+        svi.run(jax.random.key(0), 4, X, Y, progress_bar=False)
+    assert np.isfinite(dgp.fit(svi, jax.random.key(0), 3, X, Y, progress_bar=False).losses).all()
+
+
 def test_ramp():
     ramp = log_linear(1e-4, 1e-1, 5)
     np.testing.assert_allclose([ramp(0), ramp(5), ramp(50)], [1e-4, 1e-1, 1e-1], rtol=1e-6)

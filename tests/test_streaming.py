@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,7 +124,7 @@ def test_sources_that_are_none():
         run(model, stream=(X, Y))
     sizes = r"shapes \[\(30, 2\), \(30,\)\] as in step 0, got \[\(29, 2\), \(29,\)\] in step 3"
     with pytest.raises(ValueError, match=sizes):
-        run(model, stream=Simulated(2), steps=5)
+        run(dgp.minibatch(shallow, data=600), stream=Simulated(2), steps=5)
     for batch in (X, (), (X, Y[:3]), (X, 1.0)):
         stream = SimpleNamespace(num_rows=90, batch=lambda step, batch=batch: batch)
         with pytest.raises(ValueError, match=r"batch\(0\) to be a tuple of arrays with equally many rows"):
@@ -212,6 +213,36 @@ def test_bad_programs():
         run(dgp.minibatch(shallow, data=20))
     with pytest.raises(ValueError, match="expected no parameters per row in plate 'data', got 'w_auto_loc'"):
         run(dgp.minibatch(shallow, data=90), width=1)
+
+
+def test_programs_that_count_rows_in_other_ways():
+    """Rows scaled by the plate or a handler, all rows in one batch, handlers of two plates: no message."""
+
+    def line(X, y=None, size=90):
+        slope = numpyro.sample("slope", dist.Normal())
+        with numpyro.plate("data", size, subsample_size=len(X)):
+            numpyro.sample("y", dist.Normal(slope * X[:, 0]), obs=y)
+
+    def table(X, y=None):
+        with numpyro.plate("columns", 2), numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(), obs=None if y is None else y[:, None] + X)
+
+    def guide(X, y=None, size=90):
+        numpyro.sample("slope", dist.Normal(numpyro.param("loc", 0.0), 1.0))
+
+    def steps(model, guide, size=30, **kwargs):
+        svi = SVI(model, guide, optax.sgd(0.01), dgp.ELBO())
+        source = dgp.Stream((X, Y), size)
+        return dgp.fit_stream(svi, jax.random.key(0), 1, source, progress_bar=False, **kwargs).losses
+
+    steps(line, guide)
+    steps(numpyro.handlers.scale(partial(line, size=30), scale=3.0), guide)
+    steps(line, guide, 90)
+    for rows in (90, np.int64(90), 9e1):
+        steps(dgp.minibatch(partial(line, size=30), data=rows), guide)
+    nothing = lambda X, y=None: numpyro.param("unused", 0.0)  # noqa: E731
+    once, twice = dgp.minibatch(table, data=90), dgp.minibatch(dgp.minibatch(table, columns=4), data=90)
+    np.testing.assert_allclose(2 * steps(once, nothing), steps(twice, nothing), rtol=1e-12)
 
 
 def plain(name):

@@ -142,6 +142,20 @@ def test_stable_update_skips_bad_steps():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(svi.optim.get_params(result.state.optim_state)))
 
 
+def test_a_fit_that_is_stuck_says_so():
+    """A step that leaves the domain of the loss: with ``stable_update`` no further step is taken."""
+
+    def model(X, y=None):
+        numpyro.factor("bad", -jnp.log(numpyro.param("s", 1.0)))
+
+    svi = SVI(model, lambda X, y=None: None, optax.sgd(2.0), dgp.ELBO())
+    falls = optax.sgd(-2.0)
+    with pytest.warns(RuntimeWarning, match=r"skipped each of the last 129 of 130 steps.* lower the learning rate"):
+        fit(svi, 130, X, Y, stable_update=True)
+    svi = SVI(model, lambda X, y=None: None, falls, dgp.ELBO())
+    assert np.isfinite(fit(svi, 130, X, Y, stable_update=True).losses).all()
+
+
 def fragile(X, y=None):
     ls = numpyro.param("ls", 0.5)
     g = dgp.gp("g", lambda A, B: jnp.exp(-0.5 * (A - B.T) ** 2 / ls), dgp.Points(Z))
@@ -183,7 +197,7 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expected a checkpoint of this fit"):
         fit(make(), 6, X, Y, checkpoint=file)
     file.write_text("no arrays")
-    with pytest.raises(ValueError, match=r"fit: expected a checkpoint of this fit.*\(0 arrays\)"):
+    with pytest.raises(ValueError, match=r"fit: expected a file of arrays, got no \.npz file, 9 bytes"):
         fit(make(), 6, X, Y, checkpoint=file)
 
 
@@ -191,7 +205,7 @@ def test_files_of_something_else(tmp_path):
     with pytest.raises(ValueError, match=r"save: expected arrays in dicts, got params\['net'\]\[0\]"):
         dgp.save(tmp_path / "a.npz", {"net": [jnp.ones(2)]})
     (tmp_path / "text.npz").write_text("no arrays")
-    with pytest.raises(ValueError, match=r"expected a file written by dgp\.save, got .*, no \.npz file"):
+    with pytest.raises(ValueError, match=r"load: expected a file of arrays, got no \.npz file, 9 bytes"):
         dgp.load(tmp_path / "text.npz")
     np.savez(tmp_path / "other.npz", plain=np.ones(2))
     with pytest.raises(ValueError, match=r"expected a file written by dgp\.save"):

@@ -1,12 +1,14 @@
-"""Files of arrays, and the checkpoints of a fit: its state and its losses so far, in one such file."""
+"""The checkpoints of a fit: its state, its losses so far and what fit it is, in one file."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import zipfile
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +16,13 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_dgp._checks import require_count
+from numpyro_dgp.inference.array_files import is_key, partial_files, read_arrays, write_arrays
+from numpyro_dgp.inference.fit_identity import FitIdentity
+from numpyro_dgp.inference.path_locks import LockedError, locked
 
-__all__ = ["Checkpoint", "is_key", "read_arrays", "write_arrays"]
+__all__ = ["Checkpoint"]
+
+_ELSE = "remove it or choose another name"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,83 +34,153 @@ class Checkpoint:
         path: the file; ``None`` for a fit without one.
         every: steps between two writes.
         writes: whether this process writes the file; of several hosts only one does, and all read it.
+        force: whether to continue from the file of another fit whose state has the same arrays.
+        identity: what fit it is.
 
     Raises:
-        ValueError: ``every`` is not a positive integer.
+        ValueError: ``every`` is not a positive integer, or ``path`` is no path of a file.
     """
 
     owner: str
     path: str | os.PathLike[str] | None
     every: int
     writes: bool = True
+    force: bool = False
+    identity: FitIdentity = dataclasses.field(default_factory=FitIdentity)
 
     def __post_init__(self) -> None:
         require_count(self.owner, "checkpoint_every", self.every, "5000")
+        if self.path is None:
+            return
+        if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
+            raise ValueError(f'{self.owner}: expected checkpoint to be a path, got {self.path!r}: try "fit.npz"')
+        if Path(self.path).is_dir():
+            raise ValueError(
+                f"{self.owner}: expected checkpoint to be the path of a file, got the folder {self.path}: add a name, "
+                'for example "fit.npz"'
+            )
 
     def next_write(self, done: int, num_steps: int) -> int:
         """The number of steps at which the file is written next, after ``done`` of ``num_steps``."""
         return num_steps if self.path is None else min(num_steps, done + self.every - done % self.every)
 
+    @contextmanager
+    def reserved(self, num_steps: int) -> Iterator[None]:
+        """Keep other fits off the file, and find out before the first step whether it can be written.
+
+        A file that already has ``num_steps`` steps need not be writable.
+
+        Raises:
+            ValueError: another fit uses the file now, or it cannot be written.
+        """
+        if self.path is None or not self.writes:
+            yield
+            return
+        path = Path(self.path)
+        with ExitStack() as stack:
+            try:
+                alone = stack.enter_context(locked(path))
+            except LockedError as error:
+                raise ValueError(
+                    f"{self.owner}: expected {path} to be the checkpoint of one fit at a time, got it while {error} "
+                    "fits with it: wait for that fit, or choose another name"
+                ) from None
+            except OSError as error:
+                if not path.is_file() or len(self._arrays()["losses"]) < num_steps:
+                    raise ValueError(
+                        f"{self.owner}: expected checkpoint to be a path that can be written, got {path} ({error}): "
+                        "choose another folder"
+                    ) from error
+                alone = False
+            for partial in partial_files(path) if alone else ():
+                partial.unlink(missing_ok=True)
+            yield
+
     def resume(self, start: SVIState) -> tuple[SVIState, np.ndarray]:
         """The state and the losses in the file; where there is no file, ``start`` and no losses.
 
         Raises:
-            ValueError: the state in the file does not have the arrays of ``start``.
+            ValueError: the file is damaged, or of another fit.
         """
-        if self.path is None or not Path(self.path).exists():
+        if self.path is None:
             return start, np.zeros(0)
-        arrays = read_arrays(self.path) or {}
-        losses = arrays.pop("losses", None)
+        try:
+            arrays = self._arrays()
+        except FileNotFoundError:
+            return start, np.zeros(0)
+        self._require_same(FitIdentity.from_json(str(arrays["identity"])))
+        paths = [jax.tree_util.keystr(where) for where, _ in jax.tree.leaves_with_path(start)]
         expected, treedef = jax.tree.flatten(start)
-        saved = [arrays.get(f"leaf{i}") for i in range(len(arrays))]
-        leaves = [_restored(a, like) for a, like in zip(saved, expected, strict=False)]
-        if losses is None or not len(saved) == len(expected) or any(leaf is None for leaf in leaves):
-            raise ValueError(
-                f"{self.owner}: expected a checkpoint of this fit in {self.path} ({len(expected)} arrays of the shapes "
-                f"of its state), got one of another model, guide or optimiser ({len(saved)} arrays): remove it or "
-                "choose another name"
-            )
-        return jax.tree.unflatten(treedef, leaves), losses
+        saved = dict(zip(arrays["paths"].tolist(), (arrays.get(f"leaf{i}") for i in range(len(arrays))), strict=False))
+        for where, like in zip(paths, expected, strict=True):
+            shape, dtype = _numbers(like).shape, _numbers(like).dtype
+            found = saved.get(where)
+            if found is None or (found.shape, found.dtype) != (shape, dtype):
+                what = "missing" if found is None else f"of type {found.dtype} and shape {found.shape}"
+                self._refuse(f"state{where} is {what} in the file and of type {dtype} and shape {shape} in this call")
+        leaves = [_restored(saved[where], like) for where, like in zip(paths, expected, strict=True)]
+        return jax.tree.unflatten(treedef, leaves), arrays["losses"]
 
-    def write(self, state: SVIState, losses: np.ndarray) -> None:
-        """Write the state of the fit and its losses so far, if this process writes at all."""
+    def write(self, state: SVIState, losses: np.ndarray) -> bool:
+        """Write the state of the fit and its losses so far, if this process writes at all; whether it did.
+
+        Where that fails (a full disk, a folder that has become read-only) the file stays as it was, with a warning.
+        """
         if self.path is None or not self.writes:
-            return
-        leaves = map(jnp.asarray, jax.tree.leaves(state))
-        numbers = [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves]
-        write_arrays(self.path, {"losses": losses} | {f"leaf{i}": leaf for i, leaf in enumerate(numbers)})
+            return False
+        found = jax.tree.leaves_with_path(state)
+        arrays = {f"leaf{i}": _numbers(leaf) for i, (_, leaf) in enumerate(found)}
+        arrays["paths"] = np.array([jax.tree_util.keystr(where) for where, _ in found])
+        arrays["identity"] = np.array(self.identity.to_json())
+        try:
+            write_arrays(self.path, arrays | {"losses": losses})
+        except OSError as error:
+            warnings.warn(
+                f"{self.owner}: the checkpoint {self.path} could not be written after step {len(losses)} ({error}). "
+                "The file is as it was before; a fit that goes on tries again at the next checkpoint: make room",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return False
+        return True
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """What :meth:`write` has put into the file."""
+        assert self.path is not None
+        arrays = read_arrays(self.owner, self.path, _ELSE)
+        if not {"losses", "paths", "identity"} <= arrays.keys():
+            older = {"losses", "leaf0"} <= arrays.keys()
+            kind = "one of an older version, which does not say of which fit it is" if older else "other arrays"
+            raise ValueError(f"{self.owner}: expected a checkpoint of this fit in {self.path}, got {kind}: {_ELSE}")
+        return arrays
+
+    def _require_same(self, saved: FitIdentity) -> None:
+        difference = self.identity.difference(saved)
+        if difference is not None and not self.force:
+            self._refuse(difference, ", or continue from it all the same with force_resume=True")
+        versions = self.identity.other_versions(saved)
+        if versions is not None:
+            warnings.warn(
+                f"{self.owner}: the checkpoint {self.path} was written with {versions}: the fit continues from it, "
+                "and further steps may differ from those of a fit without interruption in their last digits",
+                UserWarning,
+                stacklevel=6,
+            )
+
+    def _refuse(self, difference: str, otherwise: str = "") -> NoReturn:
+        raise ValueError(
+            f"{self.owner}: expected a checkpoint of this fit in {self.path}, got one of another: {difference}: "
+            f"{_ELSE}{otherwise}"
+        )
 
 
-def _restored(saved: np.ndarray | None, like: Any) -> Any:
-    """A leaf of a state, from its numbers in a file; ``None`` if their shape is not that of ``like``."""
-    key = is_key(jnp.asarray(like))
-    shape = jax.random.key_data(like).shape if key else np.shape(like)
-    if saved is None or saved.shape != shape:
-        return None
+def _numbers(leaf: Any) -> np.ndarray:
+    """A leaf of a state as an array of numbers."""
+    leaf = jnp.asarray(leaf)
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+
+
+def _restored(saved: np.ndarray, like: Any) -> Any:
+    """A leaf of a state, from its numbers in a file."""
     array = jnp.asarray(saved)
-    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like)) if key else array
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether an array holds typed random keys, which neither NumPy nor a file can hold as they are."""
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
-    """Write named arrays to an ``.npz`` file; an interruption leaves the old file or the new one, never a part."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    with open(partial, "wb") as file:
-        np.savez(file, **{name: np.asarray(value) for name, value in arrays.items()})  # type: ignore[arg-type]
-    os.replace(partial, path)
-
-
-def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray] | None:
-    """The arrays of an ``.npz`` file by name, or ``None`` if the file is of another kind."""
-    with open(path, "rb") as file:
-        if not zipfile.is_zipfile(file):
-            return None
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(like)) if is_key(jnp.asarray(like)) else array

@@ -7,8 +7,8 @@ layer when a Cholesky factorisation fails.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +20,10 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_dgp._checks import require_count, require_finite_leaves
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
+from numpyro_dgp.inference.fit_start import require_key, require_svi, start_of_fit
+from numpyro_dgp.inference.program_sites import Rebuild
 
 __all__ = ["fit", "split_arguments"]
 
@@ -32,6 +35,7 @@ def fit(
     *args: Any,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1000,
+    force_resume: bool = False,
     init_params: dict[str, Array] | None = None,
     stable_update: bool = False,
     progress_bar: bool = True,
@@ -46,7 +50,9 @@ def fit(
         *args: arguments of the model; arrays are passed to the compiled program and are no constants in it.
         checkpoint: file to write every ``checkpoint_every`` steps and at the end, and to continue from if it exists.
         checkpoint_every: steps between checkpoints.
-        init_params: initial values of some parameters.
+        force_resume: continue from the checkpoint even if it is of another fit, as long as the arrays of its state have
+            the same names, shapes and types: with more data, another learning rate, a longer schedule.
+        init_params: initial values of some parameters, constrained, by name. A resumed fit takes none of them.
         stable_update: skip steps that give NaN, as in ``svi.run``.
         progress_bar: show a progress bar.
         **kwargs: keyword arguments of the model.
@@ -55,8 +61,11 @@ def fit(
         NumPyro's ``SVIRunResult``: ``params``, ``state``, ``losses``.
 
     Raises:
-        ValueError: NaN or infinite data, a checkpoint of another fit, or a loss that became NaN; then the message says
-            at which step and, where a Cholesky factorisation failed, in which layer.
+        ValueError: NaN or infinite data; initial values of unknown parameters, or that cannot be theirs; a guide of
+            another model; a checkpoint of another fit, with the first difference, one that is damaged, that another
+            process uses or that cannot be written; a loss that became NaN: the message says at which step and,
+            where a Cholesky factorisation failed, in which layer.
+        KeyboardInterrupt: after an interruption, with the number of steps that the checkpoint holds.
 
     Example:
         >>> import jax, numpyro, optax
@@ -74,8 +83,12 @@ def fit(
         >>> result.losses.shape, bool(result.losses[-1] < result.losses[0])
         ((50,), True)
     """
+    require_svi("fit", svi)
+    require_key("fit", rng_key)
     require_count("fit", "num_steps", num_steps, "5000")
-    file = Checkpoint("fit", checkpoint, checkpoint_every)
+    file = Checkpoint("fit", checkpoint, checkpoint_every, force=force_resume)
+    arguments = {f"argument {i + 1}": value for i, value in enumerate(args)}
+    arguments |= {f"argument {name!r}": value for name, value in {**kwargs, **svi.static_kwargs}.items()}
     arrays, rebuild = split_arguments(args, kwargs)
     args, kwargs = rebuild(arrays)
     update = svi.stable_update if stable_update else svi.update
@@ -98,13 +111,15 @@ def fit(
     def evaluate(state: SVIState, step: int) -> Array:
         return svi.evaluate(state, *args, **kwargs)
 
-    start = svi.init(rng_key, *args, init_params=init_params, **kwargs)
-    return run_steps(svi, start, num_steps, advance, None if stable_update else evaluate, file, progress_bar)
+    with file.reserved(num_steps):
+        start, sites = start_of_fit("fit", svi, rng_key, rebuild, arrays, init_params)
+        if checkpoint is not None:
+            step = compiled.trace(start, arrays, 1).jaxpr
+            file = dataclasses.replace(file, identity=identify("dgp.fit", svi, arguments, sites, start, step))
+        return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
 
 
-def split_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Array], Callable[[list[Array]], tuple[tuple[Any, ...], dict[str, Any]]]]:
+def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Array], Rebuild]:
     """Split the arguments of a model into arrays, for a compiled program, and a function that puts them together again.
 
     Numbers, flags and other objects remain Python objects: a program may use them as shapes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -31,10 +32,11 @@ def run_steps(
     start: SVIState,
     num_steps: int,
     advance: Advance,
-    evaluate: Evaluate | None,
+    evaluate: Evaluate,
     checkpoint: Checkpoint,
     progress_bar: bool,
     place: Callable[[SVIState], SVIState] = lambda state: state,
+    skips: bool = False,
 ) -> SVIRunResult:
     """Run a fit to its end, from the checkpoint if there is one.
 
@@ -45,35 +47,79 @@ def run_steps(
             as it is and the first ``num_steps`` losses.
         advance: does at most :data:`CHUNK` steps. Called with the same arguments it must give the same results: the
             steps before a loss that is not finite are done again.
-        evaluate: computes the loss of such a step again outside ``jit``, so that checks can raise the reason; ``None``
-            if losses need not be finite.
-        checkpoint: where to continue from and what to write.
+        evaluate: computes the loss of such a step again outside ``jit``, so that checks can raise the reason.
+        checkpoint: where to continue from and what to write, reserved by the caller.
         progress_bar: show a progress bar.
         place: puts a state on the devices of the fit.
+        skips: whether a step whose loss is not finite leaves the state as it is, so that the fit can go on.
 
     Raises:
-        ValueError: a loss that is not finite, or a checkpoint of another fit.
+        ValueError: a loss that is not finite, or, where such steps are skipped, no other; a checkpoint that is damaged
+            or of another fit.
+        KeyboardInterrupt: after an interruption; the message says what has been saved.
     """
     state, saved = checkpoint.resume(start)
     state, losses, done = place(state), [saved] if len(saved) else [], len(saved)
-    with tqdm.tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
-        while done < num_steps:
-            until = checkpoint.next_write(done, num_steps)
-            count, before = min(CHUNK, until - done), state
-            state, found = advance(before, done, count)
-            chunk = np.asarray(found)
-            bad = np.flatnonzero(~np.isfinite(chunk))
-            if evaluate is not None and len(bad):
-                steps = int(bad[0])
-                last = advance(before, done, steps)[0] if steps else before
-                _explain(checkpoint.owner, evaluate, last, done + steps, chunk[steps])
-            losses.append(chunk)
-            done += count
-            bar.update(count)
-            bar.set_postfix_str(f"loss: {chunk.mean():.4f}", refresh=False)
-            if done == until:
-                checkpoint.write(state, np.concatenate(losses))
-    return SVIRunResult(svi.get_params(state), state, jnp.asarray(np.concatenate(losses)[:num_steps]))
+    reached = state, done
+    try:
+        with tqdm.tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
+            while done < num_steps:
+                until = checkpoint.next_write(done, num_steps)
+                count, before = min(CHUNK, until - done), state
+                state, found = advance(before, done, count)
+                chunk = np.asarray(found)
+                bad = np.flatnonzero(~np.isfinite(chunk))
+                if not skips and len(bad):
+                    steps = int(bad[0])
+                    last = advance(before, done, steps)[0] if steps else before
+                    _explain(checkpoint.owner, evaluate, last, done + steps, chunk[steps])
+                losses.append(chunk)
+                done += count
+                reached = state, done
+                bar.update(count)
+                bar.set_postfix_str(f"loss: {chunk.mean():.4f}", refresh=False)
+                if done == until:
+                    checkpoint.write(state, np.concatenate(losses))
+    except KeyboardInterrupt as interrupt:
+        state, done = reached
+        interrupt.args = (_interrupted(checkpoint, state, done, num_steps, losses),)
+        raise
+    found_losses = np.concatenate(losses)
+    if skips:
+        _require_steps(checkpoint.owner, evaluate, state, found_losses)
+    return SVIRunResult(svi.get_params(state), state, jnp.asarray(found_losses[:num_steps]))
+
+
+def _interrupted(checkpoint: Checkpoint, state: SVIState, done: int, num_steps: int, losses: list[np.ndarray]) -> str:
+    """Save what an interrupted fit has, and say where that is."""
+    text = f"{checkpoint.owner}: interrupted after {done} of {num_steps} steps"
+    if done and checkpoint.write(state, np.concatenate(losses)[:done]):
+        return f"{text}, which are saved in {checkpoint.path}: the same call continues there"
+    return text
+
+
+def _require_steps(owner: str, evaluate: Evaluate, state: SVIState, losses: np.ndarray) -> None:
+    """Raise if every step was skipped; warn if all of the last ones were, for the fit was stuck there."""
+    sound = np.flatnonzero(np.isfinite(losses))
+    if not len(sound):
+        try:
+            evaluate(state, len(losses) - 1)
+            reason = "start from other init_params, or run in float64"
+        except ValueError as error:
+            reason = str(error)
+        raise ValueError(
+            f"{owner}: expected stable_update to skip some steps, got all {len(losses)} skipped, since no loss or "
+            f"gradient was finite; the parameters are where they started: {reason}"
+        )
+    stuck = len(losses) - 1 - int(sound[-1])
+    if stuck >= CHUNK:
+        warnings.warn(
+            f"{owner}: stable_update skipped each of the last {stuck} of {len(losses)} steps, since no loss or "
+            "gradient was finite, and parameters have not changed since: lower the learning rate or clip gradients "
+            "(optax.clip_by_global_norm)",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _explain(owner: str, evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoReturn:

@@ -7,6 +7,7 @@ and XLA partitions the step. Random numbers do not depend on the number of devic
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -22,8 +23,12 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import require_count, require_finite_leaves
 from numpyro_dgp._typing import Array
-from numpyro_dgp.inference.checkpoints import Checkpoint, is_key
+from numpyro_dgp.inference.array_files import is_key
+from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import run_steps
+from numpyro_dgp.inference.fit_start import require_key, require_svi, start_of_fit
+from numpyro_dgp.inference.row_counts import require_row_counts
 from numpyro_dgp.inference.streams import BatchSource
 
 __all__ = ["fit_stream"]
@@ -41,6 +46,7 @@ def fit_stream(
     devices: Sequence[jax.Device] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1000,
+    force_resume: bool = False,
     init_params: dict[str, Array] | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
@@ -56,7 +62,9 @@ def fit_stream(
             default the first device does everything. On several hosts (``jax.distributed``) all run the same call.
         checkpoint: file to write every ``checkpoint_every`` steps and at the end, and to continue from if it exists.
         checkpoint_every: steps between checkpoints.
-        init_params: initial values of some parameters.
+        force_resume: continue from the checkpoint even if it is of another fit, as long as the arrays of its state have
+            the same names, shapes and types.
+        init_params: initial values of some parameters, constrained, by name. A resumed fit takes none of them.
         progress_bar: show a progress bar.
         **kwargs: keyword arguments of the program, the same in every step.
 
@@ -65,7 +73,9 @@ def fit_stream(
 
     Raises:
         ValueError: something else than a source of batches, batches that change size or cannot be split evenly over
-            the devices, NaN or infinite data, a loss that became NaN, or a checkpoint of another fit.
+            the devices, NaN or infinite data; a program whose sites count a row of a batch once, or a guide with
+            values of its own for single rows; and whatever ``dgp.fit`` refuses.
+        KeyboardInterrupt: after an interruption, with the number of steps that the checkpoint holds.
 
     Example:
         >>> import jax, numpyro, optax
@@ -85,8 +95,10 @@ def fit_stream(
         >>> dgp.fit_stream(svi, jax.random.key(0), 40, stream, progress_bar=False).losses.shape
         (40,)
     """
+    require_svi("fit_stream", svi)
+    require_key("fit_stream", rng_key)
     require_count("fit_stream", "num_steps", num_steps, "5000")
-    file = Checkpoint("fit_stream", checkpoint, checkpoint_every, writes=jax.process_index() == 0)
+    file = Checkpoint("fit_stream", checkpoint, checkpoint_every, jax.process_index() == 0, force_resume)
     mesh = None if devices is None else Mesh(np.asarray(devices), ("rows",))
     first = _first_batch(stream, 1 if mesh is None else mesh.size)
 
@@ -94,7 +106,7 @@ def fit_stream(
     def update(state: SVIState, batch: tuple[Array, ...]) -> tuple[SVIState, Array]:
         return svi.update(state, *batch, **kwargs)
 
-    with ThreadPoolExecutor(1) as pool:
+    with file.reserved(num_steps), ThreadPoolExecutor(1) as pool:
         batches = _read_ahead(pool, partial(_placed, stream, [a.shape for a in first], mesh), num_steps)
 
         def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
@@ -107,9 +119,22 @@ def fit_stream(
         def evaluate(state: SVIState, step: int) -> Array:
             return svi.evaluate(state, *batches(step), **kwargs)
 
-        start = svi.init(rng_key, *map(jnp.asarray, first), init_params=init_params, **kwargs)
+        arrays = list(map(jnp.asarray, first))
+        start, sites = start_of_fit("fit_stream", svi, rng_key, lambda a: (tuple(a), kwargs), arrays, init_params)
+        require_row_counts(sites, type(svi.guide).__name__, len(first[0]), stream.num_rows)
+        if checkpoint is not None:
+            step = update.trace(start, tuple(arrays)).jaxpr
+            identity = identify("dgp.fit_stream", svi, _arguments(stream, first, kwargs), sites, start, step)
+            file = dataclasses.replace(file, identity=identity)
         place = partial(_everywhere, mesh=mesh)
         return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)
+
+
+def _arguments(stream: BatchSource, first: tuple[np.ndarray, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What the result depends on beside the program, by name: the batch of step 0 stands for the stream."""
+    arguments: dict[str, Any] = {"the number of rows of the stream": stream.num_rows}
+    arguments |= {f"array {i + 1} of batch 0": array for i, array in enumerate(first)}
+    return arguments | {f"argument {name!r}": value for name, value in kwargs.items()}
 
 
 def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
@@ -119,6 +144,7 @@ def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
             f"fit_stream: expected a source of batches, with num_rows and batch(step), got {type(stream).__name__}: "
             "try dgp.Stream((X, y), batch_size=1000)"
         )
+    require_count(type(stream).__name__, "num_rows", stream.num_rows, "the length of its arrays")
     found = stream.batch(0)
     shapes = [np.shape(a) for a in found] if isinstance(found, tuple) else []
     if not shapes or () in shapes or len({shape[0] for shape in shapes}) > 1:

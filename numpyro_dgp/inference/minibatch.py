@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numpyro.primitives import Messenger
+from numpyro.handlers import block
+from numpyro.primitives import _PYRO_STACK, Messenger
 
+from numpyro_dgp._checks import require_count
 from numpyro_dgp.model.sites import Message
 
 __all__ = ["minibatch"]
@@ -23,8 +25,9 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         **rows: N of every plate concerned, by name.
 
     Raises:
-        ValueError: when a program runs: it has no such plate, or the plate subsamples itself or has more rows than
-            N, or a guide keeps parameters per row in it.
+        ValueError: no program, no rows, or numbers of rows that are none; when a program runs: it has no such plate,
+            the plate subsamples itself, is in another such handler or has more rows than N, or a guide keeps
+            parameters per row in it.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -44,9 +47,28 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     def __init__(self, fn: Callable[..., Any] | None = None, **rows: int) -> None:
         self.rows = rows
         self._seen: list[set[str]] = []  # for every run in progress, the plates met so far
+        if not rows:
+            raise ValueError("minibatch: expected the number of rows of a plate, got none: minibatch(model, data=1000)")
+        for name, count in rows.items():
+            whole = int(count) if isinstance(count, float) and count % 1 == 0 else count  # 1e9
+            require_count("minibatch", name, whole, "the number of all rows, len(X) or stream.num_rows")
+        if fn is not None and not callable(fn):
+            raise ValueError(
+                f"minibatch: expected a program, got {type(fn).__name__}: minibatch(model, data=1000), with the rows "
+                "themselves as arguments of what it returns"
+            )
         super().__init__(fn)
 
     def __enter__(self) -> None:
+        for other in reversed(_PYRO_STACK):
+            if isinstance(other, block):
+                break  # a run of its own, such as that in which a guide looks at the program
+            twice = sorted(self.rows.keys() & other.rows.keys()) if isinstance(other, minibatch) else []
+            if twice:
+                raise ValueError(
+                    f"minibatch: expected one such handler around the plates {twice}, got two, which would multiply "
+                    "how often a row counts: wrap the program once"
+                )
         self._seen.append(set())
         super().__enter__()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from numpyro_dgp.inference.checkpoints import read_arrays, write_arrays
+from numpyro_dgp.inference.array_files import read_arrays, write_arrays
 
 __all__ = ["load", "save"]
 
@@ -22,7 +24,7 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
         params: a dict of arrays, or of such dicts, as in ``svi_result.params``.
 
     Raises:
-        ValueError: arrays in lists or other containers.
+        ValueError: no dict, arrays in lists or other containers, something else than numbers, or a folder.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -32,12 +34,20 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
         >>> sorted(load(file)), load(file)["net$params"]["w"].shape
         (['ls_auto_loc', 'net$params'], (3,))
     """
+    if not isinstance(params, dict):
+        raise ValueError(f"save: expected a dict of arrays, got {type(params).__name__}: save(path, svi_result.params)")
+    _require_no_folder("save", path)
     entries = {}
     for where, value in jax.tree.leaves_with_path(params):
         if not all(isinstance(part, jax.tree_util.DictKey) for part in where):
             raise ValueError(
                 f"save: expected arrays in dicts, got params{jax.tree_util.keystr(where)}: turn the other container "
                 "into a dict"
+            )
+        if np.asarray(value).dtype.kind not in "biufcV":
+            raise ValueError(
+                f"save: expected numbers at params{jax.tree_util.keystr(where)}, got {type(value).__name__}: leave "
+                "it out"
             )
         entries[json.dumps([part.key for part in where])] = value
     write_arrays(path, entries)
@@ -53,7 +63,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         The parameters, with the names, shapes and dtypes that they had.
 
     Raises:
-        ValueError: the file was written by something else.
+        ValueError: the file was written by something else, or is damaged.
+        FileNotFoundError: there is no such file.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -63,11 +74,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         >>> print(dgp.load(file)["noise"])
         0.5
     """
+    _require_no_folder("load", path)
     params: dict[str, Any] = {}
-    arrays = read_arrays(path)
-    if arrays is None:
-        raise ValueError(f"load: expected a file written by dgp.save, got {path}, no .npz file: check the name")
-    for name, value in arrays.items():
+    for name, value in read_arrays("load", path, "check the name; dgp.save writes such files").items():
         try:
             *parents, last = json.loads(name)
         except (ValueError, TypeError) as error:
@@ -79,3 +88,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[last] = jnp.asarray(value)
     return params
+
+
+def _require_no_folder(owner: str, path: str | os.PathLike[str]) -> None:
+    if Path(path).is_dir():
+        raise ValueError(f'{owner}: expected the path of a file, got the folder {path}: add a name, "posterior.npz"')

@@ -68,8 +68,8 @@ class Stream(BatchSource):
             ``block * window`` should be well above ``batch_size``.
 
     Raises:
-        ValueError: arrays of different lengths or none, sizes that are not positive integers, or a batch larger than
-            an epoch.
+        ValueError: something else than arrays, arrays of different lengths or none, sizes that are not positive
+            integers, a negative seed, or a batch larger than an epoch.
 
     Example:
         >>> import numpy as np
@@ -92,7 +92,16 @@ class Stream(BatchSource):
     def __post_init__(self) -> None:
         for name in ("batch_size", "block", "window"):
             require_count("Stream", name, getattr(self, name), "256")
-        lengths = [len(a) for a in self.arrays]
+        arrays = self.arrays if isinstance(self.arrays, tuple | list) else None
+        if arrays is None or any(isinstance(a, str | os.PathLike) or not np.ndim(a) for a in arrays):
+            kinds = type(self.arrays).__name__ if arrays is None else [type(a).__name__ for a in arrays]
+            raise ValueError(
+                f"Stream: expected a tuple of arrays with a row per datum, got {kinds}: pass (X, y), or paths to "
+                "Stream.open"
+            )
+        if not isinstance(self.seed, int | np.integer) or self.seed < 0:
+            raise ValueError(f"Stream: expected seed to be an integer that is not negative, got {self.seed!r}: try 0")
+        lengths = [len(a) for a in arrays]
         if not lengths or len(set(lengths)) > 1:
             raise ValueError(f"Stream: expected arrays of equal length, got lengths {lengths}: pass (X, y)")
         if self.batch_size > lengths[0]:

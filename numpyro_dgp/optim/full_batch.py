@@ -13,8 +13,10 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import SVI
 
+from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.inference.fit_start import require_key, require_svi, start_of_fit
 from numpyro_dgp.model.refusals import whole_data
 
 __all__ = ["Minimum", "minimize"]
@@ -77,7 +79,7 @@ def minimize(
         method: limited-memory BFGS, or Polak-Ribiere conjugate gradients.
         max_steps: iterations at most.
         tol: SciPy's tolerance; by default the method's own.
-        init_params: initial values of some parameters.
+        init_params: initial values of some parameters, constrained, by name.
         progress_bar: show progress.
         **kwargs: keyword arguments of the model.
 
@@ -85,8 +87,8 @@ def minimize(
         Parameters, losses and a report, as a :class:`Minimum`.
 
     Raises:
-        ValueError: another method, NaN or infinite data, a program that subsamples, or a loss that is not finite
-            at the start.
+        ValueError: another method, NaN or infinite data, a program that subsamples, initial values that cannot be
+            those of the parameters, or a loss that is not finite at the start.
 
     Example:
         >>> import jax, numpyro, optax
@@ -109,7 +111,12 @@ def minimize(
     """
     if method not in _NAMES:
         raise ValueError(f'minimize: expected method "L-BFGS" or "CG", got {method!r}: try "L-BFGS"')
-    arrays, rebuild = split_arguments(args, {**kwargs, **svi.static_kwargs})
+    require_svi("minimize", svi)
+    require_key("minimize", rng_key)
+    require_count("minimize", "max_steps", max_steps, "1000")
+    if tol is not None and not tol > 0:
+        raise ValueError(f"minimize: expected tol to be positive, got {tol!r}: try None, the method's own")
+    arrays, rebuild = split_arguments(args, kwargs)
     key, init_key = jax.random.split(rng_key)
 
     def over_all_data() -> Array:
@@ -118,7 +125,7 @@ def minimize(
         return jnp.zeros(())
 
     jax.eval_shape(over_all_data)
-    state = svi.init(init_key, *args, init_params=init_params, **kwargs)
+    state, _ = start_of_fit("minimize", svi, init_key, rebuild, arrays, init_params)
     flat, unravel = ravel_pytree(svi.optim.get_params(state.optim_state))
 
     @jax.jit
@@ -126,7 +133,9 @@ def minimize(
         args, kwargs = rebuild(arrays)
 
         def loss(x: Array) -> Array:
-            return svi.loss.loss(key, svi.constrain_fn(unravel(x)), svi.model, svi.guide, *args, **kwargs)
+            return svi.loss.loss(
+                key, svi.constrain_fn(unravel(x)), svi.model, svi.guide, *args, **kwargs, **svi.static_kwargs
+            )
 
         return jax.value_and_grad(loss)(x)
 

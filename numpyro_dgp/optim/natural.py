@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
@@ -18,6 +19,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.coordinates import Coordinates, Pair, natural_step, require_coordinates
 from numpyro_dgp.guides import Guide
@@ -35,8 +37,25 @@ _HALVINGS = 30
 
 
 def _require_positive(owner: str, what: str, value: float) -> None:
-    if not value > 0:
+    if (
+        not isinstance(value, int | float | np.number | np.ndarray | jax.Array)
+        or np.ndim(value)
+        or not 0 < value < jnp.inf
+    ):
         raise ValueError(f"{owner}: expected a positive {what}, got {value!r}: try {5 if what == 'steps' else 0.1}")
+
+
+def _require_step_size(schedule: Schedule, step: int) -> None:
+    """Raise unless the step size of a step is a number that is not negative."""
+    found = schedule(step)
+    if not is_concrete(found):
+        return
+    value = np.asarray(found)
+    if value.shape or not 0 <= value < np.inf:
+        raise ValueError(
+            f"NaturalGradient: expected a schedule of step sizes that are finite and not negative, got {value} at step "
+            f"{step}: try numpyro_dgp.optim.log_linear(1e-4, 0.1, 1000)"
+        )
 
 
 def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
@@ -100,8 +119,9 @@ class NaturalGradient(_NumPyroOptim):
         coordinates: those in which the step is a straight line, see :mod:`numpyro_dgp.algebra.coordinates`.
 
     Raises:
-        ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates;
-            in the first step, names of sites that have no Gaussian posterior in the guide.
+        ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates, no
+            optax optimiser; in the first step, names of sites that have no Gaussian posterior in the guide; after a
+            step whose size in the schedule was negative or not finite.
 
     Example:
         >>> import jax, numpyro, optax
@@ -141,8 +161,14 @@ class NaturalGradient(_NumPyroOptim):
         require_coordinates("NaturalGradient", coordinates)
         if not callable(step_size):
             _require_positive("NaturalGradient", "step_size", step_size)
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise ValueError(
+                "NaturalGradient: expected an optax optimiser for the other parameters, got "
+                f"{type(optimizer).__name__}: optax.adam(0.01)"
+            )
         self.guide, self.sites, self.coordinates = guide, sites, coordinates
         self.schedule: Schedule = step_size if callable(step_size) else lambda _: step_size
+        _require_step_size(self.schedule, 0)
         self.optimizer = optimizer
         super().__init__(lambda: (self._init, _without_a_loss, lambda state: state.params))
 
@@ -150,6 +176,13 @@ class NaturalGradient(_NumPyroOptim):
     def shortened(state: Any) -> dict[str, Array]:
         """How many steps of each site were shortened so far: from ``svi_result.state``."""
         return state.optim_state[1].shortened
+
+    def get_params(self, state: Any) -> Params:
+        """The unconstrained parameters; outside ``jit``, after a check of the size of the step that led to them."""
+        count, (params, _, _) = state
+        if is_concrete(count) and not np.ndim(count) and count > 0:
+            _require_step_size(self.schedule, int(count) - 1)
+        return params
 
     def eval_and_update(
         self, fn: Callable[[Any], tuple], state: Any, forward_mode_differentiation: bool = False
@@ -274,11 +307,13 @@ def _step(
         new = natural_step(pair, slope, sizes, coordinates, diagonal=diagonal)
         outside = ~finite(new)
         # Where the loss is not finite, shorter steps do not help.
-        outside = jax.lax.cond(jnp.any(outside), lambda: outside & finite(slope), lambda: outside)
+        outside = jax.lax.cond(jnp.any(outside), lambda: outside & finite(slope) & ~jnp.isnan(sizes), lambda: outside)
         shorten = outside | outside_before
         sizes = jnp.where(shorten, jnp.where(attempts < _HALVINGS, 0.5 * sizes, 0.0), sizes)
         return attempts + 1, sizes, shorten, outside, new
 
+    # A step size that is none makes the parameters NaN, and so the next loss, instead of a step that is not taken.
+    step_size = jnp.where((step_size >= 0) & (step_size < jnp.inf), step_size, jnp.nan)
     # The first step is made inside the loop as well: then the compiled program holds one step, and computes the step
     # size once. Otherwise XLA would compute a schedule again for every number that it multiplies.
     full = jnp.full(free[0].shape if diagonal else free[0].shape[:-1], step_size, free[0].dtype)

@@ -1,0 +1,131 @@
+"""What makes a fit the same fit: facts that a checkpoint holds, compared before it is continued."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+
+from numpyro_dgp.inference.jaxpr_digest import Digest, array_digest, digest
+from numpyro_dgp.inference.program_sites import SitesOfFit
+
+__all__ = ["FitIdentity", "identify"]
+
+
+class FitIdentity(NamedTuple):
+    """What a fit is, in words.
+
+    Args:
+        facts: the function, its arguments, the objective, the sites of guide and model.
+        programs: of the optimiser and of a whole step, the operations and then the constants. They are comparable
+            between equal ``versions`` only.
+        versions: of the packages that make and run the programs.
+    """
+
+    facts: dict[str, str] = {}
+    programs: dict[str, str | list[str]] = {}
+    versions: dict[str, str] = {}
+
+    @classmethod
+    def from_json(cls, text: str) -> FitIdentity:
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
+
+    def difference(self, saved: FitIdentity) -> str | None:
+        """The first difference from the identity in a file, as a clause; ``None`` if there is none."""
+        pairs = [(self.facts, saved.facts)]
+        if self.versions == saved.versions:
+            pairs.append((self.programs, saved.programs))  # type: ignore[arg-type]
+        for here, there in pairs:
+            for name in [*here, *(name for name in there if name not in here)]:
+                a, b = there.get(name, "missing"), here.get(name, "missing")
+                if a != b and isinstance(a, list) and isinstance(b, list):
+                    a, b = next((pair for pair in zip(a, b, strict=False) if pair[0] != pair[1]), (len(a), len(b)))  # type: ignore[assignment]
+                if a != b:
+                    return f"{name} is {a} in the file and {b} in this call"
+        return None
+
+    def other_versions(self, saved: FitIdentity) -> str | None:
+        """The versions in a file that differ from those here, as a clause; ``None`` if there are none."""
+        found = [
+            f"{name} {saved.versions.get(name)} (here {here})"
+            for name, here in self.versions.items()
+            if here != saved.versions.get(name)
+        ]
+        return ", ".join(found) or None
+
+
+def identify(
+    function: str, svi: SVI, arguments: dict[str, Any], sites: SitesOfFit, state: SVIState, step: core.ClosedJaxpr
+) -> FitIdentity:
+    """The identity of a fit.
+
+    Args:
+        function: that fits.
+        svi: what is fitted.
+        arguments: whatever the result depends on, by name: arrays, numbers, flags; of other objects the class counts.
+        sites: of guide and model.
+        state: before the first step.
+        step: the program of a step.
+    """
+    facts = {"the function": function}
+    for name, value in arguments.items():
+        for where, leaf in jax.tree.leaves_with_path(value, is_leaf=lambda leaf: leaf is None):
+            facts[f"{name}{jax.tree_util.keystr(where)}"] = _fact(leaf)
+    particles = getattr(svi.loss, "num_particles", 1)
+    facts["the objective"] = f"{type(svi.loss).__name__} with num_particles={particles}"
+    for owner, found in (("guide", sites.guide), ("model", sites.model)):
+        facts[f"the order of the {owner}'s sites"] = " ".join(found)
+        facts |= {f"site {name!r} of the {owner}": str(site) for name, site in found.items()}
+    programs: dict[str, str | list[str]] = {}
+    optimiser = _optimiser(svi, state)
+    if optimiser is not None:
+        programs["the optimiser"] = optimiser.operations
+        programs["a number of the optimiser (a learning rate, a schedule, a decay)"] = optimiser.constants
+    whole = digest(step)
+    programs["a training step (kernels, likelihoods, the guide, the optimiser)"] = whole.operations
+    programs["a constant of a training step (of a kernel, a likelihood, inducing inputs, ...)"] = whole.constants
+    return FitIdentity(facts, programs, _versions())
+
+
+def _optimiser(svi: SVI, state: SVIState) -> Digest | None:
+    """The first step of the optimiser on a loss that is the same for all programs."""
+    params = svi.optim.get_params(state.optim_state)
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
+
+    def step(params: Any) -> Any:
+        def loss(params: Any) -> tuple[Any, None]:
+            return sum(jnp.sum(p * p) for p in jax.tree.leaves(params)), None
+
+        return svi.optim.eval_and_update(loss, svi.optim.init(params))
+
+    try:
+        return digest(jax.make_jaxpr(step)(shapes))
+    except ValueError:  # natural gradients, which need the guide's own loss: they are part of the program of a step
+        return None
+
+
+def _fact(leaf: Any) -> str:
+    if isinstance(leaf, np.ndarray | jax.Array):
+        return array_digest(leaf)
+    simple = leaf is None or isinstance(leaf, bool | int | float | complex | str | np.generic)
+    return str(leaf) if simple else f"a {type(leaf).__name__}"
+
+
+def _versions() -> dict[str, str]:
+    found = {"platform": jax.default_backend()}
+    for package in ("numpyro-dgp", "jax", "numpyro", "optax"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,128 @@
+"""The state before the first step of a fit, after checks of everything that a fit is made of."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
+
+__all__ = ["require_key", "require_svi", "start_of_fit"]
+
+_SHOWN = 12
+"""Names that a message lists at most."""
+
+
+def require_svi(owner: str, svi: Any) -> None:
+    """Raise unless ``svi`` is an ``SVI`` of a guide and a loss that are instances."""
+    if not isinstance(svi, SVI):
+        got = f"the class {svi.__name__}" if isinstance(svi, type) else type(svi).__name__
+        raise ValueError(
+            f"{owner}: expected a numpyro.infer.SVI, got {got}: SVI(model, guide, optax.adam(0.01), dgp.ELBO())"
+        )
+    for what, value, example in (
+        ("a guide", svi.guide, "dgp.guides.InducingPoint(model)"),
+        ("an objective", svi.loss, "dgp.ELBO()"),
+    ):
+        if isinstance(value, type):
+            raise ValueError(
+                f"{owner}: expected {what} in the SVI, got the class {value.__name__}: make one, such as {example}"
+            )
+    if not callable(getattr(svi.loss, "loss", None)):
+        raise ValueError(
+            f"{owner}: expected an objective with a method loss in the SVI, got {type(svi.loss).__name__}: for example "
+            "dgp.ELBO()"
+        )
+
+
+def require_key(owner: str, rng_key: Any) -> None:
+    """Raise unless ``rng_key`` is one PRNG key, of either kind."""
+    dtype, shape = getattr(rng_key, "dtype", None), jnp.shape(rng_key) if hasattr(rng_key, "dtype") else ()
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not (shape == () if typed else dtype == jnp.uint32 and len(shape) == 1):
+        got = f"an array of {dtype} of shape {shape}" if dtype is not None else repr(rng_key)[:60]
+        raise ValueError(f"{owner}: expected one PRNG key, got {got}: jax.random.key(0)")
+
+
+def start_of_fit(
+    owner: str, svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array], init_params: Any
+) -> tuple[SVIState, SitesOfFit]:
+    """The initial state of a fit, and the sites of its guide and model.
+
+    Args:
+        owner: the function that fits, for its messages.
+        svi: what is fitted.
+        rng_key: PRNG key.
+        rebuild: the arguments of the model, from ``arrays``.
+        arrays: those of them that are arrays.
+        init_params: initial values of some parameters, or ``None``.
+
+    Raises:
+        ValueError: a guide of another model; initial values of unknown parameters, of other shapes, outside the
+            parameters' constraints, or not finite.
+    """
+    args, kwargs = rebuild(arrays)
+    state = svi.init(rng_key, *args, **kwargs)
+    sites = sites_of_fit(svi, rebuild, arrays)
+    _require_same_sites(owner, svi, sites)
+    if init_params is None:
+        return state, sites
+    if not isinstance(init_params, dict):
+        raise ValueError(
+            f"{owner}: expected init_params to be a dict of arrays, got {type(init_params).__name__}: "
+            "try init_params=svi_result.params"
+        )
+    for name, value in init_params.items():
+        _require_initial_value(owner, name, value, sites.parameters)
+    return svi.init(rng_key, *args, init_params=init_params, **kwargs), sites
+
+
+def _require_same_sites(owner: str, svi: SVI, sites: SitesOfFit) -> None:
+    """Raise where the guide lacks a latent site of the model, or has one that the model lacks."""
+    model = {n: s for n, s in sites.model.items() if s.kind == "sample" and not s.auxiliary}
+    guide = {n: s for n, s in sites.guide.items() if s.kind == "sample" and not s.auxiliary}
+    lacks = [name for name in model if name not in sites.guide]
+    alien = [name for name in guide if name not in sites.model]
+    if lacks and alien:
+        raise ValueError(
+            f"{owner}: expected a guide of the model in the SVI, got one that has no site {lacks[0]!r}, as the model "
+            f"has, but {alien[0]!r}: make the guide from the same model, {type(svi.guide).__name__}(model)"
+        )
+
+
+def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, ProgramSite]) -> None:
+    """Raise unless a value can be the initial value of a parameter."""
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, 1, 0.0)
+        nearest = f"the nearest is {near[0]!r}, " if near else ""
+        names = f"{list(known)[:_SHOWN]}{' and more' if len(known) > _SHOWN else ''}"
+        raise ValueError(
+            f"{owner}: expected names of parameters in init_params, got {name!r}: {nearest}and all are {names}"
+        )
+    site = known[name]
+    where = f"{owner}: expected init_params[{name!r}] to"
+    found, expected = (jax.tree.map(jnp.shape, v) for v in (value, site.value))
+    if found != expected:
+        raise ValueError(f"{where} have shape {expected}, got {found}: pass one value for every entry")
+    for given, like in zip(jax.tree.leaves(value), jax.tree.leaves(site.value), strict=True):
+        if not is_concrete(given):
+            return
+        if np.asarray(given).dtype.kind not in "biufcV":
+            raise ValueError(f"{where} be numbers, got {type(given).__name__}: pass arrays, as in svi_result.params")
+        if jnp.issubdtype(like.dtype, jnp.floating) and not jnp.issubdtype(jnp.result_type(given), jnp.floating):
+            raise ValueError(f"{where} be floating-point, got {jnp.result_type(given)}: write 1.0 instead of 1")
+        if not np.isfinite(np.asarray(given)).all():
+            raise ValueError(f"{where} be finite, got NaN or infinite values: take them from a fit that converged")
+        if site.constraint is not None and not np.all(site.constraint(jnp.asarray(given))):
+            raise ValueError(
+                f"{where} satisfy the parameter's constraint {site.distribution}, got values outside it: pass "
+                "constrained values, as in svi_result.params"
+            )

@@ -1,0 +1,116 @@
+"""What the sites of a guide and a model are, found by a run on shapes only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.infer import SVI
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+from numpyro_dgp.model.sites import Message, Trace, unwrap
+
+__all__ = ["ProgramSite", "Rebuild", "SitesOfFit", "sites_of_fit"]
+
+Rebuild = Callable[[list[Array]], tuple[tuple[Any, ...], dict[str, Any]]]
+"""A function of arrays that gives the arguments ``(args, kwargs)`` of a model, see ``split_arguments``."""
+
+
+class ProgramSite(NamedTuple):
+    """A site of a program, without its values.
+
+    Args:
+        kind: ``"sample"``, ``"observed"`` or ``"param"``.
+        distribution: names of the distribution and of the kernels of its function; for a parameter, its constraint.
+        value: shape and type of the value, a ``jax.ShapeDtypeStruct`` or a tree of them.
+        plates: names and sizes of the plates around it.
+        scale: how often it counts; ``None`` where the program computes that.
+        per_row: whether it has values of its own for the rows of a plate.
+        auxiliary: whether it is a site that only the guide has.
+        constraint: of a parameter.
+    """
+
+    kind: str
+    distribution: str
+    value: Any
+    plates: dict[str, int]
+    scale: float | None
+    per_row: bool
+    auxiliary: bool
+    constraint: Any
+
+    def __str__(self) -> str:
+        leaves = [f"{leaf.dtype} {leaf.shape}" for leaf in jax.tree.leaves(self.value)]
+        plates = f" in plates {self.plates}" if self.plates else ""
+        scale = "" if self.scale in (None, 1.0) else f", counted {self.scale:.6g} times"
+        return f"{self.kind} {self.distribution}, {' and '.join(leaves)}{plates}{scale}"
+
+
+class SitesOfFit(NamedTuple):
+    """The sites of the guide, and of the model that is run with the guide's values, by name."""
+
+    guide: dict[str, ProgramSite]
+    model: dict[str, ProgramSite]
+
+    @property
+    def parameters(self) -> dict[str, ProgramSite]:
+        """The ``numpyro.param`` sites of both."""
+        return {name: site for name, site in (self.model | self.guide).items() if site.kind == "param"}
+
+
+def sites_of_fit(svi: SVI, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
+    """Run the guide and the model of ``svi`` on shapes only. The guide must have been initialised."""
+    found: list[SitesOfFit] = []
+
+    def run(key: Array, arrays: list[Array]) -> tuple[()]:
+        args, kwargs = rebuild(arrays)
+        kwargs = {**kwargs, **svi.static_kwargs}
+        with handlers.block(), handlers.trace() as guide, handlers.seed(rng_seed=key):
+            svi.guide(*args, **kwargs)
+        if getattr(svi.loss, "multi_sample_guide", False):  # its sites have several values, the model takes one
+            drawn = {n: s | {"value": s["value"][0]} if s["type"] == "sample" else s for n, s in guide.items()}
+        else:
+            drawn = guide
+        replayed = handlers.replay(trace=drawn)
+        with handlers.block(), handlers.trace() as model, replayed, handlers.seed(rng_seed=key):
+            svi.model(*args, **kwargs)
+        found.append(SitesOfFit(_sites(guide), _sites(model)))
+        return ()
+
+    jax.eval_shape(run, jax.random.key(0), arrays)
+    return found[0]
+
+
+def _sites(trace: Trace) -> dict[str, ProgramSite]:
+    return {name: _site(msg) for name, msg in trace.items() if msg["type"] in ("sample", "param")}
+
+
+def _site(msg: Message) -> ProgramSite:
+    param = msg["type"] == "param"
+    constraint = msg["kwargs"].get("constraint", dist.constraints.real) if param else None
+    plates = {frame.name: frame.size for frame in msg["cond_indep_stack"]}
+    scale = 1.0 if msg["scale"] is None else float(msg["scale"]) if is_concrete(msg["scale"]) else None
+    return ProgramSite(
+        kind="param" if param else "observed" if msg["is_observed"] else "sample",
+        distribution=type(constraint).__name__.lstrip("_") if param else _name(msg["fn"]),
+        value=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), msg["value"]),
+        plates=plates,
+        scale=scale,
+        per_row=bool(plates) and (not param or msg["kwargs"].get("event_dim") is not None),
+        auxiliary=bool(msg["infer"].get("is_auxiliary")) if not param else False,
+        constraint=constraint,
+    )
+
+
+def _name(fn: dist.Distribution) -> str:
+    """The class of a distribution; of values of a function, with the classes of its kernels."""
+    fn = unwrap(fn)
+    function = getattr(getattr(fn, "f_x", fn), "function", None)
+    kernels = re.findall(r"CustomNode\((\w+)\[", str(jax.tree.structure(getattr(function, "kernels", None))))
+    return type(fn).__name__ + (f" of a function with kernel {' '.join(kernels)}" if kernels else "")
