@@ -22,24 +22,24 @@ class ObservedOnly(constraints.Constraint):
     is_discrete = False  # discrete or not, there is nothing to sum out
 
     def __init__(self, support: constraints.Constraint) -> None:
-        self._support = support
+        self.base_constraint = support
         super().__init__()
 
     @property
     def event_dim(self) -> int:
-        return self._support.event_dim
+        return self.base_constraint.event_dim
 
     def __call__(self, x: Any) -> Any:
-        return self._support(x)
+        return self.base_constraint(x)
 
     def __repr__(self) -> str:
-        return repr(self._support)
+        return repr(self.base_constraint)
 
     def feasible_like(self, prototype: Any) -> Any:
-        return self._support.feasible_like(prototype)
+        return self.base_constraint.feasible_like(prototype)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (self._support,), (("_support",), {})
+        return (self.base_constraint,), (("base_constraint",), {})
 
 
 @biject_to.register(ObservedOnly)

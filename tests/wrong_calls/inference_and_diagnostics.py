@@ -246,7 +246,7 @@ TO_ARVIZ = [
     Wrong(
         "to_arviz draws of another program",
         lambda: dgp.to_arviz(dgp.Posterior(deep, samples={"g": jnp.zeros((3, 8))}), KEY, X, Y),
-        r"sites \['f', 'g'\], got none of \['f'\]",
+        "got none for 'f': without one it would be drawn from its prior",
     ),
     Wrong(
         "to_arviz guide of another program",
