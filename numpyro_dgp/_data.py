@@ -64,7 +64,9 @@ def known_numbers(what: str, value: Any) -> np.ndarray:
     """
     found = as_numbers(what, value)
     if not is_concrete(found):
-        raise ValueError(f"expected {what} with known values, got traced ones: call it before the program is compiled")
+        raise ValueError(
+            f"expected {what} with known values, got traced ones: compute it once, outside the model and outside jit"
+        )
     return np.asarray(found)
 
 

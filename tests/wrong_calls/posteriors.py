@@ -1,5 +1,7 @@
 """Wrong calls of ``Posterior``: what it is made of, and what it is called with."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,9 +68,9 @@ def two_ends(X, y=None, z=None):
             numpyro.sample(name, dgp.Likelihood(g(X), lambda v: dist.Normal(v, 0.1)), obs=value)
 
 
-def of_numpy(X, y=None):
-    """Inducing inputs by k-means, inside the model."""
-    g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(dgp.initial.kmeans(X, 3)))
+def of_numpy(X, y=None, inducing=lambda X: np.sort(X, 0)[::4]):
+    """Inducing inputs by NumPy, inside the model."""
+    g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(inducing(X)))
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, 0.1)), obs=y)
 
@@ -263,6 +265,13 @@ WRONG = [
         "NumPy in the model",
         lambda: drawn({"g": jnp.zeros((2, 3))}, of_numpy).predict(KEY, X),
         "a model of JAX operations on its arguments, .*compute inducing inputs and settings from the data once",
+    ),
+    Wrong(
+        "k-means in the model",
+        lambda: drawn({"g": jnp.zeros((2, 3))}, partial(of_numpy, inducing=lambda X: dgp.initial.kmeans(X, 3))).predict(
+            KEY, X
+        ),
+        "inputs of kmeans with known values, got traced ones: compute it once, outside the model",
     ),
     Wrong("mean of labels", lambda: SOFTMAX.predict(KEY, NEW), NO_MEAN.format("CategoricalLogits")),
     Wrong("mean of explicit labels", lambda: EXPLICIT.predict(KEY, NEW), NO_MEAN.format("CategoricalLogits")),
