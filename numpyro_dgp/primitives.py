@@ -8,7 +8,7 @@ from typing import Any, overload
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_dgp._checks import require_inputs
+from numpyro_dgp._checks import as_numbers, require_inputs
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -161,6 +161,7 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
         raise ValueError(f"latent {name!r}: expected a positive integer dim, got {dim!r}: 1 is usual")
     if x is None:
         return numpyro.sample(name, StandardNormal((dim,), jnp.result_type(float)))
+    x = as_numbers(f"latent {name!r}", "inputs x", x)
     require_inputs(f"latent {name!r}", x)
     x = jnp.asarray(x, jnp.result_type(x, float))
     w = numpyro.sample(name, StandardNormal((dim,), x.dtype, x.shape[:-1], x))

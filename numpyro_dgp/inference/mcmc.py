@@ -14,6 +14,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
@@ -87,7 +88,8 @@ def for_mcmc(
         A program for ``NUTS``, with the same arguments.
 
     Raises:
-        ValueError: when run, if a plate subsamples or a ``numpyro.param`` site has no value.
+        ValueError: when run, if a plate subsamples, a ``numpyro.param`` site has no value, or broadcasting or an index
+            beyond the end of an array makes observations count several times.
 
     Example:
         >>> import jax, numpyro
@@ -111,6 +113,7 @@ def for_mcmc(
         return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None
 
     def program(*args: Any, **kwargs: Any) -> Any:
+        require_sound(model, args, kwargs)
         given = handlers.substitute(data=dict(params or {}))
         with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), given:
             if not noncentered:

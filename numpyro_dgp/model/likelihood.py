@@ -52,8 +52,8 @@ class Likelihood(dist.Distribution):
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, ``conditional`` does not return a distribution,
-            Gauss-Hermite for a conditional that mixes outputs, sites inside the conditional, or observations of the
-            wrong shape.
+            combines rows of v (``v - v.mean()``) or has sites, Gauss-Hermite for a conditional that mixes outputs, or
+            observations of the wrong shape.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
@@ -230,8 +230,16 @@ class Likelihood(dist.Distribution):
             return values
         return values.sum(tuple(range(-self.event_dim, 0)))
 
-    def _observations(self, value: ArrayLike) -> Array:
-        expected, shape = self.batch_shape + self.event_shape, np.shape(value)
+    def require_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuse observations of another shape than draws, but for batch dimensions to the left.
+
+        Args:
+            shape: of the observations.
+
+        Raises:
+            ValueError: another shape.
+        """
+        expected = self.batch_shape + self.event_shape
         # y and v may each have additional batch dimensions to the left: draws of y, or several values of v for one y.
         shared = min(len(expected), max(len(shape), self.event_dim + 1))
         if shape[-shared:] != expected[-shared:]:
@@ -239,5 +247,8 @@ class Likelihood(dist.Distribution):
                 f"Likelihood: expected observations y of shape {expected}, got {shape}: a scalar function "
                 "(outputs=None) wants y of shape (N,); outputs=P wants (N, P) and conditional(...).to_event(1)"
             )
+
+    def _observations(self, value: ArrayLike) -> Array:
+        self.require_shape(np.shape(value))
         require_finite("observations y", value, "drop the rows with missing values, or mask them")
         return jnp.asarray(value)

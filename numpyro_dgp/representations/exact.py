@@ -8,9 +8,9 @@ from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean
+from numpyro_dgp.model.function_inputs import checked_inputs, mean_values, noise_covariance, require_noise
 from numpyro_dgp.model.function_values import Origin
 from numpyro_dgp.model.joint_values import JointValues
-from numpyro_dgp.model.random_function import checked_inputs, mean_values, noise_covariance
 from numpyro_dgp.representations.points import SparseFunction, whiten_columns
 
 __all__ = ["Exact", "ExactFunction"]
@@ -52,6 +52,7 @@ class ExactFunction:
             ValueError: NaN or infinite inputs, or noise that is not positive.
         """
         x = checked_inputs(x, None, noise)
+        require_noise(noise, self.outputs)
         loc = mean_values(self.mean, x, self.outputs)
         loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
         covariance = covariances(self.kernels, x) + noise_covariance(noise, x.shape[-2], x.dtype)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import as_numbers, require_finite
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, rows_times
@@ -52,6 +52,7 @@ class Points:
     learn: bool = static(default=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "Z", as_numbers("Points(Z)", "inducing inputs Z", self.Z))
         if np.ndim(self.Z) not in (2, 3) or 0 in np.shape(self.Z):
             raise ValueError(
                 f"expected Points(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "
