@@ -72,7 +72,7 @@ def _converted(owner: str, what: str, value: Any) -> Any:
         return np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"{owner}: expected {what} as an array, got a {type(value).__name__} whose rows differ in length: every row "
+            f"{owner}: expected {what} as an array, got a {type(value).__name__} with rows of several lengths: every row "
             "needs the same number of columns"
         ) from error
 

@@ -92,7 +92,7 @@ def _columns(fact: Fact) -> tuple[_Index | None, ...]:
 def _fact(equation: Any, facts: list[Fact], sizes: Mapping[str, int]) -> Fact:
     name = equation.primitive.name
     marked = marked_name(equation)
-    if marked in sizes:
+    if marked is not None and marked in sizes:
         return _Index(marked, _Form.ITSELF)
     if all(fact is None for fact in facts):
         return None

@@ -40,12 +40,12 @@ def require_noise(noise: ArrayLike | None, outputs: int | None, batch: tuple[int
         ValueError: another shape.
     """
     shape = batch + (() if outputs is None else (outputs,))
-    given = np.shape(noise)
+    given = () if noise is None else np.shape(noise)
     if given == (1,) and not shape:  # one output
         return
     if len(given) > len(shape) or any(a not in (1, b) for a, b in zip(given[::-1], shape[::-1], strict=False)):
         raise ValueError(
-            f"f(x): expected noise to be a number{'' if outputs is None else f' or one per output, shape ({outputs},)'}, "
+            f"f(x): expected noise to be a number{'' if outputs is None else f' or one per output, ({outputs},)'}, "
             f"got shape {given}: for noise that differs between rows add it at the observations"
         )
 
@@ -65,8 +65,8 @@ def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
     values = mean(x)
     if np.ndim(values) != x.ndim:
         raise ValueError(
-            f"expected a mean function from inputs (..., D) to values (..., P), got values of shape {np.shape(values)} for "
-            f"inputs of shape {x.shape}: one output is a column, lambda x: x[..., :1] or (...)[..., None]; a number is "
+            f"expected a mean function from inputs (..., D) to values (..., P), got {np.shape(values)} for "
+            f"inputs {x.shape}: one output is a column, lambda x: x[..., :1] or (...)[..., None]; a number is "
             "dgp.means.Constant(3.0)"
         )
     if values.shape[-1] not in (1, outputs or 1):

@@ -10,7 +10,7 @@ __all__ = ["NotAnArray"]
 
 
 class _Shape:
-    """What ``fn.shape`` is: a method as of every distribution, but no tuple, which NumPyro would take for an array's."""
+    """What ``fn.shape`` is: a method, as of every distribution, and not the tuple of numbers that arrays have."""
 
     def __init__(self, owner: NotAnArray) -> None:
         self.owner = owner

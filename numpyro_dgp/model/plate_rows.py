@@ -1,7 +1,7 @@
-"""Checks, on shapes only, that every row of a program counts once: sites against their plates, arrays against indices.
+"""Checks on shapes that every row of a program counts once: sites against their plates, arrays against indices.
 
-JAX broadcasts arrays of shapes (N, 1) and (N,) to (N, N), and clamps indices beyond the end of an array. Both give a loss
-without an error, in which rows count several times.
+JAX broadcasts arrays of shapes (N, 1) and (N,) to (N, N), and clamps indices beyond the end of an array. Both give a
+loss without an error, in which rows count several times.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _require_counted_once(site: Message) -> None:
     event = shape[len(shape) - min(len(shape), fn.event_dim) :]
     if event != fn.event_shape and _broadcast(event, fn.event_shape) is not None:
         raise ValueError(
-            f"site {site['name']!r}: expected observations whose last axes have shape {fn.event_shape}, the event shape "
+            f"site {site['name']!r}: expected observations whose last axes have the event shape {fn.event_shape} "
             f"of the distribution, got shape {shape}: an array (N,) beside a column (N, 1) is repeated N times; give y "
             "of shape (N, P) for a layer with outputs=P, of shape (N,) for a scalar function"
         )
@@ -90,7 +90,7 @@ def _require_counted_once(site: Message) -> None:
         )
     if _broadcast(total, weights) != total:
         raise ValueError(
-            f"site {site['name']!r}: expected weights (handlers.scale) that broadcast against {total} log densities, got "
+            f"site {site['name']!r}: expected weights (handlers.scale) for {total} log densities, got "
             f"shape {weights} in {where}: {_COLUMNS}"
         )
 

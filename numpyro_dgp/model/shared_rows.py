@@ -62,11 +62,8 @@ def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, bat
         for fact in named[name]:
             rows = fact.get("v")
             if isinstance(rows, Rows) and name in kinds:
-                rows = _by_batch(rows, kinds[name])
-                seen = (
-                    rows if seen is None or isinstance(rows, Several) else together(seen, rows, "different parameters")
-                )
-                rows = seen
+                own = _by_batch(rows, kinds[name])
+                rows = seen = own if seen is None else together(own, seen, "different parameters")
             if isinstance(rows, Several):
                 found = Shared(f"takes {name} from several rows of v by {rows.cause}", rows.known)
                 if found.known:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 
 __all__ = ["explained"]
 
@@ -31,13 +32,13 @@ def explained(arguments: Any) -> Iterator[None]:
         if not kinds:
             raise
         raise ValueError(
-            f"expected JAX arrays as arguments of the program, got {', '.join(kinds)}: while a program is compiled, the "
-            "rows of a plate cannot index anything else; pass jnp.asarray(X), of a table jnp.asarray(df.to_numpy())"
+            f"expected JAX arrays as arguments of the program, got {', '.join(kinds)}: while a program is compiled, "
+            "the rows of a plate cannot index anything else; pass jnp.asarray(X), of a table jnp.asarray(df.to_numpy())"
         ) from error
     except jax.errors.UnexpectedTracerError as error:
         raise ValueError(
-            "expected sites outside JAX transformations, got one inside lax.scan, vmap, cond or jit, whose value is lost "
-            "to the program: draw for all rows at once, h = numpyro.sample('h', f(x)), or use "
+            "expected sites outside JAX transformations, got one inside lax.scan, vmap, cond or jit, whose value is "
+            "lost to the program: draw for all rows at once, h = numpyro.sample('h', f(x)), or use "
             "numpyro.contrib.control_flow.scan"
         ) from error
     except AssertionError as error:
@@ -58,7 +59,7 @@ _INDEXABLE = frozenset({"a NumPy array", "a pandas DataFrame", "a pandas Series"
 
 def _kind(leaf: Any) -> str:
     owner = type(leaf).__module__.partition(".")[0]
-    if owner == "numpy" and getattr(leaf, "ndim", 0):
+    if owner == "numpy" and np.ndim(leaf):
         return "a NumPy array"
     if owner == "pandas":
         return f"a pandas {type(leaf).__name__}"
