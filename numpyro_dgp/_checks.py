@@ -72,8 +72,8 @@ def _converted(owner: str, what: str, value: Any) -> Any:
         return np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"{owner}: expected {what} as an array, got a {type(value).__name__} with rows of several lengths: every row "
-            "needs the same number of columns"
+            f"{owner}: expected {what} as an array, got a {type(value).__name__} with rows of several lengths: "
+            "each row needs the same number of columns"
         ) from error
 
 
@@ -110,7 +110,10 @@ def require_finite(what: str, value: ArrayLike, hint: str) -> None:
     """Raise unless every entry of ``value`` is finite."""
     if not is_concrete(value):
         return
-    bad = ~np.isfinite(np.asarray(value))
+    array = np.asarray(value)
+    if array.dtype.kind in "OUSmM":
+        raise ValueError(f"expected {what} to be numbers, got dtype {array.dtype}: {hint}")
+    bad = ~np.isfinite(array)
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueError(

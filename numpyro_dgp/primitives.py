@@ -104,7 +104,9 @@ def gp(
 
     Source: Salimbeni (2020), sections 1.2 and 2.2.
     """
-    if outputs is not None and (not isinstance(outputs, int) or outputs < 1):
+    if not isinstance(name, str):
+        raise ValueError(f'gp: expected a name of the site, got {name!r}: gp("f", kernel, inducing)')
+    if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1):
         raise ValueError(
             f"gp {name!r}: expected outputs to be a positive integer or None, got {outputs!r}: "
             "None is a scalar function, whose values have no trailing axis"
@@ -120,7 +122,7 @@ def gp(
     else:
         kernels = as_kernel(kernel)
     representation = Exact() if inducing is None else inducing
-    if not hasattr(representation, "open"):
+    if not hasattr(representation, "open") or isinstance(representation, type):
         raise ValueError(
             f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size) or None, got "
             f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"

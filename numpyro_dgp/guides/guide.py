@@ -94,6 +94,10 @@ class Guide:
             raise ValueError(f"{owner}: expected the program, a function, got {type(model).__name__}: {owner}(model)")
         if not isinstance(prefix, str):
             raise ValueError(f"{owner}: expected prefix to be a string, got {prefix!r}: 'auto' is the default")
+        if not callable(init_loc_fn):
+            raise ValueError(f"{owner}: expected init_loc_fn to be a function, got {type(init_loc_fn).__name__}")
+        if not isinstance(sites, Mapping | None):
+            raise ValueError(f"{owner}: expected sites as a dict, got {type(sites).__name__}: sites={{'h': rule}}")
         if num_samples is not None:
             require_count(owner, "num_samples", num_samples, "5")
         self.model, self.prefix, self.doubly_reparameterised = model, prefix, doubly_reparameterised

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
 from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.model.untraceable import explained
 
 __all__ = ["ELBO"]
 
@@ -85,6 +86,14 @@ class ELBO(elbo.ELBO):
     ) -> dict[str, Any]:
         """Negative bound of one minibatch, ``{"loss": ..., "mutable_state": ...}``."""
         require_key("ELBO", rng_key)
+        for name, program in (("model", model), ("guide", guide)):
+            if not callable(program):
+                raise ValueError(
+                    f"ELBO: expected a {name} that can be called, got {type(program).__name__}: the order is "
+                    "loss(key, params, model, guide, X, y)"
+                )
+        if not isinstance(param_map, Mapping):
+            raise ValueError(f"ELBO: expected params as a dict, got {type(param_map).__name__}: svi.get_params(state)")
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
             if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
@@ -92,7 +101,9 @@ class ELBO(elbo.ELBO):
         plate_key, particle_key = jax.random.split(rng_key)
 
         def particle(key: Array) -> tuple[Array, dict[str, Any]]:
-            return _bound(run(key, plate_key, param_map, model, guide, args, kwargs))
+            with explained((args, kwargs)):
+                found = run(key, plate_key, param_map, model, guide, args, kwargs)
+            return _bound(found)
 
         if self.num_particles == 1:
             value, state = particle(particle_key)
@@ -106,8 +117,8 @@ class ELBO(elbo.ELBO):
 def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     """One draw of the bound and the values of the program's mutable sites."""
     guide_trace, model_trace, groups = found
-    check_model_guide_match(model_trace, guide_trace)
     _require_drawn(guide_trace, model_trace)
+    check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     bound = sum((group.bound() for group in groups), jnp.zeros(()))
     accounted = set[str]().union(*(group.sites for group in groups))

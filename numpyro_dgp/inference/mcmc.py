@@ -88,8 +88,8 @@ def for_mcmc(
         A program for ``NUTS``, with the same arguments.
 
     Raises:
-        ValueError: when run, if a plate subsamples, a ``numpyro.param`` site has no value, or broadcasting or an index
-            beyond the end of an array makes observations count several times.
+        ValueError: no program; when run, if a plate subsamples, a ``numpyro.param`` site has no value, or broadcasting
+            or an index beyond the end of an array makes observations count several times.
 
     Example:
         >>> import jax, numpyro
@@ -107,6 +107,9 @@ def for_mcmc(
         >>> mcmc.get_samples()["f"].shape
         (20, 3)
     """
+
+    if not callable(model):
+        raise ValueError(f"for_mcmc: expected the program, a function, got {type(model).__name__}: for_mcmc(model)")
 
     def noncenter(msg: Message) -> Reparam | None:
         latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), RingNormal)

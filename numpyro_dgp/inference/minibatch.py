@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_dgp.model.sites import Message
@@ -23,8 +24,8 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         **rows: N of every plate concerned, by name.
 
     Raises:
-        ValueError: when a program runs: it has no such plate, or the plate subsamples itself or has more rows than
-            N, or a guide keeps parameters per row in it.
+        ValueError: a number of rows that is no positive integer; when a program runs: it has no such plate, or the
+            plate subsamples itself or has more rows than N, or a guide keeps parameters per row in it.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -42,6 +43,9 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     """
 
     def __init__(self, fn: Callable[..., Any] | None = None, **rows: int) -> None:
+        for name, number in rows.items():
+            if np.ndim(number) or int(number) != number or number < 1:
+                raise ValueError(f"minibatch: expected the number of rows in plate {name!r}, got {number!r}: len(X)")
         self.rows = rows
         self._seen: list[set[str]] = []  # for every run in progress, the plates met so far
         super().__init__(fn)

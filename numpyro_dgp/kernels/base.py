@@ -388,11 +388,11 @@ def as_kernel(kernel: Any) -> Kernel:
     """
     if isinstance(kernel, Kernel):
         return kernel
-    if callable(kernel):
+    if callable(kernel) and not isinstance(kernel, type):
         return FromCallable(kernel)
     if isinstance(kernel, int | float | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
         return Constant(kernel)
     raise ValueError(
-        f"expected a kernel, a callable k(X1, X2) or a positive number, got {type(kernel).__name__}: "
-        "for example dgp.kernels.RBF()"
+        f"expected a kernel, a callable k(X1, X2) or a positive number, got "
+        f"{getattr(kernel, '__name__', type(kernel).__name__)}: for example dgp.kernels.RBF()"
     )

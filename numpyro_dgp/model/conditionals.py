@@ -152,8 +152,13 @@ def choose_rule(
         exact: whether all expectations have a closed form, so that no rule is needed.
 
     Raises:
-        ValueError: Gauss-Hermite for numbers of y that do not have their own number of v.
+        ValueError: no rule, or Gauss-Hermite for numbers of y that do not have their own number of v.
     """
+    if integrate is not None and not isinstance(integrate, GaussHermite | MonteCarlo):
+        raise ValueError(
+            f"Likelihood: expected integrate=dgp.GaussHermite(n) or dgp.MonteCarlo(n), got {type(integrate).__name__}: "
+            "20 nodes are dgp.GaussHermite(20)"
+        )
     if reading.mixes is None:
         return with_key(integrate or GaussHermite())
     if isinstance(integrate, GaussHermite):

@@ -47,4 +47,5 @@ class NotAnArray(dist.Distribution):
 
     __jax_array__ = __getitem__ = refuse_array
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse_array
+    __lt__ = __le__ = __gt__ = __ge__ = refuse_array
     __matmul__ = __rmatmul__ = __pow__ = __neg__ = refuse_array

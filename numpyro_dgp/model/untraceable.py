@@ -1,4 +1,4 @@
-"""What to do about the errors that end the run of a program on shapes only."""
+"""What to do about the errors that end the run of a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 __all__ = ["explained"]
 
-_CONVERTED = jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError
+# Raised for ``X[i]`` where i is traced and X is no JAX array; a list raises a plain TypeError.
+_CONVERTED = jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError, TypeError
 
 
 @contextmanager
@@ -27,19 +28,20 @@ def explained(arguments: Any) -> Iterator[None]:
     """
     try:
         yield
-    except _CONVERTED as error:
-        kinds = sorted({_kind(leaf) for leaf in jax.tree.leaves(arguments)} & _INDEXABLE)
-        if not kinds:
-            raise
-        raise ValueError(
-            f"expected JAX arrays as arguments of the program, got {', '.join(kinds)}: while a program is compiled, "
-            "the rows of a plate cannot index anything else; pass jnp.asarray(X), of a table jnp.asarray(df.to_numpy())"
-        ) from error
     except jax.errors.UnexpectedTracerError as error:
         raise ValueError(
             "expected sites outside JAX transformations, got one inside lax.scan, vmap, cond or jit, whose value is "
             "lost to the program: draw for all rows at once, h = numpyro.sample('h', f(x)), or use "
             "numpyro.contrib.control_flow.scan"
+        ) from error
+    except _CONVERTED as error:
+        kinds = sorted({_kind(leaf) for leaf in jax.tree.leaves(arguments)} & _INDEXABLE)
+        plain = not isinstance(error, jax.errors.JAXTypeError)
+        if not kinds or (plain and "integer scalar arrays" not in str(error)):
+            raise
+        raise ValueError(
+            f"expected JAX arrays as arguments of the program, got {', '.join(kinds)}: while a program is compiled, "
+            "the rows of a plate cannot index anything else; pass jnp.asarray(X), of a table jnp.asarray(df.to_numpy())"
         ) from error
     except AssertionError as error:
         if "size of plate" not in str(error):

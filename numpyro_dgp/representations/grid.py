@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._checks import as_numbers, is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -83,7 +83,11 @@ class Grid(Ring):
         if self.neighbours is None:
             return
         D = len(self.sizes)
-        found = (self.neighbours,) * D if isinstance(self.neighbours, int) else tuple(self.neighbours)
+        found = (
+            (self.neighbours,) * D
+            if isinstance(self.neighbours, int)
+            else tuple(np.atleast_1d(self.neighbours).tolist())
+        )
         if len(found) != D or not all(isinstance(n, int) and n >= 2 for n in found):
             raise ValueError(
                 f"Grid: expected neighbours to be an integer from 2 on, or one per dimension, got {self.neighbours} "
@@ -109,11 +113,17 @@ class Grid(Ring):
             >>> print(grid.low, grid.high, grid.size)
             [-3.] [7.] (20,)
         """
+        X = as_numbers("Grid.around", "inputs X", X)
         require_inputs("Grid.around", X)
         require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
         for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
             require_positive("Grid.around", name, value)
         X = np.asarray(X)
+        if np.shape(lengthscale) not in ((), (1,), X.shape[-1:]):
+            raise ValueError(
+                f"Grid.around: expected lengthscale to be a number or one per column, {X.shape[-1:]}, got shape "
+                f"{np.shape(lengthscale)}: columns of X are dimensions"
+            )
         scale = np.broadcast_to(np.asarray(lengthscale, X.dtype), X.shape[-1:])
         rows = X.reshape(-1, X.shape[-1])
         low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale

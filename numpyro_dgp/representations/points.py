@@ -58,6 +58,8 @@ class Points:
                 f"expected Points(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "
                 f"{np.shape(self.Z)}: for one input column write Z[:, None]"
             )
+        if not isinstance(self.learn, bool):
+            raise ValueError(f"expected Points(Z, learn=...) to be True or False, got {type(self.learn).__name__}")
         require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction:
