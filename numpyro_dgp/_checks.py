@@ -46,7 +46,10 @@ def require_finite(what: str, value: ArrayLike, hint: str) -> None:
     """Raise unless every entry of ``value`` is finite."""
     if not is_concrete(value):
         return
-    bad = ~np.isfinite(np.asarray(value))
+    array = np.asarray(value)
+    if array.dtype.kind in "OUSmM":
+        raise ValueError(f"expected {what} to be numbers, got dtype {array.dtype}: {hint}")
+    bad = ~np.isfinite(array)
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueError(
@@ -69,6 +72,8 @@ def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POS
     if not is_concrete(value):
         return
     array = np.asarray(value)
+    if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.number):
+        raise ValueError(f"expected the {name} of {owner} to be a positive number, got {type(value).__name__}: try 0.1")
     if not (array > 0).all():
         got = array if array.size <= 10 else f"{array[~(array > 0)][0]} in an array of shape {array.shape}"
         raise ValueError(f"expected the {name} of {owner} to be positive, got {got}: {advice}")

@@ -44,7 +44,14 @@ def as_numbers(what: str, value: Any) -> Any:
         array([1. , nan, 2.5])
     """
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        if jnp.issubdtype(value.dtype, jnp.complexfloating):
+            raise ValueError(f"expected {what} to be real, got {value.dtype}: pass real and imaginary parts as columns")
         return value
+    if callable(getattr(value, "log_prob", None)):
+        raise ValueError(
+            f"expected {what} to be numbers, got the distribution {type(value).__name__}: draw it first, "
+            "h = numpyro.sample(name, f(x))"
+        )
     if not is_concrete(value):
         return jnp.asarray(value)
     if not (hasattr(value, "to_numpy") and hasattr(value, "columns")):

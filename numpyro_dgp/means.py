@@ -126,6 +126,11 @@ class Linear(Mean):
                 f"expected means.Linear(W) of shape (D, P), got {np.shape(self.W)}: W has one row per input"
             )
         require_finite("weights of means.Linear", self.W, "check the data the directions came from")
+        if np.shape(self.b) not in ((), (1,), np.shape(self.W)[1:]):
+            raise ValueError(
+                f"expected offsets b of means.Linear to be a number or one per output, {np.shape(self.W)[1:]}, got "
+                f"{np.shape(self.b)}: W has one column per output"
+            )
 
     def __call__(self, X: Array) -> Array:
         W = jnp.asarray(self.W, X.dtype)
@@ -177,10 +182,11 @@ def as_mean(mean: Any) -> Mean:
         return Zero()
     if isinstance(mean, Mean):
         return mean
-    if not callable(mean):
+    if not callable(mean) or isinstance(mean, type):
         raise ValueError(
-            f"expected a mean function or any callable from (..., D) to (..., P), got {type(mean).__name__}: "
-            "for example dgp.means.Identity(), or dgp.means.Constant(3.0) for a number"
+            "expected a mean function or any callable from (..., D) to (..., P), got "
+            f"{getattr(mean, '__name__', type(mean).__name__)}: for example dgp.means.Identity(), or "
+            "dgp.means.Constant(3.0) for a number"
         )
     return FromCallable(mean)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpyro
 
 from numpyro_dgp._checks import require_inputs
+from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -104,7 +105,9 @@ def gp(
 
     Source: Salimbeni (2020), sections 1.2 and 2.2.
     """
-    if outputs is not None and (not isinstance(outputs, int) or outputs < 1):
+    if not isinstance(name, str):
+        raise ValueError(f'gp: expected a name of the site, got {name!r}: gp("f", kernel, inducing)')
+    if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1):
         raise ValueError(
             f"gp {name!r}: expected outputs to be a positive integer or None, got {outputs!r}: "
             "None is a scalar function, whose values have no trailing axis"
@@ -120,7 +123,7 @@ def gp(
     else:
         kernels = as_kernel(kernel)
     representation = Exact() if inducing is None else inducing
-    if not hasattr(representation, "open"):
+    if not hasattr(representation, "open") or isinstance(representation, type):
         raise ValueError(
             f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size) or None, got "
             f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
@@ -161,6 +164,7 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
         raise ValueError(f"latent {name!r}: expected a positive integer dim, got {dim!r}: 1 is usual")
     if x is None:
         return numpyro.sample(name, StandardNormal((dim,), jnp.result_type(float)))
+    x = as_numbers(f"inputs of latent {name!r}", x)
     require_inputs(f"latent {name!r}", x)
     x = jnp.asarray(x, jnp.result_type(x, float))
     w = numpyro.sample(name, StandardNormal((dim,), x.dtype, x.shape[:-1], x))

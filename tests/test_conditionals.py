@@ -14,6 +14,63 @@ from test_likelihood import CLASSES, LOC, PAIRS, SCALAR, VARIANCE, F
 import numpyro_dgp as dgp
 from numpyro_dgp.model.function_values import FunctionValues
 
+# Each density sees several rows of v: values, conditional, how
+SHARED = {
+    "centred": (F, lambda v: dist.Normal(v - v.mean(), 0.1), "takes loc from several rows of v by reduce_sum"),
+    "path": (F, lambda v: dist.Normal(jnp.cumsum(v), 0.1), "takes loc from several rows of v by cumsum"),
+    "matrix": (F, lambda v: dist.Normal(v @ jnp.ones((3, 3)), 0.1), "takes loc from several rows of v by dot_general"),
+    "columns": (PAIRS, lambda v: dist.Normal(v - v.mean(0), 0.1).to_event(1), "takes loc .* by reduce_sum"),
+    "classes": (CLASSES, lambda v: dist.Categorical(logits=v - v.max(0)), "takes logits .* by reduce_max"),
+    "scale": (F, lambda v: dist.StudentT(4.0, 0.0, v.std() + jnp.ones(3)), "takes scale .* by reduce_sum"),
+    "sum": (F, lambda v: dist.Normal(v.sum(), 0.1), "takes loc .* by reduce_sum"),
+    "steps": (F, lambda v: dist.Normal(v[1:] - v[:-1], 0.1), "takes loc .* by sub"),
+    "two rows": (F, lambda v: dist.Normal(v, jnp.exp(v[::-1])), "by different parameters"),
+    "one density": (F, lambda v: dist.MultivariateNormal(v, jnp.eye(3)), "takes loc .* by one density for all of them"),
+    "grid": (F, lambda v: dist.Normal(v[:, None], jnp.exp(v)), "by different parameters"),
+}
+# Each density sees one row of v, though not every number of y has its own number of v.
+OWN = {
+    "reversed": (F, lambda v: dist.Normal(v[::-1], 0.1)),
+    "chosen": (F, lambda v: dist.Normal(v[jnp.array([2, 0, 1])], 0.1)),
+    "some": (F, lambda v: dist.Normal(v[1:], 0.1)),
+    "softmax": (CLASSES, lambda v: dist.Categorical(probs=jax.nn.softmax(v, -1))),
+    "product": (PAIRS, lambda v: dist.Normal(v @ jnp.ones((2, 3)), 0.1).to_event(1)),
+    "correlated": (PAIRS, lambda v: dist.MultivariateNormal(v, jnp.eye(2))),
+    "mixture": (PAIRS, lambda v: dist.MixtureSameFamily(dist.Categorical(probs=jnp.ones(2) / 2), dist.Normal(v, 0.1))),
+}
+# An operation that is not known, and gathered rows, which may be the same ones: a warning, and no error.
+UNKNOWN = {
+    "loop": (F, lambda v: dist.Normal(jax.lax.fori_loop(0, 2, lambda _, r: jnp.sin(r), v), 0.1), "from v by scan"),
+    "gathered": (
+        F,
+        lambda v: dist.Normal(v[jnp.array([2, 0, 1])] + v[jnp.array([2, 0, 1])], 0.1),
+        "from v by add",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("integrate", [None, dgp.MonteCarlo(7)])
+def test_rows_that_are_seen_together_are_refused(name, integrate):
+    f_x, conditional, how = SHARED[name]
+    with pytest.raises(ValueError, match=f"{how}.*draw them together.*f.joint"):
+        dgp.Likelihood(f_x, conditional, integrate=integrate)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_rows_that_are_seen_one_by_one_are_integrated(name):
+    f_x, conditional = OWN[name]
+    dgp.Likelihood(f_x, conditional, integrate=dgp.MonteCarlo(7))  # no warning: they are errors here
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_rows_that_may_be_seen_together_are_warned_of(name):
+    f_x, conditional, how = UNKNOWN[name]
+    with pytest.warns(UserWarning, match=f"Rows are drawn one by one: it takes loc {how}, which may combine rows"):
+        dgp.Likelihood(f_x, conditional)
+    dgp.Likelihood(f_x, conditional, integrate=dgp.MonteCarlo(7))
+
+
 MIXING = jnp.array([[1.0, 1.0], [0.0, 1.0]])
 # values, conditional, why its numbers of y do not have their own number of v
 MIXED = {
@@ -25,7 +82,6 @@ MIXED = {
         lambda v: dist.Normal(v @ MIXING, 1.0).to_event(1),
         "Normal takes loc from v by dot_general, which is not known to act number by number",
     ),
-    "data": (F, lambda v: dist.StudentT(4.0, 0.0, v.std() + jnp.ones(3)), "StudentT takes scale from v by reduce_sum,"),
     "loop": (
         F,
         lambda v: dist.Poisson(jax.lax.fori_loop(0, 2, lambda _, r: jnp.square(r), v)),
@@ -35,11 +91,6 @@ MIXED = {
         F,
         lambda v: dist.ZeroInflatedPoisson(0.1, jnp.exp(v[::-1])),
         "ZeroInflatedPoisson takes base_dist from v by rev,",
-    ),
-    "shapes": (
-        F,
-        lambda v: dist.MultivariateNormal(v, jnp.eye(3)),
-        r"has batch shape () and event shape (3,) for function values of shape (3,)",
     ),
 }
 
@@ -98,14 +149,14 @@ COUNTED = {
     "poisson": (F, SCALAR["poisson-exp"][0], [0, 2, 3], 2),
     "gamma": (F, SCALAR["gamma"][0], [0.1, 2.0, 3.0], 2),
     "student-t": (F, SCALAR["student-t"][0], [0.1, 0.2, 1.0], 2),
-    "categorical": (CLASSES, lambda v: dist.Categorical(logits=v), [2, 0], 1),
-    "robust-max": (CLASSES, dgp.RobustMax, [2, 0], 1),
+    "categorical": (CLASSES, lambda v: dist.Categorical(logits=v), [2, 0], 2),
+    "robust-max": (CLASSES, dgp.RobustMax, [2, 0], 2),
 }
 
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_calls_the_conditional_no_more_than_it_must(name):
-    """An example and a trace at first, the trace only where shapes do not say enough; then once per density."""
+    """An example and a trace at first; then once per density."""
     f_x, conditional, y, at_first = COUNTED[name]
     calls = []
 

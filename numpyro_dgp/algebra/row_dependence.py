@@ -22,7 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.jaxprs import ELEMENTWISE, walk
 
-__all__ = ["Rows", "mark", "row_dependence"]
+__all__ = ["Rows", "Several", "mark", "marked_name", "result_rows", "row_dependence", "row_reasons"]
 
 _MARK = "rows of "
 
@@ -40,13 +40,31 @@ class Rows(NamedTuple):
     which: tuple[Hashable, ...] = ()
 
 
-Fact = dict[str, Rows | None]
+class Several(NamedTuple):
+    """Several rows for an entry of an array, or rows that are not known.
+
+    Args:
+        cause: the name of the primitive that combines rows, or that this module does not know.
+        known: whether it combines rows for certain.
+    """
+
+    cause: str
+    known: bool
+
+
+Fact = dict[str, Rows | Several]
 _CONSTANT: Fact = {}
 
 
 def mark(name: str, value: Array, batch_ndim: int) -> Array:
     """Return ``value``, with its rows (over its first ``batch_ndim`` axes) marked by this name for the analysis."""
     return checkpoint_name(value, f"{_MARK}{batch_ndim} {name}")
+
+
+def marked_name(equation: Any) -> str | None:
+    """The name that an equation marks values by (:func:`mark`), or ``None``."""
+    label = equation.params["name"] if equation.primitive.name == "name" else ""
+    return label.removeprefix(_MARK).split(" ", 1)[1] if label.startswith(_MARK) else None
 
 
 def row_dependence(program: Callable[..., Any], *args: Any) -> Any:
@@ -66,13 +84,38 @@ def row_dependence(program: Callable[..., Any], *args: Any) -> Any:
         ({'h': Rows(axes=(-2,), which=())}, {'h': None}, {'h': None})
     """
     closed, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
+    return result_rows(closed.jaxpr, shapes)
+
+
+def result_rows(jaxpr: Any, results: Any) -> Any:
+    """The same as :func:`row_dependence` for a program that is traced already.
+
+    Args:
+        jaxpr: of the program.
+        results: a pytree of the structure that the program returns.
+    """
+    facts = walk(jaxpr, [_CONSTANT] * len(jaxpr.invars), _apply, _CONSTANT)
+    plain = [{name: rows if isinstance(rows, Rows) else None for name, rows in fact.items()} for fact in facts]
+    return jax.tree.unflatten(jax.tree.structure(results), plain)
+
+
+def row_reasons(program: Callable[..., Any], *args: Any) -> Any:
+    """The same as :func:`row_dependence`, with a :class:`Several` in the place of every ``None``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> row_reasons(lambda h: mark("h", h, 1).sum(), jnp.ones(5))
+        {'h': Several(cause='reduce_sum', known=True)}
+    """
+    closed, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
     facts = walk(closed.jaxpr, [_CONSTANT] * len(closed.jaxpr.invars), _apply, _CONSTANT)
     return jax.tree.unflatten(jax.tree.structure(shapes), facts)
 
 
 def _apply(equation: Any, facts: list[Fact]) -> list[Fact]:
-    if equation.primitive.name == "name" and equation.params["name"].startswith(_MARK):
-        count, name = equation.params["name"].removeprefix(_MARK).split(" ", 1)
+    name = marked_name(equation)
+    if name is not None:
+        count = equation.params["name"].removeprefix(_MARK).split(" ", 1)[0]
         shape = equation.outvars[0].aval.shape
         # If there is only one row, all entries depend on that row: no axis has to be tracked.
         axes = tuple(axis - len(shape) for axis in range(int(count)) if shape[axis] > 1)
@@ -86,24 +129,55 @@ def _result(equation: Any, facts: list[Fact], out: tuple[int, ...], elsewhere: H
     for i, fact in enumerate(facts):
         shape = equation.invars[i].aval.shape
         for name, rows in fact.items():
-            moved = None if rows is None else _moved(equation, i, rows, shape, out, elsewhere)
-            found[name] = moved if found.get(name, moved) == moved else None
+            moved = _moved(equation, i, rows, shape, out, elsewhere) if isinstance(rows, Rows) else rows
+            found[name] = together(found.get(name, moved), moved, equation.primitive.name)
     return found
+
+
+def together(a: Rows | Several, b: Rows | Several, cause: str) -> Rows | Several:
+    """What an entry depends on that is computed from two numbers.
+
+    Args:
+        a: what the one depends on.
+        b: what the other depends on.
+        cause: the name of what combines them.
+    """
+    if isinstance(a, Several) or isinstance(b, Several):
+        return a if isinstance(a, Several) else b
+    if a == b:
+        return a
+    # Rows that fixed slices move are other rows for certain; gathered ones may be the same.
+    return Several(cause, all(isinstance(step, _Step) for step in (*a.which, *b.which)))
 
 
 def _moved(
     equation: Any, i: int, rows: Rows, shape: tuple[int, ...], out: tuple[int, ...], elsewhere: Hashable
-) -> Rows | None:
+) -> Rows | Several:
     """The rows that entries of a result of shape ``out`` depend on through argument i, of shape ``shape``."""
-    axes, which = [], rows.which
+    axes, which, name = [], rows.which, equation.primitive.name
     for axis in rows.axes:
         place = _place(equation, i, axis + len(shape), shape, out)
         if place is None:
-            return None
+            return Several(name, name in _COMBINING)
         if out[place.axis] > 1:
             axes.append(place.axis - len(out))
-        which = (*rows.which, elsewhere) if place.moved else which
+        which = (*which, _step(equation, axis + len(shape)) or elsewhere) if place.moved else which
     return Rows(tuple(axes), which)
+
+
+class _Step(NamedTuple):
+    """A move of rows that is known from the equation: equal steps are equal moves."""
+
+    name: str
+    first: int = 0
+    stride: int = 1
+
+
+def _step(equation: Any, axis: int) -> _Step | None:
+    name, params = equation.primitive.name, equation.params
+    if name == "slice":
+        return _Step(name, params["start_indices"][axis], (params["strides"] or {axis: 1})[axis])
+    return _Step(name) if name == "rev" else None
 
 
 class _Place(NamedTuple):
@@ -117,6 +191,7 @@ _ALONG = {
     "sort": "dimension",
 }
 _BY_MATRIX = frozenset("cholesky triangular_solve lu qr eigh".split())
+_COMBINING = _REDUCTIONS | _ALONG.keys() | _BY_MATRIX | {"dot_general"}
 
 
 def _place(equation: Any, i: int, axis: int, shape: tuple[int, ...], out: tuple[int, ...]) -> _Place | None:

@@ -21,7 +21,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
@@ -55,7 +55,7 @@ class Guide:
         doubly_reparameterised: whether the proposals of importance samples have doubly reparameterised gradients.
 
     Raises:
-        ValueError: on the first call, when ``sites`` names a site that the model does not have.
+        ValueError: no program or no rules; on the first call, when ``sites`` names a site that the model does not have.
 
     Example:
         >>> import jax, numpyro, numpyro_dgp as dgp
@@ -93,11 +93,20 @@ class Guide:
         doubly_reparameterised: bool = False,
     ) -> None:
         owner = type(self).__name__
+        if not callable(model):
+            raise ValueError(f"{owner}: expected the program, a function, got {type(model).__name__}: {owner}(model)")
+        if not isinstance(prefix, str):
+            raise ValueError(f"{owner}: expected prefix to be a string, got {prefix!r}: 'auto' is the default")
+        if not callable(init_loc_fn):
+            raise ValueError(f"{owner}: expected init_loc_fn to be a function, got {type(init_loc_fn).__name__}")
+        if not isinstance(sites, Mapping | None):
+            raise ValueError(f"{owner}: expected sites as a dict, got {type(sites).__name__}: sites={{'h': rule}}")
         if num_samples is not None:
             require_count(owner, "num_samples", num_samples, "5")
         self.model, self.prefix, self.doubly_reparameterised = model, prefix, doubly_reparameterised
-        rules: dict[str, Rule] = {"inducing": inducing, "hidden": hidden, "exact": exact, "latent": latent}
-        if isinstance(other, Rule):
+        rules: dict[str, Any] = {"inducing": inducing, "hidden": hidden, "exact": exact, "latent": latent}
+        is_class_of_rules = isinstance(other, type) and issubclass(other, Rule)
+        if isinstance(other, Rule) or is_class_of_rules or not callable(other):
             rules["other"] = other
         for name, rule in [*rules.items(), *(sites or {}).items()]:
             if not isinstance(rule, Rule):
@@ -149,8 +158,11 @@ class Guide:
             *args: arguments of the model.
             sample_shape: shape of independent draws.
             **kwargs: keyword arguments of the model.
-        """
 
+        Raises:
+            ValueError: a key that is no PRNG key.
+        """
+        require_key(f"{type(self).__name__}.sample_posterior", rng_key)
         choices = self.choices
         several = [
             choices.num_samples,

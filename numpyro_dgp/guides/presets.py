@@ -13,7 +13,21 @@ from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 
 __all__ = ["ImportanceWeighted", "InducingPoint", "MeanField"]
 
+_OPTIONS = ("sites", "prefix", "init_loc_fn", "num_samples", "doubly_reparameterised")
+
 Other = Rule | Callable[[Callable[..., Any]], Any]
+
+
+def _require_options(owner: str, options: dict[str, Any]) -> None:
+    """Refuse keyword arguments that a preset does not have."""
+    if "hidden" in options:
+        raise ValueError(
+            f"{owner}: expected no rule for hidden layers, which follow the model here, got hidden=...: use "
+            "guides.MeanField(model, hidden=...), or give one layer a rule by sites={'h': ...}"
+        )
+    unknown = sorted(options.keys() - set(_OPTIONS))
+    if unknown:
+        raise ValueError(f"{owner}: expected options among {', '.join(_OPTIONS)}, got {', '.join(unknown)}")
 
 
 class InducingPoint(Guide):
@@ -28,6 +42,9 @@ class InducingPoint(Guide):
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         exact: rule for exact layers; ``Full()`` by default.
         **options: ``sites``, ``prefix``, ``init_loc_fn``, ``num_samples`` of :class:`Guide`.
+
+    Raises:
+        ValueError: options that it does not have, ``hidden`` among them.
 
     Example:
         >>> import jax, numpyro, optax
@@ -59,6 +76,7 @@ class InducingPoint(Guide):
         exact: Rule = Full(),
         **options: Any,
     ) -> None:
+        _require_options(type(self).__name__, options)
         super().__init__(
             model, inducing=inducing, hidden=Propagate(), exact=exact, latent=latent, other=other, **options
         )
@@ -131,6 +149,9 @@ class MeanField(Guide):
         exact: rule for exact layers; ``Normal()`` by default.
         **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
 
+    Raises:
+        ValueError: options that it does not have.
+
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
         >>> import numpyro.distributions as dist
@@ -161,4 +182,5 @@ class MeanField(Guide):
         exact: Rule = Normal(),
         **options: Any,
     ) -> None:
+        _require_options(type(self).__name__, options)
         super().__init__(model, inducing=inducing, hidden=hidden, exact=exact, latent=latent, other=other, **options)

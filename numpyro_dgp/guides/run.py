@@ -15,7 +15,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.importance import Copies, Weighted, weighted
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.beliefs import Belief
-from numpyro_dgp.model.program import Program, inspect_program
+from numpyro_dgp.model.program import Program, inspect_program, require_sound
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 
 __all__ = ["Run", "marginal", "mutable", "resample", "run", "traces"]
@@ -119,6 +119,8 @@ def _once(
     guide_trace, model_trace = traces(
         given[0], integrated, args, kwargs, lambda fn, guide_trace: Copies(fn, nesting, guide_trace)
     )
+    if not any(record_of(site).name for site in guide_trace.values()):  # guides of this package inspect the program
+        require_sound(model, args, kwargs)
     groups = weighted(guide_trace, model_trace, nesting)
     if groups and program().aggregates:
         raise ValueError(

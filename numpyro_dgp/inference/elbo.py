@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
-from numpyro_dgp._checks import require_count, require_finite
+from numpyro_dgp._checks import require_count, require_finite, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.importance import log_prob
 from numpyro_dgp.guides.record import record_of
@@ -23,7 +23,8 @@ from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
 from numpyro_dgp.model.joint_values import PropagatedJoint
-from numpyro_dgp.model.sites import Message, Trace, unwrap
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.model.untraceable import explained
 
 __all__ = ["ELBO"]
 
@@ -47,7 +48,9 @@ class ELBO(elbo.ELBO):
         vectorize_particles: ``True`` for ``jax.vmap`` over particles, ``False`` for ``jax.lax.map``.
 
     Raises:
-        ValueError: NaN or infinite numbers in the arguments of the model.
+        ValueError: NaN or infinite numbers in the arguments of the model; observations that are missing; a guide
+            without one of the latent sites; observations that broadcasting, or an index beyond the end of an array,
+            makes count several times.
 
     Example:
         >>> import jax, numpyro
@@ -82,6 +85,15 @@ class ELBO(elbo.ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Negative bound of one minibatch, ``{"loss": ..., "mutable_state": ...}``."""
+        require_key("ELBO", rng_key)
+        for name, program in (("model", model), ("guide", guide)):
+            if not callable(program):
+                raise ValueError(
+                    f"ELBO: expected a {name} that can be called, got {type(program).__name__}: the order is "
+                    "loss(key, params, model, guide, X, y)"
+                )
+        if not isinstance(param_map, Mapping):
+            raise ValueError(f"ELBO: expected params as a dict, got {type(param_map).__name__}: svi.get_params(state)")
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
             if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
@@ -89,7 +101,9 @@ class ELBO(elbo.ELBO):
         plate_key, particle_key = jax.random.split(rng_key)
 
         def particle(key: Array) -> tuple[Array, dict[str, Any]]:
-            return _bound(run(key, plate_key, param_map, model, guide, args, kwargs))
+            with explained((args, kwargs)):
+                found = run(key, plate_key, param_map, model, guide, args, kwargs)
+            return _bound(found)
 
         if self.num_particles == 1:
             value, state = particle(particle_key)
@@ -103,6 +117,7 @@ class ELBO(elbo.ELBO):
 def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     """One draw of the bound and the values of the program's mutable sites."""
     guide_trace, model_trace, groups = found
+    _require_drawn(guide_trace, model_trace)
     check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     bound = sum((group.bound() for group in groups), jnp.zeros(()))
@@ -121,6 +136,34 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
         if site["type"] == "sample" and name not in model_trace:
             bound = bound - _log_prob(site)
     return bound, {**mutable(guide_trace), **mutable(model_trace)}
+
+
+def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:
+    """Refuse latent sites of the model that the guide does not draw."""
+    for name, site in model_trace.items():
+        if site["type"] != "sample" or site["is_observed"] or name in guide_trace:
+            continue
+        stem = name.removesuffix("_unobserved")
+        if f"{stem}_observed" in model_trace and stem != name:
+            raise ValueError(
+                f"ELBO: expected {stem!r} to be observed without obs_mask=, got a site {name!r} for the rest, which no "
+                "guide draws: write numpyro.handlers.mask(mask=...) around the observed site, so that its other rows "
+                "count nothing"
+            )
+        if site_kind(site) == "observed":
+            raise ValueError(
+                f"ELBO: expected observations at {name!r}, got none: pass them to the call, as in "
+                "svi.run(key, num_steps, X, y), and to the site, obs=y"
+            )
+        raise ValueError(
+            f"ELBO: expected a guide that draws every latent site of the model, got one without {name!r}; it draws "
+            f"{_sample_names(guide_trace)}: make the guide from this model, or pass the observations of {name!r} if it "
+            "has any"
+        )
+
+
+def _sample_names(sites: Trace) -> list[str]:
+    return [name for name, site in sites.items() if site["type"] == "sample"]
 
 
 def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Array:

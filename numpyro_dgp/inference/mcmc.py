@@ -16,6 +16,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
@@ -97,7 +98,8 @@ def for_mcmc(
 
     Raises:
         ValueError: a model that is no function or was prepared before, NaN in the parameters; when run, if a plate
-            subsamples or a ``numpyro.param`` site has no value.
+            subsamples, a ``numpyro.param`` site has no value, or broadcasting or an index beyond the end of an array
+            makes observations count several times.
 
     Example:
         >>> import jax, numpyro
@@ -140,6 +142,7 @@ class _Prepared:
     noncentered: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        require_sound(self.model, args, kwargs)
         given = handlers.substitute(data=self.params)
         with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), given:
             if not self.noncentered:

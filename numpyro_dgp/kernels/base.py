@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_inputs, require_positive, require_scalar
+from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
 from numpyro_dgp.algebra.linalg import set_diagonal
+from numpyro_dgp.kernels.callables import matrix, variances
 from numpyro_dgp.kernels.summands import Factor, Summand
 from numpyro_dgp.kernels.terms import Term
 
@@ -137,6 +139,7 @@ class Kernel:
 
     def _inputs(self, *arrays: ArrayLike) -> tuple[Array, ...]:
         owner = f"kernel {type(self).__name__}"
+        arrays = tuple(as_numbers(f"inputs of {owner}", array) for array in arrays)
         for array in arrays:
             require_inputs(owner, array)
         columns = {np.shape(array)[-1] for array in arrays}
@@ -296,6 +299,9 @@ class FromCallable(Kernel):
     Args:
         function: from inputs (N1, D) and (N2, D) to the Gram matrix (N1, N2).
 
+    Raises:
+        ValueError: where it is called, a function that does not return a matrix.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import FromCallable
@@ -308,14 +314,10 @@ class FromCallable(Kernel):
         self.function = function
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return jnp.asarray(self.function(X1, X2), X1.dtype)
+        return jnp.asarray(matrix(self.function, X1, X2), X1.dtype)
 
     def diagonal(self, X: Array) -> Array:
-        if hasattr(self.function, "diag"):
-            return jnp.asarray(self.function.diag(X), X.dtype)
-        rows = X.reshape(-1, X.shape[-1])
-        variances = jax.vmap(lambda x: self.function(x[None], x[None])[0, 0])(rows)
-        return jnp.asarray(variances, X.dtype).reshape(X.shape[:-1])
+        return jnp.asarray(variances(self.function, X), X.dtype)
 
     def cast(self, dtype: jnp.dtype) -> FromCallable:
         return self
@@ -387,11 +389,11 @@ def as_kernel(kernel: Any) -> Kernel:
     """
     if isinstance(kernel, Kernel):
         return kernel
-    if callable(kernel):
+    if callable(kernel) and not isinstance(kernel, type):
         return FromCallable(kernel)
     if isinstance(kernel, int | float | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
         return Constant(kernel)
     raise ValueError(
-        f"expected a kernel, a callable k(X1, X2) or a positive number, got {type(kernel).__name__}: "
-        "for example dgp.kernels.RBF()"
+        f"expected a kernel, a callable k(X1, X2) or a positive number, got "
+        f"{getattr(kernel, '__name__', type(kernel).__name__)}: for example dgp.kernels.RBF()"
     )

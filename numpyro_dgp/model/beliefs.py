@@ -268,8 +268,14 @@ def whitened_values(
         u = numpyro.sample(name, prior)
     shape = jnp.shape(u.u if isinstance(u, FunctionDraw) else u.loc if isinstance(u, Belief) else u)
     if shape != prior.event_shape:
+        in_plate = len(shape) > len(prior.event_shape)
         raise ValueError(
-            f"{owner}: expected {what} of shape {prior.event_shape}, got {shape}: open the layer outside every plate, "
-            "and use outputs= for several independent functions"
+            f"{owner}: expected {what} of shape {prior.event_shape}, got {shape}: "
+            + (
+                "open the layer outside every plate, and use outputs= for several independent functions"
+                if in_plate
+                else "the guide, parameters or draws are those of another program, or of this one with other inducing "
+                "inputs; make the guide from this model"
+            )
         )
     return u, site.name

@@ -156,7 +156,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
             from_rows[layer] = sorted(names[int(label.split()[1])] for label in found)
     below: dict[str, set[str]] = {}
     for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
-        direct = {n for several in facts[name].values() for fact in several for n in fact if n in sites} - {name}
+        direct = {n for several in facts[name].values() for fact in several for n in fact if n in facts} - {name}
         below[name] = direct.union(*(below.get(other, set()) for other in direct))
     return Call(
         sites, _candidates(site, sites, coupling(sites, facts).ends), from_rows, below, given.ranges, structure(sites)

@@ -21,6 +21,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, explained
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.model.shared_rows import Shared, shared_rows
 
 __all__ = ["Reading", "choose_rule", "elementwise", "read", "with_key"]
 
@@ -35,11 +36,13 @@ class Reading(NamedTuple):
         example: the distribution at one v.
         kinds: how each parameter of one number of y depends on v, by name; empty where ``mixes`` is set.
         mixes: why y is not made of numbers that each have their own number of v, a verb phrase; ``None`` if it is.
+        shared: how an entry of y sees several rows of v, where ``mixes`` is set and it does or may.
     """
 
     example: dist.Distribution
     kinds: dict[str, Dependence]
     mixes: str | None = None
+    shared: Shared | None = None
 
     @property
     def family(self) -> str:
@@ -73,7 +76,8 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
         event_dim: 1 if v has a column per output, else 0.
 
     Raises:
-        ValueError: sites inside the conditional, or something else than a distribution.
+        ValueError: sites inside the conditional, something else than a function that returns a distribution, or a
+            density that sees several rows of v.
 
     Example:
         >>> import jax.numpy as jnp
@@ -84,6 +88,11 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
         >>> read(lambda v: dist.Normal(v, jnp.cumsum(jnp.exp(v))), jnp.zeros(3), event_dim=0).mixes
         'takes scale from v by cumsum, which is not known to act number by number'
     """
+    if isinstance(conditional, dist.Distribution) or not callable(conditional):
+        raise ValueError(
+            f"Likelihood: expected a function from v to the distribution of y, got a {type(conditional).__name__}: for "
+            "example lambda v: dist.Normal(v, 0.1)"
+        )
     with _NoSites():
         example = conditional(v)
     if not isinstance(example, dist.Distribution):
@@ -93,15 +102,31 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
         )
     numbers = elementwise(example)
     if numbers.batch_shape != v.shape or numbers.event_shape != ():
-        return Reading(example, {}, _of_shapes(numbers, v.shape, event_dim))
+        return _mixed(conditional, v, event_dim, example, _of_shapes(numbers, v.shape, event_dim))
     with _NoSites():
         named, every = explained(lambda u: _parameters(elementwise(conditional(u))), v)
     for name, leaves in [*named.items(), ("its parameters", every)]:
         for kind, cause in leaves:
             if kind is Dependence.MIXED:
                 how = f"takes {name} from v by {cause}, which is not known to act number by number"
-                return Reading(example, {}, how)
+                return _mixed(conditional, v, event_dim, example, how)
     return Reading(example, {name: leaves[0].kind for name, leaves in named.items() if len(leaves) == 1})
+
+
+def _mixed(
+    conditional: Callable[[Array], dist.Distribution], v: Array, event_dim: int, example: dist.Distribution, mixes: str
+) -> Reading:
+    with _NoSites():
+        shared = shared_rows(lambda u: elementwise(conditional(u)), v, v.ndim - event_dim)
+    reading = Reading(example, {}, mixes, shared)
+    if shared is not None and shared.known:
+        raise ValueError(
+            f"Likelihood: expected a conditional in which every y sees one row of v, got {reading.family}, which "
+            f"{shared.how}: the rows of f(x) are integrated one by one; draw them together, "
+            'v = numpyro.sample("v", f.joint(X)) outside the plate, and observe numpyro.sample("y", '
+            f"dist.{reading.family}(...), obs=y) given that draw"
+        )
+    return reading
 
 
 def _parameters(d: dist.Distribution) -> tuple[dict[str, list[Any]], list[Any]]:
@@ -127,8 +152,13 @@ def choose_rule(
         exact: whether all expectations have a closed form, so that no rule is needed.
 
     Raises:
-        ValueError: Gauss-Hermite for numbers of y that do not have their own number of v.
+        ValueError: no rule, or Gauss-Hermite for numbers of y that do not have their own number of v.
     """
+    if integrate is not None and not isinstance(integrate, GaussHermite | MonteCarlo):
+        raise ValueError(
+            f"Likelihood: expected integrate=dgp.GaussHermite(n) or dgp.MonteCarlo(n), got {type(integrate).__name__}: "
+            "20 nodes are dgp.GaussHermite(20)"
+        )
     if reading.mixes is None:
         return with_key(integrate or GaussHermite())
     if isinstance(integrate, GaussHermite):
@@ -141,6 +171,7 @@ def choose_rule(
         _warn(
             f"Likelihood: {reading.family} {reading.mixes}, so its expectation is taken by {rule.size} Monte-Carlo "
             "draws per step; say integrate=dgp.MonteCarlo(n) to choose their number and silence this"
+            + ("" if reading.shared is None else f". Rows are drawn one by one: it {reading.shared.how}")
         )
     return rule
 

@@ -49,7 +49,8 @@ def _values(site: Message) -> Any:
 
 
 def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
-    """The arrays that the density at each site is computed from: inputs, noise and hyperparameters of a function."""
+    """The arrays that the density at each site is computed from: inputs, noise and hyperparameters of a function, and
+    observations."""
     seen: dict[str, dict[str, list[Array]]] = {}
     for name, site in sites.items():
         kind = site_kind(site) if site["type"] == "sample" else "inducing"
@@ -60,6 +61,8 @@ def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
         seen[name] = {key: _arrays(value) for key, value in given.items() if value is not None}
         if kind not in ("hidden", "exact"):
             seen[name]["density"] = [_density(site)]
+        if site["is_observed"]:
+            seen[name]["observed"] = _arrays(site["value"])
     return seen
 
 
@@ -104,7 +107,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
     for name, site in sites.items():  # in the order of the program: lower layers come first
         if name not in facts:
             continue
-        direct = _direct(site, facts[name])
+        direct = _direct(site, {what: several for what, several in facts[name].items() if what != "observed"})
         used |= direct.keys() - {name}
         seen = _all_rows(sites, {below: rows for below, rows in direct.items() if below in values}, above)
         above[name] = seen

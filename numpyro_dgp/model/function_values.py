@@ -21,6 +21,7 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.algebra.gaussians import expected_kl
 from numpyro_dgp.algebra.linalg import computed_once, matmul, safe_sqrt
 from numpyro_dgp.model.beliefs import StandardNormal
+from numpyro_dgp.model.not_arrays import NotAnArray
 
 __all__ = ["FunctionValues", "MixedValues", "Origin", "Propagated", "Values", "sum_event"]
 
@@ -40,7 +41,7 @@ class Origin:
     noise: ArrayLike | None = None
 
 
-class Values(dist.Distribution):
+class Values(NotAnArray):
     """Gaussian function values, drawn from standard normal numbers, with a reference to the function and its inputs."""
 
     arg_constraints: dict[str, Any] = {}

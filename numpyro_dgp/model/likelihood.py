@@ -22,7 +22,7 @@ from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.observed_only import ObservedOnly
-from numpyro_dgp.model.outcomes import moments, require_in_range
+from numpyro_dgp.model.outcomes import moments, value_range
 
 __all__ = ["Likelihood"]
 
@@ -54,8 +54,9 @@ class Likelihood(dist.Distribution):
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, ``conditional`` does not return a distribution,
-            Gauss-Hermite for a conditional that mixes outputs, sites inside the conditional, observations of the
-            wrong shape or out of range (labels, counts), or the mean or variance of a conditional that has none.
+            combines rows of v (``v - v.mean()``) or has sites, Gauss-Hermite for a conditional that mixes outputs,
+            observations of the wrong shape or out of range (labels, counts), or the mean or variance of a conditional
+            that has none.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
@@ -79,7 +80,7 @@ class Likelihood(dist.Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("f_x", "rule")
-    pytree_aux_fields = ("conditional", "collapse", "family", "mixes", "own", "closed")
+    pytree_aux_fields = ("conditional", "collapse", "family", "mixes", "own", "closed", "outcomes")
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class Likelihood(dist.Distribution):
         self.conditional, self.collapse = conditional, collapse
         reading = read(conditional, self.f_x.loc, self.f_x.event_dim)
         example, self.family, self.mixes = reading.example, reading.family, reading.mixes
-        independent = True
+        self.outcomes, independent = value_range(example), True
         if isinstance(self.f_x, MixedValues) and not self.factorised:  # the marginals of the mixtures are not enough
             mixed, independent = self.f_x, False
             self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
@@ -229,8 +230,16 @@ class Likelihood(dist.Distribution):
             return values
         return values.sum(tuple(range(-self.event_dim, 0)))
 
-    def _observations(self, value: ArrayLike) -> Array:
-        expected, shape = self.batch_shape + self.event_shape, np.shape(value)
+    def require_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuse observations of another shape than draws, but for batch dimensions to the left.
+
+        Args:
+            shape: of the observations.
+
+        Raises:
+            ValueError: another shape.
+        """
+        expected = self.batch_shape + self.event_shape
         # y and v may each have additional batch dimensions to the left: draws of y, or several values of v for one y.
         shared = min(len(expected), max(len(shape), self.event_dim + 1))
         if shape[-shared:] != expected[-shared:]:
@@ -238,6 +247,9 @@ class Likelihood(dist.Distribution):
                 f"Likelihood: expected observations y of shape {expected}, got {shape}: a scalar function "
                 "(outputs=None) wants y of shape (N,); outputs=P wants (N, P) and conditional(...).to_event(1)"
             )
+
+    def _observations(self, value: ArrayLike) -> Array:
+        self.require_shape(np.shape(value))
         require_finite("observations y", value, "drop the rows with missing values, or mask them")
-        require_in_range("Likelihood", value, self)
+        self.outcomes.require("Likelihood", value)
         return jnp.asarray(value)

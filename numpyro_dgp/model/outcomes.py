@@ -84,8 +84,11 @@ class Range(NamedTuple):
 
 def value_range(d: dist.Distribution) -> Range:
     """The range of the numbers of an observation, as far as plain numbers say it; unlimited under a mask."""
-    if any(isinstance(part, dist.MaskedDistribution) for part in _nested(d)):
+    parts = list(_nested(d))
+    if any(isinstance(part, dist.MaskedDistribution) for part in parts):
         return Range()
+    if isinstance(known := getattr(parts[-1], "outcomes", None), Range):  # a likelihood has looked before
+        return known
     support: Any = d.support
     while hasattr(support, "base_constraint"):
         support = support.base_constraint

@@ -12,15 +12,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.row_dependence import row_dependence
+from numpyro_dgp.algebra.index_bounds import short_arrays
+from numpyro_dgp.algebra.row_dependence import mark, result_rows
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
+from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.model.untraceable import explained
 
 __all__ = [
     "Program",
@@ -29,6 +33,7 @@ __all__ = [
     "inspect_program",
     "observations",
     "run_on_shapes",
+    "require_sound",
     "structure",
 ]
 
@@ -92,28 +97,60 @@ class Program:
 
 
 def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-    """Run ``model`` on shapes only and report its structure. Costs tracing, no arithmetic."""
+    """Run ``model`` on shapes only and report its structure. Costs tracing, no arithmetic.
+
+    Raises:
+        ValueError: as :func:`run_on_shapes`.
+    """
     sites, facts = run_on_shapes(model, args, kwargs)
     return dataclasses.replace(structure(sites), **coupling(sites, facts)._asdict())
 
 
 def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Any]:
-    """A trace of ``model`` with shapes only, and by site the rows that what :func:`seen_by_site` says depends on."""
+    """A trace of ``model`` with shapes only, and by site the rows that what :func:`seen_by_site` says depends on.
+
+    Raises:
+        ValueError: rows that would count several times or not at all (:mod:`numpyro_dgp.model.plate_rows`); a program
+            that cannot be traced (:mod:`numpyro_dgp.model.untraceable`).
+    """
     found: list[Trace] = []
 
     def first_rows(msg: Message) -> Array | None:
-        size, subsample_size = msg["args"] if msg["type"] == "plate" else (0, None)
-        return jnp.arange(subsample_size or size) if msg["type"] == "plate" else None
+        if msg["type"] != "plate":
+            return None
+        size, subsample_size = msg["args"]
+        return mark(msg["name"], jnp.arange(subsample_size or size), 1)
 
     def run(key: Array) -> dict[str, Any]:
         minibatch = handlers.substitute(substitute_fn=first_rows)
         with handlers.block(), handlers.trace() as sites, minibatch, MarkRows(), handlers.seed(rng_seed=key):
             model(*args, **kwargs)
+        require_rows_once(sites)
         found.append(sites)
         return seen_by_site(sites)
 
-    facts = row_dependence(run, jax.random.key(0))
-    return found[0], facts
+    with explained((args, kwargs)):
+        closed, seen = jax.make_jaxpr(run, return_shape=True)(jax.random.key(0))
+    (sites,) = found
+    require_long_enough(short_arrays(closed.jaxpr, plate_sizes(sites)))
+    facts = result_rows(closed.jaxpr, seen)
+    require_indexed(sites, facts, (args, kwargs))
+    return sites, facts
+
+
+def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The checks of :func:`inspect_program`, for callers that do not need the structure of the program.
+
+    Raises:
+        ValueError: as :func:`inspect_program`.
+    """
+
+    def traceable(leaf: Any) -> Any:
+        numbers = type(leaf) is np.ndarray and leaf.ndim and leaf.dtype.kind in "fiub"
+        return jnp.asarray(leaf) if numbers else leaf
+
+    args, kwargs = jax.tree.map(traceable, (args, kwargs))
+    inspect_program(model, args, kwargs)
 
 
 def structure(sites: Trace) -> Program:

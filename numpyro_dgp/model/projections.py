@@ -25,10 +25,10 @@ from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.row_blocks import in_blocks
 from numpyro_dgp.means import Mean, as_mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
+from numpyro_dgp.model.function_inputs import mean_values
 from numpyro_dgp.model.function_values import FunctionValues, Origin, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues
 from numpyro_dgp.model.joint_values import JointValues
-from numpyro_dgp.model.random_function import mean_values
 
 __all__ = ["Determined", "Projection", "projection"]
 

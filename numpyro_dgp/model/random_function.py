@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_finite, require_inputs, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.belief_moments import ROWS
 from numpyro_dgp.algebra.linalg import conditional_cholesky, matmul, rounding_scale, solve_lower
@@ -29,6 +28,13 @@ from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, project
+from numpyro_dgp.model.function_inputs import (
+    checked_inputs,
+    mean_values,
+    noise_covariance,
+    noise_variance,
+    require_noise,
+)
 from numpyro_dgp.model.function_values import FunctionValues, Origin
 from numpyro_dgp.model.joint_values import JointValues, KnownValues
 
@@ -38,45 +44,10 @@ __all__ = [
     "PointValues",
     "RandomFunction",
     "Representation",
-    "checked_inputs",
-    "mean_values",
-    "noise_covariance",
-    "noise_variance",
 ]
 
 # Mean, variance given u, variance that a belief adds, and the sum of the two if computed directly; each (N, P).
 Moments = tuple[Array, Array, Array | None, Array | None]
-_DATA_HINT = "drop, impute or mask the rows with missing values before building the model"
-
-
-def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> Array:
-    """``x`` as an array, checked, with its noise."""
-    require_inputs("f(x)", x, dims)
-    require_finite("inputs of f(x)", x, _DATA_HINT)
-    if noise is not None:
-        require_positive("f(x)", "noise", noise)
-    return jnp.asarray(x, jnp.result_type(x, float))
-
-
-def noise_variance(noise: ArrayLike | None, dtype: jnp.dtype) -> Array:
-    """Process noise as a variance."""
-    return jnp.square(jnp.asarray(0.0 if noise is None else noise, dtype))
-
-
-def noise_covariance(noise: ArrayLike | None, size: int, dtype: jnp.dtype) -> Array:
-    """Process noise as a diagonal matrix (..., N, N)."""
-    return noise_variance(noise, dtype)[..., None, None] * jnp.eye(size, dtype=dtype)
-
-
-def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
-    """m(x) of shape (..., P), or (...,) for a scalar function."""
-    values = mean(x)
-    if values.shape[-1] not in (1, outputs or 1):
-        raise ValueError(
-            f"expected a mean function with {outputs or 1} output(s), got one with {values.shape[-1]}: "
-            "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs"
-        )
-    return values[..., 0] if outputs is None else values
 
 
 def _by_batch(flat: Array, x: Array) -> Array:
@@ -266,6 +237,7 @@ class InducedFunction:
             ValueError: inputs of another width, NaN or infinite inputs, noise that is not positive.
         """
         x = self.checked(x, noise)
+        require_noise(noise, self.outputs, x.shape[:-1])
         loc, conditional, spread, total = self.moments(x.reshape(-1, x.shape[-1]))
         extra = noise_variance(noise, loc.dtype)
         return FunctionValues(
@@ -284,6 +256,7 @@ class InducedFunction:
             A distribution with batch shape ``x.shape[:-2]`` and event shape (N, P), or (N,).
         """
         x = self.checked(x, noise)
+        require_noise(noise, self.outputs)
         rows = x.reshape(-1, x.shape[-1])
         flat = self.features(rows)
         A = _by_batch(flat, x)

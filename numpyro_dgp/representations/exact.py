@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean
+from numpyro_dgp.model.function_inputs import checked_inputs, mean_values, noise_covariance, require_noise
 from numpyro_dgp.model.function_values import Origin
 from numpyro_dgp.model.joint_values import JointValues
-from numpyro_dgp.model.random_function import checked_inputs, mean_values, noise_covariance
 from numpyro_dgp.representations.points import SparseFunction, whiten_columns
 
 __all__ = ["Exact", "ExactFunction"]
@@ -52,6 +53,7 @@ class ExactFunction:
             ValueError: NaN or infinite inputs, or noise that is not positive.
         """
         x = checked_inputs(x, None, noise)
+        require_noise(noise, self.outputs)
         loc = mean_values(self.mean, x, self.outputs)
         loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
         covariance = covariances(self.kernels, x) + noise_covariance(noise, x.shape[-2], x.dtype)
@@ -67,20 +69,30 @@ class ExactFunction:
     def condition(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
         """The process given its values at ``x``: a function to call on new inputs.
 
-        Args:
-            x: inputs (N, D) where the values are known.
-            values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
+                Args:
+                    x: inputs (N, D) where the values are known.
+                    values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
 
-        Example:
-            >>> import jax.numpy as jnp
-            >>> import numpyro_dgp as dgp
-            >>> f = dgp.gp("f", dgp.kernels.RBF(), None)
-            >>> x = jnp.array([[0.0], [1.0]])
-            >>> given = f.condition(x, jnp.array([1.0, -1.0]))
-            >>> print(given(x).mean.round(3))
-            [ 1. -1.]
+                Raises:
+                    ValueError: values of another shape, NaN or infinite inputs.
+
+                Example:
+                    >>> import jax.numpy as jnp
+        import numpy as np
+                    >>> import numpyro_dgp as dgp
+                    >>> f = dgp.gp("f", dgp.kernels.RBF(), None)
+                    >>> x = jnp.array([[0.0], [1.0]])
+                    >>> given = f.condition(x, jnp.array([1.0, -1.0]))
+                    >>> print(given(x).mean.round(3))
+                    [ 1. -1.]
         """
         x = checked_inputs(x, None, None)
+        expected = x.shape[:-1] + (() if self.outputs is None else (self.outputs,))
+        if np.shape(values) != expected:
+            raise ValueError(
+                f"condition: expected values of shape {expected} at inputs {x.shape}, got {np.shape(values)}: a scalar "
+                "function has values (N,), one with outputs=P values (N, P)"
+            )
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
         whiten = inverse_cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
         u = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)

@@ -86,7 +86,11 @@ class Grid(Ring):
         if self.neighbours is None:
             return
         D = len(self.sizes)
-        found = (self.neighbours,) * D if isinstance(self.neighbours, int) else tuple(self.neighbours)
+        found = (
+            (self.neighbours,) * D
+            if isinstance(self.neighbours, int)
+            else tuple(np.atleast_1d(self.neighbours).tolist())
+        )
         if len(found) != D or not all(isinstance(n, int) and n >= 2 for n in found):
             raise ValueError(
                 f"Grid: expected neighbours to be an integer from 2 on, or one per dimension, got {self.neighbours} "

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 
 from numpyro_dgp._checks import require_finite
+from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, rows_times
@@ -52,11 +53,14 @@ class Points:
     learn: bool = static(default=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "Z", as_numbers("inducing inputs of Points", self.Z))
         if np.ndim(self.Z) not in (2, 3) or 0 in np.shape(self.Z):
             raise ValueError(
                 f"expected Points(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "
                 f"{np.shape(self.Z)}: for one input column write Z[:, None]"
             )
+        if not isinstance(self.learn, bool):
+            raise ValueError(f"expected Points(Z, learn=...) to be True or False, got {type(self.learn).__name__}")
         require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction:

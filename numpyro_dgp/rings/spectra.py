@@ -81,7 +81,7 @@ class Ring:
     size: int | tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        sizes = tuple(self.size) if isinstance(self.size, list | tuple) else (self.size,)
+        sizes = (self.size,) if isinstance(self.size, int) else tuple(np.atleast_1d(self.size).tolist())
         owner = type(self).__name__
         if not 1 <= len(sizes) <= 3 or not all(isinstance(m, int) and 2 <= m <= MAX_SIZE for m in sizes):
             raise ValueError(

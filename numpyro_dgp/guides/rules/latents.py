@@ -51,7 +51,8 @@ class Amortised(Rule):
         hidden: widths of the hidden layers of the default network.
 
     Raises:
-        ValueError: a site that is not a vector per datum, or a network whose output has another shape.
+        ValueError: widths that are not positive integers, a site that is not a vector per datum, or a network whose
+            output has another shape.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -74,6 +75,10 @@ class Amortised(Rule):
 
     network: Callable[[Array], Array] | None = None
     hidden: tuple[int, ...] = (20, 20)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hidden, list | tuple) or not all(isinstance(n, int) and n > 0 for n in self.hidden):
+            raise ValueError(f"rule Amortised: expected hidden=(20, 20), widths of layers, got {self.hidden!r}")
 
     def __call__(self, site: Site) -> dist.Distribution:
         dim = _dimensions(self, site)

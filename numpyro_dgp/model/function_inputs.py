@@ -1,0 +1,78 @@
+"""What a random function is called with, inputs and process noise, and its mean function there; checked."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import require_finite, require_inputs, require_positive
+from numpyro_dgp._data import as_numbers
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.means import Mean
+
+__all__ = ["checked_inputs", "mean_values", "noise_covariance", "noise_variance", "require_noise"]
+
+_DATA_HINT = "drop, impute or mask the rows with missing values before building the model"
+
+
+def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> Array:
+    """``x`` as an array, checked, with its noise."""
+    x = as_numbers("inputs of f(x)", x)
+    require_inputs("f(x)", x, dims)
+    if 0 in np.shape(x):
+        raise ValueError(
+            f"f(x): expected at least one row and one column, got inputs of shape {np.shape(x)}: X is empty"
+        )
+    require_finite("inputs of f(x)", x, _DATA_HINT)
+    if noise is not None:
+        require_positive("f(x)", "noise", noise)
+    return jnp.asarray(x, jnp.result_type(x, float))
+
+
+def require_noise(noise: ArrayLike | None, outputs: int | None, batch: tuple[int, ...] = ()) -> None:
+    """Refuse process noise that is not a number, one per output or, for values that are not joint, per row.
+
+    Args:
+        noise: standard deviation.
+        outputs: P, or ``None``.
+        batch: shape of the rows that may have their own noise.
+
+    Raises:
+        ValueError: another shape.
+    """
+    shape = batch + (() if outputs is None else (outputs,))
+    given = () if noise is None else np.shape(noise)
+    if given == (1,) and not shape:  # one output
+        return
+    if len(given) > len(shape) or any(a not in (1, b) for a, b in zip(given[::-1], shape[::-1], strict=False)):
+        raise ValueError(
+            f"f(x): expected noise to be a number{'' if outputs is None else f' or one per output, ({outputs},)'}, "
+            f"got shape {given}: for noise that differs between rows add it at the observations"
+        )
+
+
+def noise_variance(noise: ArrayLike | None, dtype: jnp.dtype) -> Array:
+    """Process noise as a variance."""
+    return jnp.square(jnp.asarray(0.0 if noise is None else noise, dtype))
+
+
+def noise_covariance(noise: ArrayLike | None, size: int, dtype: jnp.dtype) -> Array:
+    """Process noise as a diagonal matrix (..., N, N)."""
+    return noise_variance(noise, dtype)[..., None, None] * jnp.eye(size, dtype=dtype)
+
+
+def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
+    """m(x) of shape (..., P), or (...,) for a scalar function."""
+    values = mean(x)
+    if np.ndim(values) != x.ndim:
+        raise ValueError(
+            f"expected a mean function from inputs (..., D) to values (..., P), got {np.shape(values)} for "
+            f"inputs {x.shape}: one output is a column, lambda x: x[..., :1] or (...)[..., None]; a number is "
+            "dgp.means.Constant(3.0)"
+        )
+    if values.shape[-1] not in (1, outputs or 1):
+        raise ValueError(
+            f"expected a mean function with {outputs or 1} output(s), got one with {values.shape[-1]}: "
+            "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs"
+        )
+    return values[..., 0] if outputs is None else values

@@ -1,0 +1,68 @@
+"""What to do about the errors that end the run of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["explained"]
+
+# Raised for ``X[i]`` where i is traced and X is no JAX array; a list raises a plain TypeError.
+_CONVERTED = jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError, TypeError
+
+
+@contextmanager
+def explained(arguments: Any) -> Iterator[None]:
+    """Raise what goes wrong inside as an error that says what to change in a program.
+
+    Args:
+        arguments: of the program.
+
+    Raises:
+        ValueError: for arguments that are not JAX arrays, sites inside a JAX transformation, plates without rows,
+            arrays that do not fit their plates. Other errors pass through.
+    """
+    try:
+        yield
+    except jax.errors.UnexpectedTracerError as error:
+        raise ValueError(
+            "expected sites outside JAX transformations, got one inside lax.scan, vmap, cond or jit, whose value is "
+            "lost to the program: draw for all rows at once, h = numpyro.sample('h', f(x)), or use "
+            "numpyro.contrib.control_flow.scan"
+        ) from error
+    except _CONVERTED as error:
+        kinds = sorted({_kind(leaf) for leaf in jax.tree.leaves(arguments)} & _INDEXABLE)
+        plain = not isinstance(error, jax.errors.JAXTypeError)
+        if not kinds or (plain and "integer scalar arrays" not in str(error)):
+            raise
+        raise ValueError(
+            f"expected JAX arrays as arguments of the program, got {', '.join(kinds)}: while a program is compiled, "
+            "the rows of a plate cannot index anything else; pass jnp.asarray(X), of a table jnp.asarray(df.to_numpy())"
+        ) from error
+    except AssertionError as error:
+        if "size of plate" not in str(error):
+            raise
+        raise ValueError("expected plates with at least one row, got one of size 0: X is empty") from error
+    except ValueError as error:
+        if not str(error).startswith("Incompatible shapes for broadcasting"):
+            raise
+        raise ValueError(
+            f"expected arrays with as many rows as the plate that they are used in, got {error}: in a plate that takes "
+            "some rows, with numpyro.plate(name, len(X), subsample_size=batch) as i, use X[i] and y[i]"
+        ) from error
+
+
+_INDEXABLE = frozenset({"a NumPy array", "a pandas DataFrame", "a pandas Series", "numbers in a list"})
+
+
+def _kind(leaf: Any) -> str:
+    owner = type(leaf).__module__.partition(".")[0]
+    if owner == "numpy" and np.ndim(leaf):
+        return "a NumPy array"
+    if owner == "pandas":
+        return f"a pandas {type(leaf).__name__}"
+    return "numbers in a list" if isinstance(leaf, float) else ""

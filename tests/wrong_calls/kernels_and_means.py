@@ -1,0 +1,95 @@
+"""Wrong calls of kernels and mean functions."""
+
+import jax
+import jax.numpy as jnp
+import pandas as pd
+from numpyro import handlers
+from programs import X, Z
+from wrong_calls.wrong import Wrong
+
+import numpyro_dgp as dgp
+
+K, M = dgp.kernels, dgp.means
+RBF = K.RBF
+TEXT = pd.DataFrame({"t": ["a"]})
+NAN = X.at[0].set(jnp.nan)
+
+
+def of_points(x, y):
+    return jnp.exp(-((x - y) ** 2).sum())
+
+
+def layer(mean, outputs=None):
+    with handlers.seed(rng_seed=0):
+        return dgp.gp("f", RBF(), dgp.Points(Z), mean=mean, outputs=outputs)(X)
+
+
+SINGLE = [K.RBF, K.Matern12, K.Matern32, K.Matern52, K.RationalQuadratic, K.Periodic, K.Cosine, K.ArcCosine, K.White]
+WRONG = [
+    *(
+        Wrong(f"{kernel.__name__}: {what}", lambda kernel=kernel, value=value: kernel(value), match)
+        for kernel in [*SINGLE, K.Constant]
+        for what, value, match in [
+            ("negative", -1.0, f"variance of {kernel.__name__} to be positive, got -1.0"),
+            ("NaN", jnp.nan, f"variance of {kernel.__name__} to be positive, got nan"),
+            ("words", "a", f"variance of {kernel.__name__} to be a positive number, got str"),
+            ("nothing", None, f"variance of {kernel.__name__} to be a positive number, got NoneType"),
+            ("a vector", jnp.ones(2), f"variance of {kernel.__name__} to be a single number"),
+        ]
+    ),
+    *(
+        Wrong(
+            f"{kernel.__name__}: no lengthscale", lambda kernel=kernel: kernel(1.0, 0.0), "lengthscale of .* positive"
+        )
+        for kernel in SINGLE[:7]
+    ),
+    Wrong("many negative", lambda: RBF(1.0, -jnp.ones(50)), r"positive, got -1.0 in an array of shape \(50,\)"),
+    Wrong("a vector of inputs", lambda: RBF()(X[:, 0], X), r"kernel RBF: expected inputs of shape \(..., N, D\)"),
+    Wrong("other columns", lambda: RBF()(X, jnp.ones((2, 3))), "same number of columns"),
+    Wrong("three lengthscales", lambda: RBF(1.0, jnp.ones(3))(X, X), r"lengthscale of shape \(\) or \(1,\)"),
+    Wrong("text", lambda: RBF()(TEXT, X), "expected inputs of kernel RBF to be numbers, got text"),
+    Wrong("diag of a vector", lambda: RBF().diag(X[:, 0]), "expected inputs of shape"),
+    Wrong("on nothing", lambda: RBF().on(), "expected column numbers counted from 0"),
+    Wrong("on the last", lambda: RBF().on(-1), "expected column numbers counted from 0"),
+    Wrong("on a list", lambda: RBF().on([0]), "expected column numbers counted from 0"),
+    Wrong("on a missing column", lambda: RBF().on(3)(X, X), "inputs with at least 4 columns"),
+    Wrong("plus a word", lambda: RBF() + "a", "a callable k.X1, X2. or a positive number, got str"),
+    Wrong("plus nothing", lambda: RBF() + None, "a callable k.X1, X2. or a positive number, got NoneType"),
+    Wrong("minus", lambda: -1.0 * RBF(), "variance of Constant to be positive"),
+    Wrong("a class", lambda: K.as_kernel(RBF), "expected a kernel, .*got RBF: for example dgp.kernels.RBF.."),
+    Wrong("of points", lambda: K.as_kernel(of_points)(X, X), "for arrays of inputs and not for two points"),
+    Wrong("of points, diagonal", lambda: K.as_kernel(of_points).diag(X), r"to a matrix \(1, 1\), got shape \(\)"),
+    Wrong(
+        "a diagonal",
+        lambda: K.as_kernel(lambda a, b: jnp.ones(len(a)))(X, X),
+        r"to a matrix \(30, 30\), got shape \(30,\)",
+    ),
+    Wrong("no features", lambda: K.as_kernel(of_points).features(jax.random.key(0), X, 3), "has no features"),
+    Wrong("no spectrum", lambda: K.Linear().spectral_density(X), "Linear has no spectral density"),
+    Wrong("no tilts", lambda: K.Matern12().tilts(1), "kernel with expectations in closed form"),
+    Wrong("mean: a word", lambda: M.as_mean("a"), "expected a mean function or any callable .*got str"),
+    Wrong("mean: a number", lambda: M.as_mean(3.0), "dgp.means.Constant.3.0. for a number"),
+    Wrong("mean: a class", lambda: layer(M.Identity), "expected a mean function .*got Identity"),
+    Wrong("mean: a vector", lambda: layer(lambda x: x[:, 0]), r"to values \(..., P\), got \(30,\) for inputs"),
+    Wrong(
+        "mean: a vector, P = N", lambda: layer(lambda x: x[:, 0], 30), r"to values \(..., P\), got \(30,\) for inputs"
+    ),
+    Wrong("mean: returns a number", lambda: layer(lambda x: 3.0), "a number is dgp.means.Constant"),
+    Wrong("mean: returns nothing", lambda: layer(lambda x: None), r"to values \(..., P\), got \(\)"),
+    Wrong(
+        "mean: two of three",
+        lambda: layer(lambda x: jnp.ones((30, 2)), 3),
+        "a mean function with 3 output.s., got one with 2",
+    ),
+    Wrong("Linear: a vector", lambda: M.Linear(jnp.ones(3)), r"means.Linear\(W\) of shape \(D, P\), got \(3,\)"),
+    Wrong("Linear: NaN", lambda: M.Linear(jnp.full((2, 1), jnp.nan)), "finite weights of means.Linear"),
+    Wrong("Linear: columns", lambda: M.Linear(jnp.ones((2, 1)))(X), "means.Linear: expected inputs with D = 2"),
+    Wrong("Linear: offsets", lambda: M.Linear(jnp.ones((1, 2)), b=jnp.ones(3)), r"one per output, \(2,\), got"),
+    Wrong("pca: a vector", lambda: M.pca(X[:, 0], 1), "means.pca: expected inputs of shape"),
+    Wrong("pca: no outputs", lambda: M.pca(X, 0), "positive integer number of outputs, got 0"),
+    Wrong("pca: 1.5", lambda: M.pca(X, 1.5), "positive integer number of outputs, got 1.5"),
+    Wrong("pca: NaN", lambda: M.pca(NAN, 1), "finite inputs of means.pca"),
+    Wrong("pca: text", lambda: M.pca(TEXT, 1), "inputs of means.pca to be numbers"),
+    Wrong("directions: none", lambda: M.principal_directions(X, 0), "between 1 and 1 directions, got 0"),
+    Wrong("directions: five", lambda: M.principal_directions(X, 5), "between 1 and 1 directions, got 5"),
+]
