@@ -50,7 +50,7 @@ def as_numbers(what: str, value: Any) -> Any:
     if callable(getattr(value, "log_prob", None)):
         raise ValueError(
             f"expected {what} to be numbers, got the distribution {type(value).__name__}: draw it first, "
-            "h = numpyro.sample(name, f(x))"
+            "h = sample(name, f(x))"
         )
     if not is_concrete(value):
         return jnp.asarray(value)

@@ -102,7 +102,7 @@ WRONG = [
     Wrong("gp: points per output", lambda: gp(inducing=dgp.Points(jnp.stack([Z] * 3)), outputs=2), "P = outputs = 2"),
     Wrong("f: more columns", lambda: gp()(jnp.ones((4, 2))), "D = 1 columns"),
     Wrong("f: a vector", lambda: gp()(X[:, 0]), r"a single input column is x\[:, None\]"),
-    Wrong("f: nothing", lambda: gp()(None), r"inputs of shape \(..., N, D\), got shape \(\)"),
+    Wrong("f: nothing", lambda: gp()(None), "inputs of f.x. to be numbers, got a NoneType"),
     Wrong("f: NaN", lambda: gp()(X.at[0].set(jnp.nan)), "expected finite inputs of f.x., got 1 NaN"),
     Wrong("f: no rows", lambda: gp()(X[:0]), r"at least one row and one column, got inputs of shape \(0, 1\)"),
     Wrong("f: values that were not drawn", lambda: gp()(gp()(X)), "got the distribution FunctionValues: draw it first"),
@@ -160,7 +160,7 @@ WRONG = [
     Wrong(
         "Grid.around: two lengthscales",
         lambda: dgp.Grid.around(X, jnp.ones(2)),
-        r"one per column, \(1,\), got shape \(2,\)",
+        r"one per column, shape \(1,\), got shape \(2,\)",
     ),
     Wrong("Grid.around: margin", lambda: dgp.Grid.around(X, 1.0, margin=-1.0), "margin of Grid.around to be positive"),
     Wrong("Grid.local: tol", lambda: dgp.Grid(0.0, 9.0, 20).local(RBF(), tol=0.0), "tol of Grid.local to be positive"),
@@ -251,6 +251,6 @@ WRONG = [
     Wrong(
         "rule GivenInducing: weights", lambda: G.GivenInducing(weights="x"), 'weights "free", "model", a positive rank'
     ),
-    Wrong("for_mcmc: nothing", lambda: dgp.for_mcmc(None), "for_mcmc: expected the program, a function, got NoneType"),
-    Wrong("minibatch: half a row", lambda: dgp.minibatch(shallow, data=3.5), "number of rows in plate 'data', got 3.5"),
+    Wrong("for_mcmc: nothing", lambda: dgp.for_mcmc(None), "for_mcmc: expected a program, a function, got NoneType"),
+    Wrong("minibatch: half a row", lambda: dgp.minibatch(shallow, data=3.5), "data to be a positive integer, got 3.5"),
 ]
