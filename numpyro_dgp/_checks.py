@@ -85,7 +85,7 @@ def require_key(owner: str, key: Any) -> None:
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if shape != () if typed else dtype != jnp.uint32 or len(shape) != 1:
         got = f"{key!r}" if isinstance(key, int) else f"{type(key).__name__} of shape {shape}"
-        raise ValueError(f"{owner}: expected a PRNG key first, got {got}: jax.random.key(0)")
+        raise ValueError(f"{owner}: expected a PRNG key, got {got}: jax.random.key(0)")
 
 
 def require_scalar(owner: str, name: str, value: ArrayLike) -> None:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_finite, with_nearest
+from numpyro_dgp._checks import require_finite, require_finite_leaves, require_key, with_nearest
+from numpyro_dgp._data import as_array
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.model.calls import Call
 from numpyro_dgp.model.program import Program
@@ -22,7 +23,9 @@ from numpyro_dgp.model.sites import Message, Trace
 
 __all__ = [
     "RequireParameters",
+    "as_data",
     "given_draw",
+    "require_arguments",
     "require_draws",
     "require_fit",
     "require_own_functions",
@@ -64,6 +67,19 @@ class RequireParameters(Messenger):
                 f"{with_nearest(self.missing, self.params.keys() - self.met)}: pass svi_result.params of the fit of "
                 "this guide and model"
             )
+
+
+def as_data(leaf: Any) -> Any:
+    """An argument of the model: a table as an array, a number or an object as it is."""
+    return as_array("arguments of Posterior", leaf) if np.ndim(leaf) else leaf
+
+
+def require_arguments(key: Any, leaves: list[Any]) -> None:
+    """Raise unless a key and the arguments of the model, as a list, can make a prediction."""
+    require_key("Posterior", key)
+    require_finite_leaves("inputs", leaves)
+    if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
+        raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
 
 
 def given_draw(

@@ -22,13 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_dgp._checks import require_count, require_finite, require_finite_leaves, require_key
+from numpyro_dgp._checks import require_count, require_finite, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.draws import DrawFunctions, Whole, hidden_values, over_draws, sample_values
 from numpyro_dgp.fitted import (
     RequireParameters,
+    as_data,
     given_draw,
+    require_arguments,
     require_draws,
     require_fit,
     require_own_functions,
@@ -220,7 +222,8 @@ class Posterior:
         is conditioned on a draw of its values, a layer with inducing values that other layers depend on is conditioned
         on a draw of these, and with MCMC every layer is conditioned on the first draw kept.
         """
-        _require_arguments(key, jax.tree.leaves((args, kwargs)))
+        args, kwargs = jax.tree.map(as_data, (args, kwargs))
+        require_arguments(key, jax.tree.leaves((args, kwargs)))
         found, sample = {}, {name: values[0] for name, values in self._thinned(1).items()}
         for name, site in self._trace(self._call(args, kwargs), key, sample, args, kwargs).items():
             fn = unwrap(site["fn"]) if site["type"] == "sample" else None
@@ -346,15 +349,19 @@ class Posterior:
         if num_samples is None:
             num_samples = default if self.samples is None else min(default, len(next(iter(self.samples.values()))))
         require_count("Posterior", "num_samples", num_samples, "100")
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        _require_arguments(key, leaves)
-        arrays = [jnp.asarray(leaf) if np.ndim(leaf) else None for leaf in leaves]
+        leaves, treedef = jax.tree.flatten(jax.tree.map(as_data, (args, kwargs)))
+        require_arguments(key, leaves)
+        arrays = [leaf if np.ndim(leaf) else None for leaf in leaves]
         constants = tuple(None if np.ndim(leaf) else leaf for leaf in leaves)
         run = self._programs.get((function, num_samples, treedef, constants))
         if run is None:
             run = jax.jit(partial(over_draws, function, num_samples, treedef, constants))
             self._programs[function, num_samples, treedef, constants] = run
         return run(key, self._thinned(num_samples), arrays)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled and copied without its compiled programs."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @cached_property
     def _programs(self) -> dict[Any, Callable[..., Any]]:
@@ -377,13 +384,6 @@ class Posterior:
             )
         index = np.linspace(0, total - 1, num_samples).astype(int)
         return {name: jnp.asarray(value)[index] for name, value in self.samples.items()}
-
-
-def _require_arguments(key: Any, leaves: list[Any]) -> None:
-    require_key("Posterior", key)
-    require_finite_leaves("inputs", leaves)
-    if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
-        raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
 
 
 def _log_density(fn: Any, y: Array) -> Array:

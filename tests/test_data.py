@@ -1,13 +1,19 @@
 """Data of every kind that users have, as numbers: tables, large offsets, whole numbers, what single precision holds."""
 
 import decimal
+import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pandas as pd
 import pytest
+from numpyro.infer import SVI
 
+import numpyro_dgp as dgp
 from numpyro_dgp import initial
 from numpyro_dgp._data import as_array, as_numbers, require_apart, warn_of_units
 from numpyro_dgp.initial import Standardizer
@@ -156,3 +162,27 @@ def test_messages_are_short_for_any_table():
     with pytest.raises(ValueError, match="got text in column 'column 0'") as raised:
         initial.layers(wide, [], 5)
     assert len(str(raised.value)) < 200
+
+
+def line(X, y=None):
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(np.linspace(0.0, 1.0, 4)[:, None]))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+
+def test_tables_can_be_fitted_and_predicted():
+    x = np.linspace(0.0, 1.0, 12)
+    table = pd.DataFrame({"x": x, "y": np.sin(x)}).convert_dtypes()
+    guide = dgp.guides.InducingPoint(line)
+    svi = SVI(line, guide, optax.adam(0.05), dgp.ELBO())
+    fits = [
+        dgp.fit(svi, jax.random.key(0), 20, X, y, progress_bar=False)
+        for X, y in ((table[["x"]], table["y"]), (x[:, None], np.sin(x)))
+    ]
+    np.testing.assert_array_equal(fits[0].losses, fits[1].losses)
+    posterior = dgp.Posterior(line, guide, fits[0].params)
+    key = jax.random.key(1)
+    predicted = posterior.predict(key, table[["x"]]).mean
+    np.testing.assert_array_equal(predicted, posterior.predict(key, x[:, None]).mean)
+    again = pickle.loads(pickle.dumps(posterior))
+    np.testing.assert_array_equal(predicted, again.predict(key, x[:, None]).mean)

@@ -17,12 +17,13 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves
+from numpyro_dgp._checks import require_count, require_finite_leaves, require_key
+from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
-from numpyro_dgp.inference.fit_start import require_key, require_svi, start_of_fit
+from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit
 from numpyro_dgp.inference.program_sites import Rebuild
 
 __all__ = ["fit", "split_arguments"]
@@ -47,7 +48,8 @@ def fit(
         svi: a NumPyro ``SVI``.
         rng_key: PRNG key; a resumed fit continues with the key in the checkpoint.
         num_steps: total number of steps, those of an earlier, interrupted call included.
-        *args: arguments of the model; arrays are passed to the compiled program and are no constants in it.
+        *args: arguments of the model; arrays are passed to the compiled program and are no constants in it. Tables of
+            numbers (pandas) become arrays.
         checkpoint: file to write every ``checkpoint_every`` steps and at the end, and to continue from if it exists.
         checkpoint_every: steps between checkpoints.
         force_resume: continue from the checkpoint even if it is of another fit, as long as the arrays of its state have
@@ -61,10 +63,10 @@ def fit(
         NumPyro's ``SVIRunResult``: ``params``, ``state``, ``losses``.
 
     Raises:
-        ValueError: NaN or infinite data; initial values of unknown parameters, or that cannot be theirs; a guide of
-            another model; a checkpoint of another fit, with the first difference, one that is damaged, that another
-            process uses or that cannot be written; a loss that became NaN: the message says at which step and,
-            where a Cholesky factorisation failed, in which layer.
+        ValueError: NaN or infinite data, times, text or categories; a call under ``jit`` or ``vmap``; initial values of
+            unknown parameters, or that cannot be theirs; a guide of another model; a checkpoint of another fit, with
+            the first difference, one that is damaged, that another process uses or that cannot be written; a loss that
+            became NaN: the message says at which step and, where a Cholesky factorisation failed, in which layer.
         KeyboardInterrupt: after an interruption, with the number of steps that the checkpoint holds.
 
     Example:
@@ -84,6 +86,7 @@ def fit(
         ((50,), True)
     """
     require_svi("fit", svi)
+    require_compiling_itself("fit", rng_key, args, kwargs)
     require_key("fit", rng_key)
     require_count("fit", "num_steps", num_steps, "5000")
     file = Checkpoint("fit", checkpoint, checkpoint_every, force=force_resume)
@@ -122,7 +125,8 @@ def fit(
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Array], Rebuild]:
     """Split the arguments of a model into arrays, for a compiled program, and a function that puts them together again.
 
-    Numbers, flags and other objects remain Python objects: a program may use them as shapes.
+    Numbers, flags and other objects remain Python objects: a program may use them as shapes. Tables and their columns
+    become arrays.
 
     Args:
         args: positional arguments of the model.
@@ -132,7 +136,7 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list
         The arrays, and a function of arrays in their place that gives ``(args, kwargs)``.
 
     Raises:
-        ValueError: NaN or infinite data.
+        ValueError: NaN or infinite data, or such as are no numbers or lose what tells their rows apart.
 
     Example:
         >>> arrays, rebuild = split_arguments((np.ones(3), 5), {"width": 2})
@@ -140,8 +144,9 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list
         (([1.0, 1.0, 1.0], 5), {'width': 2})
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))
+    leaves = [as_array("data", leaf) if np.ndim(leaf) else leaf for leaf in leaves]
     require_finite_leaves("data", leaves)
-    arrays = [jnp.asarray(leaf) for leaf in leaves if np.ndim(leaf)]
+    arrays = [leaf for leaf in leaves if np.ndim(leaf)]
 
     def rebuild(arrays: list[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rest = iter(arrays)

@@ -15,7 +15,7 @@ from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
 
-__all__ = ["require_key", "require_svi", "start_of_fit"]
+__all__ = ["require_compiling_itself", "require_svi", "start_of_fit"]
 
 _SHOWN = 12
 """Names that a message lists at most."""
@@ -43,13 +43,13 @@ def require_svi(owner: str, svi: Any) -> None:
         )
 
 
-def require_key(owner: str, rng_key: Any) -> None:
-    """Raise unless ``rng_key`` is one PRNG key, of either kind."""
-    dtype, shape = getattr(rng_key, "dtype", None), jnp.shape(rng_key) if hasattr(rng_key, "dtype") else ()
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if not (shape == () if typed else dtype == jnp.uint32 and len(shape) == 1):
-        got = f"an array of {dtype} of shape {shape}" if dtype is not None else repr(rng_key)[:60]
-        raise ValueError(f"{owner}: expected one PRNG key, got {got}: jax.random.key(0)")
+def require_compiling_itself(owner: str, *arguments: Any) -> None:
+    """Raise if arguments are traced: a fit compiles its steps itself, and reads losses and files between them."""
+    if not is_concrete(arguments):
+        raise ValueError(
+            f"{owner}: expected arrays, got traced ones: under jax.jit or jax.vmap, to fit with many seeds at once, "
+            "write svi.run(key, num_steps, X, y, progress_bar=False)"
+        )
 
 
 def start_of_fit(

@@ -21,13 +21,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves
+from numpyro_dgp._checks import require_count, require_finite_leaves, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.array_files import is_key
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import run_steps
-from numpyro_dgp.inference.fit_start import require_key, require_svi, start_of_fit
+from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit
 from numpyro_dgp.inference.row_counts import require_row_counts
 from numpyro_dgp.inference.streams import BatchSource
 
@@ -96,6 +96,7 @@ def fit_stream(
         (40,)
     """
     require_svi("fit_stream", svi)
+    require_compiling_itself("fit_stream", rng_key)
     require_key("fit_stream", rng_key)
     require_count("fit_stream", "num_steps", num_steps, "5000")
     file = Checkpoint("fit_stream", checkpoint, checkpoint_every, jax.process_index() == 0, force_resume)

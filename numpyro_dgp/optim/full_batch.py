@@ -13,10 +13,10 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.inference.fit_start import require_key, require_svi, start_of_fit
+from numpyro_dgp.inference.fit_start import require_svi, start_of_fit
 from numpyro_dgp.model.refusals import whole_data
 
 __all__ = ["Minimum", "minimize"]

@@ -112,7 +112,7 @@ def other_arrays():
     return FOLDER / "plain.npz"
 
 
-WITHOUT_KEY = "expected one PRNG key, got"
+WITHOUT_KEY = "expected a PRNG key, got"
 FINITE = "expected finite data, got 1 NaN"
 POSITIVE = "to be a positive integer, got"
 WRONG = [
@@ -126,12 +126,17 @@ WRONG = [
     ),
     Wrong("an objective class", lambda: fit(make(loss=dgp.ELBO)), "an objective in the SVI, got the class ELBO"),
     Wrong("a function as objective", lambda: fit(make(loss=jnp.sum)), "an objective with a method loss in the SVI"),
+    Wrong(
+        "fit under vmap",
+        lambda: jax.vmap(lambda key: fit(None, key).losses)(jax.random.split(jax.random.key(0))),
+        "fit: expected arrays, got traced ones: under jax.jit or jax.vmap, .*svi.run",
+    ),
     Wrong("a seed as key", lambda: fit(None, 0), rf"fit: {WITHOUT_KEY} 0: jax\.random\.key\(0\)"),
     Wrong("no key", lambda: fit(None, None), rf"{WITHOUT_KEY} None"),
     Wrong(
-        "several keys", lambda: fit(None, jax.random.split(KEY, 3)), rf"{WITHOUT_KEY} an array of key.* of shape \(3,\)"
+        "several keys", lambda: fit(None, jax.random.split(KEY, 3)), rf"{WITHOUT_KEY} PRNGKeyArray of shape \(3,\)"
     ),
-    Wrong("numbers as key", lambda: fit(None, jnp.zeros(2)), rf"{WITHOUT_KEY} an array of float"),
+    Wrong("numbers as key", lambda: fit(None, jnp.zeros(2)), rf"{WITHOUT_KEY} .* of shape \(2,\)"),
     Wrong("half a step", lambda: fit(steps=2.5), rf"num_steps {POSITIVE} 2\.5"),
     Wrong("negative steps", lambda: fit(steps=-1), rf"num_steps {POSITIVE} -1"),
     Wrong("steps in words", lambda: fit(steps="10"), rf"num_steps {POSITIVE} '10'"),

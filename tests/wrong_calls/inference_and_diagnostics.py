@@ -185,12 +185,12 @@ TO_ARVIZ = [
     Wrong("to_arviz before run", lambda: dgp.to_arviz(SHORT, KEY, X, Y), "got one that has not: call mcmc.run first"),
     Wrong("to_arviz of nothing", lambda: dgp.to_arviz({}, KEY, X, Y), r"expected several fits by name .* got \[\]"),
     Wrong("to_arviz of two pairs", lambda: dgp.to_arviz({"a": 1}, KEY, X, Y), "an MCMC object that has run, got int"),
-    Wrong("to_arviz key", lambda: dgp.to_arviz(FIT, 0, X, Y), "to_arviz: expected a PRNG key first, got 0"),
-    Wrong("to_arviz no key", lambda: dgp.to_arviz(FIT, X, Y), "expected a PRNG key first, got ArrayImpl of shape"),
+    Wrong("to_arviz key", lambda: dgp.to_arviz(FIT, 0, X, Y), "to_arviz: expected a PRNG key, got 0"),
+    Wrong("to_arviz no key", lambda: dgp.to_arviz(FIT, X, Y), "expected a PRNG key, got ArrayImpl of shape"),
     Wrong(
         "to_arviz two keys",
         lambda: dgp.to_arviz(FIT, jax.random.split(KEY), X, Y),
-        "to_arviz: expected a PRNG key first, got .* of shape",
+        "to_arviz: expected a PRNG key, got .* of shape",
     ),
     Wrong("to_arviz without y", lambda: dgp.to_arviz(FIT, KEY, X), "expected a program that observes data, got none"),
     Wrong(
@@ -290,10 +290,8 @@ RELIABILITY = [
         "local_khat of a tree", lambda: diagnostics.local_khat(tree(), KEY, X, Y), r"expected dgp.Posterior\(.*got Data"
     ),
     Wrong("local_khat of chains", lambda: diagnostics.local_khat(CHAINS, KEY, X, Y), "got draws of MCMC"),
-    Wrong(
-        "local_khat key", lambda: diagnostics.local_khat(FIT, 1, X, Y), "local_khat: expected a PRNG key first, got 1"
-    ),
-    Wrong("local_khat no key", lambda: diagnostics.local_khat(FIT, X, Y), "local_khat: expected a PRNG key first"),
+    Wrong("local_khat key", lambda: diagnostics.local_khat(FIT, 1, X, Y), "local_khat: expected a PRNG key, got 1"),
+    Wrong("local_khat no key", lambda: diagnostics.local_khat(FIT, X, Y), "local_khat: expected a PRNG key"),
     Wrong("local_khat without y", lambda: diagnostics.local_khat(FIT, KEY, X), "expected a program that observes data"),
     Wrong("local_khat few", lambda: diagnostics.local_khat(FIT, KEY, X, Y, num_samples=24), "at least 25, got 24"),
     Wrong(
@@ -324,7 +322,7 @@ COMPARE = [
     Wrong("compare a list", lambda: compare(data=[X, Y]), r"expected data=\(X, y\).*got list"),
     Wrong("compare test without y", lambda: compare(test=(X,)), "and test= of the same length"),
     Wrong("compare test X", lambda: compare(test=X[:2]), "and test= of the same length, got tuple and ArrayImpl"),
-    Wrong("compare key", lambda: compare(key=0), "compare: expected a PRNG key first, got 0"),
+    Wrong("compare key", lambda: compare(key=0), "compare: expected a PRNG key, got 0"),
     Wrong("compare steps", lambda: compare(num_steps=0), "compare: expected num_steps to be a positive integer, got 0"),
     Wrong("compare draws", lambda: compare(num_samples=2.5), "expected num_samples to be a positive integer, got 2.5"),
     Wrong("compare K", lambda: compare(local_samples=0), "expected local_samples to be a positive integer, got 0"),

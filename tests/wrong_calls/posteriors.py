@@ -231,7 +231,7 @@ WRONG = [
         "got those of 'y'",
     ),
     *(
-        Wrong(f"an integer as key of {name}", call, "expected a PRNG key first, got 0: jax.random.key")
+        Wrong(f"an integer as key of {name}", call, "expected a PRNG key, got 0: jax.random.key")
         for name, call in {
             "predict": lambda: fitted().predict(0, NEW),
             "sample": lambda: fitted().sample(0, NEW),
@@ -242,11 +242,9 @@ WRONG = [
             "log_density": lambda: fitted().log_density(0, Y[:4], NEW),
         }.items()
     ),
-    Wrong("inputs as key", lambda: fitted().predict(NEW), r"expected a PRNG key first, got .* of shape \(4, 1\)"),
-    Wrong(
-        "several keys", lambda: fitted().predict(jax.random.split(KEY, 3), NEW), r"a PRNG key first, .* shape \(3,\)"
-    ),
-    Wrong("no key", lambda: fitted().predict(None, NEW), "expected a PRNG key first, got NoneType"),
+    Wrong("inputs as key", lambda: fitted().predict(NEW), r"expected a PRNG key, got .* of shape \(4, 1\)"),
+    Wrong("several keys", lambda: fitted().predict(jax.random.split(KEY, 3), NEW), r"a PRNG key, .* shape \(3,\)"),
+    Wrong("no key", lambda: fitted().predict(None, NEW), "expected a PRNG key, got NoneType"),
     Wrong("zero rows", lambda: fitted().predict(KEY, X[:0]), "at least one row to predict"),
     Wrong("zero rows, layers", lambda: fitted().layers(KEY, X[:0]), "at least one row to predict"),
     Wrong("NaN in inputs", lambda: fitted().predict(KEY, NEW.at[1].set(jnp.nan)), "expected finite inputs, got 1 NaN"),

@@ -187,9 +187,9 @@ WRONG = [
     Wrong(
         "ELBO: an integer as key",
         lambda: loss(shallow, X, Y, key=0),
-        "ELBO: expected a PRNG key first, got 0: jax.random",
+        "ELBO: expected a PRNG key, got 0: jax.random",
     ),
-    Wrong("ELBO: no key", lambda: dgp.ELBO().loss(None, {}, shallow, shallow, X), "a PRNG key first, got NoneType"),
+    Wrong("ELBO: no key", lambda: dgp.ELBO().loss(None, {}, shallow, shallow, X), "a PRNG key, got NoneType"),
     Wrong("ELBO: no guide", lambda: loss(shallow, X, Y, guide=3), "expected a guide that can be called, got int"),
     Wrong(
         "ELBO: no model", lambda: loss(None, X, Y, guide=shallow), "expected a model that can be called, got NoneType"
@@ -233,7 +233,7 @@ WRONG = [
         "guide: K", lambda: G.ImportanceWeighted(shallow, num_samples=0), "num_samples to be a positive integer, got 0"
     ),
     Wrong("guide: MeanField, typo", lambda: G.MeanField(shallow, latnet=1), "MeanField: expected options .*got latnet"),
-    Wrong("guide: key", lambda: G.InducingPoint(shallow).sample_posterior(0, {}, X), "PRNG key first, got 0"),
+    Wrong("guide: key", lambda: G.InducingPoint(shallow).sample_posterior(0, {}, X), "PRNG key, got 0"),
     Wrong("guide: median", lambda: G.InducingPoint(shallow).median({}), "expected the arguments of the model"),
     *(
         Wrong(
