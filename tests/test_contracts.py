@@ -85,7 +85,7 @@ def test_guides_that_break_a_promise_are_caught():
     with pytest.raises(AssertionError, match="a draw of the latent sites"):
         testing.check_guide(deep, forgets, X, Y)
     with pytest.raises(AssertionError, match="no negative eigenvalue"):
-        testing.check_kernel(lambda A, B: -jnp.ones((len(A), len(B))), np.ones((3, 1)))
+        testing.check_kernel(lambda A, B: -jnp.ones((len(A), len(B))), np.eye(3))
 
 
 @pytest.mark.parametrize("objective", mostly_slow(["particles"], OBJECTIVES))
