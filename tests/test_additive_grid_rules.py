@@ -28,7 +28,7 @@ def model(X, y=None):
 @pytest.mark.parametrize(
     ("rule", "shapes"),
     [
-        (G.GivenInducing("free"), {"weights": (12, 2, 22)}),
+        pytest.param(G.GivenInducing("free"), {"weights": (12, 2, 22)}, marks=pytest.mark.slow),
         pytest.param(G.GivenInducing(3), {"basis": (2, 3, 22), "weights": (12, 2, 3)}, marks=pytest.mark.slow),
         pytest.param(G.JointOutputs(), {"weights": (12, 2, 2, 22)}, marks=pytest.mark.slow),
     ],

@@ -156,7 +156,7 @@ def test_sandwich_of_an_inverse_in_single_precision():
     np.testing.assert_allclose(C.power(-1).sandwich(jnp.asarray(w), C, jnp.asarray(w)), expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("ring", [*RINGS, CUBE])
+@pytest.mark.parametrize("ring", mostly_slow([RINGS[1], CUBE], [*RINGS, CUBE]))
 @pytest.mark.parametrize("kernel", mostly_slow([K.Matern52], [K.RBF, K.Matern52, K.Matern12]))
 def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
     """A and the conditional variance from a kernel that is an explicit sum of waves, also as the variance less A A'."""

@@ -98,6 +98,7 @@ def test_slopes_weights_and_sums():
 
 
 @pytest.mark.parametrize("full", mostly_slow([True], [False, True]))
+@pytest.mark.slow
 def test_gaussian_inputs_against_draws_of_them(full):
     """Expectations of the quadratic over inputs, with a tilt: a mean function and observations linear in h."""
     kernel = RBF + k.Linear(0.4)

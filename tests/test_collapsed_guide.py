@@ -190,6 +190,7 @@ def test_one_layer_is_titsias_bound_and_predicts_as_it():
     np.testing.assert_allclose(L @ guide.median({}, X, Y)["g"], mean, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_hyperparameters_by_quasi_newton():
     """Type-II maximum likelihood; no other q(v) does better at the same hyperparameters."""
 
@@ -281,6 +282,7 @@ def test_any_kernel_by_quadrature():
         dgp.ELBO().loss(jax.random.key(0), params, one, G.Collapsed(one), X, Y)
 
 
+@pytest.mark.slow
 def test_delta_hidden_layers_are_inputs_known_exactly():
     guide = G.Collapsed(deep, hidden=G.Delta())
     params = random_params(deep, guide, X, Y)
@@ -291,6 +293,7 @@ def test_delta_hidden_layers_are_inputs_known_exactly():
     np.testing.assert_allclose(other - entropy, value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_single_precision(x32):
     points = np.asarray(Z, np.float32)
 

@@ -79,7 +79,7 @@ def quadrature(kernel, variance, size=90):
     return points, weights, values, np.stack([np.asarray(kernel.diag(p)) for p in points])
 
 
-@pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
+@pytest.mark.parametrize("variance", [pytest.param(VARIANCE, marks=pytest.mark.slow), FULL], ids=["diagonal", "full"])
 @pytest.mark.parametrize("name", mostly_slow(FEW, KERNELS))
 def test_statistics_against_quadrature(name, variance):
     kernel, args = KERNELS[name], (LOC, variance, Z)
@@ -96,7 +96,7 @@ def test_statistics_against_quadrature(name, variance):
     close(E.psi2_times_h(kernel, *args, directions), np.einsum("q,nqm,nql,nqd,nd->ml", w, K, K, h, directions))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", mostly_slow(FEW, KERNELS))
 def test_inputs_without_variance_give_gram_matrices(name):
     kernel = KERNELS[name]
     K = np.asarray(kernel(LOC, Z))

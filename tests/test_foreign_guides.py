@@ -66,8 +66,8 @@ def fitted(make, steps=400, settings=None, **options):
 
 
 MAKERS = [
-    AutoNormal,
-    pytest.param(AutoDelta, marks=pytest.mark.slow),
+    pytest.param(AutoNormal, marks=pytest.mark.slow),
+    AutoDelta,
     pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow),
     pytest.param(AutoLowRankMultivariateNormal, marks=pytest.mark.slow),
     pytest.param(None, id="by hand", marks=pytest.mark.slow),

@@ -115,6 +115,7 @@ def test_hyperparameters_in_a_plate_of_their_own():
     "loss",
     [dgp.ELBO(), *(pytest.param(loss, marks=pytest.mark.slow) for loss in (Trace_ELBO(), TraceMeanField_ELBO()))],
 )
+@pytest.mark.slow
 def test_stock_autoguides_run_on_the_same_program(autoguide, loss):
     for model in (deep, bayesian):
         svi = SVI(model, autoguide(model), optax.adam(0.01), loss)
@@ -217,6 +218,7 @@ def test_lift_turns_parameters_into_latents():
     assert "g_Z" not in params
 
 
+@pytest.mark.slow
 def test_masked_data_do_not_count():
     keep = jnp.arange(30) < 20
 

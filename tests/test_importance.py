@@ -321,6 +321,7 @@ def test_several_latents_between_layers_and_another_likelihood():
     assert guide.sample_posterior(jax.random.key(0), params, X, counts)["w2"].shape == (6, 1)
 
 
+@pytest.mark.slow
 def test_latents_without_inputs():
     def gplvm(y=None, n=6):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z1), outputs=3)

@@ -211,6 +211,7 @@ def areas_data():
 
 
 @pytest.mark.parametrize("rule", [dgp.guides.Full(), pytest.param(dgp.guides.Diagonal(), marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_bound_in_marginal_mode(rule):
     """The values follow the model: their two densities cancel, and so do the derivatives of these."""
     guide = dgp.guides.InducingPoint(areas, inducing=rule)

@@ -210,6 +210,7 @@ def test_blocks_of_rows_hold_no_more_than_a_block():
 
 
 @pytest.mark.parametrize("mode", mostly_slow([jax.jacrev], [jax.jacfwd, jax.jacrev]))
+@pytest.mark.slow
 def test_derivatives_written_by_hand(mode, key):
     """Of squared distances by one matrix product, and of L L', in both modes and twice."""
     X, Z = jax.random.normal(key, (4, 5)), jax.random.normal(jax.random.key(1), (3, 5))

@@ -108,6 +108,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", ["dense", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rank", "diagonal"))])
+@pytest.mark.slow
 def test_same_bound_as_with_everything_drawn(name):
     guide = guide_of(RULES[name])
     params = moved(two, guide, X, Y)

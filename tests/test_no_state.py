@@ -15,6 +15,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoNormal
 from programs import X, Y, Z, bayesian, deep, random_params, shallow
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -143,7 +144,7 @@ def test_wrappers_go_around_what_replaces_a_distribution():
     assert (found.batch_shape, found.event_shape) == (fn.batch_shape, fn.event_shape) == ((4,), (30, 2))
 
 
-@pytest.mark.parametrize("make", [G.InducingPoint, G.MeanField, AutoNormal])
+@pytest.mark.parametrize("make", mostly_slow([G.MeanField], [G.InducingPoint, G.MeanField, AutoNormal]))
 def test_hidden_values_with_to_event(make):
     """A layer drawn as one event is a hidden layer all the same."""
 

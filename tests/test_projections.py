@@ -153,6 +153,7 @@ def test_bound_agrees_with_stock_elbo():
     assert np.var(ours) < np.var(stock)
 
 
+@pytest.mark.slow
 def test_guide_keeps_its_promises():
     testing.check_guide(layered, G.InducingPoint(layered), X, Y, num=200)
 

@@ -223,6 +223,7 @@ def test_derivatives(family):
 
 @pytest.mark.usefixtures("x32")
 @pytest.mark.parametrize("family", FEW)
+@pytest.mark.slow
 def test_single_precision(family):
     """Nearly the numbers of double precision, and in single precision throughout."""
     x = inputs("line")

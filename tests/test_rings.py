@@ -33,7 +33,7 @@ def masks(ring):
 
 @pytest.mark.parametrize("ring", GRIDS)
 @pytest.mark.parametrize("mask", mostly_slow(["gaps"], ["all", "gaps", "padding"]))
-@pytest.mark.parametrize("kernel", [KERNEL, dgp.kernels.Matern52(0.8, 1.5)])
+@pytest.mark.parametrize("kernel", [KERNEL, pytest.param(dgp.kernels.Matern52(0.8, 1.5), marks=pytest.mark.slow)])
 def test_exact_regression(ring, mask, kernel):
     """Evidence, mean and variances are those of the dense process on the ring."""
     observed = masks(ring)[mask]

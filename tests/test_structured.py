@@ -78,6 +78,7 @@ def test_same_bound_as_with_drawn_inducing_values(name, belief):
 
 
 @pytest.mark.parametrize("weights", ["model", *(pytest.param(w, marks=pytest.mark.slow) for w in ("free", 3))])
+@pytest.mark.slow
 def test_scalar_functions(weights):
     guide = G.InducingPoint(scalar, sites={"h": G.GivenInducing(weights)})
     params = moved(scalar, guide, X, Y)
