@@ -205,7 +205,7 @@ def test_a_few(program, tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, **options)
+@settings(max_examples=15, **options)
 @given(program=programs())
 def test_many(program, tmp_path_factory):
     check(program, tmp_path_factory.mktemp("params"))
