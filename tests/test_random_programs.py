@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from numpyro import handlers
+from numpyro.distributions import constraints
 from numpyro.infer import Predictive, Trace_ELBO
 from numpyro.infer.util import log_density
 from programs import agree
@@ -41,11 +42,15 @@ class Case:
             self.guide = dgp.guides.InducingPoint(program.model, other=dgp.guides.Normal())
         program, guide, keep = self.program.model, self.guide, self.keep
 
+        positive = set()
+
         def shapes():
             sites = handlers.trace(handlers.seed(guide, KEY)).get_trace(*self.args, keep=keep)
-            return {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
+            found = {name: site for name, site in sites.items() if site["type"] == "param"}
+            positive.update(n for n, site in found.items() if site["kwargs"].get("constraint") is constraints.positive)
+            return {name: site["value"] for name, site in found.items()}
 
-        self.params = _random(jax.eval_shape(shapes))
+        self.params = _random(jax.eval_shape(shapes), positive)
 
         def draw(params):
             return handlers.seed(handlers.substitute(guide, data=params), KEY)(*self.args, keep=keep)
@@ -78,7 +83,7 @@ class Case:
         return float(self._density(*given, flipped))
 
 
-def _random(shapes):
+def _random(shapes, positive):
     """Parameters of a guide, of these shapes, near a standard normal distribution."""
     found, rng = {}, np.random.default_rng(3)
     for name, leaf in sorted(shapes.items()):
@@ -87,6 +92,8 @@ def _random(shapes):
             value = np.tril(value) + 0.5 * np.eye(leaf.shape[-1])
         elif name.endswith("scale"):
             value = np.abs(0.5 + value)
+        elif name in positive:
+            value = np.exp(value)
         found[name] = jnp.asarray(value, leaf.dtype)
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
 from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
-from numpyro_dgp.model.untraceable import explained
+from numpyro_dgp.model.untraceable import NotTraceableError, explained
 
 __all__ = [
     "Program",
@@ -141,16 +142,21 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The checks of :func:`inspect_program`, for callers that do not need the structure of the program.
 
+    NumPy arrays may be rows, which the indices of a plate can pick only as JAX arrays, or settings with values that the
+    program needs. A program with both in one argument is not checked.
+
     Raises:
-        ValueError: as :func:`inspect_program`.
+        ValueError: as :func:`inspect_program`, but for programs that need the values of their arguments.
     """
 
     def traceable(leaf: Any) -> Any:
-        numbers = type(leaf) is np.ndarray and leaf.ndim and leaf.dtype.kind in "fiub"
+        numbers = type(leaf) is np.ndarray and leaf.ndim and leaf.dtype.kind in "fiu"
         return jnp.asarray(leaf) if numbers else leaf
 
-    args, kwargs = jax.tree.map(traceable, (args, kwargs))
-    inspect_program(model, args, kwargs)
+    for arguments in ((args, kwargs), jax.tree.map(traceable, (args, kwargs))):
+        with suppress(NotTraceableError, jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+            inspect_program(model, *arguments)
+            return
 
 
 def structure(sites: Trace) -> Program:

@@ -9,10 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["explained"]
+__all__ = ["NotTraceableError", "explained"]
 
 # Raised for ``X[i]`` where i is traced and X is no JAX array; a list raises a plain TypeError.
 _CONVERTED = jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError, TypeError
+
+
+class NotTraceableError(ValueError):
+    """A program needs the values of its arguments, and so cannot be run on shapes."""
 
 
 @contextmanager
@@ -39,7 +43,7 @@ def explained(arguments: Any) -> Iterator[None]:
         plain = not isinstance(error, jax.errors.JAXTypeError)
         if not kinds or (plain and "integer scalar arrays" not in str(error)):
             raise
-        raise ValueError(
+        raise NotTraceableError(
             f"expected JAX arrays as arguments of the program, got {', '.join(kinds)}: while a program is compiled, "
             "the rows of a plate cannot index anything else; pass jnp.asarray(X), of a table jnp.asarray(df.to_numpy())"
         ) from error
