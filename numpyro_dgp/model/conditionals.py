@@ -85,8 +85,9 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
         'AFFINE'
         >>> read(lambda v: dist.Categorical(logits=v), jnp.zeros((3, 2)), event_dim=1).mixes
         'mixes the 2 outputs of f'
-        >>> read(lambda v: dist.Normal(v, jnp.cumsum(jnp.exp(v))), jnp.zeros(3), event_dim=0).mixes
-        'takes scale from v by cumsum, which is not known to act number by number'
+        >>> read(lambda v: dist.Normal(v, jnp.cumsum(jnp.exp(v))), jnp.zeros(3), event_dim=0)
+        Traceback (most recent call last):
+        ValueError: Likelihood: expected a conditional in which every y sees one row of v, got Normal, which takes ...
     """
     if isinstance(conditional, dist.Distribution) or not callable(conditional):
         raise ValueError(

@@ -69,22 +69,21 @@ class ExactFunction:
     def condition(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
         """The process given its values at ``x``: a function to call on new inputs.
 
-                Args:
-                    x: inputs (N, D) where the values are known.
-                    values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
+        Args:
+            x: inputs (N, D) where the values are known.
+            values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
 
-                Raises:
-                    ValueError: values of another shape, NaN or infinite inputs.
+        Raises:
+            ValueError: values of another shape, NaN or infinite inputs.
 
-                Example:
-                    >>> import jax.numpy as jnp
-        import numpy as np
-                    >>> import numpyro_dgp as dgp
-                    >>> f = dgp.gp("f", dgp.kernels.RBF(), None)
-                    >>> x = jnp.array([[0.0], [1.0]])
-                    >>> given = f.condition(x, jnp.array([1.0, -1.0]))
-                    >>> print(given(x).mean.round(3))
-                    [ 1. -1.]
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import numpyro_dgp as dgp
+            >>> f = dgp.gp("f", dgp.kernels.RBF(), None)
+            >>> x = jnp.array([[0.0], [1.0]])
+            >>> given = f.condition(x, jnp.array([1.0, -1.0]))
+            >>> print(given(x).mean.round(3))
+            [ 1. -1.]
         """
         x = checked_inputs(x, None, None)
         expected = x.shape[:-1] + (() if self.outputs is None else (self.outputs,))
