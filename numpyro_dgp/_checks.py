@@ -7,7 +7,7 @@ are tracers and only shapes are checked, so checking costs nothing in a compiled
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -22,8 +22,9 @@ __all__ = [
     "require_finite",
     "require_finite_leaves",
     "require_inputs",
-    "require_noise",
     "require_key",
+    "require_noise",
+    "require_params",
     "require_positive",
     "require_scalar",
     "with_nearest",
@@ -77,6 +78,17 @@ def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POS
     if not (array > 0).all():
         got = array if array.size <= 10 else f"{array[~(array > 0)][0]} in an array of shape {array.shape}"
         raise ValueError(f"expected the {name} of {owner} to be positive, got {got}: {advice}")
+
+
+def require_params(owner: str, params: Any) -> dict[str, Any]:
+    """Parameters of a fit as a dict, empty for ``None``; raise unless they are finite arrays by name."""
+    if not isinstance(params, Mapping | None):
+        raise ValueError(
+            f"{owner}: expected params as a dict of arrays, got {type(params).__name__}: pass svi_result.params"
+        )
+    for name, value in (params or {}).items():
+        require_finite(f"params of {owner} at {name!r}", value, "check the losses of the fit they come from")
+    return dict(params or {})
 
 
 def require_key(owner: str, key: Any) -> None:

@@ -44,7 +44,7 @@ from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import Range, labels, moments
 from numpyro_dgp.model.program import inspect_program
 from numpyro_dgp.model.random_function import RandomFunction
-from numpyro_dgp.model.sites import Message, Trace, unwrap
+from numpyro_dgp.model.sites import Message, Trace, unwrap, values_of
 
 __all__ = ["Posterior"]
 
@@ -226,8 +226,7 @@ class Posterior:
         require_arguments(key, jax.tree.leaves((args, kwargs)))
         found, sample = {}, {name: values[0] for name, values in self._thinned(1).items()}
         for name, site in self._trace(self._call(args, kwargs), key, sample, args, kwargs).items():
-            fn = unwrap(site["fn"]) if site["type"] == "sample" else None
-            values: Any = getattr(fn, "f_x", fn)
+            values = values_of(site["fn"]) if site["type"] == "sample" else None
             function = getattr(values, "function", None)
             if isinstance(function, RandomFunction):
                 function = function.given(values.inputs, site["value"])

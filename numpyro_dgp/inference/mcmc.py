@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import require_params
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
@@ -124,13 +124,7 @@ def for_mcmc(
         )
     if not callable(model):
         raise ValueError(f"for_mcmc: expected a program, a function, got {type(model).__name__}")
-    if not isinstance(params, Mapping | None):
-        raise ValueError(
-            f"for_mcmc: expected params as a dict of arrays, got {type(params).__name__}: pass svi_result.params"
-        )
-    for name, value in (params or {}).items():
-        require_finite(f"params of for_mcmc at {name!r}", value, "check the losses of the fit they come from")
-    return _Prepared(model, dict(params or {}), noncentered)
+    return _Prepared(model, require_params("for_mcmc", params), noncentered)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from numpyro.infer import SVI
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.model.sites import Message, Trace, unwrap
+from numpyro_dgp.model.sites import Message, Trace, unwrap, values_of
 
 __all__ = ["ProgramSite", "Rebuild", "SitesOfFit", "sites_of_fit"]
 
@@ -111,6 +111,6 @@ def _site(msg: Message) -> ProgramSite:
 def _name(fn: dist.Distribution) -> str:
     """The class of a distribution; of values of a function, with the classes of its kernels."""
     fn = unwrap(fn)
-    function = getattr(getattr(fn, "f_x", fn), "function", None)
+    function = getattr(values_of(fn), "function", None)
     kernels = re.findall(r"CustomNode\((\w+)\[", str(jax.tree.structure(getattr(function, "kernels", None))))
     return type(fn).__name__ + (f" of a function with kernel {' '.join(kernels)}" if kernels else "")

@@ -28,7 +28,7 @@ from numpyro.infer.util import initialize_model, potential_energy
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
-from numpyro_dgp._checks import is_concrete, require_finite
+from numpyro_dgp._checks import is_concrete, require_params
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
 from numpyro_dgp.model.refusals import fixed_parameters
@@ -185,13 +185,7 @@ class SGHMC(MCMCKernel):
             raise ValueError(f"SGHMC: expected a positive step_size, got {step_size!r}: try 0.03")
         if not _is_number(friction) or not 0 < friction <= 1:
             raise ValueError(f"SGHMC: expected 0 < friction <= 1, got {friction!r}: try 0.05")
-        if not isinstance(params, Mapping | None):
-            raise ValueError(
-                f"SGHMC: expected params as a dict of arrays, got {type(params).__name__}: pass svi_result.params"
-            )
-        for name, value in (params or {}).items():
-            require_finite(f"params of SGHMC at {name!r}", value, "check the losses of the fit they come from")
-        self._model, self._params = model, dict(params or {})
+        self._model, self._params = model, require_params("SGHMC", params)
         self.step_size, self.friction, self.adapt_mass = float(step_size), float(friction), bool(adapt_mass)
         self._init_strategy = init_strategy
         self._postprocess: Callable[..., Any] | None = None

@@ -23,7 +23,7 @@ from numpyro_dgp.model.coupling import coupling
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import Range, value_range
 from numpyro_dgp.model.program import Program, run_on_shapes, structure
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
 
 __all__ = ["Call", "inspect_call"]
 
@@ -152,7 +152,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
     for name, several in facts.items():
         found = {label for fact in several.get("function", []) for label in fact if label in rows}
         if found:
-            layer = getattr(_values(sites[name]).function, "site", None) or name
+            layer = getattr(values_of(sites[name]["fn"]).function, "site", None) or name
             from_rows[layer] = sorted(names[int(label.split()[1])] for label in found)
     below: dict[str, set[str]] = {}
     for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
@@ -176,12 +176,6 @@ def _candidates(site: str | None, sites: Trace, ends: frozenset[str]) -> list[st
     return [site]
 
 
-def _values(site: Message) -> Any:
-    """The function values at a site, or those that its likelihood integrates."""
-    values: Any = unwrap(site["fn"])
-    return getattr(values, "f_x", values)
-
-
 def _argument_names(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """The name of the argument of ``model`` that each leaf of ``(args, kwargs)`` belongs to."""
     positional: list[str] = []
@@ -198,7 +192,7 @@ def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> s
     """The labels of the arguments that have one row per row of the inputs of some function."""
     found = set()
     for site, several in facts.items():
-        inputs: Any = getattr(_values(sites[site]), "inputs", None)
+        inputs: Any = getattr(values_of(sites[site]["fn"]), "inputs", None)
         for fact in several.get("inputs", []):
             for label, rows in fact.items():
                 if label in sites:

@@ -22,7 +22,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import Rows, mark
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
 
 __all__ = ["Coupling", "MarkRows", "coupling", "seen_by_site"]
 
@@ -42,12 +42,6 @@ class MarkRows(Messenger):
             msg["value"] = mark(msg["name"], msg["value"], len(msg["fn"].batch_shape))
 
 
-def _values(site: Message) -> Any:
-    """The function values at a site, or those that its likelihood integrates."""
-    fn: Any = unwrap(site["fn"])
-    return getattr(fn, "f_x", fn)
-
-
 def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
     """The arrays that the density at each site is computed from: inputs, noise and hyperparameters of a function, and
     observations."""
@@ -56,7 +50,7 @@ def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
         kind = site_kind(site) if site["type"] == "sample" else "inducing"
         if kind == "inducing":
             continue
-        values = _values(site)
+        values = values_of(site["fn"])
         given = {key: getattr(values, key, None) for key in ("inputs", "noise", "function")}
         seen[name] = {key: _arrays(value) for key, value in given.items() if value is not None}
         if kind not in ("hidden", "exact"):
@@ -98,7 +92,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
         sites: a trace of the program under :class:`MarkRows`.
         facts: by site, what :func:`seen_by_site` depends on.
     """
-    owner = {n: getattr(getattr(_values(sites[n]), "function", None), "site", None) for n in facts}
+    owner = {n: getattr(getattr(values_of(sites[n]["fn"]), "function", None), "site", None) for n in facts}
     values = {n for n in facts if site_kind(sites[n]) in ("hidden", "exact")}
     above: dict[str, Fact] = {}
     coupled: set[str] = set()
@@ -123,7 +117,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
 
 def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
     """Rows that a site depends on directly; their axes are counted from the end of its batch dimensions."""
-    values = _values(site)
+    values = values_of(site["fn"])
     joint = isinstance(values, JointValues)
     # The number of axes to the right of the batch dimensions. Joint values depend on all inputs along the last batch
     # dimension. All rows of a function depend on its hyperparameters.

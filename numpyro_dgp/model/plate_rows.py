@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_dgp.algebra.index_bounds import ShortArray
 from numpyro_dgp.algebra.row_dependence import Rows
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, Trace, unwrap
+from numpyro_dgp.model.sites import Message, Trace, unwrap, values_of
 
 Fact = dict[str, Rows | None]
 
@@ -137,17 +137,12 @@ def require_indexed(sites: Trace, facts: Mapping[str, Mapping[str, list[Fact]]],
             continue
         size = sites[frame.name]["args"][0]
         for name, fact in inside.items():
-            site, inputs = sites[name], getattr(_function_values(sites[name]), "inputs", None)
+            site, inputs = sites[name], getattr(values_of(sites[name]["fn"]), "inputs", None)
             if inputs is not None and not any(fact.get("inputs", [])) and _has_rows(inputs, 1, frame):
                 _refuse_unindexed(name, "inputs", frame, size)
             given = any(site["value"] is leaf for leaf in leaves)
             if site["is_observed"] and given and _has_rows(site["value"], site["fn"].event_dim, frame):
                 _refuse_unindexed(name, "observations", frame, size)
-
-
-def _function_values(site: Message) -> Any:
-    fn: Any = unwrap(site["fn"])
-    return getattr(fn, "f_x", fn)
 
 
 def _has_rows(array: Any, event_dim: int, frame: Any) -> bool:

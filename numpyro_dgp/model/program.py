@@ -24,7 +24,7 @@ from numpyro_dgp.algebra.row_dependence import mark, result_rows
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
 from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
 from numpyro_dgp.model.untraceable import NotTraceableError, explained
 
 __all__ = [
@@ -153,10 +153,12 @@ def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         numbers = type(leaf) is np.ndarray and leaf.ndim and leaf.dtype.kind in "fiu"
         return jnp.asarray(leaf) if numbers else leaf
 
-    for arguments in ((args, kwargs), jax.tree.map(traceable, (args, kwargs))):
-        with suppress(NotTraceableError, jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-            inspect_program(model, *arguments)
-            return
+    unknown = NotTraceableError, jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError
+    try:
+        inspect_program(model, args, kwargs)
+    except unknown:
+        with suppress(*unknown):
+            inspect_program(model, *jax.tree.map(traceable, (args, kwargs)))
 
 
 def structure(sites: Trace) -> Program:
@@ -169,7 +171,7 @@ def structure(sites: Trace) -> Program:
         fn = unwrap(site["fn"])
         if kind in values:
             data.append(_plates(site))
-            values[kind].append(getattr(getattr(fn, "f_x", fn), "function", None))
+            values[kind].append(getattr(values_of(fn), "function", None))
         if site["is_observed"]:
             observed.append(_plates(site))
     # The last layer is the one under a likelihood; if all layers are drawn explicitly, it is the last one drawn.

@@ -12,7 +12,7 @@ from numpyro_dgp.model.function_values import FunctionValues, Values
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
 
-__all__ = ["Message", "Trace", "hide", "rewrap", "site_kind", "unwrap"]
+__all__ = ["Message", "Trace", "hide", "rewrap", "site_kind", "unwrap", "values_of"]
 
 # A message of NumPyro, while handlers process it or recorded in a trace; and a trace, by name.
 Message = dict[str, Any]
@@ -27,6 +27,12 @@ def unwrap(fn: dist.Distribution) -> dist.Distribution:
         inside = unwrap(fn.base_dist)
         return inside if isinstance(inside, Values | Likelihood) else fn
     return fn
+
+
+def values_of(fn: dist.Distribution) -> Any:
+    """The function values at a site with this distribution, or those that its likelihood integrates."""
+    inside: Any = unwrap(fn)
+    return getattr(inside, "f_x", inside)
 
 
 def rewrap(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
