@@ -226,7 +226,7 @@ class Posterior:
         require_arguments(key, jax.tree.leaves((args, kwargs)))
         found, sample = {}, {name: values[0] for name, values in self._thinned(1).items()}
         for name, site in self._trace(self._call(args, kwargs), key, sample, args, kwargs).items():
-            values = values_of(site["fn"]) if site["type"] == "sample" else None
+            values: Any = values_of(site["fn"]) if site["type"] == "sample" else None
             function = getattr(values, "function", None)
             if isinstance(function, RandomFunction):
                 function = function.given(values.inputs, site["value"])
