@@ -77,7 +77,7 @@ class Range(NamedTuple):
             )
 
     def _outside(self, array: Any) -> Any:
-        outside = array != array  # NaN has messages of its own
+        outside: Any = np.zeros(array.shape, bool)
         if self.low is not None:
             outside |= array < self.low
         if self.high is not None:
