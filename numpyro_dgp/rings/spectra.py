@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import lru_cache, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
