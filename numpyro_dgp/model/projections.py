@@ -134,7 +134,7 @@ class Projection:
                 "rows of numbers"
             )
         if not is_concrete(labels):
-            check_later(lambda: (labels >= 0) & (labels < D))
+            check_later(lambda: (jnp.asarray(labels) >= 0) & (jnp.asarray(labels) < D))
         elif not ((np.asarray(labels) >= 0) & (np.asarray(labels) < D)).all():
             raise ValueError(
                 f"projection: expected labels from 0 to {D - 1}, got {np.min(labels)} to {np.max(labels)}: number "
