@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, init_to_value, log_likelihood
 from programs import NOISE, X, Y, Z, bayesian, deep, explicit, shallow
 from test_svgp import KZX, KZZ, optimum
@@ -203,3 +204,15 @@ def test_stock_nuts_refuses_subsampling_and_explicit_programs_run():
         run(deep, X, Y, 7, warmup=5, samples=5)
     draws = run(dgp.for_mcmc(explicit), X, Y, warmup=20, samples=20).get_samples()
     assert {"h_white", "v_white", "f", "g"} <= set(draws)
+
+
+def test_scan_of_numpyro_is_no_transformation():
+    def model(X, y=None):
+        g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))
+        walk = scan(lambda c, _: (numpyro.sample("e", dist.Normal(c, 0.1)),) * 2, 0.0, X[:, 0])[1]
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v + walk, NOISE)), obs=y)
+
+    with handlers.trace() as sites, handlers.seed(rng_seed=0):
+        dgp.for_mcmc(model)(X, Y)
+    assert sites["e"]["value"].shape == (30,)

@@ -31,7 +31,7 @@ from numpyro.util import is_prng_key
 from numpyro_dgp._checks import is_concrete, require_params
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
-from numpyro_dgp.model.refusals import fixed_parameters
+from numpyro_dgp.model.refusals import fixed_parameters, untransformed
 from numpyro_dgp.model.sites import Message, hide, site_kind
 
 __all__ = ["SGHMC", "SGHMCState"]
@@ -252,7 +252,7 @@ class SGHMC(MCMCKernel):
         return potential_energy(handlers.seed(self._program, key), args, kwargs, z)
 
     def _program(self, *args: Any, **kwargs: Any) -> Any:
-        with _DrawAnew(), fixed_parameters(owner="SGHMC"), handlers.substitute(data=self._params):
+        with _DrawAnew(), untransformed(), fixed_parameters(owner="SGHMC"), handlers.substitute(data=self._params):
             return self._model(*args, **kwargs)
 
     def _step(self, state: SGHMCState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SGHMCState:

@@ -24,6 +24,7 @@ from numpyro_dgp.algebra.row_dependence import mark, result_rows
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
 from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
+from numpyro_dgp.model.refusals import untransformed
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
 from numpyro_dgp.model.untraceable import NotTraceableError, explained
 
@@ -124,7 +125,8 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
     def run(key: Array) -> dict[str, Any]:
         minibatch = handlers.substitute(substitute_fn=first_rows)
-        with handlers.block(), handlers.trace() as sites, minibatch, MarkRows(), handlers.seed(rng_seed=key):
+        seeded = handlers.seed(rng_seed=key)
+        with handlers.block(), handlers.trace() as sites, minibatch, MarkRows(), seeded, untransformed():
             model(*args, **kwargs)
         require_rows_once(sites)
         found.append(sites)
