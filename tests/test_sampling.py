@@ -166,8 +166,21 @@ def test_forgotten_observations(prepare, likelihood):
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dgp.Likelihood(g(X), likelihood), obs=y)
 
-    with pytest.raises(ValueError, match="Likelihood: expected observations in every run of a sampler or an autoguide"):
+    owner = "Likelihood" if prepare is not dgp.for_mcmc else "for_mcmc, site 'y'"
+    with pytest.raises(
+        ValueError, match=f"{owner}: expected observations in every run of a sampler or an autoguide, got a site"
+    ):
         NUTS(prepare(program)).init(jax.random.key(0), 1, None, (X,), {})
+
+
+def test_without_observations_a_prepared_program_is_its_prior():
+    """Where nothing is observed, NUTS is refused, and draws are those of the same form by hand."""
+    program, by_hand = dgp.for_mcmc(explicit), dict.fromkeys("hv", dgp.NonCentered())
+    with pytest.raises(ValueError, match="for_mcmc, site 'y': expected observations in every run of a sampler"):
+        NUTS(program).init(jax.random.key(0), 1, None, (X,), {})
+    forms = program, handlers.reparam(explicit, config=by_hand)
+    drawn = [Predictive(form, num_samples=2)(jax.random.key(0), X[:4]) for form in forms]
+    jax.tree.map(np.testing.assert_array_equal, *drawn)
 
 
 def test_samples_of_a_chain_are_not_for_other_rows():

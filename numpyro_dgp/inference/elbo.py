@@ -23,6 +23,7 @@ from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
 from numpyro_dgp.model.joint_values import PropagatedJoint
+from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.model.untraceable import explained
 
@@ -51,6 +52,9 @@ class ELBO(elbo.ELBO):
         ValueError: NaN or infinite numbers in the arguments of the model; observations that are missing; a guide
             without one of the latent sites; observations that broadcasting, or an index beyond the end of an array,
             makes count several times.
+
+    Warns:
+        UserWarning: the program observes nothing.
 
     Example:
         >>> import jax, numpyro
@@ -118,6 +122,7 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     """One draw of the bound and the values of the program's mutable sites."""
     guide_trace, model_trace, groups = found
     _require_drawn(guide_trace, model_trace)
+    warn_unobserved(model_trace)
     check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     bound = sum((group.bound() for group in groups), jnp.zeros(()))

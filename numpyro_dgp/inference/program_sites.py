@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
+from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.refusals import untransformed
 from numpyro_dgp.model.sites import Message, Trace, unwrap, values_of
 
@@ -81,6 +82,7 @@ def sites_of_fit(svi: SVI, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
         replayed = handlers.replay(trace=drawn)
         with handlers.block(), handlers.trace() as model, replayed, handlers.seed(rng_seed=key), untransformed():
             svi.model(*args, **kwargs)
+        warn_unobserved(model)
         found.append(SitesOfFit(_sites(guide), _sites(model)))
         return ()
 

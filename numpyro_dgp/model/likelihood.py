@@ -152,7 +152,7 @@ class Likelihood(dist.Distribution):
     @property
     def support(self) -> constraints.Constraint:
         support = self.conditional(self.f_x.loc).support
-        return ObservedOnly(support) if self.collapse == "bound" else support
+        return ObservedOnly(support, "Likelihood") if self.collapse == "bound" else support
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         v_key, y_key = jax.random.split(key)

@@ -141,11 +141,11 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     return sites, facts
 
 
-def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The checks of :func:`inspect_program`, for callers that do not need the structure of the program.
+def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | None:
+    """The checks of :func:`inspect_program`, for callers that can do without the structure of the program.
 
     NumPy arrays may be rows, which the indices of a plate can pick only as JAX arrays, or settings with values that the
-    program needs. A program with both in one argument is not checked.
+    program needs. A program with both in one argument is not checked, and has no result.
 
     Raises:
         ValueError: as :func:`inspect_program`, but for programs that need the values of their arguments.
@@ -157,10 +157,11 @@ def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
     unknown = NotTraceableError, jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError
     try:
-        inspect_program(model, args, kwargs)
+        return inspect_program(model, args, kwargs)
     except unknown:
         with suppress(*unknown):
-            inspect_program(model, *jax.tree.map(traceable, (args, kwargs)))
+            return inspect_program(model, *jax.tree.map(traceable, (args, kwargs)))
+    return None
 
 
 def structure(sites: Trace) -> Program:

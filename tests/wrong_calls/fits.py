@@ -13,7 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from wrong_calls.wrong import Wrong
 
@@ -130,6 +130,15 @@ WRONG = [
         "fit under vmap",
         lambda: jax.vmap(lambda key: fit(None, key).losses)(jax.random.split(jax.random.key(0))),
         "fit: expected arrays, got traced ones: under jax.jit or jax.vmap, .*svi.run",
+    ),
+    *(
+        Wrong(
+            f"nothing observed, {type(loss).__name__}",
+            lambda loss=loss: fit(make(local, AutoNormal(local), loss), KEY, 1, X),
+            "expected a program that observes data, got one that observes nothing, so that all of 'w', 'y' follow the",
+            UserWarning,
+        )
+        for loss in (dgp.ELBO(), Trace_ELBO())
     ),
     Wrong("a seed as key", lambda: fit(None, 0), rf"fit: {WITHOUT_KEY} 0: jax\.random\.key\(0\)"),
     Wrong("no key", lambda: fit(None, None), rf"{WITHOUT_KEY} None"),

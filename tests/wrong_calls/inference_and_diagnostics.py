@@ -10,6 +10,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.autoguide import AutoNormal
 from programs import NOISE, X, Y, Z, bayesian, deep, shallow
+from programs import explicit as drawn
 from wrong_calls.wrong import Wrong
 
 import numpyro_dgp as dgp
@@ -68,6 +69,13 @@ def discrete(y):
     numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
 
+def counts(X, y=None):
+    """Discrete values above a drawn function: not observed, there is nothing that a chain could move."""
+    v = numpyro.sample("v", dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))(X))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(v)), obs=y)
+
+
 def overlapping(X, a=None, b=None):
     m = numpyro.sample("m", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", len(X)):
@@ -107,7 +115,17 @@ FOR_MCMC = [
         lambda: chain_of(dgp.for_mcmc(bayesian, {"g_z": Z}), X, Y),
         "for_mcmc: expected a value for every numpyro.param, got none for 'g_Z'",
     ),
-    Wrong("no y under for_mcmc", lambda: chain_of(dgp.for_mcmc(deep), X), NOT_OBSERVED),
+    Wrong("no y under for_mcmc", lambda: chain_of(dgp.for_mcmc(deep), X), "for_mcmc, site 'y': expected observations"),
+    Wrong(
+        "no y under for_mcmc, no likelihood",
+        lambda: chain_of(dgp.for_mcmc(drawn), X),
+        "for_mcmc, site 'y': expected observations in every run of a sampler or an autoguide, got a site without: pass",
+    ),
+    Wrong(
+        "no y of counts under for_mcmc",
+        lambda: chain_of(dgp.for_mcmc(counts), X),
+        "for_mcmc, site 'y': expected observations in every run",
+    ),
     Wrong("no y under NUTS", lambda: chain_of(shallow, X), NOT_OBSERVED),
     Wrong("obs_mask under NUTS", lambda: chain_of(partly, X, Y, Y > 0), "numpyro.handlers.mask, not in obs_mask"),
     Wrong("no y in an autoguide", lambda: handlers.seed(AutoNormal(shallow), 0)(X), NOT_OBSERVED),
