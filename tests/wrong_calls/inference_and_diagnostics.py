@@ -52,6 +52,11 @@ def sghmc_of(model, *args, **options):
     dgp.SGHMC(model, **options).init(KEY, 1, None, args, {})
 
 
+def sghmc_state(**fields):
+    state = dgp.SGHMC(explicit).init(KEY, 1, None, (X, Y), {})
+    return type(state)(**state._asdict() | fields)
+
+
 def explicit(X, y=None):
     v = numpyro.sample("m", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", len(X)):
@@ -184,8 +189,13 @@ SGHMC = [
     ),
     Wrong(
         "SGHMC step too large",
-        lambda: type(state := dgp.SGHMC(explicit).init(KEY, 1, None, (X, Y), {}))(*state[:-1], jnp.array(3)),
+        lambda: sghmc_state(lost=jnp.array(3)),
         "expected draws with a finite density and gradient, got none at draw 3 after warm-up: the step is too large",
+    ),
+    Wrong(
+        "SGHMC runs away",
+        lambda: sghmc_state(draws=jnp.full(2, 200), temperature=jnp.array([1.1, 17.0])),
+        "expected velocities of temperature one, got 17 on average over 200 draws: the chain runs away",
     ),
 ]
 
