@@ -110,7 +110,7 @@ def test_variance_on_a_gaussian():
     ratios = np.linalg.eigvals(np.linalg.solve(exact_covariance(), np.cov(draws.T)))
     np.testing.assert_allclose(ratios, 1.0, atol=0.03)
     assert mcmc.get_extra_fields()["heat"].max() < 1e-20
-    np.testing.assert_allclose(mcmc.get_extra_fields(group_by_chain=True)["temperature"][:, -1], 1.0, atol=0.1)
+    assert abs(mcmc.get_extra_fields(group_by_chain=True)["temperature"][:, -1].mean() - 1.0) < 0.03
     assert not mcmc.get_extra_fields()["diverging"].any()
 
 
