@@ -24,6 +24,7 @@ from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
 from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.observed_only import warn_unobserved
+from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.model.untraceable import explained
 
@@ -134,6 +135,7 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
         if site["type"] != "sample" or name in accounted:
             continue
         if site["is_observed"]:
+            require_in_range(f"observed site {name!r}", site["value"], site["fn"])
             bound = bound + _log_prob(site)
         else:
             bound = bound - _divergence(guide_trace[name], site, in_order)

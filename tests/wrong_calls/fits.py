@@ -46,6 +46,12 @@ def local(X, y=None):
         numpyro.sample("y", dist.Normal(w, 0.5), obs=y)
 
 
+def labelled(X, y=None):
+    slope = numpyro.sample("slope", dist.Normal())
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Bernoulli(logits=slope * X[:, 0]), obs=y)
+
+
 def own_rows(X, y=None):
     """A guide with a parameter per row."""
     with numpyro.plate("data", len(X)):
@@ -139,6 +145,11 @@ WRONG = [
             UserWarning,
         )
         for loss in (dgp.ELBO(), Trace_ELBO())
+    ),
+    Wrong(
+        "a label out of range, guide of NumPyro",
+        lambda: fit(make(labelled, AutoNormal(labelled)), KEY, 2, X, jnp.where(X[:, 0] < 0.9, 1.0, 7.0)),
+        "the loss became .* observed site 'y': expected observations y from 0 to 1, got 7.0 at index .11,",
     ),
     Wrong("a seed as key", lambda: fit(None, 0), rf"fit: {WITHOUT_KEY} 0: jax\.random\.key\(0\)"),
     Wrong("no key", lambda: fit(None, None), rf"{WITHOUT_KEY} None"),
