@@ -147,9 +147,9 @@ WRONG = [
         for loss in (dgp.ELBO(), Trace_ELBO())
     ),
     Wrong(
-        "a label out of range, guide of NumPyro",
-        lambda: fit(make(labelled, AutoNormal(labelled)), KEY, 2, X, jnp.where(X[:, 0] < 0.9, 1.0, 7.0)),
-        "the loss became .* observed site 'y': expected observations y from 0 to 1, got 7.0 at index .11,",
+        "a label out of range, guide by hand",
+        lambda: fit(make(labelled, point), KEY, 2, X, jnp.where(X[:, 0] < 0.9, 1.0, 7.0)),
+        "the loss became .* observed site 'y': expected observations y from 0 to 1, got 7.0 at index .10,",
     ),
     Wrong("a seed as key", lambda: fit(None, 0), rf"fit: {WITHOUT_KEY} 0: jax\.random\.key\(0\)"),
     Wrong("no key", lambda: fit(None, None), rf"{WITHOUT_KEY} None"),
