@@ -14,7 +14,7 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
-from numpyro_dgp._checks import require_count, require_finite, require_key
+from numpyro_dgp._checks import is_concrete, require_count, require_finite, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.importance import log_prob
 from numpyro_dgp.guides.record import record_of
@@ -115,6 +115,8 @@ class ELBO(elbo.ELBO):
         else:
             keys = jax.random.split(particle_key, self.num_particles)
             values, states = self.vectorize_particles_fn(particle, keys)
+            if is_concrete(values) and not np.isfinite(values).all():
+                list(map(particle, keys))  # one by one their checks have values, and raise the reason
             value, state = values.mean(), jax.tree.map(lambda leaf: leaf[0], states)
         return {"loss": -value, "mutable_state": state or None}
 
