@@ -31,6 +31,7 @@ __all__ = [
     "require_own_functions",
     "require_rules",
     "require_unobserved",
+    "warn_rows_together",
 ]
 
 
@@ -221,4 +222,17 @@ def require_own_functions(call: Call) -> None:
             f"Posterior: expected inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of "
             f"the call, got some computed from {', '.join(arguments)}: at other rows that is not the function that was "
             "fitted. Compute them once, outside the model: Z = X[::10] before def model(X, y=None)"
+        )
+
+
+def warn_rows_together(call: Call) -> None:
+    """Warn if inputs or densities of single rows are computed from all rows of the call."""
+    for site, seen, source in call.together[:1]:
+        what = "a density" if seen == "density" else seen
+        warnings.warn(
+            f"Posterior: expected every row to be predicted by itself, got {what} at {site!r} computed from all rows "
+            f"of {source!r} in this call: a prediction changes with the rows that are asked for together, and at new "
+            "rows is not that of the fit. Compute what all rows share, such as a mean, once, outside the model: "
+            "units = dgp.initial.Standardizer.fit(X); X = units(X)",
+            stacklevel=2,
         )

@@ -36,6 +36,7 @@ from numpyro_dgp.fitted import (
     require_own_functions,
     require_rules,
     require_unobserved,
+    warn_rows_together,
 )
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.run import marginal, traces
@@ -293,6 +294,7 @@ class Posterior:
         call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
         require_unobserved(call)
         require_own_functions(call)
+        warn_rows_together(call)
         require_rules(self.guide, self.params, call.sites)
         require_draws(self.samples or {}, call.sites)
         return call

@@ -22,7 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.jaxprs import ELEMENTWISE, walk
 
-__all__ = ["Rows", "Several", "mark", "marked_name", "result_rows", "row_dependence", "row_reasons"]
+__all__ = ["Rows", "Several", "mark", "marked_name", "result_reasons", "result_rows", "row_dependence", "row_reasons"]
 
 _MARK = "rows of "
 
@@ -94,9 +94,23 @@ def result_rows(jaxpr: Any, results: Any) -> Any:
         jaxpr: of the program.
         results: a pytree of the structure that the program returns.
     """
+    reasons = result_reasons(jaxpr, results)
+    return jax.tree.map(lambda rows: rows if isinstance(rows, Rows) else None, reasons, is_leaf=_is_rows)
+
+
+def result_reasons(jaxpr: Any, results: Any) -> Any:
+    """The same as :func:`row_reasons` for a program that is traced already.
+
+    Args:
+        jaxpr: of the program.
+        results: a pytree of the structure that the program returns.
+    """
     facts = walk(jaxpr, [_CONSTANT] * len(jaxpr.invars), _apply, _CONSTANT)
-    plain = [{name: rows if isinstance(rows, Rows) else None for name, rows in fact.items()} for fact in facts]
-    return jax.tree.unflatten(jax.tree.structure(results), plain)
+    return jax.tree.unflatten(jax.tree.structure(results), facts)
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Rows | Several)
 
 
 def row_reasons(program: Callable[..., Any], *args: Any) -> Any:
@@ -108,8 +122,7 @@ def row_reasons(program: Callable[..., Any], *args: Any) -> Any:
         {'h': Several(cause='reduce_sum', known=True)}
     """
     closed, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
-    facts = walk(closed.jaxpr, [_CONSTANT] * len(closed.jaxpr.invars), _apply, _CONSTANT)
-    return jax.tree.unflatten(jax.tree.structure(shapes), facts)
+    return result_reasons(closed.jaxpr, shapes)
 
 
 def _apply(equation: Any, facts: list[Fact]) -> list[Fact]:

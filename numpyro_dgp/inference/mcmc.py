@@ -16,6 +16,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.observed_only import observed_only
 from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
@@ -85,7 +86,9 @@ def for_mcmc(
     """``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values.
 
     ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
-    errors for programs of which NUTS would sample the wrong distribution without a warning.
+    errors for programs of which NUTS would sample the wrong distribution without a warning. Nothing tells a bare
+    program that NUTS runs it and not an autoguide, so that chains of hidden layers as they are get their warning from
+    ``dgp.to_arviz`` only.
 
     Args:
         model: the program.
@@ -99,7 +102,7 @@ def for_mcmc(
     Raises:
         ValueError: a model that is no function or was prepared before, NaN in the parameters; when run, if a plate
             subsamples, a ``numpyro.param`` site has no value, or broadcasting or an index beyond the end of an array
-            makes observations count several times.
+            makes observations count several times; when NUTS runs it, if it observes nothing.
 
     Example:
         >>> import jax, numpyro
@@ -136,9 +139,11 @@ class _Prepared:
     noncentered: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        require_sound(self.model, args, kwargs)
+        program = require_sound(self.model, args, kwargs)
+        forgotten = program.ends if program is not None and not program.observed_plates else frozenset()
         given = handlers.substitute(data=self.params)
-        with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), given:
+        observed = observed_only(names=forgotten, owner="for_mcmc")
+        with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
             if not self.noncentered:
                 return self.model(*args, **kwargs)
             with handlers.reparam(config=_noncenter):
