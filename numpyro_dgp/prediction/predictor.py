@@ -16,8 +16,8 @@ from numpyro_dgp.draws import over_draws
 from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
 from numpyro_dgp.model.outcomes import Range
 from numpyro_dgp.prediction.compiled import Compiled
-from numpyro_dgp.prediction.independent_rows import independent_rows
-from numpyro_dgp.prediction.row_batches import Rows, filled, in_batches
+from numpyro_dgp.prediction.independent_rows import IndependentRows
+from numpyro_dgp.prediction.row_batches import Rows, filled, in_batches, round_up
 
 __all__ = ["Options", "Predictor", "Quantity"]
 
@@ -76,7 +76,7 @@ class Predictor:
         self.fit = fit
         self._programs: dict[Any, Compiled] = {}
         self._calls: dict[Any, _Seen] = {}
-        self._rows: dict[Any, Rows | None] = {}
+        self._rows: dict[Any, IndependentRows] = {}
 
     def __call__(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
         """The quantity of S draws.
@@ -102,7 +102,7 @@ class Predictor:
         if name not in self._programs:
             self._programs[name] = Compiled(partial(_predicted, self.fit, *name))
         run = partial(self._programs[name], key, samples)
-        rows = self._independent(name, key, samples, arrays, seen.sizes)
+        rows = self._independent(name, key, samples, arrays, seen.sizes, options.batch_size)
         if options.batch_size is None:
             return run(arrays, None) if rows is None else filled(run, arrays, rows)
         if rows is None or not rows.in_plates:
@@ -112,7 +112,7 @@ class Predictor:
                 "up or compared, sites outside the plate of the rows, arguments in which rows are not the first axis, "
                 "or numbers computed from how many rows there are: leave batch_size out"
             )
-        return in_batches(run, arrays, rows, options.batch_size, options.progress_bar)
+        return in_batches(run, arrays, rows, options.progress_bar)
 
     def range(self, args: Any, kwargs: Any) -> Range:
         """The range of y in a call with such arguments."""
@@ -157,8 +157,11 @@ class Predictor:
             self._calls[name] = _Seen(site, call.plates, None if site is None else call.ranges[site], tuple(sizes))
         return self._calls[name]
 
-    def _independent(self, name: Any, key: Array, samples: Any, arrays: list[Any], sizes: tuple[int, ...]) -> Any:
-        """Where the rows of a call are, if they are predicted independently and may be moved to the host."""
+    def _independent(
+        self, name: Any, key: Array, samples: Any, arrays: list[Any], sizes: tuple[int, ...], batch_size: int | None
+    ) -> Rows | None:
+        """Where the rows of a call are that runs at another number of rows, if they are predicted independently and may
+        be moved to the host."""
         given = [a for a in arrays if a is not None]
         if not is_concrete(given, key, samples) or any(getattr(a, "committed", False) for a in given):
             return None
@@ -171,15 +174,19 @@ class Predictor:
             return quantity.of_draw(*quantity.settings, self.fit, target, key, sample, args, kwargs)
 
         for count in sizes:
+            size = min(batch_size or 2 * count, round_up(count))
+            if size == count and batch_size is None:
+                continue
             by_row = tuple(a is not None and a.shape[0] == count for a in shapes)
             tails = tuple(a and (a.shape[own:], a.dtype) for a, own in zip(shapes, by_row, strict=True))
             place = name, by_row, tails
             if place not in self._rows:
-                self._rows[place] = independent_rows(run, draw, shapes, by_row, target.plates)
-            rows = self._rows[place]
-            if rows is not None:
+                self._rows[place] = IndependentRows(run, draw, shapes, by_row, target.plates)
+            known = self._rows[place]
+            rows = known.rows
+            if rows is not None and known.at(count) and known.at(size):
                 finished = [axis if axis is None or quantity.finish else axis + 1 for axis in rows.results]
-                return rows._replace(total=count, results=tuple(finished))
+                return rows._replace(total=count, size=size, results=tuple(finished))
         return None
 
 

@@ -7,7 +7,6 @@ predicted for the copies is dropped.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,8 @@ from numpyro_dgp._typing import Array
 
 __all__ = ["Rows", "filled", "in_batches", "round_up"]
 
-_SMALL = 256
+_FEW = 1, 5, 10, 20, 40, 70, 100
+_QUARTERS = 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40
 
 
 class Rows(NamedTuple):
@@ -30,60 +30,57 @@ class Rows(NamedTuple):
         total: N.
         arguments: for every array argument, whether its first axis is that of the rows.
         results: the axis of rows of every result, or ``None``.
+        size: how many rows the program runs at.
         in_plates: whether the program draws all that it draws per row in the plates of the rows.
     """
 
     total: int
     arguments: tuple[bool, ...]
     results: tuple[int | None, ...]
+    size: int
     in_plates: bool
 
-    def take(self, arrays: Sequence[Any], start: int, size: int) -> list[Any]:
+    def take(self, arrays: Sequence[Any], start: int = 0) -> list[Any]:
         """``size`` rows of the arguments from row ``start`` on; beyond the end, copies of the last one."""
-        index = np.minimum(np.arange(start, start + size), self.total - 1)
+        index = np.minimum(np.arange(start, start + self.size), self.total - 1)
         return [np.asarray(a)[index] if by_row else a for a, by_row in zip(arrays, self.arguments, strict=True)]
 
 
 def round_up(count: int) -> int:
-    """The number of rows that ``count`` rows are filled up to: at most twice as many, above 256 a quarter more.
+    """The number of rows that ``count`` rows are filled up to: round numbers, above 100 at most a quarter more.
 
     Example:
-        >>> [round_up(n) for n in (1, 5, 9, 200, 300, 1000, 10_000)]
-        [1, 8, 16, 256, 320, 1024, 10240]
+        >>> [round_up(n) for n in (1, 3, 9, 200, 301, 1000, 10_001)]
+        [1, 5, 10, 200, 350, 1000, 12500]
     """
-    if count <= 1:
-        return count
-    power = max(8, 2 ** math.ceil(math.log2(count)))
-    step = power // 8 if power > _SMALL else power
-    return -(-count // step) * step
+    if count <= _FEW[-1]:
+        return next(n for n in _FEW if n >= count)
+    decade = 10 ** (len(str(count - 1)) - 1)
+    return next(n for n in (quarters * decade // 4 for quarters in _QUARTERS) if n >= count)
 
 
 def filled(run: Callable[..., Any], arrays: Sequence[Any], rows: Rows) -> Any:
-    """``run(arrays, None)``, run at a rounded number of rows."""
-    size = round_up(rows.total)
-    if size == rows.total:
-        return run(arrays, None)
-    found, tree = jax.tree.flatten(run(rows.take(arrays, 0, size), None))
+    """``run(arrays, None)``, run at more rows."""
+    found, tree = jax.tree.flatten(run(rows.take(arrays), None))
     # Slices of arrays in NumPy need no program for every number of rows.
     kept = [_slice(np.asarray(value), axis, rows.total) for value, axis in zip(found, rows.results, strict=True)]
     return jax.tree.unflatten(tree, map(jnp.asarray, kept))
 
 
-def in_batches(run: Callable[..., Any], arrays: Sequence[Any], rows: Rows, size: int, progress_bar: bool) -> Any:
+def in_batches(run: Callable[..., Any], arrays: Sequence[Any], rows: Rows, progress_bar: bool) -> Any:
     """``run(arrays, b)`` of every batch b of rows, put together in host memory.
 
     Args:
         run: from arguments and the number of the batch to results.
         arrays: the arguments.
-        rows: which of them have rows.
-        size: rows in a batch.
+        rows: which of them have rows, and how many are a batch.
         progress_bar: show progress.
     """
-    size = min(size, round_up(rows.total))
+    size = rows.size
     out: list[np.ndarray] = []
     for start in tqdm.trange(0, rows.total, size, desc="batches of rows", disable=not progress_bar):
         batch = np.uint32(start // size)
-        found, tree = jax.tree.flatten(run(rows.take(arrays, start, size), batch))
+        found, tree = jax.tree.flatten(run(rows.take(arrays, start), batch))
         stop = min(size, rows.total - start)
         for i, (value, axis) in enumerate(zip(map(np.asarray, found), rows.results, strict=True)):
             if start == 0:
