@@ -14,6 +14,7 @@ from programs import X, Y, Z, bayesian, deep, explicit, random_params, shallow
 from sizes import mostly_slow
 
 import numpyro_dgp as dgp
+from numpyro_dgp.algebra.row_by_row import row_axes
 from numpyro_dgp.prediction import compiled, predictor
 from numpyro_dgp.prediction.row_batches import round_up
 
@@ -211,8 +212,9 @@ def rows_of(model, methods, *args):
 @pytest.mark.parametrize("name", mostly_slow(["of_groups"], APART))
 def test_rows_that_are_apart_are_found(name):
     model, *args = APART[name]
-    found = rows_of(model, METHODS, *args)
-    assert len(found) == len(METHODS)
+    methods = METHODS if model is not classes else [*METHODS[1:], "probs"]
+    found = rows_of(model, methods, *args)
+    assert len(found) == len(methods)
     assert all(rows is not None and rows.in_plates for rows in found)
 
 
@@ -237,12 +239,15 @@ def test_a_single_row_is_left_as_it_is():
     assert rows_of(shallow, ["predict"], X[:1]) == []
 
 
-EXACT = [(explicit, "functions"), (on_a_ring, "predict"), (counts, "log_density"), (classes, "probs")]
+EXACT = [
+    *((model, "predict") for model in (shallow, on_a_ring, counts)),
+    *((model, "functions") for model in (deep, explicit)),
+    (counts, "log_density"),
+    (classes, "probs"),
+]
 
 
-@pytest.mark.parametrize(
-    "case", mostly_slow([(shallow, "predict")], [(shallow, "predict"), (deep, "functions"), *EXACT])
-)
+@pytest.mark.parametrize("case", mostly_slow([EXACT[0]], EXACT))
 def test_rows_filled_up_change_nothing(case, monkeypatch):
     """Where all that is random is shared by the rows: the same numbers at 21 rows as at 40, and as at 21 alone."""
     model, method = case
@@ -313,7 +318,7 @@ def test_rows_of_different_batches_are_independent_under_a_guide(key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*METHODS, "probs"])
+@pytest.mark.parametrize("method", [*METHODS[1:], "probs"])
 def test_batches_of_every_quantity(method, key, capsys):
     posterior = posterior_of(classes, X)
     together = result(posterior, method, (X,), num_samples=3)
@@ -332,6 +337,10 @@ def test_batches_of_every_quantity(method, key, capsys):
             "expected batch_size to be a positive",
         ),
         (
+            lambda key: posterior_of(classes, X).predict(key, X, batch_size=8),
+            "expected a distribution of y that has them, got RobustMax",
+        ),
+        (
             lambda key: posterior_of(normalised, X).predict(key, X, batch_size=8),
             "expected rows that are predicted independently of each other with batch_size=",
         ),
@@ -340,3 +349,35 @@ def test_batches_of_every_quantity(method, key, capsys):
 def test_bad_batches(call, message, key):
     with pytest.raises(ValueError, match=message):
         call(key)
+
+
+TABLE = jnp.ones(6)
+
+
+@pytest.mark.parametrize(
+    ("program", "axes"),
+    [
+        (lambda X: jax.lax.map(lambda scale: jnp.sin(X) * scale, jnp.arange(3.0)), [1]),
+        (lambda X: X[jnp.arange(len(X))], [0]),
+        (lambda X: TABLE[X[:, 0].astype(int)], [0]),
+        (lambda X: jnp.take_along_axis(X, jnp.zeros((len(X), 1), int), 1), [0]),
+        (lambda X: jax.random.normal(jax.random.key(0), X.shape), [0]),
+        (lambda X: np.arange(len(X)) * X[:, 0], [0]),
+        (lambda X: (X.mean(0), X)[1], [0]),  # what is not used may mix rows
+        (lambda X: X[jnp.arange(len(X)) - 1], None),
+        (lambda X: jnp.arange(len(X)) + len(X), None),
+        (lambda X: np.linspace(0, 1, len(X)) * X[:, 0], None),
+        (lambda X: X ** len(X), None),
+        (lambda X: X @ X.T, None),
+        (lambda X: X[::-1], None),
+        (lambda X: X[0], None),
+        (lambda X: jnp.cumsum(X, 0), None),
+        (lambda X: jax.lax.map(jnp.sin, X), None),
+        (lambda X: jax.random.permutation(jax.random.key(0), X), None),
+        (lambda X: X.at[0].set(1.0), None),
+        (lambda X: X.reshape(-1), None),
+    ],
+)
+def test_rows_of_programs(program, axes):
+    few, many = (jax.make_jaxpr(program)(jnp.ones((n, 2))) for n in (3, 5))
+    assert row_axes(few, many) == axes

@@ -98,7 +98,7 @@ def _same(a: Any, b: Any) -> bool:
         if any(jax.dtypes.issubdtype(c.dtype, jax.dtypes.extended) for c in (a, b)):
             return a is b
         return a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    return type(a) is type(b) and bool(a == b)
+    return type(a) is type(b) and bool(a == b or (a != a and b != b))
 
 
 def _compare(first: Any, second: Any, facts: list[str | None]) -> list[str | None]:
@@ -203,14 +203,18 @@ def _gathered(one: Any, two: Any, axes: list[int | None], facts: list[str | None
     """The axis of rows of what an index picks from an array."""
     numbers, sizes = one.params["dimension_numbers"], one.params["slice_sizes"]
     array, index = axes
-    _require(not numbers.operand_batching_dims)
+    batch = [d for d in range(one.outvars[0].aval.ndim) if d not in numbers.offset_dims]
+    if numbers.operand_batching_dims:
+        pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+        _require((array, index) in pairs)
+        return batch[index or 0]
     if index is None:
         return _kept_axis(one, 0, array or 0)
     if array is not None:  # rows of an array with rows: each its own
         _require(facts[1] == _INDEX and numbers.start_index_map == (array,) and array in numbers.collapsed_slice_dims)
     else:
         _require(sizes == two.params["slice_sizes"])
-    return [d for d in range(one.outvars[0].aval.ndim) if d not in numbers.offset_dims][index]
+    return batch[index]
 
 
 def _of_loop(one: Any, two: Any, axes: list[int | None]) -> None:

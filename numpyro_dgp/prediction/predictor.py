@@ -106,6 +106,7 @@ class Predictor:
         if options.batch_size is None:
             return run(arrays, None) if rows is None else filled(run, arrays, rows)
         if rows is None or not rows.in_plates:
+            jax.eval_shape(run, arrays, None)  # raises what is wrong with the call itself
             raise ValueError(
                 "Posterior: expected rows that are predicted independently of each other with batch_size=, got a "
                 "program in which they are not known to be: joint values (f.joint, exact layers), rows that are added "
