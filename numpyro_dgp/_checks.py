@@ -23,6 +23,7 @@ __all__ = [
     "check_later",
     "compiled_with_checks",
     "is_concrete",
+    "nearest",
     "require_count",
     "require_finite",
     "require_finite_leaves",
@@ -170,10 +171,15 @@ def require_inputs(owner: str, x: Any, dims: int | None = None) -> None:
         )
 
 
+def nearest(name: str, given: Iterable[str]) -> str | None:
+    """The given name that is most like ``name``, if any is like it."""
+    return next(iter(difflib.get_close_matches(name, list(given), 1)), None)
+
+
 def with_nearest(missing: Iterable[str], given: Iterable[str]) -> str:
     """Names, each with the given one that it is nearest to."""
     listed = []
     for name in sorted(missing):
-        near = difflib.get_close_matches(name, list(given), 1)
-        listed.append(f"{name!r} (nearest: {near[0]!r})" if near else repr(name))
+        near = nearest(name, given)
+        listed.append(f"{name!r} (nearest: {near!r})" if near else repr(name))
     return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import is_concrete, nearest
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.initial_state import has_no_state, initial_state
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
@@ -110,11 +109,11 @@ def _require_same_sites(owner: str, svi: SVI, sites: SitesOfFit) -> None:
 def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, ProgramSite]) -> None:
     """Raise unless a value can be the initial value of a parameter."""
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, 1, 0.0)
-        nearest = f"the nearest is {near[0]!r}, " if near else ""
+        near = nearest(str(name), known)
+        found = f"the nearest is {near!r}, " if near else ""
         names = f"{list(known)[:_SHOWN]}{' and more' if len(known) > _SHOWN else ''}"
         raise ValueError(
-            f"{owner}: expected names of parameters in init_params, got {name!r}: {nearest}and all are {names}"
+            f"{owner}: expected names of parameters in init_params, got {name!r}: {found}and all are {names}"
         )
     site = known[name]
     where = f"{owner}: expected init_params[{name!r}] to"
