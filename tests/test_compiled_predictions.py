@@ -218,6 +218,7 @@ def test_rows_that_are_apart_are_found(name):
     assert all(rows is not None and rows.in_plates for rows in found)
 
 
+@pytest.mark.filterwarnings("ignore:Posterior. expected every row to be predicted by itself")
 @pytest.mark.parametrize("model", mostly_slow([normalised, by_number, summed], TOGETHER))
 def test_rows_that_meet_are_left_as_they_are(model):
     assert set(rows_of(model, ["predict"], X)) <= {None}
@@ -329,6 +330,7 @@ def test_batches_of_every_quantity(method, key, capsys):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9), found, together)
 
 
+@pytest.mark.filterwarnings("ignore:Posterior. expected every row to be predicted by itself")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
