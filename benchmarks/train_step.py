@@ -27,12 +27,15 @@ from typing import Any
 
 import numpy as np
 
-IMPLEMENTATIONS = {
-    "numpyro_dgp": "ours",
-    "gpflux": "gpflux_peer",
-    "gpytorch": "gpytorch_peer",
-    "gpflow": "gpflow_peer",
-    "gpjax": "gpjax_peer",
+# Module and options of ``build``; the package comes before a comma.
+IMPLEMENTATIONS: dict[str, tuple[str, dict[str, bool]]] = {
+    "numpyro_dgp": ("ours", {}),
+    "gpflux": ("gpflux_peer", {}),
+    "gpflux, XLA": ("gpflux_peer", {"xla": True}),
+    "gpytorch": ("gpytorch_peer", {}),
+    "gpflow": ("gpflow_peer", {}),
+    "gpflow, XLA": ("gpflow_peer", {"xla": True}),
+    "gpjax": ("gpjax_peer", {}),
 }
 SHALLOW = ("gpflow", "gpjax")  # packages without layers
 
@@ -47,14 +50,16 @@ def make_data(batch: int, dims: int = 8, num_inducing: int = 100) -> tuple[np.nd
 
 def work(name: str) -> None:
     """Serve requests on stdin: build a configuration, or time some steps of one."""
-    build = importlib.import_module(f"implementations.{IMPLEMENTATIONS[name]}").build
+    module, options = IMPLEMENTATIONS[name]
+    build = importlib.import_module(f"implementations.{module}").build
     step, steps = None, 1
     for line in sys.stdin:
         request = json.loads(line)
         if "layers" in request:
             steps = request["loop"] if name == "numpyro_dgp" else 1
             several = {} if steps == 1 else {"steps": steps}
-            step = build(*make_data(request["batch"]), request["layers"], request["dtype"], **several)
+            data = make_data(request["batch"], num_inducing=request["inducing"])
+            step = build(*data, request["layers"], request["dtype"], **several, **options)
             reply: Any = step()
         else:
             reply = []
@@ -102,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3, 5])
+    parser.add_argument("--num-inducing", type=int, default=100)
     parser.add_argument("--dtype", nargs="+", default=["float32", "float64"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="of one implementation in one round")
@@ -117,9 +123,10 @@ def main() -> None:
     for dtype in arguments.dtype:
         for batch in arguments.batch:
             for layers in arguments.layers:
-                names = [name for name in columns if layers == 1 or name not in SHALLOW]
+                names = [name for name in columns if layers == 1 or name.split(",")[0] not in SHALLOW]
                 workers = {name: start_worker(__file__, name) for name in names}
                 config = {"dtype": dtype, "batch": batch, "layers": layers, "loop": arguments.loop}
+                config["inducing"] = arguments.num_inducing
                 losses = {name: ask(worker, config) for name, worker in workers.items()}
                 times: dict[str, list[float]] = {name: [] for name in names}
                 for round in range(arguments.rounds + 1):

@@ -22,7 +22,9 @@ def use_precision(dtype: str) -> None:
     gpflow.config.set_default_jitter(1e-6 if dtype == "float64" else 1e-5)
 
 
-def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
+def build(
+    X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str, xla: bool = False
+) -> Callable[[], float]:
     """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
     if num_layers != 1:
         raise ValueError(f"gpflow: expected one layer, got {num_layers}")
@@ -36,7 +38,7 @@ def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: s
     data = tf.constant(X, dtype), tf.constant(y[:, None], dtype)
     optimiser = tf_keras.optimizers.legacy.Adam(RATE)
 
-    @tf.function
+    @tf.function(jit_compile=xla or None)
     def update(X: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = -model.maximum_log_likelihood_objective((X, y))

@@ -18,8 +18,8 @@ from implementations.gpflow_peer import use_precision
 from implementations.training import RATE, Training
 
 
-def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int) -> Training:
-    """The model of ``ours.py``, trained by Adam."""
+def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int, xla: bool = False) -> Training:
+    """The model of ``ours.py``, trained by Adam; with ``xla`` a step is compiled by XLA."""
     use_precision(dtype)
     tf_keras.backend.set_floatx(dtype)
     Z = np.asarray(Z, dtype)
@@ -43,7 +43,7 @@ def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int) -> Training
     model, prediction = deep.as_training_model(), deep.as_prediction_model()
     optimiser = tf_keras.optimizers.legacy.Adam(RATE)
 
-    @tf.function
+    @tf.function(jit_compile=xla or None)
     def update(X: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             model({"inputs": X, "targets": y[:, None]}, training=True)
@@ -65,8 +65,10 @@ def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int) -> Training
     return Training(lambda X, y: update(tf.convert_to_tensor(X, dtype), tf.convert_to_tensor(y, dtype)), predict)
 
 
-def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
+def build(
+    X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str, xla: bool = False
+) -> Callable[[], float]:
     """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
-    update, _ = train(Z, num_layers, dtype, len(X))
+    update, _ = train(Z, num_layers, dtype, len(X), xla)
     data = tf.constant(X, dtype), tf.constant(y, dtype)
     return lambda: float(update(*data))

@@ -70,7 +70,7 @@ def build(
     """A function that does Adam steps on the minibatch (X, y), in one compiled call, and returns the first loss."""
     jax.config.update("jax_enable_x64", dtype == "float64")
     svi, data = make(X, y, Z, num_layers, dtype)
-    state = [svi.init(jax.random.key(0), *data)]
+    state = [jax.jit(svi.init)(jax.random.key(0), *data)]
 
     @jax.jit
     def update(state: Any, *data: jax.Array) -> tuple[Any, jax.Array]:
@@ -105,7 +105,7 @@ def train(
     def update(X: Any, y: Any) -> jax.Array:
         data = jnp.asarray(X, dtype), jnp.asarray(y, dtype)
         if not states:
-            states.append(svi.init(jax.random.key(0), *data))
+            states.append(jax.jit(svi.init)(jax.random.key(0), *data))
         states[0], loss = step(states[0], *data)
         return loss
 
