@@ -165,10 +165,20 @@ def sampled(model, *args, collapse="auto"):
     return found
 
 
+def two_functions(x=ROWS, y=None):
+    """Of which one has no random hyperparameters, and the other is seen by no Gaussian likelihood."""
+    a, b = (dgp.gp(name, dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z)) for name in "ab")
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dgp.Likelihood(a(x), lambda v: dist.Normal(v, 0.3)), obs=y)
+        numpyro.sample("z", dgp.Likelihood(b(x), lambda v: dist.Poisson(jnp.exp(v))), obs=jnp.ones(len(x)))
+
+
 def test_which_sites_are_sampled():
     assert sampled(program, ROWS, TARGET) == {"s", "scale", "f", "h_white"}
     assert sampled(program, ROWS, TARGET, collapse=False) == {"s", "scale", "f", "h_white", "g"}
     assert "g" in sampled(program, ROWS)  # nothing is observed
+    assert sampled(shallow, X, Y) == {"g"}  # nothing else is random
+    assert sampled(two_functions, ROWS, TARGET) == {"b"}
     scoped = handlers.scope(program, prefix="inside")
     assert "inside/g" not in sampled(scoped, ROWS, TARGET)
 
@@ -232,33 +242,61 @@ def test_other_layers(inducing, use, y, message):
         sampled(model, ROWS, y, collapse=True)
 
 
+def test_numpy_arrays():
+    """Rows that the indices of a plate pick, and settings of which the program needs the values; not both in one."""
+
+    def model(X, y):
+        size = int(X[0, 0] > 5)
+        numpyro.sample("noise", dist.LogNormal(0.0, 1.0).expand([size + 1]).to_event(1))
+        shallow(X, y)
+
+    for program, kind in ((shallow_and_noise, "deterministic"), (model, "sample")):
+        with handlers.seed(rng_seed=0), handlers.trace() as sites:
+            dgp.for_mcmc(program)(np.asarray(X), np.asarray(Y))
+        assert sites["g"]["type"] == kind
+    with handlers.seed(rng_seed=0), pytest.raises(ValueError, match="got one that needs the values of its arguments"):
+        dgp.for_mcmc(model, collapse=True)(np.asarray(X), np.asarray(Y))
+
+
 def test_settings():
     with pytest.raises(ValueError, match="expected collapse to be \"auto\", True or False, got 'yes'"):
         dgp.for_mcmc(deep, collapse="yes")
+    with pytest.raises(ValueError, match="got 'g': nothing else is left to sample, its posterior is the Gaussian of"):
+        sampled(shallow, X, Y, collapse=True)
     with pytest.raises(ValueError, match="got plate 'data' that takes 7 of 30 rows"):
         sampled(deep, X, Y, 7, collapse=True)
 
 
-def noisy(X, y=None):
+def shallow_and_noise(X, y=None):
     shallow(X, y, noise=numpyro.sample("noise", dist.LogNormal(-1.0, 0.5)))
 
 
 def test_draws_are_new_at_every_position_of_a_chain():
-    at = lambda z: constrain_fn(dgp.for_mcmc(noisy), (X, Y), {}, {"noise": z}, return_deterministic=True)["g"]  # noqa: E731
+    program = dgp.for_mcmc(shallow_and_noise)
+    at = lambda z: constrain_fn(program, (X, Y), {}, {"noise": z}, return_deterministic=True)["g"]  # noqa: E731
     first, again, other = jax.jit(jax.vmap(at))(jnp.array([-1.0, -1.0, np.nextafter(-1.0, 0.0)]))
     np.testing.assert_array_equal(first, again)
     assert (first != other).all()
 
 
 @pytest.mark.slow
+def test_draws_of_a_function_that_no_other_site_tells_about_are_new():
+    """Its posterior is the same at every position of the chain, and its draws are not."""
+    program = dgp.for_mcmc(two_functions)
+    at = lambda b: constrain_fn(program, (ROWS, TARGET), {}, {"b": b}, return_deterministic=True)["a"]  # noqa: E731
+    draws = jax.jit(jax.vmap(at))(jax.random.normal(jax.random.key(0), (500, 8)))
+    assert (draws.std(0) > 0.05).all()
+
+
+@pytest.mark.slow
 def test_chains_predict():
-    mcmc = MCMC(NUTS(dgp.for_mcmc(noisy)), num_warmup=100, num_samples=50, progress_bar=False)
+    mcmc = MCMC(NUTS(dgp.for_mcmc(shallow_and_noise)), num_warmup=100, num_samples=50, progress_bar=False)
     mcmc.run(jax.random.key(0), X, Y)
     samples = mcmc.get_samples()
     assert {name: draws.shape for name, draws in samples.items()} == {"g": (50, 8), "noise": (50,)}
     assert mcmc.last_state.z.keys() == {"noise"}
-    assert Predictive(dgp.for_mcmc(noisy), samples)(jax.random.key(0), X[:3])["y"].shape == (50, 3)
-    mixture = dgp.Posterior(noisy, samples=samples).predict(jax.random.key(1), X, num_samples=50)
+    assert Predictive(dgp.for_mcmc(shallow_and_noise), samples)(jax.random.key(0), X[:3])["y"].shape == (50, 3)
+    mixture = dgp.Posterior(shallow_and_noise, samples=samples).predict(jax.random.key(1), X, num_samples=50)
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.2
 
 

@@ -81,6 +81,7 @@ def run_in_coordinates(
     guide: Program,
     params: Mapping[str, Array],
     layers: frozenset[str],
+    insist: bool,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
@@ -93,7 +94,8 @@ def run_in_coordinates(
         model: the program.
         guide: the guide.
         params: parameters of both.
-        layers: sites of inducing values that are integrated.
+        layers: sites of inducing values that are integrated, where the guide draws them on their own.
+        insist: whether it is an error if it does not.
         args: arguments of both.
         kwargs: keyword arguments of both.
     """
@@ -105,6 +107,13 @@ def run_in_coordinates(
         shapes.update(run({})[1])
 
     jax.eval_shape(find_shapes)
+    if insist and not layers <= shapes.keys():
+        raise ValueError(
+            f"for_mcmc: expected a guide that draws {sorted(layers - shapes.keys())} on their own for collapse=True, "
+            f"got {type(guide).__name__}, which draws all sites together: use dgp.guides.InducingPoint, or leave "
+            "collapse out"
+        )
+    layers = layers & shapes.keys()
     white = {
         name: numpyro.sample(f"{name}_white", StandardNormal(shape, dtype))
         for name, (shape, dtype) in shapes.items()

@@ -32,6 +32,7 @@ from numpyro_dgp.guides.collapsed.gaussian_uses import arrays_of, optimal_belief
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.function_values import MixedValues
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.program import with_traceable
 from numpyro_dgp.model.random_function import InducedFunction
 from numpyro_dgp.model.sites import Message, Trace, hide, site_kind, unwrap
 
@@ -49,6 +50,7 @@ class Integrate(Messenger):
         self.layers = layers
         self.quadratics: dict[str, Quadratic] = {}
         self.scalar: dict[str, bool] = {}
+        self.position: list[Array] = []
         super().__init__()
 
     def process_message(self, msg: Message) -> None:
@@ -66,6 +68,10 @@ class Integrate(Messenger):
             self.quadratics[layer] = found if before is None else before.plus(found)
             hide(msg)
 
+    def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] not in self.layers:
+            self.position.append(jnp.asarray(msg["value"]))
+
     def __enter__(self) -> Callable[[], None]:  # type: ignore[override]
         super().__enter__()
         return self.finish
@@ -73,18 +79,19 @@ class Integrate(Messenger):
     def finish(self) -> None:
         """Add the integrals to the density of the program, and draws of the inducing values to its sites.
 
-        The random key of a draw is made of the numbers that its distribution was computed from: new at every position
-        of a chain, and the same each time that the program runs at that position.
+        The random key of a draw is made of the values of all other random sites: new at every position of a chain, and
+        the same each time that the program runs at that position.
         """
-        for name, total in self.quadratics.items():
+        for i, (name, total) in enumerate(self.quadratics.items()):
+            key = jax.random.fold_in(_key_of(self.position), i)
             numpyro.factor(f"{name}_integrated", total.bound().sum())
-            belief = optimal_belief(total, self.scalar[name])
-            numpyro.deterministic(name, belief.sample(_key_of(total.b)))
+            numpyro.deterministic(name, optimal_belief(total, self.scalar[name]).sample(key))
 
 
-def _key_of(numbers: Array) -> Array:
-    """A PRNG key that is a hash of the bits of an array."""
-    words = jax.lax.bitcast_convert_type(numbers, jnp.uint32).reshape(-1)
+def _key_of(arrays: list[Array]) -> Array:
+    """A PRNG key that is a hash of the bits of all numbers."""
+    wide = [a if a.dtype.itemsize >= 4 else a.astype(jnp.float32) for a in arrays]
+    words = jnp.concatenate([jax.lax.bitcast_convert_type(a, jnp.uint32).reshape(-1) for a in wide])
     factors = jax.random.bits(jax.random.key(0), (2, words.size), jnp.uint32)
     return jax.random.wrap_key_data((factors * words).sum(1, dtype=jnp.uint32), impl="threefry2x32")
 
@@ -117,6 +124,38 @@ def layers_to_integrate(
     Raises:
         ValueError: ``collapse=True``, and the program observes data but has no layer that can be integrated.
     """
+    inspected = with_traceable(lambda args, kwargs: _readings(model, args, kwargs, params), args, kwargs)
+    if inspected is None:
+        if collapse is True:
+            raise ValueError(
+                "for_mcmc: expected collapse=True for a program that can be traced, got one that needs the values of "
+                "its arguments: pass rows as JAX arrays, and settings by functools.partial"
+            )
+        return frozenset(), True
+    sites, facts = inspected
+    samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    inducing = [name for name, site in samples.items() if isinstance(unwrap(site["fn"]), InducingPrior)]
+    readers = {n: [by for by, of in facts.items() if any(n in fact for fact in of)] for n in inducing}
+    obstacles = {name: _obstacle(name, samples, readers[name]) for name in inducing}
+    layers = frozenset(name for name, obstacle in obstacles.items() if obstacle is None)
+    on_data = any(site["is_observed"] for site in samples.values())
+    if layers and not [name for name, site in samples.items() if not site["is_observed"] and name not in layers]:
+        why = "nothing else is left to sample, its posterior is the Gaussian of dgp.guides.Collapsed(model)"
+        obstacles, layers = dict.fromkeys(layers, why), frozenset()
+    if collapse is True and on_data and not layers:
+        which = "; ".join(f"{name!r}: {obstacle}" for name, obstacle in obstacles.items())
+        raise ValueError(
+            "for_mcmc: expected collapse=True for a program with a layer of dgp.Points that only Gaussian likelihoods "
+            f"see, dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise)), got {which or 'no inducing values'}: leave "
+            'collapse out, which is "auto", or write the likelihood so'
+        )
+    return layers if collapse else frozenset(), on_data
+
+
+def _readings(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], params: Mapping[str, Array]
+) -> tuple[Trace, dict[str, list[Any]]]:
+    """A trace of the program, and which inducing values every site reads, by :func:`_read_by`."""
     found: list[Trace] = []
 
     def run() -> dict[str, list[Array]]:
@@ -127,21 +166,7 @@ def layers_to_integrate(
         return {name: _read_by(site) for name, site in sites.items()}
 
     facts = row_dependence(run)
-    (sites,) = found
-    samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
-    inducing = [name for name, site in samples.items() if isinstance(unwrap(site["fn"]), InducingPrior)]
-    readers = {n: [by for by, of in facts.items() if any(n in fact for fact in of)] for n in inducing}
-    obstacles = {name: _obstacle(name, samples, readers[name]) for name in inducing}
-    layers = frozenset(name for name, obstacle in obstacles.items() if obstacle is None)
-    on_data = any(site["is_observed"] for site in samples.values())
-    if collapse is True and on_data and not layers:
-        which = "; ".join(f"{name!r}: {obstacle}" for name, obstacle in obstacles.items())
-        raise ValueError(
-            "for_mcmc: expected collapse=True for a program with a layer of dgp.Points that only Gaussian likelihoods "
-            f"see, dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise)), got {which or 'no inducing values'}: leave "
-            'collapse out, which is "auto", or write the likelihood so'
-        )
-    return layers if collapse else frozenset(), on_data
+    return found[0], facts
 
 
 def _read_by(site: Message) -> list[Array]:

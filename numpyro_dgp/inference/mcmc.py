@@ -197,7 +197,8 @@ class _Prepared:
                 return self._run(args, kwargs)
             layers, on_data = layers_to_integrate(self.model, args, kwargs, self.params, self.collapse)
             if on_data and self.guide is not None:
-                return run_in_coordinates(self.model, self.guide, self.params, layers, args, kwargs)
+                insist = self.collapse is True
+                return run_in_coordinates(self.model, self.guide, self.params, layers, insist, args, kwargs)
             with Integrate(layers) as finish:
                 result = self._run(args, kwargs)
             finish()
