@@ -102,18 +102,21 @@ def run_in_coordinates(
     program = _with_spread_points(guide) if isinstance(guide, Guide) else guide
     run = partial(_run_guide, program, params, args, kwargs)
     shapes: dict[str, Any] = {}
+    together: set[str] = set()
 
     def find_shapes() -> None:
-        shapes.update(run({})[1])
+        sites, found = run({})
+        shapes.update(found)
+        together.update(layers & sites.keys() - found.keys())
 
     jax.eval_shape(find_shapes)
-    if insist and not layers <= shapes.keys():
+    if insist and together:
         raise ValueError(
-            f"for_mcmc: expected a guide that draws {sorted(layers - shapes.keys())} on their own for collapse=True, "
+            f"for_mcmc: expected a guide that draws {sorted(together)} on their own for collapse=True, "
             f"got {type(guide).__name__}, which draws all sites together: use dgp.guides.InducingPoint, or leave "
             "collapse out"
         )
-    layers = layers & shapes.keys()
+    layers = layers - together
     white = {
         name: numpyro.sample(f"{name}_white", StandardNormal(shape, dtype))
         for name, (shape, dtype) in shapes.items()
