@@ -40,6 +40,7 @@ def main() -> None:
                     2,
                     "inducing-point",
                     num_inducing=128,
+                    optimizer="adam",
                     steps=arguments.steps,
                     seed=split,
                     likelihood=likelihood,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -29,7 +30,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import SVI
+from numpyro.infer import MCMC, NUTS, SVI
 
 import numpyro_dgp as dgp
 from numpyro_dgp.inference.array_files import read_arrays
@@ -38,6 +39,8 @@ X = np.linspace(-1, 1, 60, dtype=np.float32)[:, None]
 Y = np.sin(4 * X[:, 0])
 EVERY = 20
 FUNCTIONS = ("fit", "fit_stream")
+DRAWS = 10
+"""Of one piece of a chain, after which its state is saved."""
 
 
 def program(X: jax.Array, y: jax.Array | None = None) -> None:
@@ -47,7 +50,9 @@ def program(X: jax.Array, y: jax.Array | None = None) -> None:
 
 
 def run(function: str, steps: int, file: Path | None) -> dict[str, np.ndarray]:
-    """A fit by ``dgp.fit`` or ``dgp.fit_stream``: its losses and parameters."""
+    """A fit by ``dgp.fit`` or ``dgp.fit_stream``: its losses and parameters. A chain of NUTS: its draws."""
+    if function == "chain":
+        return chain(steps // 20, file)
     model = program if function == "fit" else dgp.minibatch(program, data=len(X))
     svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
     options = {"checkpoint": file, "checkpoint_every": EVERY, "progress_bar": False}
@@ -56,6 +61,22 @@ def run(function: str, steps: int, file: Path | None) -> dict[str, np.ndarray]:
     else:
         result = dgp.fit_stream(svi, jax.random.key(0), steps, dgp.Stream((X, Y), 20, block=5), **options)
     return {"losses": np.asarray(result.losses)} | {k: np.asarray(v) for k, v in result.params.items()}
+
+
+def chain(pieces: int, file: Path | None) -> dict[str, np.ndarray]:
+    """A chain in pieces, whose state and draws are saved after each of them."""
+    mcmc = MCMC(NUTS(dgp.for_mcmc(program)), num_warmup=50, num_samples=DRAWS, progress_bar=False)
+    state, draws = pickle.loads(file.read_bytes()) if file and file.exists() else (None, [])
+    while len(draws) < pieces:
+        mcmc.post_warmup_state = state
+        mcmc.run(jax.random.PRNGKey(0) if state is None else state.rng_key, X, Y)
+        state = jax.device_get(mcmc.last_state)
+        draws = [*draws, np.asarray(mcmc.get_samples()["f"])]
+        if file:
+            part = file.with_suffix(".part")
+            part.write_bytes(pickle.dumps((state, draws)))
+            part.replace(file)
+    return {"f": np.concatenate(draws)}
 
 
 def work(function: str, steps: int, file: str, out: str) -> None:
@@ -70,7 +91,7 @@ class Fits:
     def __init__(self, folder: Path, steps: int) -> None:
         self.folder, self.steps = folder, steps
         self.expected, self.seconds = {}, {}
-        for function in FUNCTIONS:
+        for function in (*FUNCTIONS, "chain"):
             start = time.perf_counter()
             _, error = self.start(function, None, f"{function}-whole.npz").communicate()
             self.seconds[function] = time.perf_counter() - start
@@ -96,7 +117,11 @@ class Fits:
 
 
 def steps_in(file: Path) -> int:
-    return len(read_arrays("reliability", file, "")["losses"]) if file.exists() else 0
+    if not file.exists():
+        return 0
+    if file.name.startswith("chain"):
+        return len(pickle.loads(file.read_bytes())[1])
+    return len(read_arrays("reliability", file, "")["losses"])
 
 
 def kills(fits: Fits, function: str, count: int) -> str:
@@ -118,7 +143,7 @@ def kills(fits: Fits, function: str, count: int) -> str:
         finished += 1
         identical += fits.same(function, "killed.npz", error)
         left += len(list(fits.folder.glob(f"{file.name}.*")))
-    hits = f"{done} kills, {useful} of them after the first checkpoint"
+    hits = f"{done} kills, {useful} of them after the first save"
     return f"{hits}; {identical} of {finished} finished fits identical; {left} files left behind"
 
 
@@ -276,6 +301,7 @@ def main() -> None:
             rows[f"SIGKILL at random times, `{f}`"] = lambda f=f: kills(fits, f, arguments.kills)
             rows[f"SIGINT, `{f}`"] = lambda f=f: interrupt(fits, f)
             rows[f"two processes on one checkpoint, `{f}`"] = lambda f=f: two_at_once(fits, f)
+        rows["SIGKILL at random times, a chain of NUTS in pieces"] = lambda: kills(fits, "chain", arguments.kills)
         rows["a checkpoint cut off at every byte"] = lambda: truncations(fits)
         rows["a path that cannot be written"] = lambda: unwritable(fits)
         rows["the folder vanishes while the fit runs"] = lambda: vanishing(fits)

@@ -41,6 +41,7 @@ def run(path: Path, results: Path, likelihood: str, layers: int, split: int, ste
         layers,
         "inducing-point",
         num_inducing=128,
+        optimizer="adam",
         steps=steps,
         seed=split,
         likelihood=likelihood,

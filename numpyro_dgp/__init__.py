@@ -1,5 +1,9 @@
 """Deep Gaussian processes as NumPyro primitives: one program, swappable guides."""
 
+import warnings
+
+import jax
+
 from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial, kernels, means, optim, rings, testing
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
@@ -22,6 +26,15 @@ from numpyro_dgp.representations.grid import Grid
 from numpyro_dgp.representations.points import Points
 
 __version__ = "0.1.0"
+
+if jax.__version_info__[:2] == (0, 10):
+    warnings.warn(
+        f"numpyro_dgp: expected a JAX other than 0.10, got {jax.__version__}, whose programs can stop for ever on CPUs "
+        "where two layers are factorised at the same time: pip install 'jax>=0.12'",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+del warnings, jax
 
 # In reading order: the program, its parts, its guides, inference, prediction, practicalities.
 __all__ = [

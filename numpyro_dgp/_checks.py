@@ -1,23 +1,29 @@
 """Checks of user input. Each raises ``ValueError``: what was expected, what came, what to try.
 
 A check looks at values only when they are concrete. Under ``jit``, ``grad`` or ``vmap`` the values
-are tracers and only shapes are checked, so checking costs nothing in a compiled step.
+are tracers and only shapes are checked, so checking costs nothing in a compiled step. A program that is compiled by
+:func:`compiled_with_checks` also says whether some check of a traced value would have spoken.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 
-from numpyro_dgp._typing import ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = [
+    "check_later",
+    "compiled_with_checks",
     "is_concrete",
+    "nearest",
     "require_count",
     "require_finite",
     "require_finite_leaves",
@@ -37,6 +43,37 @@ def is_concrete(*values: Any) -> bool:
     return not any(isinstance(v, jax.core.Tracer | jax.ShapeDtypeStruct) for v in leaves)
 
 
+_CHECKING_LATER: ContextVar[bool] = ContextVar("_CHECKING_LATER", default=False)
+"""Whether the program that is being traced collects its checks: set by ``compiled_with_checks`` while it traces."""
+
+
+def check_later(holds: Callable[[], Array]) -> None:
+    """What a check does with traced values: nothing, unless the program is traced by :func:`compiled_with_checks`.
+
+    Args:
+        holds: whether the values pass, as an array of JAX.
+    """
+    if _CHECKING_LATER.get():
+        checkify.debug_check(jnp.all(holds()), "a check of a traced value")
+
+
+def compiled_with_checks(function: Callable[..., Any], *args: Any) -> tuple[Any, bool]:
+    """``function(*args)`` as one compiled program, and whether all checks of traced values in it passed.
+
+    If not, calling ``function`` without compiling it raises the error, or gives the warning.
+    """
+
+    def checking(*args: Any) -> Any:
+        token = _CHECKING_LATER.set(True)
+        try:
+            return function(*args)
+        finally:
+            _CHECKING_LATER.reset(token)
+
+    error, result = jax.jit(checkify.checkify(checking, errors=checkify.user_checks))(*args)
+    return result, error.get() is None
+
+
 def require_count(owner: str, name: str, value: Any, hint: str) -> None:
     """Raise unless ``value`` is a positive integer."""
     if not isinstance(value, int | np.integer) or value < 1:
@@ -46,7 +83,7 @@ def require_count(owner: str, name: str, value: Any, hint: str) -> None:
 def require_finite(what: str, value: ArrayLike, hint: str) -> None:
     """Raise unless every entry of ``value`` is finite."""
     if not is_concrete(value):
-        return
+        return check_later(lambda: jnp.isfinite(value))
     array = np.asarray(value)
     if array.dtype.kind in "OUSmM":
         raise ValueError(f"expected {what} to be numbers, got dtype {array.dtype}: {hint}")
@@ -71,7 +108,7 @@ _POSITIVE = "give it a prior with positive support (LogNormal, HalfNormal, Gamma
 def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POSITIVE) -> None:
     """Raise unless every entry of ``value`` is positive."""
     if not is_concrete(value):
-        return
+        return check_later(lambda: jnp.asarray(value) > 0)
     array = np.asarray(value)
     if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.number):
         raise ValueError(f"expected the {name} of {owner} to be a positive number, got {type(value).__name__}: try 0.1")
@@ -134,10 +171,15 @@ def require_inputs(owner: str, x: Any, dims: int | None = None) -> None:
         )
 
 
+def nearest(name: str, given: Iterable[str]) -> str | None:
+    """The given name that is most like ``name``, if any is like it."""
+    return next(iter(difflib.get_close_matches(name, list(given), 1)), None)
+
+
 def with_nearest(missing: Iterable[str], given: Iterable[str]) -> str:
     """Names, each with the given one that it is nearest to."""
     listed = []
     for name in sorted(missing):
-        near = difflib.get_close_matches(name, list(given), 1)
-        listed.append(f"{name!r} (nearest: {near[0]!r})" if near else repr(name))
+        near = nearest(name, given)
+        listed.append(f"{name!r} (nearest: {near!r})" if near else repr(name))
     return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")

@@ -1,38 +1,47 @@
-"""Running a program once per draw, in blocks of draws; draws of whole functions."""
+"""Running a program once per draw, in blocks of draws; random numbers of single rows; draws of whole functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpyro
+from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_blocks import rows_in_cache
+from numpyro_dgp.algebra.row_by_row import independent_draw
 from numpyro_dgp.model.beliefs import FunctionDraw
 from numpyro_dgp.model.refusals import whole_data
 from numpyro_dgp.model.sites import Message, Trace, site_kind
 
-__all__ = ["DrawFunctions", "Whole", "hidden_values", "over_draws", "sample_values"]
+__all__ = [
+    "BatchKeys",
+    "DrawFunctions",
+    "DrawnSite",
+    "IndependentDraws",
+    "Whole",
+    "hidden_values",
+    "over_draws",
+    "sample_values",
+]
 
 
-def over_draws(
-    function: Callable[..., Any],
-    num_samples: int,
-    treedef: Any,
-    constants: tuple[Any, ...],
-    key: Array,
-    samples: dict[str, Array],
-    arrays: list[Array | None],
-) -> Any:
-    """Call ``function`` for every draw, in blocks of draws so small that intermediate results stay in cache."""
-    leaves = [c if a is None else a for a, c in zip(arrays, constants, strict=True)]
-    args, kwargs = jax.tree.unflatten(treedef, leaves)
-    data = [a for a in arrays if a is not None]
-    most = rows_in_cache(jnp.result_type(jnp.float32, *data)) // max([len(a) for a in data], default=1)
-    draws = jax.random.split(key, num_samples), samples
-    return jax.lax.map(lambda draw: function(*draw, args, kwargs), draws, batch_size=max(1, most))
+def over_draws(function: Callable[..., Any], draws: Any, rows: int, dtype: Any) -> Any:
+    """``function(*draw)`` for every draw, in blocks of draws so small that intermediate results stay in cache.
+
+    Args:
+        function: of one draw.
+        draws: its arguments, with draws along the first axis.
+        rows: how many rows it computes.
+        dtype: in which precision.
+    """
+    total = len(jax.tree.leaves(draws)[0])
+    least = -(-total // max(1, rows_in_cache(dtype) // rows))
+    # Blocks of one size make one loop: what is left over would be compiled once more.
+    count = next((c for c in range(least, 2 * least) if total % c == 0), least)
+    return jax.lax.map(lambda draw: function(*draw), draws, batch_size=-(-total // count))
 
 
 def hidden_values(sites: Trace) -> dict[str, Array]:
@@ -43,6 +52,65 @@ def hidden_values(sites: Trace) -> dict[str, Array]:
 def sample_values(sites: Trace) -> dict[str, Any]:
     """Values of the sample sites of a run."""
     return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
+
+
+class BatchKeys(Messenger):
+    """Gives a seeded program the random numbers of one batch of rows: in the plates of the rows others for every batch,
+    and elsewhere the same ones, so that all batches share one draw of what their rows share.
+
+    Args:
+        fn: the program, seeded with one key for all batches.
+        plates: the plates of the rows, a set for every predicted site.
+        batch: the number of the batch.
+    """
+
+    def __init__(self, fn: Callable[..., Any], plates: tuple[frozenset[str], ...], batch: Array) -> None:
+        self.plates, self.batch = plates, batch
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        key = msg["kwargs"].get("rng_key")
+        inside = {handler.name for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)}
+        if key is not None and any(plates <= inside for plates in self.plates):
+            msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.batch)
+
+
+class DrawnSite(NamedTuple):
+    """A site that a program draws.
+
+    Args:
+        name: its name.
+        batch_shape: of its distribution.
+        event_shape: of its distribution.
+        plates: the plates that it is in.
+    """
+
+    name: str
+    batch_shape: tuple[int, ...]
+    event_shape: tuple[int, ...]
+    plates: frozenset[str]
+
+
+class IndependentDraws(Messenger):
+    """Marks every draw for :func:`~numpyro_dgp.algebra.row_by_row.row_axes`, outside all other handlers; collects the
+    sites."""
+
+    def __init__(self) -> None:
+        self.sites: list[DrawnSite] = []
+        super().__init__()
+
+    def __enter__(self) -> IndependentDraws:
+        super().__enter__()
+        return self
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        fn, kwargs = msg["fn"], msg["kwargs"]
+        plates = frozenset(frame.name for frame in msg["cond_indep_stack"])
+        self.sites.append(DrawnSite(msg["name"], fn.batch_shape, fn.event_shape, plates))
+        if msg["value"] is None and kwargs["rng_key"] is not None:
+            msg["value"] = independent_draw(lambda key: fn(rng_key=key, sample_shape=()), kwargs["rng_key"])
 
 
 class Whole(whole_data):

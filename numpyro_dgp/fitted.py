@@ -6,23 +6,31 @@ prior: each would be a prediction of something that was never fitted.
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_finite, require_finite_leaves, require_key, with_nearest
 from numpyro_dgp._data import as_array
+from numpyro_dgp._typing import Array
+from numpyro_dgp.draws import BatchKeys, Whole, sample_values
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.model.calls import Call
-from numpyro_dgp.model.program import Program
+from numpyro_dgp.guides.run import marginal, traces
+from numpyro_dgp.model.calls import Call, inspect_call
+from numpyro_dgp.model.program import Program, inspect_program
 from numpyro_dgp.model.sites import Message, Trace
 
 __all__ = [
+    "Fit",
     "RequireParameters",
+    "Target",
     "as_data",
     "given_draw",
     "require_arguments",
@@ -31,7 +39,108 @@ __all__ = [
     "require_own_functions",
     "require_rules",
     "require_unobserved",
+    "warn_rows_together",
 ]
+
+
+class Target(NamedTuple):
+    """What a prediction is of.
+
+    Args:
+        site: the observed site; ``None`` where no single one is asked for.
+        plates: the plates of each predicted site.
+        batch: the number of the batch of rows; ``None`` for all rows at once.
+    """
+
+    site: str | None
+    plates: tuple[frozenset[str], ...]
+    batch: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted program and its runs at new inputs.
+
+    Args:
+        model: the program.
+        guide: its guide.
+        params: parameters, from ``svi_result.params``.
+        samples: draws of the latent sites, instead of a guide.
+        site: the observed site.
+
+    Raises:
+        ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any] | None = None
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    samples: Mapping[str, Array] | None = None
+    site: str | None = None
+
+    def __post_init__(self) -> None:
+        require_fit(self.model, self.guide, self.params, self.samples, self.site)
+
+    def call(self, args: Any, kwargs: Any) -> Call:
+        """What a call at new inputs predicts; raises for a call that is not one."""
+        call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
+        require_unobserved(call)
+        require_own_functions(call)
+        warn_rows_together(call)
+        require_rules(self.guide, self.params, call.sites)
+        require_draws(self.samples or {}, call.sites)
+        return call
+
+    def trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
+        """One run of the model: in marginal mode under the guide, or given one draw of MCMC."""
+        guide_key, model_key = jax.random.split(key)
+        guide, model = self.guide_at(target), self.seeded(self.model, model_key, target)
+        if guide is None:
+            return _whole(self.given(sample, model, args, kwargs, target.plates), args, kwargs)
+        integrated = marginal(self.seeded(guide, guide_key, target))
+        if isinstance(guide, Guide):
+            return traces(model, integrated, args, kwargs, lambda program, _: Whole(program))[1]
+        # A guide of another package may have hidden values for the rows of the fit only.
+        values = sample_values(handlers.trace(integrated).get_trace(*args, **kwargs))
+        return _whole(self.given(values, model, args, kwargs, target.plates), args, kwargs)
+
+    def guide_at(self, target: Target) -> Callable[..., Any] | None:
+        """The guide at the rows that are predicted."""
+        return self.guide.predicting(*target.plates) if isinstance(self.guide, Guide) else self.guide
+
+    def seeded(self, program: Callable[..., Any], key: Array, target: Target | None = None) -> Callable[..., Any]:
+        """``program`` with random numbers, and the parameters of the fit."""
+        data = dict(self.params)
+        seeded: Callable[..., Any] = handlers.seed(program, key)
+        if target is not None and target.batch is not None:
+            seeded = BatchKeys(seeded, target.plates, target.batch)
+        return RequireParameters(handlers.substitute(seeded, data=data), data)
+
+    def given(
+        self,
+        sample: Any,
+        program: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        predicted: tuple[frozenset[str], ...] = (),
+    ) -> Callable[..., Any]:
+        """``program`` with those values of ``sample`` that are shared by all data.
+
+        Args:
+            sample: values by site.
+            program: the model, with its random numbers.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            predicted: the plates of the sites that are predicted: then latents of other rows, observed in this call,
+                are given too.
+        """
+        structure = inspect_program(self.model, args, kwargs)
+        source = "samples" if self.guide is None else "a guide"
+        return handlers.substitute(program, substitute_fn=given_draw(sample, source, structure, predicted))
+
+
+def _whole(program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
+    return handlers.trace(Whole(program)).get_trace(*args, **kwargs)
 
 
 class RequireParameters(Messenger):
@@ -221,4 +330,17 @@ def require_own_functions(call: Call) -> None:
             f"Posterior: expected inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of "
             f"the call, got some computed from {', '.join(arguments)}: at other rows that is not the function that was "
             "fitted. Compute them once, outside the model: Z = X[::10] before def model(X, y=None)"
+        )
+
+
+def warn_rows_together(call: Call) -> None:
+    """Warn if inputs or densities of single rows are computed from all rows of the call."""
+    for site, seen, source in call.together[:1]:
+        what = "a density" if seen == "density" else seen
+        warnings.warn(
+            f"Posterior: expected every row to be predicted by itself, got {what} at {site!r} computed from all rows "
+            f"of {source!r} in this call: a prediction changes with the rows that are asked for together, and at new "
+            "rows is not that of the fit. Compute what all rows share, such as a mean, once, outside the model: "
+            "units = dgp.initial.Standardizer.fit(X); X = units(X)",
+            stacklevel=2,
         )

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.cluster.vq import kmeans2
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._data import as_numbers, known_numbers, require_apart, warn_of_units
@@ -162,6 +161,8 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
     if len(distinct) == num_inducing:
         return distinct
     rows = X if len(X) <= _KMEANS_ROWS else X[rng.choice(len(X), _KMEANS_ROWS, replace=False)]
+    from scipy.cluster.vq import kmeans2  # imported here, since it takes 0.05 s
+
     with warnings.catch_warnings():  # an empty cluster keeps its last centre, which is good enough here
         warnings.filterwarnings("ignore", message="One of the clusters is empty")
         centres, _ = kmeans2(rows.astype(float), num_inducing, minit="++", seed=rng)

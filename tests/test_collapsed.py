@@ -194,7 +194,7 @@ def test_single_precision(x32):
         (lambda A, v: C.from_features(A, v[:3], Y, 0.1), "from_features: expected y of .* 'variances': "),
         (lambda A, v: C.from_moments(RBF, Z, A, X, X[:3], Y, 0.1), "from_moments: expected y of shape"),
         (lambda A, v: C.upper_bound(A[:4], v, Y, 0.1), "upper_bound: expected y of shape"),
-        (lambda A, v: C.upper_bound(A, v, Y, Y), "expected the noise of upper_bound to be a single number"),
+        (lambda A, v: C.upper_bound(A, v, Y, Y), "upper_bound: expected noise to be a single number"),
     ],
 )
 def test_bad_input(call, message):

@@ -353,3 +353,10 @@ def test_operators_accept_numbers_and_callables():
     for kernel in (2.0 * K.RBF(), K.RBF() * 2.0, K.RBF() + K.RBF(), K.RBF() + tinygp.kernels.ExpSquared()):
         assert kernel(X, X).shape == (6, 6)
     assert list(itertools.chain(jax.tree.leaves(K.RBF() + 1.0))) == [1.0, 1.0, 1.0]
+
+
+def test_lengthscales_as_a_list():
+    x = np.random.default_rng(0).normal(size=(3, 2))
+    kernel = K.RBF(1.0, [1.0, 2.0])
+    np.testing.assert_array_equal(kernel(x, x), K.RBF(1.0, jnp.array([1.0, 2.0]))(x, x))
+    assert jax.tree.leaves(kernel)[1].shape == (2,)

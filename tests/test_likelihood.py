@@ -270,3 +270,12 @@ def test_every_label_at_every_row(conditional):
     np.testing.assert_allclose(found, each, rtol=1e-10)
     np.testing.assert_allclose(np.exp(found).sum(0), 1.0, rtol=1e-5)  # quadrature
     np.testing.assert_allclose(likelihood.log_prob(labels)[0], likelihood.log_prob(np.zeros(rows, int)), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["poisson-exp", "exponential", "gamma"])
+def test_closed_forms_end_where_the_range_does(name):
+    """While a step is compiled nothing can look at y: a minibatch with a negative number has no finite bound."""
+    y = dgp.Likelihood(F, SCALAR[name][0])
+    bound = jax.jit(jax.vmap(lambda v: y.log_prob(v).sum()))(jnp.array([[-2.5] * 3, [2.0] * 3]))
+    assert bound[0] == -jnp.inf
+    assert jnp.isfinite(bound[1])

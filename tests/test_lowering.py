@@ -10,11 +10,14 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import SVI
+from numpyro.infer.initialization import init_to_median
+from numpyro.infer.util import initialize_model
 from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp.algebra import tuning
+from numpyro_dgp.optim import NaturalGradient
 
 N, M, D = 5000, 30, 3
 rng = np.random.default_rng(0)
@@ -73,6 +76,74 @@ def test_a_step_on_an_accelerator(accelerator, platform, name):
     # Two layers of the same size. TPUs factorise by an operation of their own.
     factorisations = [name for name in calls(text) if "potrf" in name] or re.findall("stablehlo.cholesky", text)
     assert 1 <= len(factorisations) <= 2
+
+
+def fit_step(program, optimiser=lambda guide: optax.adam(0.01)):
+    guide = G.InducingPoint(program)
+    svi = SVI(program, guide, optimiser(guide), dgp.ELBO())
+    X, y = jnp.zeros((N, D), jnp.float32), jnp.zeros(N, jnp.float32)
+    return svi.update, (jax.eval_shape(svi.init, jax.random.key(0), X, y), X, y)
+
+
+def on_a_ring(X, y=None):
+    f = dgp.gp("f", dgp.kernels.Matern52(1.0, 0.3), dgp.Grid(-3.0, 3.0, 64))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X[:, :1]), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+
+for_chains = dgp.for_mcmc(model, {"f_Z": jnp.asarray(Z, jnp.float32), "g_Z": jnp.asarray(Z, jnp.float32)})
+
+
+def sampled(rows=200):
+    """Data of a chain, and its first state."""
+    X, y = jnp.asarray(rng.normal(size=(rows, D)), jnp.float32), jnp.zeros(rows, jnp.float32)
+    options = {"init_strategy": init_to_median(num_samples=1)}
+    return (X, y), initialize_model(jax.random.key(0), for_chains, model_args=(X, y), **options)
+
+
+def potential():
+    _, found = sampled()
+    return jax.value_and_grad(found.potential_fn), (found.param_info.z,)
+
+
+def langevin_draw():
+    data, found = sampled()
+    kernel = dgp.SGHMC(for_chains, step_size=1e-3)
+    state = kernel.init(jax.random.key(0), 1, found.param_info.z, data, {})
+    return lambda state: kernel.sample(state, data, {}), (state,)
+
+
+def prediction():
+    guide = G.InducingPoint(model)
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    X, y = jnp.zeros((N, D), jnp.float32), jnp.zeros(N, jnp.float32)
+    params = svi.get_params(jax.jit(svi.init)(jax.random.key(0), X, y))
+    return lambda key: dgp.Posterior(model, guide, params).predict(key, X, num_samples=20).means, (jax.random.key(0),)
+
+
+# A program, and the loops in it that are not over rows: those of steps that are halved, and of draws.
+OTHERS = {
+    "natural gradients": (
+        lambda: fit_step(model, lambda g: NaturalGradient(g, 0.1, optax.adam(0.01), sites="all")),
+        3,
+    ),
+    "a stream": (lambda: fit_step(dgp.minibatch(model, data=10 * N)), 0),
+    "a ring": (lambda: fit_step(on_a_ring), 0),
+    "NUTS": (potential, 0),
+    "SGHMC": (langevin_draw, 0),
+    "prediction": (prediction, 1),
+}
+
+
+@pytest.mark.parametrize("platform", mostly_slow([], ["cuda", "tpu"]))
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_programs_on_an_accelerator(accelerator, platform, name):
+    make, loops = OTHERS[name]
+    program, arguments = make()
+    text = jax.jit(program).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    assert "callback" not in text
+    assert text.count("stablehlo.while") <= loops
+    assert not re.search(r"dot_general.*precision = \[DEFAULT", text)
 
 
 def test_a_step_on_the_cpu_has_blocks_of_rows(x32):

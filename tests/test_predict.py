@@ -129,15 +129,6 @@ def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     assert jnp.abs(z).max() < 4.5
 
 
-def test_function_draws_compile_once(key):
-    POSTERIOR.functions(key, num_samples=2)(NEW)
-    programs = list(POSTERIOR._programs.values())
-    sizes = [program._cache_size() for program in programs if hasattr(program, "_cache_size")]
-    POSTERIOR.functions(jax.random.key(1), num_samples=2)(NEW)
-    assert list(POSTERIOR._programs.values()) == programs
-    assert [program._cache_size() for program in programs if hasattr(program, "_cache_size")] == sizes
-
-
 def test_function_draws_need_features(key):
     kernel = dgp.kernels.as_kernel(lambda A, B: jnp.exp(-jnp.abs(A - B.T)))
 

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, init_to_value, log_likelihood
 from programs import NOISE, X, Y, Z, bayesian, deep, explicit, shallow
 from test_svgp import KZX, KZZ, optimum
@@ -165,8 +166,21 @@ def test_forgotten_observations(prepare, likelihood):
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dgp.Likelihood(g(X), likelihood), obs=y)
 
-    with pytest.raises(ValueError, match="Likelihood: expected observations in every run of a sampler or an autoguide"):
+    owner = "Likelihood" if prepare is not dgp.for_mcmc else "for_mcmc, site 'y'"
+    with pytest.raises(
+        ValueError, match=f"{owner}: expected observations in every run of a sampler or an autoguide, got a site"
+    ):
         NUTS(prepare(program)).init(jax.random.key(0), 1, None, (X,), {})
+
+
+def test_without_observations_a_prepared_program_is_its_prior():
+    """Where nothing is observed, NUTS is refused, and draws are those of the same form by hand."""
+    program, by_hand = dgp.for_mcmc(explicit), dict.fromkeys("hv", dgp.NonCentered())
+    with pytest.raises(ValueError, match="for_mcmc, site 'y': expected observations in every run of a sampler"):
+        NUTS(program).init(jax.random.key(0), 1, None, (X,), {})
+    forms = program, handlers.reparam(explicit, config=by_hand)
+    drawn = [Predictive(form, num_samples=2)(jax.random.key(0), X[:4]) for form in forms]
+    jax.tree.map(np.testing.assert_array_equal, *drawn)
 
 
 def test_samples_of_a_chain_are_not_for_other_rows():
@@ -203,3 +217,15 @@ def test_stock_nuts_refuses_subsampling_and_explicit_programs_run():
         run(deep, X, Y, 7, warmup=5, samples=5)
     draws = run(dgp.for_mcmc(explicit), X, Y, warmup=20, samples=20).get_samples()
     assert {"h_white", "v_white", "f", "g"} <= set(draws)
+
+
+def test_scan_of_numpyro_is_no_transformation():
+    def model(X, y=None):
+        g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))
+        walk = scan(lambda c, _: (numpyro.sample("e", dist.Normal(c, 0.1)),) * 2, 0.0, X[:, 0])[1]
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v + walk, NOISE)), obs=y)
+
+    with handlers.trace() as sites, handlers.seed(rng_seed=0):
+        dgp.for_mcmc(model)(X, Y)
+    assert sites["e"]["value"].shape == (30,)

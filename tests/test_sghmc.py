@@ -104,11 +104,13 @@ def exact_covariance():
 
 def test_variance_on_a_gaussian():
     """On full data: within 3 % in every direction, at a step as large as its exactness allows."""
-    mcmc = run(location, warmup=500, samples=4000, chains=60, step_size=0.3, friction=0.1, thinning=4)
+    fields = "heat", "temperature"
+    mcmc = run(location, warmup=500, samples=4000, chains=60, step_size=0.3, friction=0.1, thinning=4, fields=fields)
     draws = np.asarray(mcmc.get_samples()["m"])
     ratios = np.linalg.eigvals(np.linalg.solve(exact_covariance(), np.cov(draws.T)))
     np.testing.assert_allclose(ratios, 1.0, atol=0.03)
     assert mcmc.get_extra_fields()["heat"].max() < 1e-20
+    assert abs(mcmc.get_extra_fields(group_by_chain=True)["temperature"][:, -1].mean() - 1.0) < 0.03
     assert not mcmc.get_extra_fields()["diverging"].any()
 
 
@@ -257,6 +259,14 @@ def test_a_step_too_large_is_an_error(chains):
     """A draw behind the end of the density is no draw: the run ends in an error that says which it was."""
     with pytest.raises(ValueError, match=r"finite density and gradient, got none at draw \d+ after warm-up: the"):
         run(cliff, warmup=0, samples=300, step_size=3.0, friction=0.5, adapt_mass=False, chains=chains)
+
+
+def test_a_chain_that_runs_away_is_an_error():
+    """Its numbers stay finite, and have nothing to do with the target."""
+    with pytest.raises(
+        ValueError, match=r"expected velocities of temperature one, got .*e\+0\d on average over 90 draws"
+    ):
+        run(pooled, 4, warmup=10, samples=90, step_size=8.0)
 
 
 def test_warm_up_returns_from_where_the_density_ends():

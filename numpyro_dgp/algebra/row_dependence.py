@@ -22,7 +22,18 @@ from jax.ad_checkpoint import checkpoint_name
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.jaxprs import ELEMENTWISE, walk
 
-__all__ = ["Rows", "Several", "mark", "marked_name", "result_rows", "row_dependence", "row_reasons"]
+__all__ = [
+    "Place",
+    "Rows",
+    "Several",
+    "mark",
+    "marked_name",
+    "place",
+    "result_reasons",
+    "result_rows",
+    "row_dependence",
+    "row_reasons",
+]
 
 _MARK = "rows of "
 
@@ -94,9 +105,23 @@ def result_rows(jaxpr: Any, results: Any) -> Any:
         jaxpr: of the program.
         results: a pytree of the structure that the program returns.
     """
+    reasons = result_reasons(jaxpr, results)
+    return jax.tree.map(lambda rows: rows if isinstance(rows, Rows) else None, reasons, is_leaf=_is_rows)
+
+
+def result_reasons(jaxpr: Any, results: Any) -> Any:
+    """The same as :func:`row_reasons` for a program that is traced already.
+
+    Args:
+        jaxpr: of the program.
+        results: a pytree of the structure that the program returns.
+    """
     facts = walk(jaxpr, [_CONSTANT] * len(jaxpr.invars), _apply, _CONSTANT)
-    plain = [{name: rows if isinstance(rows, Rows) else None for name, rows in fact.items()} for fact in facts]
-    return jax.tree.unflatten(jax.tree.structure(results), plain)
+    return jax.tree.unflatten(jax.tree.structure(results), facts)
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, Rows | Several)
 
 
 def row_reasons(program: Callable[..., Any], *args: Any) -> Any:
@@ -108,8 +133,7 @@ def row_reasons(program: Callable[..., Any], *args: Any) -> Any:
         {'h': Several(cause='reduce_sum', known=True)}
     """
     closed, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
-    facts = walk(closed.jaxpr, [_CONSTANT] * len(closed.jaxpr.invars), _apply, _CONSTANT)
-    return jax.tree.unflatten(jax.tree.structure(shapes), facts)
+    return result_reasons(closed.jaxpr, shapes)
 
 
 def _apply(equation: Any, facts: list[Fact]) -> list[Fact]:
@@ -156,12 +180,12 @@ def _moved(
     """The rows that entries of a result of shape ``out`` depend on through argument i, of shape ``shape``."""
     axes, which, name = [], rows.which, equation.primitive.name
     for axis in rows.axes:
-        place = _place(equation, i, axis + len(shape), shape, out)
-        if place is None:
+        there = place(equation, i, axis + len(shape), shape, out)
+        if there is None:
             return Several(name, name in _COMBINING)
-        if out[place.axis] > 1:
-            axes.append(place.axis - len(out))
-        which = (*which, _step(equation, axis + len(shape)) or elsewhere) if place.moved else which
+        if out[there.axis] > 1:
+            axes.append(there.axis - len(out))
+        which = (*which, _step(equation, axis + len(shape)) or elsewhere) if there.moved else which
     return Rows(tuple(axes), which)
 
 
@@ -180,7 +204,9 @@ def _step(equation: Any, axis: int) -> _Step | None:
     return _Step(name) if name == "rev" else None
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
+    """Where an axis of an argument lies in a result, and whether its entries have changed their order or number."""
+
     axis: int
     moved: bool = False
 
@@ -194,40 +220,40 @@ _BY_MATRIX = frozenset("cholesky triangular_solve lu qr eigh".split())
 _COMBINING = _REDUCTIONS | _ALONG.keys() | _BY_MATRIX | {"dot_general"}
 
 
-def _place(equation: Any, i: int, axis: int, shape: tuple[int, ...], out: tuple[int, ...]) -> _Place | None:
+def place(equation: Any, i: int, axis: int, shape: tuple[int, ...], out: tuple[int, ...]) -> Place | None:
     """The axis of the result that an axis of argument i becomes; ``None`` if its entries are combined, or unknown."""
     name, params = equation.primitive.name, equation.params
-    kept = _Place(axis)
+    kept = Place(axis)
     if name in ELEMENTWISE or name == "name":
         return kept if len(shape) == len(out) and shape[axis] == out[axis] else None
     if name == "broadcast_in_dim":
-        return _Place(params["broadcast_dimensions"][axis])
+        return Place(params["broadcast_dimensions"][axis])
     if name == "transpose":
-        return _Place(params["permutation"].index(axis))
+        return Place(params["permutation"].index(axis))
     if name == "squeeze":
-        return _Place(axis - sum(d < axis for d in params["dimensions"]))
+        return Place(axis - sum(d < axis for d in params["dimensions"]))
     if name == "reshape":
         before = math.prod(shape[:axis])
         same = [j for j, n in enumerate(out) if n == shape[axis] and math.prod(out[:j]) == before]
-        return _Place(same[0]) if same and params.get("dimensions") is None else None
+        return Place(same[0]) if same and params.get("dimensions") is None else None
     if name in _REDUCTIONS:
-        return None if axis in params["axes"] else _Place(axis - sum(a < axis for a in params["axes"]))
+        return None if axis in params["axes"] else Place(axis - sum(a < axis for a in params["axes"]))
     if name in _ALONG:
         return None if axis == params[_ALONG[name]] else kept
     if name in _BY_MATRIX:
         return kept if axis < len(shape) - 2 else None
     if name == "rev":
-        return _Place(axis, axis in params["dimensions"])
+        return Place(axis, axis in params["dimensions"])
     if name == "concatenate":
-        return _Place(axis, axis == params["dimension"])
+        return Place(axis, axis == params["dimension"])
     if name == "split":
-        return _Place(axis, axis == params["axis"])
+        return Place(axis, axis == params["axis"])
     if name == "slice":
-        return _Place(axis, out[axis] != shape[axis])
+        return Place(axis, out[axis] != shape[axis])
     if name == "pad" and i == 0:
-        return _Place(axis, tuple(params["padding_config"][axis]) != (0, 0, 0))
+        return Place(axis, tuple(params["padding_config"][axis]) != (0, 0, 0))
     if name == "dynamic_slice" and i == 0:
-        return _Place(axis, out[axis] != shape[axis])
+        return Place(axis, out[axis] != shape[axis])
     if name == "gather" and i == 0:
         return _gathered(equation, axis, shape, out)
     if name == "dot_general":
@@ -235,7 +261,7 @@ def _place(equation: Any, i: int, axis: int, shape: tuple[int, ...], out: tuple[
     return None
 
 
-def _gathered(equation: Any, axis: int, shape: tuple[int, ...], out: tuple[int, ...]) -> _Place | None:
+def _gathered(equation: Any, axis: int, shape: tuple[int, ...], out: tuple[int, ...]) -> Place | None:
     numbers = equation.params["dimension_numbers"]
     dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     if axis in numbers.operand_batching_dims:
@@ -243,18 +269,18 @@ def _gathered(equation: Any, axis: int, shape: tuple[int, ...], out: tuple[int, 
     if axis not in dropped:
         within = [d for d in range(len(shape)) if d not in dropped]
         whole = equation.params["slice_sizes"][axis] == shape[axis]
-        return _Place(numbers.offset_dims[within.index(axis)], not whole)
+        return Place(numbers.offset_dims[within.index(axis)], not whole)
     # Rows chosen by an index: they lie along the one axis of the indices.
     batch = [d for d in range(len(out)) if d not in numbers.offset_dims]
-    return _Place(batch[0], True) if len(batch) == 1 else None
+    return Place(batch[0], True) if len(batch) == 1 else None
 
 
-def _of_product(numbers: Any, i: int, axis: int, ndims: list[int]) -> _Place | None:
-    """As :func:`_place` for a product: first batch axes, then the other axes of the left and of the right factor."""
+def _of_product(numbers: Any, i: int, axis: int, ndims: list[int]) -> Place | None:
+    """As :func:`place` for a product: first batch axes, then the other axes of the left and of the right factor."""
     contracting, batch = numbers
     if axis in contracting[i]:
         return None
     if axis in batch[i]:
-        return _Place(list(batch[i]).index(axis))
+        return Place(list(batch[i]).index(axis))
     free = [[d for d in range(n) if d not in (*contracting[j], *batch[j])] for j, n in enumerate(ndims)]
-    return _Place(len(batch[0]) + (len(free[0]) if i == 1 else 0) + free[i].index(axis))
+    return Place(len(batch[0]) + (len(free[0]) if i == 1 else 0) + free[i].index(axis))

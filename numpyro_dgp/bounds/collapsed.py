@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_scalar
+from numpyro_dgp._checks import require_noise
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import kl_full
 from numpyro_dgp.algebra.linalg import einsum, matmul, solve_lower, times_transpose
@@ -315,7 +315,7 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
     Source: Titsias (2014).
     """
     require_rows("upper_bound", y, A=A, variances=variances)
-    require_scalar("upper_bound", "noise", noise)
+    require_noise("upper_bound", noise)
     gram, projected = matmul(A.T, A), matmul(A.T, y)
     eye, s2 = jnp.eye(A.shape[1], dtype=A.dtype), jnp.square(jnp.asarray(noise, A.dtype))
     total = s2 + open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]).sum()

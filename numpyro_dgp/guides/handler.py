@@ -128,6 +128,12 @@ class Replace(Messenger):
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "deterministic":
             msg["stop"] = True
+        if msg["type"] == "control_flow":
+            raise ValueError(
+                f"{self.choices.owner}: expected sites that the guide meets one by one, got those of "
+                "numpyro.contrib.control_flow: write a Python loop with a name for every step, or use a guide of "
+                "NumPyro, such as AutoNormal(model), or NUTS"
+            )
         if msg["type"] != "sample":
             return
         name = msg["name"]

@@ -14,7 +14,7 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
-from numpyro_dgp._checks import require_count, require_finite, require_key
+from numpyro_dgp._checks import is_concrete, require_count, require_finite, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.importance import log_prob
 from numpyro_dgp.guides.record import record_of
@@ -23,6 +23,8 @@ from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
 from numpyro_dgp.model.joint_values import PropagatedJoint
+from numpyro_dgp.model.observed_only import warn_unobserved
+from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.model.untraceable import explained
 
@@ -51,6 +53,9 @@ class ELBO(elbo.ELBO):
         ValueError: NaN or infinite numbers in the arguments of the model; observations that are missing; a guide
             without one of the latent sites; observations that broadcasting, or an index beyond the end of an array,
             makes count several times.
+
+    Warns:
+        UserWarning: the program observes nothing.
 
     Example:
         >>> import jax, numpyro
@@ -110,6 +115,8 @@ class ELBO(elbo.ELBO):
         else:
             keys = jax.random.split(particle_key, self.num_particles)
             values, states = self.vectorize_particles_fn(particle, keys)
+            if is_concrete(values) and not np.isfinite(values).all():
+                list(map(particle, keys))  # one by one their checks have values, and raise the reason
             value, state = values.mean(), jax.tree.map(lambda leaf: leaf[0], states)
         return {"loss": -value, "mutable_state": state or None}
 
@@ -118,6 +125,7 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     """One draw of the bound and the values of the program's mutable sites."""
     guide_trace, model_trace, groups = found
     _require_drawn(guide_trace, model_trace)
+    warn_unobserved(model_trace)
     check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     bound = sum((group.bound() for group in groups), jnp.zeros(()))
@@ -129,6 +137,7 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
         if site["type"] != "sample" or name in accounted:
             continue
         if site["is_observed"]:
+            require_in_range(f"observed site {name!r}", site["value"], site["fn"])
             bound = bound + _log_prob(site)
         else:
             bound = bound - _divergence(guide_trace[name], site, in_order)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import jax
@@ -11,8 +10,9 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import is_concrete, nearest
 from numpyro_dgp._typing import Array
+from numpyro_dgp.inference.initial_state import has_no_state, initial_state
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
 
 __all__ = ["require_compiling_itself", "require_svi", "start_of_fit"]
@@ -69,20 +69,28 @@ def start_of_fit(
         ValueError: a guide of another model; initial values of unknown parameters, of other shapes, outside the
             parameters' constraints, or not finite.
     """
-    args, kwargs = rebuild(arrays)
-    state = svi.init(rng_key, *args, **kwargs)
-    sites = sites_of_fit(svi, rebuild, arrays)
+    if not has_no_state(svi):
+        initial_state(svi, rng_key, rebuild, arrays, None)
+    sites = _sites(svi, rng_key, rebuild, arrays)
     _require_same_sites(owner, svi, sites)
-    if init_params is None:
-        return state, sites
-    if not isinstance(init_params, dict):
+    if not isinstance(init_params, dict | None):
         raise ValueError(
             f"{owner}: expected init_params to be a dict of arrays, got {type(init_params).__name__}: "
             "try init_params=svi_result.params"
         )
-    for name, value in init_params.items():
+    for name, value in (init_params or {}).items():
         _require_initial_value(owner, name, value, sites.parameters)
-    return svi.init(rng_key, *args, init_params=init_params, **kwargs), sites
+    return initial_state(svi, rng_key, rebuild, arrays, init_params), sites
+
+
+def _sites(svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
+    """The sites of guide and model; an error of theirs is raised by a run with values, whose messages have these."""
+    try:
+        return sites_of_fit(svi, rebuild, arrays)
+    except Exception:
+        args, kwargs = rebuild(arrays)
+        svi.init(rng_key, *args, **kwargs)
+        raise
 
 
 def _require_same_sites(owner: str, svi: SVI, sites: SitesOfFit) -> None:
@@ -101,11 +109,11 @@ def _require_same_sites(owner: str, svi: SVI, sites: SitesOfFit) -> None:
 def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, ProgramSite]) -> None:
     """Raise unless a value can be the initial value of a parameter."""
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, 1, 0.0)
-        nearest = f"the nearest is {near[0]!r}, " if near else ""
+        near = nearest(str(name), known)
+        found = f"the nearest is {near!r}, " if near else ""
         names = f"{list(known)[:_SHOWN]}{' and more' if len(known) > _SHOWN else ''}"
         raise ValueError(
-            f"{owner}: expected names of parameters in init_params, got {name!r}: {nearest}and all are {names}"
+            f"{owner}: expected names of parameters in init_params, got {name!r}: {found}and all are {names}"
         )
     site = known[name]
     where = f"{owner}: expected init_params[{name!r}] to"

@@ -18,6 +18,7 @@ from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integra
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.observed_only import observed_only
 from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
@@ -93,7 +94,9 @@ def for_mcmc(
     layer integrated.
 
     ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
-    errors for programs of which NUTS would sample the wrong distribution without a warning.
+    errors for programs of which NUTS would sample the wrong distribution without a warning. Nothing tells a bare
+    program that NUTS runs it and not an autoguide, so that chains of hidden layers as they are get their warning from
+    ``dgp.to_arviz`` only.
 
     **Integrated layers.** The inducing values v of a layer that only Gaussian likelihoods see, as in
     ``dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))``, are integrated in closed form given all other sites,
@@ -131,7 +134,7 @@ def for_mcmc(
         ValueError: a model that is no function or was prepared before, NaN in the parameters, a guide without
             parameters or without Gaussians, or other settings; when run, if a plate subsamples, a ``numpyro.param``
             site has no value, broadcasting or an index beyond the end of an array makes observations count several
-            times, or ``collapse=True`` and no layer can be integrated.
+            times, or ``collapse=True`` and no layer can be integrated; when NUTS runs it, if it observes nothing.
 
     Example:
         >>> import jax, numpyro
@@ -190,9 +193,11 @@ class _Prepared:
     guide: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        require_sound(self.model, args, kwargs)
+        program = require_sound(self.model, args, kwargs)
+        forgotten = program.ends if program is not None and not program.observed_plates else frozenset()
         given = handlers.substitute(data=self.params)
-        with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), given:
+        observed = observed_only(names=forgotten, owner="for_mcmc")
+        with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
             if self.collapse is False and self.guide is None:
                 return self._run(args, kwargs)
             layers, on_data = layers_to_integrate(self.model, args, kwargs, self.params, self.collapse)

@@ -14,6 +14,8 @@ from numpyro.infer import SVI
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
+from numpyro_dgp.model.observed_only import warn_unobserved
+from numpyro_dgp.model.refusals import untransformed
 from numpyro_dgp.model.sites import Message, Trace, unwrap, values_of
 
 __all__ = ["ProgramSite", "Rebuild", "SitesOfFit", "sites_of_fit"]
@@ -71,15 +73,16 @@ def sites_of_fit(svi: SVI, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
     def run(key: Array, arrays: list[Array]) -> tuple[()]:
         args, kwargs = rebuild(arrays)
         kwargs = {**kwargs, **svi.static_kwargs}
-        with handlers.block(), handlers.trace() as guide, handlers.seed(rng_seed=key):
+        with handlers.block(), handlers.trace() as guide, handlers.seed(rng_seed=key), untransformed():
             svi.guide(*args, **kwargs)
         if getattr(svi.loss, "multi_sample_guide", False):  # its sites have several values, the model takes one
             drawn = {n: s | {"value": s["value"][0]} if s["type"] == "sample" else s for n, s in guide.items()}
         else:
             drawn = guide
         replayed = handlers.replay(trace=drawn)
-        with handlers.block(), handlers.trace() as model, replayed, handlers.seed(rng_seed=key):
+        with handlers.block(), handlers.trace() as model, replayed, handlers.seed(rng_seed=key), untransformed():
             svi.model(*args, **kwargs)
+        warn_unobserved(model)
         found.append(SitesOfFit(_sites(guide), _sites(model)))
         return ()
 

@@ -31,7 +31,7 @@ from numpyro.util import is_prng_key
 from numpyro_dgp._checks import is_concrete, require_params
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
-from numpyro_dgp.model.refusals import fixed_parameters
+from numpyro_dgp.model.refusals import fixed_parameters, untransformed
 from numpyro_dgp.model.sites import Message, hide, site_kind
 
 __all__ = ["SGHMC", "SGHMCState"]
@@ -56,30 +56,46 @@ class _Fields(NamedTuple):
     """Number of steps after warm-up."""
     lost: Array
     """Number of the first draw after warm-up without finite density or gradient; zero as long as there is none."""
+    temperature: Array
+    """Mean of velocity ** 2 over its variance in equilibrium, over coordinates and draws after warm-up: near one."""
 
 
 class SGHMCState(_Fields):
     """State of :class:`SGHMC`; names in ``extra_fields`` of ``MCMC.run``.
 
-    A state holds tracers while a chain runs and numbers when it has ended: then one with a lost draw is an error.
+    A state holds tracers while a chain runs and numbers when it has ended: then one with a lost draw is an error, and
+    so is one of a chain that has run away among finite numbers.
 
     Raises:
-        ValueError: draws without finite density.
+        ValueError: draws without finite density, or a temperature far above one.
     """
 
     __slots__ = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SGHMCState:
         state = super().__new__(cls, *args, **kwargs)
-        if isinstance(state.lost, jax.Array) and is_concrete(state.lost) and state.lost.any():
+        if not isinstance(state.lost, jax.Array) or not is_concrete(state.lost, state.temperature):
+            return state
+        if state.lost.any():
             first = int(state.lost[state.lost > 0].min())
             raise ValueError(
                 f"SGHMC: expected draws with a finite density and gradient, got none at draw {first} after warm-up: "
                 "the step is too large; halve step_size, take more warm-up, or start near the mode, "
                 "init_strategy=init_to_value(values=guide.median(params, X, y))"
             )
+        if (state.temperature > _HOT + _SHORT / state.draws.clip(1)).any():
+            raise ValueError(
+                f"SGHMC: expected velocities of temperature one, got {float(state.temperature.max()):.3g} on average "
+                f"over {int(state.draws.max())} draws: the chain runs away, for the step is too large or gradients are "
+                "too noisy; halve step_size, or take larger minibatches"
+            )
         return state
 
+
+_HOT = 10.0
+"""Mean temperature of chains whose spread is more than three times that of the target."""
+_SHORT = 1000.0
+"""Of n draws, ``_SHORT / n`` more is allowed: the mean of a few may be large by chance."""
 
 _NO_DATA = "SGHMC: expected a program that observes data, got none: pass the observations, mcmc.run(key, X, y)"
 
@@ -142,7 +158,8 @@ class SGHMC(MCMCKernel):
     Raises:
         ValueError: a step size or friction out of range; when run, a program that observes nothing, a latent variable
             per datum under a plate that takes minibatches, a discrete site, or a ``numpyro.param`` without a value; at
-            the end of a run, a draw without a finite density: its step was too large.
+            the end of a run, a draw without a finite density, or velocities more than ten times as hot as they should
+            be: its step was too large.
 
     Example:
         >>> import jax, numpyro
@@ -237,7 +254,8 @@ class SGHMC(MCMCKernel):
             zero = jnp.zeros((), flat.dtype)
             left, still = jnp.array(num_warmup, int), jnp.zeros_like(flat)
             none = jnp.zeros((), int)
-            return SGHMCState(z, zero, still, Adaptation.start(flat), left, zero, jnp.array(False), key, z, none, none)
+            start = Adaptation.start(flat)
+            return SGHMCState(z, zero, still, start, left, zero, jnp.array(False), key, z, none, none, zero)
 
         z = found.param_info.z if init_params is None else init_params
         return state(rng_key, z) if single else jax.vmap(state)(rng_key, z)
@@ -252,7 +270,7 @@ class SGHMC(MCMCKernel):
         return potential_energy(handlers.seed(self._program, key), args, kwargs, z)
 
     def _program(self, *args: Any, **kwargs: Any) -> Any:
-        with _DrawAnew(), fixed_parameters(owner="SGHMC"), handlers.substitute(data=self._params):
+        with _DrawAnew(), untransformed(), fixed_parameters(owner="SGHMC"), handlers.substitute(data=self._params):
             return self._model(*args, **kwargs)
 
     def _step(self, state: SGHMCState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SGHMCState:
@@ -270,6 +288,8 @@ class SGHMC(MCMCKernel):
         mass = adapted.mass if self.adapt_mass else jnp.ones_like(position)
         scales = self.step_size, self.friction
         moved, velocity = step(noise_key, position, state.velocity, slope, mass, *scales)
+        draws = state.draws + ~warm
+        now = jnp.mean(jnp.square(velocity) * mass) / self.step_size**2
         sound = jnp.isfinite(energy) & jnp.isfinite(moved).all()
         proposed = SGHMCState(
             unravel(moved),
@@ -281,8 +301,9 @@ class SGHMC(MCMCKernel):
             jnp.array(False),
             rng_key,
             state.z,
-            state.draws + ~warm,
+            draws,
             state.lost,
+            jnp.where(warm, 0.0, state.temperature + (now - state.temperature) / draws.clip(1)),
         )
         # If a step has led to numbers that are not finite, go back, with velocity zero and another random key.
         back = state._replace(
@@ -292,7 +313,7 @@ class SGHMC(MCMCKernel):
             warmup_left=proposed.warmup_left,
             diverging=jnp.array(True),
             rng_key=rng_key,
-            draws=proposed.draws,
+            draws=draws,
             lost=jnp.where(state.lost > 0, state.lost, state.draws),
         )
         return jax.tree.map(partial(jnp.where, sound), proposed, back)

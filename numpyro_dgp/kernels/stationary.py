@@ -45,6 +45,8 @@ class Stationary(Kernel):
     lengthscale: Number = 1.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.lengthscale, list | tuple):
+            object.__setattr__(self, "lengthscale", jnp.asarray(self.lengthscale))
         require_scalar(type(self).__name__, "variance", self.variance)
         require_positive(type(self).__name__, "variance", self.variance)
         require_positive(type(self).__name__, "lengthscale", self.lengthscale)

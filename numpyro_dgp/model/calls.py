@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from numpyro_dgp.model.coupling import coupling
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import Range, value_range
 from numpyro_dgp.model.program import Program, run_on_shapes, structure
+from numpyro_dgp.model.rows_together import Together, rows_together
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
 
 __all__ = ["Call", "inspect_call"]
@@ -39,6 +41,7 @@ class Call:
         below: the sites that a site depends on, directly or through others.
         ranges: of the values of sites.
         program: its structure.
+        together: what is computed from all rows of the call together.
     """
 
     sites: Trace
@@ -47,6 +50,7 @@ class Call:
     below: dict[str, set[str]]
     ranges: dict[str, Range]
     program: Program
+    together: list[Together]
 
     @property
     def predicted(self) -> list[str]:
@@ -131,35 +135,50 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         ValueError: a model that computes with NumPy from its arguments and cannot be compiled, or an unknown site.
     """
     names = _argument_names(model, args, kwargs)
+    labels = {f"argument {i}": name for i, name in enumerate(names)}
     leaves, treedef = jax.tree.flatten((args, kwargs))
     given = _Given()
 
-    def marked() -> Any:
+    def marked(leaves: list[Any]) -> Any:
         values = [mark(f"argument {i}", leaf, 1) if np.ndim(leaf) else leaf for i, leaf in enumerate(leaves)]
         again, options = jax.tree.unflatten(treedef, values)
         with given:
             return model(*again, **options)
 
     try:
-        sites, facts = run_on_shapes(marked, (), {})
+        sites, facts, reasons = run_on_shapes(marked, (leaves,), {})
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
         raise ValueError(
             "Posterior: expected a model of JAX operations on its arguments, got one that turns them into NumPy arrays "
             "or Python numbers: compute inducing inputs and settings from the data once, outside the model"
         ) from error
     rows = _row_arguments(sites, facts, [np.shape(leaf) for leaf in leaves])
+    pairs = [jnp.repeat(leaf, 2, 0) if np.ndim(leaf) > 1 and len(leaf) == 1 else leaf for leaf in leaves]
+    found = sites, reasons
+    if any(a is not b for a, b in zip(pairs, leaves, strict=True)):  # how single rows are combined does not show
+        with suppress(ValueError, TypeError):
+            doubled, _, again = run_on_shapes(marked, (pairs,), {})
+            found, leaves = (doubled, again), pairs
+    shapes = {label: np.shape(leaf) for label, leaf in zip(labels, leaves, strict=True)}
+    together = [w._replace(source=labels.get(w.source, w.source)) for w in rows_together(found[0], found[1](), shapes)]
     from_rows = {}
     for name, several in facts.items():
-        found = {label for fact in several.get("function", []) for label in fact if label in rows}
-        if found:
+        used = {label for fact in several.get("function", []) for label in fact if label in rows}
+        if used:
             layer = getattr(values_of(sites[name]["fn"]).function, "site", None) or name
-            from_rows[layer] = sorted(names[int(label.split()[1])] for label in found)
+            from_rows[layer] = sorted(labels[label] for label in used)
     below: dict[str, set[str]] = {}
     for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
         direct = {n for several in facts[name].values() for fact in several for n in fact if n in facts} - {name}
         below[name] = direct.union(*(below.get(other, set()) for other in direct))
     return Call(
-        sites, _candidates(site, sites, coupling(sites, facts).ends), from_rows, below, given.ranges, structure(sites)
+        sites,
+        _candidates(site, sites, coupling(sites, facts).ends),
+        from_rows,
+        below,
+        given.ranges,
+        structure(sites),
+        together,
     )
 
 

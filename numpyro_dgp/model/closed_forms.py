@@ -127,6 +127,7 @@ def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str
         rate, derivative, constants = _with_slope(conditional, loc, "rate", *others)
         slope = derivative / rate
         mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)
-        return expected(y, mean_rate, jnp.log(rate), *constants)
+        # As of the distributions themselves: in a compiled step nothing else says that y is out of range.
+        return jnp.where(y < 0, -jnp.inf, expected(y, mean_rate, jnp.log(rate), *constants))
 
     return ClosedForms(expected_log_prob)

@@ -22,6 +22,7 @@ from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.observed_only import ObservedOnly
+from numpyro_dgp.model.open_plates import require_one_row
 from numpyro_dgp.model.outcomes import moments, value_range
 
 __all__ = ["Likelihood"]
@@ -113,6 +114,7 @@ class Likelihood(dist.Distribution):
         self.own = tuple(independent and hasattr(example, name) for name in ("expected_log_prob", "log_marginal"))
         self.closed: ClosedForms = closed_forms(self.per_number, elementwise(example), reading.kinds)
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
+        require_one_row(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
     @property
@@ -152,7 +154,7 @@ class Likelihood(dist.Distribution):
     @property
     def support(self) -> constraints.Constraint:
         support = self.conditional(self.f_x.loc).support
-        return ObservedOnly(support) if self.collapse == "bound" else support
+        return ObservedOnly(support, "Likelihood") if self.collapse == "bound" else support
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         v_key, y_key = jax.random.split(key)

@@ -1,28 +1,34 @@
-"""The support of values that only make sense as observations."""
+"""Sites that only make sense with observations: their support, and programs that observe nothing at all."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
+import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
+from numpyro.primitives import Messenger
 
-__all__ = ["ObservedOnly"]
+__all__ = ["ObservedOnly", "observed_only", "warn_unobserved"]
 
 
 class ObservedOnly(constraints.Constraint):
-    """The support of a ``Likelihood`` whose density bounds that of y and is not normalised in y.
+    """The support of values that are no latent variables: a ``Likelihood``, whose density bounds that of y and is not
+    normalised in y, or a site whose observations have been forgotten.
 
     Samplers and autoguides ask for the transformation from real numbers to the support of every latent site. A chain
     that moved y too would have the wrong distribution, so that there is none.
 
     Args:
-        support: of the conditional.
+        support: of the values.
+        owner: what refuses the transformation, for the message.
     """
 
     is_discrete = False  # discrete or not, there is nothing to sum out
 
-    def __init__(self, support: constraints.Constraint) -> None:
-        self.base_constraint = support
+    def __init__(self, support: constraints.Constraint, owner: str) -> None:
+        self.base_constraint, self.owner = support, owner
         super().__init__()
 
     @property
@@ -39,12 +45,71 @@ class ObservedOnly(constraints.Constraint):
         return self.base_constraint.feasible_like(prototype)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (self.base_constraint,), (("base_constraint",), {})
+        return (self.base_constraint,), (("base_constraint",), {"owner": self.owner})
 
 
 @biject_to.register(ObservedOnly)
 def _refuse(constraint: ObservedOnly) -> NoReturn:
     raise ValueError(
-        "Likelihood: expected observations in every run of a sampler or an autoguide, got a site without: pass y, as "
-        "in mcmc.run(key, X, y); rows that have none belong in numpyro.handlers.mask, not in obs_mask"
+        f"{constraint.owner}: expected observations in every run of a sampler or an autoguide, got a site without: "
+        "pass y, as in mcmc.run(key, X, y); rows that have none belong in numpyro.handlers.mask, not in obs_mask"
     )
+
+
+class _Forgotten(dist.ExpandedDistribution):
+    """A distribution as it is, whose support is :class:`ObservedOnly`."""
+
+    pytree_aux_fields = ("owner",)
+
+    def __init__(self, fn: dist.Distribution, owner: str) -> None:
+        self.owner = owner
+        super().__init__(fn, fn.batch_shape)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return ObservedOnly(self.base_dist.support, self.owner)
+
+
+class observed_only(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which samplers and autoguides refuse these sites where they are not observed.
+
+    Runs that draw them, as ``Predictive`` does, are the same with and without it.
+
+    Args:
+        names: of the sites.
+        owner: what refuses them, for the message.
+
+    Example:
+        >>> import jax, numpyro
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> def program():
+        ...     with observed_only(names=["y"], owner="for_mcmc"):
+        ...         numpyro.sample("y", dist.Normal())
+        >>> NUTS(program).init(jax.random.key(0), 1, None, (), {})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: for_mcmc, site 'y': expected observations in every run of a sampler or an autoguide, got ...
+    """
+
+    def __init__(self, *, names: Iterable[str], owner: str) -> None:
+        self.names, self.owner = frozenset(names), owner
+        super().__init__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.names and not msg["is_observed"]:
+            msg["fn"] = _Forgotten(msg["fn"], f"{self.owner}, site {msg['name']!r}")
+
+
+def warn_unobserved(sites: dict[str, dict[str, Any]]) -> None:
+    """Warn of a fit of a program that observes nothing.
+
+    Args:
+        sites: a trace of the program.
+    """
+    samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    if samples and not any(site["is_observed"] for site in samples.values()):
+        warnings.warn(
+            "expected a program that observes data, got one that observes nothing, so that all of "
+            f"{', '.join(map(repr, list(samples)[:6]))} follow the prior: pass the observations, as in "
+            "svi.run(key, num_steps, X, y); for draws from the prior use Predictive(model, num_samples=100)",
+            stacklevel=1,
+        )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import check_later, is_concrete
 from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "value_range"]
@@ -64,15 +65,9 @@ class Range(NamedTuple):
     def require(self, owner: str, value: ArrayLike) -> None:
         """Raise where a concrete observation is outside: a label, a count, a positive number."""
         if not is_concrete(value):
-            return
+            return check_later(lambda: ~self._outside(jnp.asarray(value)))
         array = np.asarray(value)
-        outside = np.zeros(array.shape, bool)
-        if self.low is not None:
-            outside |= array < self.low
-        if self.high is not None:
-            outside |= array > self.high
-        if self.whole:
-            outside |= array % 1 != 0
+        outside = self._outside(array)
         if outside.any():
             where = tuple(int(i) for i in np.argwhere(outside)[0])
             ends = [f"{word} {end:g}" for word, end in (("from", self.low), ("to", self.high)) if end is not None]
@@ -80,6 +75,16 @@ class Range(NamedTuple):
                 f"{owner}: expected observations y {' '.join(ends)}, got {array[where]} at index {where} "
                 f"({int(outside.sum())} outside): labels of K classes are 0, ..., K - 1; counts are not negative"
             )
+
+    def _outside(self, array: Any) -> Any:
+        outside: Any = np.zeros(array.shape, bool)
+        if self.low is not None:
+            outside |= array < self.low
+        if self.high is not None:
+            outside |= array > self.high
+        if self.whole:
+            outside |= array % 1 != 0
+        return outside
 
 
 def value_range(d: dist.Distribution) -> Range:
@@ -124,5 +129,4 @@ def labels(owner: str, d: dist.Distribution) -> np.ndarray:
 
 def require_in_range(owner: str, value: ArrayLike, d: dist.Distribution) -> None:
     """Raise where a concrete observation is out of the range of its distribution."""
-    if is_concrete(value):
-        value_range(d).require(owner, value)
+    value_range(d).require(owner, value)

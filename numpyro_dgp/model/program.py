@@ -20,10 +20,11 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.index_bounds import short_arrays
-from numpyro_dgp.algebra.row_dependence import mark, result_rows
+from numpyro_dgp.algebra.row_dependence import mark, result_reasons, result_rows
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
 from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
+from numpyro_dgp.model.refusals import untransformed
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
 from numpyro_dgp.model.untraceable import NotTraceableError, explained
 
@@ -106,12 +107,15 @@ def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     Raises:
         ValueError: as :func:`run_on_shapes`.
     """
-    sites, facts = run_on_shapes(model, args, kwargs)
+    sites, facts, _ = run_on_shapes(model, args, kwargs)
     return dataclasses.replace(structure(sites), **coupling(sites, facts)._asdict())
 
 
-def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Any]:
-    """A trace of ``model`` with shapes only, and by site the rows that what :func:`seen_by_site` says depends on.
+def run_on_shapes(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Trace, Any, Callable[[], Any]]:
+    """A trace of ``model`` with shapes only, by site the rows that what :func:`seen_by_site` says depends on, and a
+    function that gives the same with the operations that combine rows.
 
     Raises:
         ValueError: rows that would count several times or not at all (:mod:`numpyro_dgp.model.plate_rows`); a program
@@ -127,7 +131,8 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
     def run(key: Array) -> dict[str, Any]:
         minibatch = handlers.substitute(substitute_fn=first_rows)
-        with handlers.block(), handlers.trace() as sites, minibatch, MarkRows(), handlers.seed(rng_seed=key):
+        seeded = handlers.seed(rng_seed=key)
+        with handlers.block(), handlers.trace() as sites, minibatch, MarkRows(), seeded, untransformed():
             model(*args, **kwargs)
         require_rows_once(sites)
         found.append(sites)
@@ -139,18 +144,18 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     require_long_enough(short_arrays(closed.jaxpr, plate_sizes(sites)))
     facts = result_rows(closed.jaxpr, seen)
     require_indexed(sites, facts, (args, kwargs))
-    return sites, facts
+    return sites, facts, lambda: result_reasons(closed.jaxpr, seen)
 
 
-def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The checks of :func:`inspect_program`, for callers that do not need the structure of the program.
+def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | None:
+    """The checks of :func:`inspect_program`, for callers that can do without the structure of the program.
 
-    A program for which :func:`with_traceable` finds no way is not checked.
+    A program for which :func:`with_traceable` finds no way is not checked, and has no result.
 
     Raises:
         ValueError: as :func:`inspect_program`, but for programs that need the values of their arguments.
     """
-    with_traceable(lambda args, kwargs: inspect_program(model, args, kwargs), args, kwargs)
+    return with_traceable(lambda args, kwargs: inspect_program(model, args, kwargs), args, kwargs)
 
 
 def with_traceable(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.extend.core
 from numpyro.primitives import Messenger
 
 from numpyro_dgp.model.sites import Message
 
-__all__ = ["fixed_parameters", "whole_data"]
+__all__ = ["fixed_parameters", "untransformed", "whole_data"]
 
 
 class whole_data(Messenger):  # noqa: N801 - a handler, named like NumPyro's
@@ -77,3 +79,45 @@ class fixed_parameters(Messenger):  # noqa: N801 - a handler, named like NumPyro
                 "would freeze at its initial value: pass params=svi_result.params, make it random with "
                 "handlers.lift(model, prior={...}), or write it as a numpyro.sample site"
             )
+
+
+# JAX moved it from the one module to the other.
+_trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
+
+
+class untransformed(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which a sample site inside a JAX transformation (``lax.scan``, ``vmap``, ``jit``, ...) is an error.
+
+    The body of such a transformation is run once, however often it is computed. Handlers see one site, which has one
+    value where a program means several, or a value that is lost when the transformation ends. ``scan`` and ``cond`` of
+    ``numpyro.contrib.control_flow`` tell the handlers, and are no error. Make the handler where the program is run.
+
+    Raises:
+        ValueError: when a program runs that has such a site.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import numpyro.distributions as dist
+        >>> def program():
+        ...     return jax.lax.fori_loop(0, 3, lambda i, s: s + numpyro.sample("e", dist.Normal()), 0.0)
+        >>> with numpyro.handlers.seed(rng_seed=0), untransformed():  # doctest: +ELLIPSIS
+        ...     program()
+        Traceback (most recent call last):
+        ValueError: site 'e': expected sites outside JAX transformations, got one inside ...
+    """
+
+    def __init__(self) -> None:
+        self._outside = _trace_state(convention="numpyro")
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and _trace_state(convention="numpyro") != self._outside:
+            raise ValueError(f"site {msg['name']!r}: {TRANSFORMED}")
+
+
+TRANSFORMED = (
+    "expected sites outside JAX transformations, got one inside lax.scan, fori_loop, map, vmap, cond, checkpoint or "
+    "jit, where it has one value for all steps, or one that is lost to the program: draw all values at once, in a "
+    "numpyro.plate or as h = numpyro.sample('h', f(x)), write a Python loop with a name for every step, or, for NUTS "
+    "and the guides of NumPyro, use numpyro.contrib.control_flow.scan"
+)

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_dgp.model.refusals import TRANSFORMED
+
 __all__ = ["NotTraceableError", "explained"]
 
 # Raised for ``X[i]`` where i is traced and X is no JAX array; a list raises a plain TypeError.
@@ -33,11 +35,7 @@ def explained(arguments: Any) -> Iterator[None]:
     try:
         yield
     except jax.errors.UnexpectedTracerError as error:
-        raise ValueError(
-            "expected sites outside JAX transformations, got one inside lax.scan, vmap, cond or jit, whose value is "
-            "lost to the program: draw for all rows at once, h = numpyro.sample('h', f(x)), or use "
-            "numpyro.contrib.control_flow.scan"
-        ) from error
+        raise ValueError(TRANSFORMED) from error
     except _CONVERTED as error:
         kinds = sorted({_kind(leaf) for leaf in jax.tree.leaves(arguments)} & _INDEXABLE)
         plain = not isinstance(error, jax.errors.JAXTypeError)

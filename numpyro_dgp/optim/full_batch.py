@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
 import tqdm
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
@@ -150,6 +149,8 @@ def minimize(
             "minimize: expected a finite loss at the initial values, got one that is not: pass other init_params, "
             "check the priors' scales, or run in float64"
         )
+    import scipy.optimize  # imported here, since it takes 0.05 s
+
     losses = [start]
     with tqdm.tqdm(total=max_steps, disable=not progress_bar) as bar:
 

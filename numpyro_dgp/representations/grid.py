@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._checks import check_later, is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import ArrayLike, pytree, static
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
@@ -192,16 +192,23 @@ def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...
 
 def _warn_if_coarse(name: str, parts: tuple[Component, ...]) -> None:
     """Warn if more than half of the variance between grid points is left given the values at the grid points."""
+    features = [f for part in parts for f in part.features]
     if not is_concrete(parts):
-        return
-    for part in parts:
-        for f in part.features:
-            step = f.ring.length / jnp.asarray(f.ring.sizes, f.ring.dtype)
-            share = float(f.conditional_variance((f.ring.origin + 0.5 * step)[None])[0] / f.variance)
-            if share > _COARSE:
-                warnings.warn(
-                    f"gp {name!r}: a grid with steps of {np.asarray(step)} leaves {share:.0%} of the variance of its "
-                    "kernel open between the points: make it finer, dgp.Grid.around(X, lengthscale) takes two points "
-                    "per lengthscale",
-                    stacklevel=4,
-                )
+        return check_later(lambda: jnp.stack([_share_left(f) for f in features]) <= _COARSE)
+    for f in features:
+        if (share := float(_share_left(f))) > _COARSE:
+            warnings.warn(
+                f"gp {name!r}: a grid with steps of {np.asarray(_step(f))} leaves {share:.0%} of the variance of its "
+                "kernel open between the points: make it finer, dgp.Grid.around(X, lengthscale) takes two points "
+                "per lengthscale",
+                stacklevel=4,
+            )
+
+
+def _share_left(f: RingFeatures) -> Array:
+    """The share of the variance halfway between two grid points that is left given the values at the grid points."""
+    return f.conditional_variance((f.ring.origin + 0.5 * _step(f))[None])[0] / f.variance
+
+
+def _step(f: RingFeatures) -> Array:
+    return f.ring.length / jnp.asarray(f.ring.sizes, f.ring.dtype)

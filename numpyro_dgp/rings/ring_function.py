@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import check_later, is_concrete
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -99,7 +99,9 @@ class RingFunction(InducedFunction):
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         x = super().checked(x, noise)
-        if is_concrete(x, self.ring.low, self.ring.high):
+        if not is_concrete(x, self.ring.low, self.ring.high):
+            check_later(lambda: (x >= self.ring.low) & (x <= self.ring.high))
+        else:
             low, high = np.asarray(self.ring.low), np.asarray(self.ring.high)
             outside = (np.asarray(x) < low) | (np.asarray(x) > high)
             if outside.any():

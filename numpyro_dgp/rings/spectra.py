@@ -17,12 +17,13 @@ from __future__ import annotations
 import itertools
 import math
 from functools import lru_cache, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_finite
+from numpyro_dgp._checks import check_later, is_concrete, require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
@@ -97,7 +98,9 @@ class Ring:
                     f"{np.shape(getattr(self, name))}: size = {self.size} has {len(sizes)} dimension(s)"
                 )
             require_finite(f"{name} of {owner}", getattr(self, name), "give finite ends of the ring")
-        if is_concrete(self.low, self.high) and not (np.asarray(self.low) < np.asarray(self.high)).all():
+        if not is_concrete(self.low, self.high):
+            check_later(lambda: jnp.asarray(self.low) < self.high)
+        elif not (np.asarray(self.low) < np.asarray(self.high)).all():
             raise ValueError(
                 f"{owner}: expected low < high, got {self.low} and {self.high}: leave room for the data and six "
                 "lengthscales between their two ends"
@@ -107,16 +110,20 @@ class Ring:
 
     def _require_resolution(self, owner: str) -> None:
         if not is_concrete(self.low, self.high):
-            return
+            return check_later(lambda: ~self._unresolved(self.low, self.high, jnp))
         low, high = (np.asarray(end, float) for end in (self.low, self.high))
         step = (high - low) / np.array(self.sizes)
-        rounding = float(jnp.finfo(self.dtype).eps) * np.maximum(np.abs(low), np.abs(high))
-        far = np.minimum(np.abs(low), np.abs(high)) > high - low
-        if (far & (rounding > _RESOLVED * step)).any():
+        if self._unresolved(low, high, np).any():
             raise ValueError(
                 f"{owner}: expected ends whose steps {self.dtype} resolves, got {low} to {high} with steps of {step}: "
                 "subtract the first input from low, high and all inputs, in double precision"
             )
+
+    def _unresolved(self, low: Any, high: Any, xp: Any) -> Any:
+        """Whether steps are lost in the rounding of the ends, in ``xp``, NumPy or JAX's."""
+        rounding = float(jnp.finfo(self.dtype).eps) * xp.maximum(abs(low), abs(high))
+        far = xp.minimum(abs(low), abs(high)) > high - low
+        return far & (rounding > _RESOLVED * (high - low) / np.array(self.sizes))
 
     @property
     def sizes(self) -> tuple[int, ...]:

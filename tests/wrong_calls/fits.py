@@ -13,7 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from wrong_calls.wrong import Wrong
 
@@ -44,6 +44,12 @@ def local(X, y=None):
     with numpyro.plate("data", len(X)):
         w = numpyro.sample("w", dist.Normal())
         numpyro.sample("y", dist.Normal(w, 0.5), obs=y)
+
+
+def labelled(X, y=None):
+    slope = numpyro.sample("slope", dist.Normal())
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Bernoulli(logits=slope * X[:, 0]), obs=y)
 
 
 def own_rows(X, y=None):
@@ -130,6 +136,20 @@ WRONG = [
         "fit under vmap",
         lambda: jax.vmap(lambda key: fit(None, key).losses)(jax.random.split(jax.random.key(0))),
         "fit: expected arrays, got traced ones: under jax.jit or jax.vmap, .*svi.run",
+    ),
+    *(
+        Wrong(
+            f"nothing observed, {type(loss).__name__}",
+            lambda loss=loss: fit(make(local, AutoNormal(local), loss), KEY, 1, X),
+            "expected a program that observes data, got one that observes nothing, so that all of 'w', 'y' follow the",
+            UserWarning,
+        )
+        for loss in (dgp.ELBO(), Trace_ELBO())
+    ),
+    Wrong(
+        "a label out of range, guide by hand",
+        lambda: fit(make(labelled, point), KEY, 2, X, jnp.where(X[:, 0] < 0.9, 1.0, 7.0)),
+        "the loss became .* observed site 'y': expected observations y from 0 to 1, got 7.0 at index .10,",
     ),
     Wrong("a seed as key", lambda: fit(None, 0), rf"fit: {WITHOUT_KEY} 0: jax\.random\.key\(0\)"),
     Wrong("no key", lambda: fit(None, None), rf"{WITHOUT_KEY} None"),

@@ -10,6 +10,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.autoguide import AutoNormal
 from programs import NOISE, X, Y, Z, bayesian, deep, shallow
+from programs import explicit as drawn
 from wrong_calls.wrong import Wrong
 
 import numpyro_dgp as dgp
@@ -51,6 +52,11 @@ def sghmc_of(model, *args, **options):
     dgp.SGHMC(model, **options).init(KEY, 1, None, args, {})
 
 
+def sghmc_state(**fields):
+    state = dgp.SGHMC(explicit).init(KEY, 1, None, (X, Y), {})
+    return type(state)(**state._asdict() | fields)
+
+
 def explicit(X, y=None):
     v = numpyro.sample("m", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", len(X)):
@@ -66,6 +72,13 @@ def partly(X, y=None, mask=None):
 def discrete(y):
     numpyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "parallel"})
     numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+
+def counts(X, y=None):
+    """Discrete values above a drawn function: not observed, there is nothing that a chain could move."""
+    v = numpyro.sample("v", dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))(X))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(v)), obs=y)
 
 
 def overlapping(X, a=None, b=None):
@@ -107,7 +120,17 @@ FOR_MCMC = [
         lambda: chain_of(dgp.for_mcmc(bayesian, {"g_z": Z}), X, Y),
         "for_mcmc: expected a value for every numpyro.param, got none for 'g_Z'",
     ),
-    Wrong("no y under for_mcmc", lambda: chain_of(dgp.for_mcmc(deep), X), NOT_OBSERVED),
+    Wrong("no y under for_mcmc", lambda: chain_of(dgp.for_mcmc(deep), X), "for_mcmc, site 'y': expected observations"),
+    Wrong(
+        "no y under for_mcmc, no likelihood",
+        lambda: chain_of(dgp.for_mcmc(drawn), X),
+        "for_mcmc, site 'y': expected observations in every run of a sampler or an autoguide, got a site without: pass",
+    ),
+    Wrong(
+        "no y of counts under for_mcmc",
+        lambda: chain_of(dgp.for_mcmc(counts), X),
+        "for_mcmc, site 'y': expected observations in every run",
+    ),
     Wrong("no y under NUTS", lambda: chain_of(shallow, X), NOT_OBSERVED),
     Wrong("obs_mask under NUTS", lambda: chain_of(partly, X, Y, Y > 0), "numpyro.handlers.mask, not in obs_mask"),
     Wrong("no y in an autoguide", lambda: handlers.seed(AutoNormal(shallow), 0)(X), NOT_OBSERVED),
@@ -166,8 +189,13 @@ SGHMC = [
     ),
     Wrong(
         "SGHMC step too large",
-        lambda: type(state := dgp.SGHMC(explicit).init(KEY, 1, None, (X, Y), {}))(*state[:-1], jnp.array(3)),
+        lambda: sghmc_state(lost=jnp.array(3)),
         "expected draws with a finite density and gradient, got none at draw 3 after warm-up: the step is too large",
+    ),
+    Wrong(
+        "SGHMC runs away",
+        lambda: sghmc_state(draws=jnp.full(2, 200), temperature=jnp.array([1.1, 17.0])),
+        "expected velocities of temperature one, got 17 on average over 200 draws: the chain runs away",
     ),
 ]
 

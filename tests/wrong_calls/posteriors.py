@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import SVI
+from numpyro.infer import SVI, Predictive
 from numpyro.infer.svi import SVIRunResult, SVIState
 from programs import X, Y, Z, bayesian, deep, explicit, shallow
 from wrong_calls.wrong import Wrong
@@ -98,6 +98,13 @@ NO_MEAN = "mean and variance: expected a distribution of y that has them, got {}
 NO_VALUE = "a value for every numpyro.param, got none for .*"
 
 WRONG = [
+    Wrong(
+        "Predictive with the hidden values of a chain at one row",
+        lambda: Predictive(deep, {"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8)), "h": jnp.zeros((2, 30, 1))})(
+            KEY, X[:1]
+        ),
+        r"expected 1 row, as many as plate 'data' has, got f\(x\) at 30: .*predict by dgp.Posterior",
+    ),
     Wrong("neither guide nor samples", lambda: dgp.Posterior(shallow), "a guide with params, or samples, and not both"),
     Wrong(
         "both", lambda: dgp.Posterior(shallow, GUIDE, PARAMS, DRAWS), "a guide with params, or samples, and not both"

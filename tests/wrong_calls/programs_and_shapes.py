@@ -45,8 +45,6 @@ def likelihood(conditional, outputs=None, **options):
 def loss(model, *args, guide=None, key=KEY, params=None):
     guide = G.InducingPoint(model) if guide is None else guide
     params = {} if params is None else params
-    if model is in_scan:  # found when values are computed
-        return handlers.seed(dgp.ELBO().loss, 0)(key, params, model, guide, *args)
     return jax.eval_shape(lambda: handlers.seed(dgp.ELBO().loss, 0)(key, params, model, guide, *args))
 
 
@@ -54,11 +52,6 @@ def one_layer(X, y=None, *, outputs=None, conditional=normal, inducing=POINTS, *
     f = dgp.gp("g", RBF(), inducing, outputs=outputs)
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(f(X), conditional), obs=y, **options)
-
-
-def in_scan(X, y=None):
-    f = dgp.gp("f", RBF(), POINTS, outputs=1)
-    jax.lax.scan(lambda c, x: (c, numpyro.sample("h", f(x[None]))), 0.0, X)
 
 
 def partly(X, y=None):
@@ -199,7 +192,6 @@ WRONG = [
     Wrong("ELBO: no y", lambda: loss(one_layer, X), "expected observations at 'y', got none: pass them to the call"),
     Wrong("ELBO: obs_mask", lambda: loss(partly, X, Y), "expected 'y' to be observed without obs_mask=.*handlers.mask"),
     Wrong("ELBO: no rows", lambda: loss(one_layer, X[:0], Y[:0]), "plates with at least one row, got one of size 0"),
-    Wrong("ELBO: a site in lax.scan", lambda: loss(in_scan, X), "sites outside JAX transformations.*control_flow.scan"),
     Wrong(
         "ELBO: a table that is indexed", lambda: loss(shallow, pd.DataFrame(np.asarray(X)), Y), "got a pandas DataFrame"
     ),

@@ -1,0 +1,28 @@
+"""The plates that are open where a distribution is made."""
+
+from __future__ import annotations
+
+from numpyro.primitives import _PYRO_STACK, plate
+
+__all__ = ["require_one_row"]
+
+
+def require_one_row(batch_shape: tuple[int, ...]) -> None:
+    """Refuse a likelihood of several rows in a plate of one: NumPyro would broadcast the plate.
+
+    Args:
+        batch_shape: of the likelihood.
+
+    Raises:
+        ValueError: such a plate is open.
+    """
+    for handler in _PYRO_STACK:
+        dim = handler.dim if isinstance(handler, plate) else None
+        if dim is None or handler.subsample_size != 1 or len(batch_shape) < -dim or batch_shape[dim] == 1:
+            continue
+        raise ValueError(
+            f"Likelihood: expected 1 row, as many as plate {handler.name!r} has, got f(x) at {batch_shape[dim]}: "
+            "hidden values of the rows of a fit, as in mcmc.get_samples(), are not for other data; predict by "
+            "dgp.Posterior(model, samples=mcmc.get_samples()) or dgp.Posterior(model, guide, params), which draw them "
+            "anew; in a plate that takes some rows use X[i] and y[i]"
+        )

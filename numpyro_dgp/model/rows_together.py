@@ -1,0 +1,59 @@
+"""Inputs and densities of single rows that a program computes from all rows of a call, as by ``X - X.mean(0)``.
+
+At other rows that is another model: rows that are predicted alone are standardised by themselves, not as in the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numpyro_dgp.algebra.row_dependence import Several
+from numpyro_dgp.model.sites import Trace, values_of
+
+__all__ = ["Together", "rows_together"]
+
+_OF_ALL_ROWS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_or reduce_and sort".split())
+
+
+class Together(NamedTuple):
+    """What of a site is computed from all rows.
+
+    Args:
+        site: its name.
+        what: its inputs or its density.
+        source: the label of an argument, or the name of a site below.
+    """
+
+    site: str
+    what: str
+    source: str
+
+
+def rows_together(
+    sites: Trace, reasons: Mapping[str, Mapping[str, list[Any]]], shapes: Mapping[str, Sequence[int]]
+) -> list[Together]:
+    """Find inputs and densities with one row per row of an argument, or of a site below, that see all its rows.
+
+    Sums over rows that remain sums, such as totals and averages over bins, have other rows than what they sum.
+
+    Args:
+        sites: a trace of the program.
+        reasons: by site and by what its density is computed from, the rows that these depend on
+            (:func:`~numpyro_dgp.algebra.row_dependence.row_reasons`).
+        shapes: of the arguments, by label.
+    """
+    batches = {label: tuple(shape)[:1] for label, shape in shapes.items()}
+    batches |= {name: site["fn"].batch_shape for name, site in sites.items() if site["type"] == "sample"}
+    found = []
+    for name, seen in reasons.items():
+        inputs: Any = getattr(values_of(sites[name]["fn"]), "inputs", None)
+        rows = {"inputs": np.shape(inputs)[-2:-1], "density": batches[name][-1:]}
+        for what, own in rows.items():
+            for source, why in ((s, w) for fact in seen.get(what, []) for s, w in fact.items()):
+                all_rows = isinstance(why, Several) and why.known and why.cause in _OF_ALL_ROWS
+                if all_rows and own and own == batches.get(source, ())[-1:]:
+                    found.append(Together(name, what, source))
+    return found

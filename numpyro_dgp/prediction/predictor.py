@@ -1,0 +1,216 @@
+"""Predictions of a fit: one run of the program per draw, at the rows of a call, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete, require_count
+from numpyro_dgp._typing import Array
+from numpyro_dgp.draws import over_draws
+from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
+from numpyro_dgp.model.outcomes import Range
+from numpyro_dgp.prediction.compiled import Compiled
+from numpyro_dgp.prediction.independent_rows import IndependentRows
+from numpyro_dgp.prediction.row_batches import Rows, filled, in_batches, round_up
+
+__all__ = ["Options", "Predictor", "Quantity"]
+
+
+class Options(NamedTuple):
+    """How many draws, and how many rows at a time.
+
+    Args:
+        num_samples: S; ``None`` for ``default``, or as many as there are.
+        batch_size: rows at a time; ``None`` for all.
+        progress_bar: show progress over batches.
+        default: number of draws.
+    """
+
+    num_samples: int | None = None
+    batch_size: int | None = None
+    progress_bar: bool = True
+    default: int = 100
+
+
+class Quantity(NamedTuple):
+    """What is predicted.
+
+    Args:
+        of_draw: a function of :mod:`~numpyro_dgp.prediction.quantities`.
+        settings: its first arguments.
+        finish: from the quantities of all draws, along the first axis, to the result; ``None`` to leave them.
+        needs_site: whether it is of a single observed site.
+        observations: how many of the arguments come before those of the model.
+    """
+
+    of_draw: Callable[..., Any]
+    settings: tuple[Any, ...] = ()
+    finish: Callable[[Any], Any] | None = None
+    needs_site: bool = True
+    observations: int = 0
+
+
+class _Seen(NamedTuple):
+    """What a call of the program with arguments of these shapes predicts."""
+
+    site: str | None
+    plates: tuple[frozenset[str], ...]
+    values: Range | None
+    sizes: tuple[int, ...]
+
+
+class Predictor:
+    """Predictions of one fit, with its compiled programs.
+
+    Args:
+        fit: the fitted program.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self.fit = fit
+        self._programs: dict[Any, Compiled] = {}
+        self._calls: dict[Any, _Seen] = {}
+        self._rows: dict[Any, IndependentRows] = {}
+
+    def __call__(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
+        """The quantity of S draws.
+
+        Args:
+            quantity: what is predicted.
+            key: PRNG key.
+            options: how.
+            args: arguments of the model, behind those of the quantity.
+            kwargs: its keyword arguments.
+        """
+        num_samples, samples = self._samples(options)
+        if options.batch_size is not None:
+            require_count("Posterior", "batch_size", options.batch_size, "10_000")
+        args, kwargs = jax.tree.map(as_data, (args, kwargs))
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        require_arguments(key, leaves)
+        arrays = [leaf if np.ndim(leaf) else None for leaf in leaves]
+        constants = tuple(None if np.ndim(leaf) else leaf for leaf in leaves)
+        seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
+        target = Target(seen.site, seen.plates)
+        name = quantity, num_samples, treedef, constants, target
+        if name not in self._programs:
+            self._programs[name] = Compiled(partial(_predicted, self.fit, *name))
+        run = partial(self._programs[name], key, samples)
+        rows = self._independent(name, key, samples, arrays, seen.sizes, options.batch_size)
+        if options.batch_size is None:
+            return run(arrays, None) if rows is None else filled(run, arrays, rows)
+        if rows is None or not rows.in_plates:
+            jax.eval_shape(run, arrays, None)  # raises what is wrong with the call itself
+            raise ValueError(
+                "Posterior: expected rows that are predicted independently of each other with batch_size=, got a "
+                "program in which they are not known to be: joint values (f.joint, exact layers), rows that are added "
+                "up or compared, sites outside the plate of the rows, arguments in which rows are not the first axis, "
+                "or numbers computed from how many rows there are: leave batch_size out"
+            )
+        return in_batches(run, arrays, rows, options.progress_bar)
+
+    def range(self, args: Any, kwargs: Any) -> Range:
+        """The range of y in a call with such arguments."""
+        args, kwargs = jax.tree.map(as_data, (args, kwargs))
+        found = self._seen(args, kwargs, needs_site=True).values
+        assert found is not None
+        return found
+
+    def thinned(self, num_samples: int) -> dict[str, Array]:
+        """``num_samples`` of the MCMC draws, evenly spaced; empty for a guide.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if self.fit.samples is None:
+            return {}
+        total = len(next(iter(self.fit.samples.values())))
+        if num_samples > total:
+            raise ValueError(
+                f"Posterior: expected num_samples of at most {total}, the number of MCMC draws, got {num_samples}"
+            )
+        index = np.linspace(0, total - 1, num_samples).astype(int)
+        return {name: jnp.asarray(value)[index] for name, value in self.fit.samples.items()}
+
+    def _samples(self, options: Options) -> tuple[int, dict[str, Array]]:
+        num_samples = options.num_samples
+        if num_samples is None:
+            samples = self.fit.samples
+            num_samples = options.default
+            num_samples = num_samples if samples is None else min(num_samples, len(next(iter(samples.values()))))
+        require_count("Posterior", "num_samples", num_samples, "100")
+        return num_samples, self.thinned(num_samples)
+
+    def _seen(self, args: Any, kwargs: Any, needs_site: bool) -> _Seen:
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        name = treedef, tuple((leaf.shape, leaf.dtype) if np.ndim(leaf) else leaf for leaf in leaves)
+        if name not in self._calls or (needs_site and self._calls[name].site is None):
+            call = self.fit.call(args, kwargs)
+            site = call.observed if needs_site or len(call.candidates) == 1 else None
+            shapes = [call.sites[y]["fn"].batch_shape for y in call.predicted]
+            sizes = sorted({n for shape in shapes for n in shape if n > 1}, reverse=True)
+            self._calls[name] = _Seen(site, call.plates, None if site is None else call.ranges[site], tuple(sizes))
+        return self._calls[name]
+
+    def _independent(
+        self, name: Any, key: Array, samples: Any, arrays: list[Any], sizes: tuple[int, ...], batch_size: int | None
+    ) -> Rows | None:
+        """Where the rows of a call are that runs at another number of rows, if they are predicted independently and may
+        be moved to the host."""
+        given = [a for a in arrays if a is not None]
+        if not is_concrete(given, key, samples) or any(getattr(a, "committed", False) for a in given):
+            return None
+        quantity, _, treedef, constants, target = name
+        shapes = [None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
+        draw = jax.eval_shape(lambda: (key, {site: value[0] for site, value in samples.items()}))
+
+        def run(key: Array, sample: Any, arrays: list[Any]) -> Any:
+            args, kwargs = _arguments(treedef, constants, arrays)
+            return quantity.of_draw(*quantity.settings, self.fit, target, key, sample, args, kwargs)
+
+        for count in sizes:
+            size = min(batch_size or 2 * count, round_up(count))
+            if size == count and batch_size is None:
+                continue
+            by_row = tuple(a is not None and a.shape[0] == count for a in shapes)
+            tails = tuple(a and (a.shape[own:], a.dtype) for a, own in zip(shapes, by_row, strict=True))
+            place = name, by_row, tails
+            if place not in self._rows:
+                self._rows[place] = IndependentRows(run, draw, shapes, by_row, target.plates)
+            known = self._rows[place]
+            rows = known.rows
+            if rows is not None and known.at(count) and known.at(size):
+                finished = [axis if axis is None or quantity.finish else axis + 1 for axis in rows.results]
+                return rows._replace(total=count, size=size, results=tuple(finished))
+        return None
+
+
+def _arguments(treedef: Any, constants: tuple[Any, ...], arrays: list[Any]) -> Any:
+    return jax.tree.unflatten(treedef, [c if a is None else a for a, c in zip(arrays, constants, strict=True)])
+
+
+def _predicted(
+    fit: Fit,
+    quantity: Quantity,
+    num_samples: int,
+    treedef: Any,
+    constants: tuple[Any, ...],
+    target: Target,
+    key: Array,
+    samples: dict[str, Array],
+    arrays: list[Array | None],
+    batch: Array | None,
+) -> Any:
+    args, kwargs = _arguments(treedef, constants, arrays)
+    of_draw = partial(quantity.of_draw, *quantity.settings, fit, target._replace(batch=batch))
+    width = max([len(a) for a in arrays if a is not None], default=1)
+    dtype = jnp.result_type(jnp.float32, *(a for a in arrays if a is not None))
+    draws = jax.random.split(key, num_samples), samples
+    found = over_draws(lambda key, sample: of_draw(key, sample, args, kwargs), draws, width, dtype)
+    return found if quantity.finish is None else quantity.finish(found)
