@@ -30,7 +30,19 @@ def program(layers, X, y=None):
         numpyro.sample("y", dist.Normal(mean, noise), obs=y)
 
 
-def ranks(layers, repeats, error=1.0):
+def under_a_likelihood(layers, X, y=None):
+    """The last function under a Gaussian likelihood with its normalised density: ``for_mcmc`` integrates it."""
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+    scale = numpyro.sample("scale", dist.LogNormal(-0.5, 0.5))
+    g = dgp.gp("g", dgp.kernels.RBF(1.0, scale), Z)
+    f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.7), Z, outputs=1, mean=dgp.means.Identity()) if layers == 2 else None
+    with numpyro.plate("data", len(X)):
+        h = X if f is None else numpyro.sample("h", f(X))
+        likelihood = dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise), collapse="marginal")
+        numpyro.sample("y", likelihood, obs=y)
+
+
+def ranks(layers, repeats, error=1.0, program=program, sites=("noise", "scale", "f")):
     """Ranks of true values among draws by NUTS given data simulated with them, by site: (repeats, ...)."""
     transformed = dgp.for_mcmc(lambda X, y=None: program(layers, X, y))
 
@@ -42,7 +54,7 @@ def ranks(layers, repeats, error=1.0):
         )
         mcmc.run(chain_key, X, error * truth["y"]["value"])
         found = mcmc.get_samples()
-        return {name: (found[name] < truth[name]["value"]).sum(0) for name in ("noise", "scale", "f")}
+        return {name: (found[name] < truth[name]["value"]).sum(0) for name in sites}
 
     found = jax.jit(jax.vmap(once))(jax.random.split(jax.random.key(layers), repeats))
     return {name: np.asarray(value).reshape(repeats, -1) for name, value in found.items()}
@@ -60,6 +72,14 @@ def p_values(found):
 @pytest.mark.parametrize(("layers", "repeats"), [(1, 240), (2, 120)])
 def test_ranks_of_the_truth_are_uniform(layers, repeats):
     found = p_values(ranks(layers, repeats))
+    assert min(found) > 0.01 / len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layers", "repeats"), [(1, 240), (2, 120)])
+def test_ranks_with_an_integrated_layer_are_uniform(layers, repeats):
+    """Of its inducing values too, which are drawn after the chain."""
+    found = p_values(ranks(layers, repeats, program=under_a_likelihood, sites=("noise", "scale", "g")))
     assert min(found) > 0.01 / len(found)
 
 

@@ -30,7 +30,7 @@ ALLOWED = {
     "guides": "guides.rules model",
     "guides.collapsed": "algebra kernels means bounds model guides.rules guides",
     "extend": "algebra kernels model guides.rules",
-    "inference": "model rings guides",
+    "inference": "algebra bounds model rings guides.rules guides guides.collapsed",
     "optim": "algebra model guides inference",
     "densities": "",
     "draws": "algebra model",

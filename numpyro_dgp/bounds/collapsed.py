@@ -31,7 +31,7 @@ from numpyro_dgp.bounds.observations import Observations, require_rows
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.psi_statistics import Integrate, psi0, psi1, psi1_times_h, psi2
 
-__all__ = ["Quadratic", "from_features", "from_moments", "predict", "upper_bound", "with_features"]
+__all__ = ["Quadratic", "from_features", "from_moments", "from_rows", "predict", "upper_bound", "with_features"]
 
 
 class Quadratic(NamedTuple):
@@ -124,9 +124,46 @@ def from_features(
     Source: Chamberlin (2016), equations 2.2 and 2.3.
     """
     require_rows("from_features", y, A=A, variances=variances)
-    datum = Observations(y, noise, slope, weights)
     open_ = open_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
-    square = jnp.square(y) + y_variance + jnp.square(datum.slope) * open_
+    doubt = y_variance + jnp.square(jnp.asarray(slope)) * open_
+    return from_rows(A, y, noise, slope=slope, y_variance=doubt, weights=weights)
+
+
+def from_rows(
+    A: Array,
+    y: Array,
+    noise: ArrayLike,
+    *,
+    slope: ArrayLike = 1.0,
+    y_variance: ArrayLike = 0.0,
+    weights: ArrayLike = 1.0,
+) -> Quadratic:
+    r"""The quadratic of :math:`E[\log N(y_n;\; \kappa_n a_n^\top v, s_n^2)]` where :math:`y_n` has a variance.
+
+    The variance may be that of the function given v, times :math:`\kappa_n^2`: then this is :func:`from_features`. With
+    that variance in :math:`s_n^2` instead it is the log density of y given v, the function between inducing inputs
+    integrated.
+
+    Args:
+        A: rows :math:`a_n` (N, M).
+        y: observations minus :math:`\kappa` times the mean function (N,).
+        noise: standard deviation s, a number or (N,).
+        slope: :math:`\kappa`, a number or (N,).
+        y_variance: a number or (N,).
+        weights: how much each datum counts, a number or (N,).
+
+    Raises:
+        ValueError: arrays that do not have one row per datum.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds.collapsed import from_rows
+        >>> print(from_rows(jnp.ones((2, 1)), jnp.array([1.0, 2.0]), 0.5).Phi)
+        [[8.]]
+    """
+    require_rows("from_rows", y, A=A)
+    datum = Observations(y, noise, slope, weights)
+    square = jnp.square(y) + y_variance
     return Quadratic(matmul((datum.quadratic * A.T), A), matmul(datum.linear * y, A), datum.log_density(square))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
 from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.inference.mcmc import sampled_program
 from numpyro_dgp.predict import Posterior
 
 if TYPE_CHECKING:
@@ -176,14 +178,14 @@ def as_posterior(source: Source) -> Posterior:
         ValueError: something else.
     """
     if isinstance(source, Posterior):
-        return source
+        return dataclasses.replace(source, model=sampled_program(source.model))
     if not isinstance(source, MCMC) or source.last_state is None or source.sampler.model is None:
         raise ValueError(
             "to_arviz: expected dgp.Posterior(model, guide, result.params) or an MCMC object that has run, got "
             f"{'one that has not' if isinstance(source, MCMC) else type(source).__name__}: call mcmc.run "
             "first, on a program"
         )
-    return Posterior(source.sampler.model, samples=source.get_samples())
+    return Posterior(sampled_program(source.sampler.model), samples=source.get_samples())
 
 
 def _tree(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpyro
 import numpyro.distributions as dist
@@ -13,6 +13,8 @@ from numpyro.infer.reparam import Reparam
 
 from numpyro_dgp._checks import require_params
 from numpyro_dgp._typing import Array
+from numpyro_dgp.inference.guide_coordinates import require_guide, run_in_coordinates
+from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.joint_values import JointValues
@@ -23,7 +25,7 @@ from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
-__all__ = ["NonCentered", "for_mcmc"]
+__all__ = ["NonCentered", "for_mcmc", "sampled_program"]
 
 
 class NonCentered(Reparam):
@@ -81,28 +83,58 @@ class NonCentered(Reparam):
 
 
 def for_mcmc(
-    model: Callable[..., Any], params: Mapping[str, Array] | None = None, *, noncentered: bool = True
+    model: Callable[..., Any],
+    params: Mapping[str, Array] | None = None,
+    *,
+    noncentered: bool = True,
+    collapse: bool | Literal["auto"] = "auto",
+    guide: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values.
+    r"""``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values, the last
+    layer integrated.
 
     ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
     errors for programs of which NUTS would sample the wrong distribution without a warning. Nothing tells a bare
     program that NUTS runs it and not an autoguide, so that chains of hidden layers as they are get their warning from
     ``dgp.to_arviz`` only.
 
+    **Integrated layers.** The inducing values v of a layer that only Gaussian likelihoods see, as in
+    ``dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))``, are integrated in closed form given all other sites,
+    which keep their posterior: the density of the program is
+
+    .. math:: \log \int N(v; 0, I)\, e^{\mathcal L(v)}\, dv
+              = c + \tfrac12 b^\top (I + \Phi)^{-1} b - \tfrac12 \log\lvert I + \Phi\rvert, \qquad
+              \mathcal L(v) = c + b^\top v - \tfrac12 v^\top \Phi v ,
+
+    with the log density :math:`\mathcal L(v)` of the observations. It is Titsias' bound where the likelihood has
+    ``collapse="bound"``, and the FITC density where it has ``collapse="marginal"``. The site of v is not sampled, but
+    deterministic: an exact draw from its posterior given the other sites, so that ``mcmc.get_samples()`` has the sites
+    that it has otherwise.
+
+    **Coordinates of a guide.** With a fitted guide the program is sampled in the standard normal numbers
+    :math:`\epsilon` that the guide draws its sites :math:`T(\epsilon)` from, with the density
+    :math:`p(T(\epsilon), y)\, \lvert\det \partial T / \partial \epsilon\rvert`. The posterior is the same, and close to
+    N(0, I) where the guide is good. The sites are ``"<name>_white"``; those of the program are deterministic. With
+    ``NUTS(program, init_strategy=numpyro.infer.init_to_sample)`` chains start at draws of the guide.
+
     Args:
         model: the program.
-        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``.
-        noncentered: put every layer's values in the form of :class:`NonCentered`.
+        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with a guide, for its
+            parameters too.
+        noncentered: put every layer's values in the form of :class:`NonCentered`. A guide has its own form.
+        collapse: integrate layers: wherever that is possible (``"auto"``), nowhere (``False``), or at least one of
+            them, with an error that says what is in the way (``True``).
+        guide: a fitted guide of ``model`` made of Gaussians, such as ``dgp.guides.InducingPoint(model)``.
 
     Returns:
         A program for ``NUTS``, with the same arguments. It can be pickled, and ``MCMC`` objects with it, if ``model``
         can.
 
     Raises:
-        ValueError: a model that is no function or was prepared before, NaN in the parameters; when run, if a plate
-            subsamples, a ``numpyro.param`` site has no value, or broadcasting or an index beyond the end of an array
-            makes observations count several times; when NUTS runs it, if it observes nothing.
+        ValueError: a model that is no function or was prepared before, NaN in the parameters, a guide without
+            parameters or without Gaussians, or other settings; when run, if a plate subsamples, a ``numpyro.param``
+            site has no value, broadcasting or an index beyond the end of an array makes observations count several
+            times, or ``collapse=True`` and no layer can be integrated; when NUTS runs it, if it observes nothing.
 
     Example:
         >>> import jax, numpyro
@@ -111,14 +143,17 @@ def for_mcmc(
         >>> from numpyro.infer import MCMC, NUTS
         >>> import numpyro_dgp as dgp
         >>> def model(X, y=None):
+        ...     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
         ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
         >>> X = jnp.linspace(0, 1, 12)[:, None]
         >>> mcmc = MCMC(NUTS(dgp.for_mcmc(model)), num_warmup=20, num_samples=20, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
-        >>> mcmc.get_samples()["f"].shape
-        (20, 3)
+        >>> {name: draws.shape for name, draws in mcmc.get_samples().items()}
+        {'f': (20, 3), 'noise': (20,)}
+
+    Source: Titsias (2009) for the integral; Hoffman et al. (2019) for the coordinates of a guide.
     """
 
     if isinstance(model, _Prepared):
@@ -127,7 +162,24 @@ def for_mcmc(
         )
     if not callable(model):
         raise ValueError(f"for_mcmc: expected a program, a function, got {type(model).__name__}")
-    return _Prepared(model, require_params("for_mcmc", params), noncentered)
+    if not isinstance(collapse, bool) and collapse != "auto":
+        raise ValueError(f'for_mcmc: expected collapse to be "auto", True or False, got {collapse!r}')
+    params = require_params("for_mcmc", params)
+    if guide is not None:
+        require_guide(guide, params)
+        if not noncentered:
+            raise ValueError(
+                "for_mcmc: expected guide= or noncentered=False, got both: the coordinates are those of the guide"
+            )
+    return _Prepared(model, params, noncentered, collapse, guide)
+
+
+def sampled_program(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The program whose sites the draws of a chain are values of: ``model`` without integrated layers and without the
+    coordinates of a guide."""
+    if not isinstance(model, _Prepared):
+        return model
+    return dataclasses.replace(model, collapse=False, guide=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,6 +189,8 @@ class _Prepared:
     model: Callable[..., Any]
     params: dict[str, Array]
     noncentered: bool
+    collapse: bool | Literal["auto"]
+    guide: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         program = require_sound(self.model, args, kwargs)
@@ -144,10 +198,22 @@ class _Prepared:
         given = handlers.substitute(data=self.params)
         observed = observed_only(names=forgotten, owner="for_mcmc")
         with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
-            if not self.noncentered:
-                return self.model(*args, **kwargs)
-            with handlers.reparam(config=_noncenter):
-                return self.model(*args, **kwargs)
+            if self.collapse is False and self.guide is None:
+                return self._run(args, kwargs)
+            layers, on_data = layers_to_integrate(self.model, args, kwargs, self.params, self.collapse)
+            if on_data and self.guide is not None:
+                insist = self.collapse is True
+                return run_in_coordinates(self.model, self.guide, self.params, layers, insist, args, kwargs)
+            with Integrate(layers) as finish:
+                result = self._run(args, kwargs)
+            finish()
+            return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.noncentered:
+            return self.model(*args, **kwargs)
+        with handlers.reparam(config=_noncenter):
+            return self.model(*args, **kwargs)
 
 
 def _noncenter(msg: Message) -> Reparam | None:

@@ -92,6 +92,14 @@ class Belief(dist.Distribution):
 
     loc: Array
 
+    def from_white(self, white: Array) -> Array:
+        """The draw that standard normal numbers give."""
+        raise NotImplementedError
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
+        return self.from_white(white), [white]
+
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.sample_with_intermediates(key, sample_shape)[0]
 
@@ -141,9 +149,8 @@ class FullBelief(Belief):
         self.loc, self.scale_tril = loc, scale_tril
         super().__init__((), jnp.shape(loc), validate_args=False)
 
-    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
-        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
-        return _correlated(self.loc, self.scale_tril, white), [white]
+    def from_white(self, white: Array) -> Array:
+        return _correlated(self.loc, self.scale_tril, white)
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         if intermediates:
@@ -195,9 +202,8 @@ class DiagonalBelief(Belief):
         self.loc, self.scale = loc, scale
         super().__init__((), jnp.shape(loc), validate_args=False)
 
-    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
-        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
-        return self.loc + self.scale * white, [white]
+    def from_white(self, white: Array) -> Array:
+        return self.loc + self.scale * white
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         white = intermediates[0] if intermediates else (value - self.loc) / self.scale

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,10 @@ __all__ = [
     "run_on_shapes",
     "require_sound",
     "structure",
+    "with_traceable",
 ]
+
+Result = TypeVar("Result")
 
 
 def _plates(msg: Message) -> frozenset[str]:
@@ -147,11 +150,21 @@ def run_on_shapes(
 def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | None:
     """The checks of :func:`inspect_program`, for callers that can do without the structure of the program.
 
-    NumPy arrays may be rows, which the indices of a plate can pick only as JAX arrays, or settings with values that the
-    program needs. A program with both in one argument is not checked, and has no result.
+    A program for which :func:`with_traceable` finds no way is not checked, and has no result.
 
     Raises:
         ValueError: as :func:`inspect_program`, but for programs that need the values of their arguments.
+    """
+    return with_traceable(lambda args, kwargs: inspect_program(model, args, kwargs), args, kwargs)
+
+
+def with_traceable(
+    inspect: Callable[[tuple[Any, ...], dict[str, Any]], Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Result | None:
+    """What ``inspect(args, kwargs)`` returns, which runs a program on shapes only; ``None`` where it needs values.
+
+    NumPy arrays may be rows, which the indices of a plate can pick only as JAX arrays, or settings with values that the
+    program needs. Both are tried, and there is no way for a program with both.
     """
 
     def traceable(leaf: Any) -> Any:
@@ -160,10 +173,10 @@ def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
     unknown = NotTraceableError, jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError
     try:
-        return inspect_program(model, args, kwargs)
+        return inspect(args, kwargs)
     except unknown:
         with suppress(*unknown):
-            return inspect_program(model, *jax.tree.map(traceable, (args, kwargs)))
+            return inspect(*jax.tree.map(traceable, (args, kwargs)))
     return None
 
 

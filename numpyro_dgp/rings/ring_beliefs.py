@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from numpyro.distributions import kl_divergence
 
@@ -149,14 +148,13 @@ class RingBelief(Belief):
         eye = jnp.eye(self.loc.shape[-1], dtype=self.loc.dtype)
         return self.spread_covariance(eye).reshape(*self.loc.shape, self.loc.shape[-1])
 
-    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
-        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
+    def from_white(self, white: Array) -> Array:
         p, q = self.powers
         x = white * self.spectrum**q
         x = _at_sites(self.inner, x, self.blocks)
         x = x if self.gain is None else x * self.gain
         x = _at_sites(self.outer, x, self.blocks)
-        return self.loc + x * self.spectrum**-p, [white]
+        return self.loc + x * self.spectrum**-p
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         if intermediates:

@@ -15,7 +15,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns
-from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, arrays_of, uses_of
+from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, arrays_of, optimal_belief, uses_of
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.presets import Other
@@ -203,10 +203,7 @@ class Collapsed(Guide):
                 total = total.plus(more)
             beta = 1.0 if site["scale"] is None else site["scale"]
             total = type(total)(*(part / beta for part in total))
-            loc, root = total.optimum()
-            root = jnp.broadcast_to(root, (*loc.shape, loc.shape[-1]))
-            scalar = len(unwrap(site["fn"]).event_shape) == 1
-            beliefs[name] = FullBelief(loc[0], root[0]) if scalar else FullBelief(loc, root)
+            beliefs[name] = optimal_belief(total, scalar=len(unwrap(site["fn"]).event_shape) == 1)
             bound = bound + beta * total.bound().sum()
             done.append(name)
         for name, use in uses.items():

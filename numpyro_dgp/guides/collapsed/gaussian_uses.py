@@ -11,16 +11,17 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.bounds.collapsed import Quadratic, from_features, with_features
+from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_rows, with_features
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.means import Constant, Identity, Linear, Zero
+from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.random_function import InducedFunction
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 
-__all__ = ["Gaussian", "Use", "uses_of"]
+__all__ = ["Gaussian", "Use", "optimal_belief", "use_of_likelihood", "uses_of"]
 
 
 class Gaussian(NamedTuple):
@@ -35,7 +36,8 @@ class Use:
     """A likelihood or a hidden layer: values of a function under Gaussian noise, known or with Gaussian posteriors.
 
     Rows are data, all leading dimensions flattened: targets and their variances (N, P); slope, noise and weights
-    broadcast against them. The noise has one column where outputs share it.
+    broadcast against them. The noise has one column where outputs share it. ``open`` says whether the variance of the
+    function given its inducing values is still to be added to that of the targets.
     """
 
     function: Any
@@ -45,6 +47,7 @@ class Use:
     slope: Array
     noise: Array
     weights: Array
+    open: bool = True
 
     def leaves(self) -> list[Any]:
         """All arrays but inputs and targets, which must not depend on Gaussian values."""
@@ -63,7 +66,7 @@ class Use:
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
         weights = jnp.broadcast_to(self.weights, self.target.shape[:1])
         if exact:
-            A, k = f.features(rows), f.prior_variance(rows)
+            A, k = f.features(rows), f.prior_variance(rows) if self.open else None
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         else:
@@ -76,8 +79,10 @@ class Use:
         ) -> tuple[Quadratic, Array]:
             options: dict[str, Any] = {"slope": slope, "y_variance": y_variance, "weights": weights}
             if exact:
-                features = (A, k) if p is None else (A[p] if A.ndim == 3 else A, k[p] if k.ndim == 2 else k)
-                return from_features(*features, y, noise, **options), features[0]
+                rows_of = A[p] if p is not None and A.ndim == 3 else A
+                if k is None:
+                    return from_rows(rows_of, y, noise, **options), rows_of
+                return from_features(rows_of, k[p] if k.ndim == 2 else k, y, noise, **options), rows_of
             points: Any = f.at_points(p)
             tilt = None if isinstance(f.mean, Zero | Constant) else -slope[..., None] * w + 0 * loc
             return with_features(
@@ -147,18 +152,39 @@ def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
             "their posteriors are not independent and have no closed form here; use guides.InducingPoint(), and "
             "natural gradients for q(v)"
         )
-    v = fn.f_x.loc
-    form = fn.normal_form()
-    if form is None or fn.collapse != "bound":
+    if fn.normal_form() is None or fn.collapse != "bound":
         raise ValueError(
             f"Collapsed: expected a Gaussian likelihood at {name!r}, dist.Normal(a * v + b, scale), got another: use "
             "guides.InducingPoint(), and natural gradients for q(v)"
         )
-    slope, offset, scale = (_rows(jnp.asarray(a), v.shape, fn.f_x.event_dim) for a in form)
-    y = _rows(jnp.asarray(site["value"], v.dtype), v.shape, fn.f_x.event_dim)
+    use = use_of_likelihood(fn, site)
     process = 0.0 if fn.f_x.noise is None else fn.f_x.noise
-    doubt = jnp.square(slope * process) + jnp.zeros_like(y)
-    return Use(fn.f_x.function, fn.f_x.inputs, y - offset, doubt, slope, scale, _weights(site))
+    doubt = jnp.square(use.slope * process) + jnp.zeros_like(use.target)
+    return dataclasses.replace(use, target_variance=doubt, open=True)
+
+
+def use_of_likelihood(fn: Likelihood, site: Message) -> Use:
+    r"""A likelihood ``Normal(slope * v + offset, scale)`` at its observations, given the inducing values.
+
+    The variance of f given v, process noise included, is a variance of the targets where the likelihood takes the
+    expected log density, and part of the noise where it takes the log density of the mean (``collapse="marginal"``).
+    """
+    values, form = fn.f_x, fn.normal_form()
+    assert form is not None
+    slope, offset, scale = (_rows(jnp.asarray(a), values.loc.shape, values.event_dim) for a in form)
+    y = _rows(jnp.asarray(site["value"], values.loc.dtype), values.loc.shape, values.event_dim)
+    doubt = jnp.square(slope) * _rows(values.conditional_variance, values.loc.shape, values.event_dim)
+    if fn.collapse == "marginal":
+        scale, doubt = jnp.sqrt(jnp.square(scale) + doubt), jnp.zeros_like(y)
+    weights = _weights(site)
+    return Use(values.function, values.inputs, y - offset, doubt, slope, scale, weights, open=False)
+
+
+def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief:
+    """q(v), from the quadratic of all uses of a function."""
+    loc, root = total.optimum()
+    root = jnp.broadcast_to(root, (*loc.shape, loc.shape[-1]))
+    return FullBelief(loc[0], root[0]) if scalar else FullBelief(loc, root)
 
 
 def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) -> Use:

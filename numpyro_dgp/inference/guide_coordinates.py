@@ -1,0 +1,282 @@
+r"""A program in the coordinates of a fitted guide.
+
+A guide of Gaussians draws its sites from standard normal numbers, :math:`z = T(\epsilon)`, one site after the other.
+The density of the program in these coordinates is
+
+.. math:: p(T(\epsilon), y)\, \lvert \det \partial T / \partial \epsilon \rvert
+          = N(\epsilon; 0, I)\, \frac{p(T(\epsilon), y)}{q(T(\epsilon))} ,
+
+which is standard normal where the guide is the posterior. Whatever the guide, it is the posterior of the program.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.distributions.transforms import ComposeTransform
+from numpyro.distributions.util import scale_and_mask
+from numpyro.infer.autoguide import AutoContinuous, AutoDelta
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.importance import log_prob
+from numpyro_dgp.guides.record import record_of
+from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
+from numpyro_dgp.inference.integrated_layers import Integrate
+from numpyro_dgp.model.beliefs import Belief, StandardNormal
+from numpyro_dgp.model.function_values import Propagated, Values
+from numpyro_dgp.model.joint_values import PropagatedJoint
+from numpyro_dgp.model.projections import Determined, DeterminedJoint
+from numpyro_dgp.model.refusals import fixed_parameters
+from numpyro_dgp.model.sites import Message, Trace, unwrap
+from numpyro_dgp.rings.ring_normal import RingNormal
+
+__all__ = ["require_guide", "run_in_coordinates"]
+
+Program = Callable[..., Any]
+# Standard deviation, on the unconstrained scale, of the coordinates of a site that the guide has a point for.
+_POINT_SCALE = 0.1
+
+
+def require_guide(guide: Any, params: Mapping[str, Array]) -> None:
+    """Raise a ``ValueError`` unless a program can be sampled in the coordinates of ``guide``."""
+    if not callable(guide) or isinstance(guide, type):
+        raise ValueError(
+            f"for_mcmc: expected the guide of a fit, got {type(guide).__name__}: for_mcmc(model, guide=guide, "
+            "params=result.params)"
+        )
+    if isinstance(guide, Collapsed):
+        raise ValueError(
+            "for_mcmc: expected a guide that draws inducing values by parameters of its own, got Collapsed: use "
+            "for_mcmc(model, collapse=True), or a guide such as dgp.guides.InducingPoint(model)"
+        )
+    if isinstance(getattr(guide, "companion", None) or guide, AutoDelta):
+        raise ValueError(
+            "for_mcmc: expected a guide of Gaussians, got AutoDelta, points: use dgp.guides.Delta() or AutoNormal"
+        )
+    if not params:
+        raise ValueError(
+            "for_mcmc: expected the parameters of the guide, got none: for_mcmc(model, guide=guide, "
+            "params=result.params)"
+        )
+
+
+def run_in_coordinates(
+    model: Program,
+    guide: Program,
+    params: Mapping[str, Array],
+    layers: frozenset[str],
+    insist: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """One run of ``model`` in the coordinates of ``guide``.
+
+    It opens a site for the numbers of every site of the guide, a factor with the rest of the density, and
+    deterministic sites with the values of the sites of the program.
+
+    Args:
+        model: the program.
+        guide: the guide.
+        params: parameters of both.
+        layers: sites of inducing values that are integrated, where the guide draws them on their own.
+        insist: whether it is an error if it does not.
+        args: arguments of both.
+        kwargs: keyword arguments of both.
+    """
+    program = _with_spread_points(guide) if isinstance(guide, Guide) else guide
+    run = partial(_run_guide, program, params, args, kwargs)
+    shapes: dict[str, Any] = {}
+    together: set[str] = set()
+
+    def find_shapes() -> None:
+        sites, found = run({})
+        shapes.update(found)
+        together.update(layers & sites.keys() - found.keys())
+
+    jax.eval_shape(find_shapes)
+    if insist and together:
+        raise ValueError(
+            f"for_mcmc: expected a guide that draws {sorted(together)} on their own for collapse=True, "
+            f"got {type(guide).__name__}, which draws all sites together: use dgp.guides.InducingPoint, or leave "
+            "collapse out"
+        )
+    layers = layers - together
+    white = {
+        name: numpyro.sample(f"{name}_white", StandardNormal(shape, dtype))
+        for name, (shape, dtype) in shapes.items()
+        if name not in layers
+    }
+    drawn = {name: site for name, site in run(white)[0].items() if site["type"] == "sample" and name not in layers}
+    values = {name: site["value"] for name, site in drawn.items()}
+    with _alone(params), handlers.trace() as sites, handlers.substitute(data=values), handlers.seed(rng_seed=0):
+        with Integrate(layers) as finish:
+            model(*args, **kwargs)
+        finish()
+    _require_drawn(sites, values)
+    same = {name for name, site in drawn.items() if _follows_model(site)}
+    log_p = sum(_total(site) for name, site in sites.items() if site["type"] == "sample" and name not in same)
+    log_q = sum(_total(site) for name, site in drawn.items() if name not in same)
+    numpyro.factor("guide_ratio", log_p - log_q)
+    for name, site in sites.items():
+        latent = site["type"] == "sample" and not site["is_observed"]
+        if latent or site["type"] == "deterministic":
+            numpyro.deterministic(name, site["value"])
+
+
+@contextmanager
+def _alone(params: Mapping[str, Array]) -> Iterator[None]:
+    """A run of its own, in which ``numpyro.param`` sites have the values ``params``."""
+    with handlers.block(), fixed_parameters(owner="for_mcmc"), handlers.substitute(data=dict(params)):
+        yield
+
+
+def _run_guide(
+    guide: Program, params: Mapping[str, Array], args: Any, kwargs: Any, white: dict[str, Array]
+) -> tuple[Trace, dict[str, Any]]:
+    """Its trace, and shape and dtype of the numbers that each of its sites is drawn from."""
+    passes_on = isinstance(getattr(guide, "companion", None) or guide, AutoContinuous)
+    white_sites = _FromWhite(white, passes_on)
+    with _alone(params), handlers.trace() as drawn, white_sites as shapes, handlers.seed(rng_seed=0):
+        guide(*args, **kwargs)
+    return drawn, shapes
+
+
+class _FromWhite(Messenger):
+    """Handler under which every sample site of a guide takes the value that standard normal numbers give. In a
+    ``with`` statement, it gives shape and dtype of the numbers by site.
+
+    Args:
+        white: the numbers by site; zeros where there are none.
+        passes_on: whether sites of points hold what one of NumPyro's autoguides has drawn at another site.
+    """
+
+    def __init__(self, white: dict[str, Array], passes_on: bool) -> None:
+        self.white, self.passes_on = white, passes_on
+        self.shapes: dict[str, tuple[tuple[int, ...], Any]] = {}
+        super().__init__()
+
+    def __enter__(self) -> dict[str, tuple[tuple[int, ...], Any]]:  # type: ignore[override]
+        super().__enter__()
+        return self.shapes
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        name, fn = msg["name"], unwrap(msg["fn"])
+        if isinstance(fn, Determined | DeterminedJoint):
+            msg["value"] = jnp.broadcast_to(fn.loc, msg["fn"].shape())
+            return
+        if isinstance(fn, dist.Delta) and self.passes_on and not record_of(msg).name:
+            msg["value"] = fn.v
+            return
+        found = _coordinates(msg["fn"])
+        if found is None:
+            raise ValueError(
+                f"for_mcmc: expected a guide of Gaussians, got {type(fn).__name__} at {name!r}: give that site "
+                f"dgp.guides.Normal(), sites={{{name!r}: dgp.guides.Normal()}}, or leave guide= out"
+            )
+        self.shapes[name] = found.shape, found.dtype
+        white = self.white.get(name, jnp.zeros(found.shape, found.dtype))
+        msg["value"] = found.draw(white)
+        if isinstance(msg["fn"], Belief | Values):
+            msg["intermediates"] = [white]
+
+
+class _Coordinates(NamedTuple):
+    """Shape and dtype of standard normal numbers, and the draw that they give."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    draw: Callable[[Array], Array]
+
+
+def _coordinates(fn: Any) -> _Coordinates | None:
+    """Those of a Gaussian, or of a function of one; ``None`` of other distributions."""
+    if isinstance(fn, dist.MaskedDistribution | dist.Independent):
+        return _coordinates(fn.base_dist)
+    if isinstance(fn, dist.ExpandedDistribution | dist.TransformedDistribution):
+        base = _coordinates(fn.base_dist)
+        if base is None or isinstance(fn, dist.ExpandedDistribution):
+            own = fn.base_dist.batch_shape
+            return base and base._replace(shape=(*fn.batch_shape, *base.shape[len(own) :]))
+        return base._replace(draw=lambda white: ComposeTransform(fn.transforms)(base.draw(white)))
+    if isinstance(fn, StandardNormal):
+        return _Coordinates(fn.shape(), fn.dtype, lambda white: white)
+    if isinstance(fn, RingNormal):
+        return _Coordinates(fn.white_shape, fn.loc.dtype, fn.from_white)
+    if isinstance(fn, Belief | Values):
+        return _Coordinates(fn.shape(), fn.loc.dtype, fn.from_white)
+    if isinstance(fn, dist.Normal):
+        return _Coordinates(fn.shape(), jnp.result_type(fn.loc, fn.scale), lambda white: fn.loc + fn.scale * white)
+    if isinstance(fn, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
+        low_rank = isinstance(fn, dist.LowRankMultivariateNormal)
+        root = jnp.linalg.cholesky(fn.covariance_matrix) if low_rank else fn.scale_tril
+        return _Coordinates(fn.shape(), fn.loc.dtype, lambda white: fn.loc + matmul(root, white[..., None])[..., 0])
+    return None
+
+
+def _follows_model(site: Message) -> bool:
+    """Whether the distribution of the guide at a site is the model's, so that the two cancel."""
+    known = record_of(site)
+    return bool(known.name) and (not known.learned or isinstance(unwrap(site["fn"]), Propagated | PropagatedJoint))
+
+
+def _total(site: Message) -> Array:
+    return jnp.sum(scale_and_mask(log_prob(site), site["scale"]))
+
+
+def _require_drawn(sites: Trace, values: Mapping[str, Array]) -> None:
+    latent = [n for n, site in sites.items() if site["type"] == "sample" and not site["is_observed"]]
+    if missing := [name for name in latent if name not in values]:
+        raise ValueError(
+            f"for_mcmc: expected a guide with a value for every latent site of the program, got none for {missing}: "
+            "pass the guide that was fitted to this program"
+        )
+
+
+def _with_spread_points(guide: Guide) -> Guide:
+    """A copy of the guide with Gaussians around the points that its rules ``Delta`` have."""
+
+    def spread(rules: dict[str, Rule]) -> dict[str, Rule]:
+        return {key: _AroundPoint() if isinstance(rule, Delta) else rule for key, rule in rules.items()}
+
+    copied = copy.copy(guide)
+    choices = guide.choices
+    copied.choices = dataclasses.replace(choices, rules=spread(choices.rules), sites=spread(choices.sites))
+    return copied
+
+
+@dataclasses.dataclass(frozen=True)
+class _AroundPoint(Rule):
+    """A Gaussian on the unconstrained scale around the point of ``Delta``."""
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        loc = biject_to(site.fn.support).inv(Delta()(site).v)  # type: ignore[attr-defined]
+        given = {"loc": loc, "scale": jnp.full_like(loc, _POINT_SCALE)}
+        return Normal()(_Given(**{f.name: getattr(site, f.name) for f in dataclasses.fields(site)}, given=given))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given(Site):
+    """A site with values for the parameters of its rule."""
+
+    given: dict[str, Array]
+
+    def param(self, name: str, init: Any, **options: Any) -> Array:
+        return self.given[name]
