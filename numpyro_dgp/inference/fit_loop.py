@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
@@ -87,7 +88,8 @@ def run_steps(
     found_losses = np.concatenate(losses)
     if skips:
         _require_steps(checkpoint.owner, evaluate, state, found_losses)
-    return SVIRunResult(svi.get_params(state), state, jnp.asarray(found_losses[:num_steps]))
+    params = jax.jit(svi.constrain_fn)(svi.optim.get_params(state.optim_state))  # svi.get_params, in one program
+    return SVIRunResult(params, state, jnp.asarray(found_losses[:num_steps]))
 
 
 def _interrupted(checkpoint: Checkpoint, state: SVIState, done: int, num_steps: int, losses: list[np.ndarray]) -> str:
