@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer.hmc import hmc
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import require_count, require_positive
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.block_moves import Block, Given
 
@@ -41,26 +41,30 @@ class NUTS:
     Step size and mass are adapted in the warm-up of the chain.
 
     Args:
-        target_accept_prob: for the step size.
+        step_size: the first one.
+        target_accept_prob: for the step size after warm-up.
         dense_mass: ``True`` for a full mass matrix, or a list of tuples of site names, as in ``numpyro.infer.NUTS``.
         max_tree_depth: a trajectory has at most two to this power of steps.
 
     Raises:
-        ValueError: a target outside (0, 1), or a depth that is not a positive integer.
+        ValueError: a step size that is not positive, a target outside (0, 1), or a depth that is not a positive
+            integer.
 
     Example:
         >>> from numpyro_dgp import updates
         >>> updates.NUTS(dense_mass=True)
-        NUTS(target_accept_prob=0.8, dense_mass=True, max_tree_depth=10)
+        NUTS(step_size=1.0, target_accept_prob=0.8, dense_mass=True, max_tree_depth=10)
 
     Source: Hoffman and Gelman (2014).
     """
 
+    step_size: float = 1.0
     target_accept_prob: float = 0.8
     dense_mass: bool | list[tuple[str, ...]] = False
     max_tree_depth: int = 10
 
     def __post_init__(self) -> None:
+        require_positive("NUTS", "step_size", self.step_size, "try 1.0")
         require_count("NUTS", "max_tree_depth", self.max_tree_depth, "10")
         if not isinstance(self.target_accept_prob, Real) or not 0 < self.target_accept_prob < 1:
             raise ValueError(
