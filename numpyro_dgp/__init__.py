@@ -4,8 +4,8 @@ from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial,
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
-from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference import updates
+from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.inference.fit_stream import fit_stream
 from numpyro_dgp.inference.gibbs import Gibbs

@@ -90,7 +90,7 @@ def planned(found: Latents, chosen: _Chosen, rest: Update) -> Plan:
             updates[(name,)] = Conjugate() if name in found.quadratic else EllipticalSlice()
             taken.add(name)
     others = tuple(name for name in found.names if name not in taken)
-    integrated = {}
+    integrated: dict[str, bool] = {}
     blocks = {"rest": PlannedBlock(others, rest, gaussian=False, standard=False)} if others else {}
     for sites in sorted(updates, key=lambda sites: found.names.index(sites[0])):
         update = updates[sites]
@@ -114,8 +114,8 @@ def _named(found: Latents, chosen: _Chosen) -> _Chosen:
         sites = tuple(whites.get(name, name) for name in given)
         if unknown := [name for name in given if whites.get(name, name) not in found.names]:
             raise ValueError(
-                f"Gibbs: expected blocks of latent sites of the program, got {with_nearest(unknown, found.names)}: they "
-                f"are {list(found.names)}"
+                f"Gibbs: expected blocks of latent sites of the program, got {with_nearest(unknown, found.names)}: "
+                f"they are {list(found.names)}"
             )
         if twice := sorted(seen.intersection(sites)) or [name for name in sites if sites.count(name) > 1]:
             raise ValueError(f"Gibbs: expected every site in one block, got {twice[0]!r} in two: leave one out")

@@ -117,4 +117,3 @@ def _slice(
     end = jax.lax.while_loop(lambda s: ~s.found & (s.tries < _MOST_TRIES), shrink, start)
     at, new = jnp.where(end.found, end.at, value), jnp.where(end.found, end.energy, energy)
     return at, new, steps_low + steps_high + end.tries
-

@@ -1,4 +1,4 @@
-"""The latent sites of a program as blocks: which are Gaussian a priori, which can be integrated, which cannot be sampled."""
+"""The latent sites of a program: which are Gaussian a priori, which can be integrated, which cannot be sampled."""
 
 from __future__ import annotations
 

@@ -17,12 +17,13 @@ from numpyro.util import is_prng_key
 
 from numpyro_dgp._checks import require_params
 from numpyro_dgp._typing import Array
-from numpyro_dgp.inference.block_moves import Block, Given, Move, Update
+from numpyro_dgp.inference.block_moves import Block, Given, Move, Priors, Update
 from numpyro_dgp.inference.block_plan import Plan, planned, require_updates
 from numpyro_dgp.inference.gaussian_blocks import latents, priors_at
 from numpyro_dgp.inference.integrated import Conjugate, Integrated, integrated
 from numpyro_dgp.inference.mcmc import NonCentered
 from numpyro_dgp.inference.trajectories import NUTS
+from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
@@ -246,10 +247,13 @@ class Gibbs(MCMCKernel):
         """The target of a block at the values of the others in z."""
         run = self._begun()
         block = run.plan.blocks[label]
-        priors = {}
-        if block.gaussian:
-            values = z if block.standard else run.postprocess(*args, **kwargs)(z)
-            priors = priors_at(self._bound(args, kwargs), values, block.sites)
+        priors: Priors
+        if not block.gaussian:
+            priors = {}
+        elif block.standard:
+            priors = {name: StandardNormal(z[name].shape, z[name].dtype) for name in block.sites}
+        else:
+            priors = priors_at(self._bound(args, kwargs), run.postprocess(*args, **kwargs)(z), block.sites)
         return Given(lambda own: self._integrate(z | own, args, kwargs).energy, priors)
 
 

@@ -62,7 +62,7 @@ def _function_site(site: Message) -> str | None:
 
 
 def _seen_elsewhere(program: Callable[[], Any], values: dict[str, Array]) -> set[str]:
-    """Which of the sites ``values`` something depends on that is not the mean of their own functions in a likelihood."""
+    """Which of the sites ``values`` anything depends on but the means of their own functions in likelihoods."""
 
     def run(values: dict[str, Array]) -> list[Any]:
         with handlers.block(), handlers.trace() as sites, handlers.substitute(data=values):
