@@ -5,7 +5,7 @@ The target is :math:`p(z) \propto N(z; m, C)\, L(z)`. With :math:`\nu \sim N(m, 
 by shrinking a bracket of angles towards the current point, :math:`\theta = 0`. The Gaussian need not be the prior: any
 that does not depend on z will do, with L the rest of the density.
 
-Source: Murray, Adams and MacKay (2010); for deep GPs Sauer, Gramacy and Higdon (2023).
+Source: Murray et al. (2010); for deep GPs Sauer et al. (2023).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class EllipticalSlice:
         >>> updates.EllipticalSlice(repeat=3)
         EllipticalSlice(repeat=3)
 
-    Source: Murray, Adams and MacKay (2010).
+    Source: Murray et al. (2010).
     """
 
     repeat: int = 1

@@ -78,7 +78,7 @@ class Gibbs(MCMCKernel):
        the outer layer had no inducing values.
 
     With exact layers (``inducing=None``) under ``numpyro.sample("y", g(h, noise=s), obs=y)`` this is the scheme of
-    Sauer, Gramacy and Higdon (2023). The target is that of NUTS on ``dgp.for_mcmc(model)``, and so are the sites of the
+    Sauer et al. (2023). The target is that of NUTS on ``dgp.for_mcmc(model)``, and so are the sites of the
     draws.
 
     Args:
@@ -114,7 +114,7 @@ class Gibbs(MCMCKernel):
         >>> mcmc.get_samples()["f"].shape
         (20, 3)
 
-    Source: Murray, Adams and MacKay (2010); Sauer, Gramacy and Higdon (2023).
+    Source: Murray et al. (2010); Sauer et al. (2023).
     """
 
     def __init__(

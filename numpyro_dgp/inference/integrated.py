@@ -36,7 +36,7 @@ class Conjugate:
         >>> updates.Conjugate()
         Conjugate()
 
-    Source: Titsias (2009) for the integral; Sauer, Gramacy and Higdon (2023) for the sweep.
+    Source: Titsias (2009) for the integral; Sauer et al. (2023) for the sweep.
     """
 
 
