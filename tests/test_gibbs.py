@@ -115,7 +115,7 @@ CASES = {
         sparse_layers,
         dict(blocks={("f", "h"): EllipticalSlice(), ("scale", "noise"): Slice()}),
     ),
-    "sparse layers, all sliced": (sparse_layers, dict(blocks=SLICES)),
+    "sparse layers, all sliced": (sparse_layers, dict(blocks=SLICES, rest=SHORT)),
     "latent inputs": (latent_inputs, dict(rest=SHORT)),
 }
 

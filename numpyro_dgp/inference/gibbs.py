@@ -20,6 +20,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.block_moves import Block, Given, Move, Priors, Update
 from numpyro_dgp.inference.block_plan import Plan, planned, require_updates
 from numpyro_dgp.inference.gaussian_blocks import latents, priors_at
+from numpyro_dgp.inference.gibbs_state import GibbsState
 from numpyro_dgp.inference.integrated import Conjugate, Integrated, integrated
 from numpyro_dgp.inference.mcmc import NonCentered
 from numpyro_dgp.inference.trajectories import NUTS
@@ -29,31 +30,9 @@ from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
-__all__ = ["Gibbs", "GibbsState"]
+__all__ = ["Gibbs"]
 
 Blocks: TypeAlias = Mapping[str | tuple[str, ...], Update | Conjugate]
-
-
-class GibbsState(NamedTuple):
-    """State of :class:`Gibbs`; names in ``extra_fields`` of ``MCMC.run``.
-
-    Args:
-        z: values in unconstrained space.
-        potential_energy: negative log joint density there, as NUTS has it.
-        blocks: the state of every block that moves, by the names of its sites joined by ``+``: ``"blocks.h_white"``.
-        evaluations: of the density in the last sweep, without a gradient.
-        gradients: evaluations of the density with its gradient in the last sweep.
-        diverging: whether a trajectory of NUTS diverged.
-        rng_key: for the next sweep.
-    """
-
-    z: Block
-    potential_energy: Array
-    blocks: dict[str, Any]
-    evaluations: Array
-    gradients: Array
-    diverging: Array
-    rng_key: Array
 
 
 class _Run(NamedTuple):
