@@ -8,9 +8,11 @@ from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial,
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
+from numpyro_dgp.inference import updates
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.inference.fit_stream import fit_stream
+from numpyro_dgp.inference.gibbs import Gibbs
 from numpyro_dgp.inference.mcmc import NonCentered, for_mcmc
 from numpyro_dgp.inference.minibatch import minibatch
 from numpyro_dgp.inference.parameter_files import load, save
@@ -58,6 +60,8 @@ __all__ = [
     "optim",
     "for_mcmc",
     "NonCentered",
+    "Gibbs",
+    "updates",
     "SGHMC",
     "Posterior",
     "Mixture",

@@ -1,0 +1,154 @@
+r"""Elliptical slice sampling: a move of Gaussian values that needs no gradient, no step size and no tuning.
+
+The target is :math:`p(z) \propto N(z; m, C)\, L(z)`. With :math:`\nu \sim N(m, C)`, the ellipse
+:math:`z(\theta) = m + (z - m) \cos\theta + (\nu - m) \sin\theta` has points with L above a random height; one is drawn
+by shrinking a bracket of angles towards the current point, :math:`\theta = 0`. The Gaussian need not be the prior: any
+that does not depend on z will do, with L the rest of the density.
+
+Source: Murray et al. (2010); for deep GPs Sauer et al. (2023).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_dgp._checks import require_count
+from numpyro_dgp._typing import Array
+from numpyro_dgp.inference.block_moves import Block, Given, Priors
+
+__all__ = ["EllipticalSlice", "SliceState", "elliptical_slice"]
+
+# A bracket is then smaller than the rounding error of an angle, in double precision too.
+_MOST_TRIES = 120
+
+
+class SliceState(NamedTuple):
+    """What a slice sampler did in its last move.
+
+    Args:
+        evaluations: of the density.
+        gradients: always zero.
+    """
+
+    evaluations: Array
+    gradients: Array
+
+
+class _Search(NamedTuple):
+    key: Array
+    angle: Array
+    low: Array
+    high: Array
+    point: Block
+    energy: Array
+    tries: Array
+    found: Array
+
+
+def elliptical_slice(
+    key: Array, z: Block, energy: Array, density: Callable[[Block], Array], priors: Priors
+) -> tuple[Block, Array, Array]:
+    """One elliptical slice move: the new point, its energy, and the number of evaluations.
+
+    Args:
+        key: PRNG key.
+        z: current values by site.
+        energy: negative log density there.
+        density: from values to their negative log density, the Gaussian included.
+        priors: a Gaussian by site. They must not depend on ``z``.
+    """
+    draw_key, height_key, angle_key, loop_key = jax.random.split(key, 4)
+    keys = dict(zip(sorted(z), jax.random.split(draw_key, len(z)), strict=True))
+    mean = {name: jnp.broadcast_to(priors[name].mean, z[name].shape).astype(z[name].dtype) for name in z}
+    across = {name: priors[name].sample(keys[name]).astype(z[name].dtype) - mean[name] for name in z}
+    along = {name: z[name] - mean[name] for name in z}
+
+    def square(x: Block) -> Array:
+        """Squared length in units of the Gaussian."""
+        return sum(2 * (_log_prob(priors[n], mean[n]) - _log_prob(priors[n], mean[n] + x[n])) for n in x)  # type: ignore[return-value]
+
+    here, there = square(along), square(across)
+    both = (square(jax.tree.map(jnp.add, along, across)) - here - there) / 2
+
+    def at(angle: Array) -> tuple[Block, Array]:
+        """The point at an angle, and its log density under the Gaussian but for a constant."""
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        point = {name: mean[name] + cos * along[name] + sin * across[name] for name in z}
+        return point, -0.5 * (cos**2 * here + 2 * cos * sin * both + sin**2 * there)
+
+    height = 0.5 * here - energy - jax.random.exponential(height_key, dtype=energy.dtype)
+    angle = jax.random.uniform(angle_key, dtype=energy.dtype) * 2 * math.pi
+
+    def search(s: _Search) -> _Search:
+        point, gaussian = at(s.angle)
+        proposed = density(point)
+        low, high = jnp.where(s.angle < 0, s.angle, s.low), jnp.where(s.angle < 0, s.high, s.angle)
+        key, angle_key = jax.random.split(s.key)
+        inside = low + (high - low) * jax.random.uniform(angle_key, dtype=energy.dtype)
+        return _Search(key, inside, low, high, point, proposed, s.tries + 1, -proposed - gaussian > height)
+
+    start = _Search(loop_key, angle, angle - 2 * math.pi, angle, z, energy, jnp.zeros((), int), jnp.array(False))
+    end = jax.lax.while_loop(lambda s: ~s.found & (s.tries < _MOST_TRIES), search, start)
+    # Without a point on the slice, as where the density is NaN at z, the chain stays where it is.
+    chosen = jax.tree.map(lambda new, old: jnp.where(end.found, new, old), (end.point, end.energy), (z, energy))
+    return *chosen, end.tries
+
+
+def _log_prob(prior: dist.Distribution, value: Array) -> Array:
+    return prior.log_prob(value).sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class EllipticalSlice:
+    r"""Elliptical slice sampling of sites that are Gaussian a priori, together: for blocks of ``dgp.Gibbs``.
+
+    No step size, no gradient, always a new point. Suited to inducing values, non-centred hidden values, values of exact
+    layers and Gaussian latents; several sites in one block must be standard normal a priori, as the sites of
+    ``dgp.for_mcmc`` are.
+
+    Args:
+        repeat: moves in every sweep.
+
+    Raises:
+        ValueError: ``repeat`` that is not a positive integer.
+
+    Example:
+        >>> from numpyro_dgp import updates
+        >>> updates.EllipticalSlice(repeat=3)
+        EllipticalSlice(repeat=3)
+
+    Source: Murray et al. (2010).
+    """
+
+    repeat: int = 1
+
+    def __post_init__(self) -> None:
+        require_count("EllipticalSlice", "repeat", self.repeat, "1")
+
+    def open(self) -> Self:
+        """Itself: nothing is adapted."""
+        return self
+
+    def start(self, key: Array, z: Block, num_warmup: int, given: Given) -> SliceState:
+        return SliceState(jnp.zeros((), int), jnp.zeros((), int))
+
+    def move(
+        self, key: Array, state: SliceState, z: Block, energy: Array, given: Given
+    ) -> tuple[SliceState, Block, Array]:
+        def once(carry: tuple[Block, Array, Array], key: Array) -> tuple[tuple[Block, Array, Array], None]:
+            moved, new, tries = elliptical_slice(key, carry[0], carry[1], given.density, given.priors)
+            return (moved, new, carry[2] + tries), None
+
+        start = z, energy, jnp.zeros((), int)
+        (z, energy, tries), _ = jax.lax.scan(once, start, jax.random.split(key, self.repeat))
+        return state._replace(evaluations=tries), z, energy
+
+    def describe(self, state: Any) -> str:
+        return f"{float(state.evaluations) / self.repeat:.1f} tries"

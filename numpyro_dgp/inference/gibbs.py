@@ -1,0 +1,241 @@
+"""Gibbs sampling of programs: Gaussian blocks by elliptical slices or exact draws, the rest by NUTS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from numpyro import handlers
+from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.reparam import Reparam
+from numpyro.infer.util import initialize_model
+from numpyro.util import is_prng_key
+
+from numpyro_dgp._checks import require_params
+from numpyro_dgp._typing import Array
+from numpyro_dgp.inference.block_moves import Block, Given, Move, Priors, Update
+from numpyro_dgp.inference.block_plan import Plan, planned, require_updates
+from numpyro_dgp.inference.gaussian_blocks import latents, priors_at
+from numpyro_dgp.inference.gibbs_state import GibbsState
+from numpyro_dgp.inference.integrated import Conjugate, Integrated, integrated
+from numpyro_dgp.inference.mcmc import NonCentered
+from numpyro_dgp.inference.trajectories import NUTS
+from numpyro_dgp.model.beliefs import StandardNormal
+from numpyro_dgp.model.program import require_sound
+from numpyro_dgp.model.refusals import fixed_parameters, whole_data
+from numpyro_dgp.model.sites import Message, site_kind, unwrap
+from numpyro_dgp.rings.ring_normal import RingNormal
+
+__all__ = ["Gibbs"]
+
+Blocks: TypeAlias = Mapping[str | tuple[str, ...], Update | Conjugate]
+
+
+class _Run(NamedTuple):
+    """What is known of a program once a run has begun."""
+
+    plan: Plan
+    moves: dict[str, Move]
+    potential: Callable[..., Callable[[Block], Array]]
+    postprocess: Callable[..., Any]
+
+
+class Gibbs(MCMCKernel):
+    r"""Gibbs sampling of a deep GP, block by block, a kernel for ``numpyro.infer.MCMC``.
+
+    A sweep has three parts:
+
+    1. ``rest``, the sites that are in no block (hyperparameters), move by NUTS given all others;
+    2. every block that is Gaussian a priori moves by an elliptical slice: the inducing values of a layer, its
+       non-centred hidden values, latents, values of exact layers;
+    3. the inducing values of a layer that only Gaussian likelihoods see, dist.Normal(a * v + b, scale), are drawn
+       from their exact conditional. Through parts 1 and 2 they are integrated, so that the layers below move as if
+       the outer layer had no inducing values.
+
+    With exact layers (``inducing=None``) under ``numpyro.sample("y", g(h, noise=s), obs=y)`` this is the scheme of
+    Sauer et al. (2023). The target is that of NUTS on ``dgp.for_mcmc(model)``, and so are the sites of the
+    draws.
+
+    Args:
+        model: the program, with or without ``dgp.for_mcmc`` around it.
+        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``.
+        blocks: updates by site, or by several sites that move together; a layer may be given by the name of its hidden
+            values. Sites not named here are blocks as said above.
+        rest: the update of all sites that are no blocks, :class:`~numpyro_dgp.updates.NUTS` or
+            :class:`~numpyro_dgp.updates.Slice`.
+        noncentered: put the values of layers in the form of :class:`NonCentered`. With ``False``, hyperparameters of a
+            layer move given its values: for exact layers only, those of sparse layers would hardly move.
+        init_strategy: NumPyro's, for example ``init_to_value(values=guide.median(params, X, y))``.
+
+    Raises:
+        ValueError: a model that is no function, blocks that are no updates; when run, a block of no latent site or with
+            a site of another one, an ``EllipticalSlice`` of a site without a Gaussian prior, a ``Conjugate`` of a site
+            that something else than a Gaussian likelihood sees, a plate that subsamples, a ``numpyro.param`` without a
+            value, a discrete site, a program without observations.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 12)[:, None]
+        >>> mcmc = MCMC(dgp.Gibbs(model), num_warmup=0, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
+        >>> mcmc.get_samples()["f"].shape
+        (20, 3)
+
+    Source: Murray et al. (2010); Sauer et al. (2023).
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        params: Mapping[str, Array] | None = None,
+        *,
+        blocks: Blocks | None = None,
+        rest: Update = NUTS(),
+        noncentered: bool = True,
+        init_strategy: Callable[..., Any] = init_to_uniform,
+    ) -> None:
+        if not callable(model) or not callable(init_strategy):
+            raise ValueError(
+                "Gibbs: expected a program and an init_strategy, both functions, got "
+                f"{type(model).__name__} and {type(init_strategy).__name__}"
+            )
+        self._model, self._params = model, require_params("Gibbs", params)
+        self._blocks, self._rest = require_updates(blocks, rest), rest
+        self._noncentered, self._init_strategy = bool(noncentered), init_strategy
+        self._run: _Run | None = None
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The program that is sampled, hidden layers non-centred."""
+        return self._program
+
+    @property
+    def sample_field(self) -> str:
+        return "z"
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        return "z", "diverging"
+
+    def get_diagnostics_str(self, state: GibbsState) -> str:
+        moves = {} if self._run is None else self._run.moves
+        return "; ".join(f"{label}: {move.describe(state.blocks[label])}" for label, move in moves.items())
+
+    def postprocess_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable[..., Any]:
+        return self._begun().postprocess(*model_args, **(model_kwargs or {}))
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: Block | None,
+        model_args: tuple[Any, ...],
+        model_kwargs: dict[str, Any] | None,
+    ) -> GibbsState:
+        kwargs = model_kwargs or {}
+        single = is_prng_key(rng_key)
+        split = partial(jax.random.split, num=3)
+        rng_key, init_key, start_key = split(rng_key) if single else jax.vmap(split, out_axes=1)(rng_key)
+        require_sound(self._model, model_args, kwargs)
+        plan = planned(latents(self._bound(model_args, kwargs)), self._blocks, self._rest)
+        found = initialize_model(
+            init_key,
+            self._program,
+            init_strategy=self._init_strategy,
+            dynamic_args=True,
+            model_args=model_args,
+            model_kwargs=kwargs,
+        )
+        moves = {label: block.update.open() for label, block in plan.blocks.items()}
+        self._run = _Run(plan, moves, found.potential_fn, found.postprocess_fn)
+        z = found.param_info.z if init_params is None else init_params
+        start = partial(self._start, num_warmup=num_warmup, args=model_args, kwargs=kwargs)
+        return start(rng_key, start_key, z) if single else jax.vmap(start)(rng_key, start_key, z)
+
+    def sample(self, state: GibbsState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> GibbsState:
+        """One sweep, of one chain or of several."""
+        one = partial(self._sweep, args=model_args, kwargs=model_kwargs or {})
+        return one(state) if is_prng_key(state.rng_key) else jax.vmap(one)(state)
+
+    def _program(self, *args: Any, **kwargs: Any) -> Any:
+        given = handlers.substitute(data=self._params)
+        with whole_data(owner="Gibbs"), fixed_parameters(owner="Gibbs"), given:
+            if not self._noncentered:
+                return self._model(*args, **kwargs)
+            with handlers.reparam(config=_noncenter):
+                return self._model(*args, **kwargs)
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+        return lambda: handlers.seed(self._program, 0)(*args, **kwargs)
+
+    def _begun(self) -> _Run:
+        if self._run is None:
+            raise ValueError("Gibbs: expected init before anything else: run it by numpyro.infer.MCMC")
+        return self._run
+
+    def _start(
+        self, rng_key: Array, start_key: Array, z: Block, num_warmup: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GibbsState:
+        run, states = self._begun(), {}
+        for (label, block), key in zip(
+            run.plan.blocks.items(), jax.random.split(start_key, len(run.plan.blocks) + 1), strict=False
+        ):
+            own = {name: z[name] for name in block.sites}
+            states[label] = run.moves[label].start(key, own, num_warmup, self._given(label, z, args, kwargs))
+        zero = jnp.zeros((), int)
+        return GibbsState(z, run.potential(*args, **kwargs)(z), states, zero, zero, jnp.array(False), rng_key)
+
+    def _sweep(self, state: GibbsState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GibbsState:
+        run = self._begun()
+        rng_key, draw_key, *keys = jax.random.split(state.rng_key, len(run.moves) + 2)
+        z, states = dict(state.z), dict(state.blocks)
+        energy = self._integrate(z, args, kwargs).energy
+        evaluations, gradients, diverging = jnp.ones((), int), jnp.zeros((), int), jnp.array(False)
+        for (label, move), key in zip(run.moves.items(), keys, strict=True):
+            own = {name: z[name] for name in run.plan.blocks[label].sites}
+            given = self._given(label, z, args, kwargs)
+            states[label], own, energy = move.move(key, states[label], own, energy, given)
+            z |= own
+            evaluations, gradients = evaluations + states[label].evaluations, gradients + states[label].gradients
+            diverging = diverging | getattr(states[label], "diverging", False)
+        if run.plan.integrated:
+            drawn, energy = self._integrate(z, args, kwargs).draw(draw_key, z)
+            z, evaluations = z | drawn, evaluations + 1
+        return GibbsState(z, energy, states, evaluations, gradients, diverging, rng_key)
+
+    def _integrate(self, z: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Integrated:
+        """The density at z with the blocks that a sweep integrates; without any, the density."""
+        run = self._begun()
+        mixed = run.plan.integrated
+        potential = run.potential(*args, **kwargs)
+        return integrated(lambda values: potential(z | values), {name: z[name] for name in mixed}, mixed)
+
+    def _given(self, label: str, z: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+        """The target of a block at the values of the others in z."""
+        run = self._begun()
+        block = run.plan.blocks[label]
+        priors: Priors
+        if not block.gaussian:
+            priors = {}
+        elif block.standard:
+            priors = {name: StandardNormal(z[name].shape, z[name].dtype) for name in block.sites}
+        else:
+            priors = priors_at(self._bound(args, kwargs), run.postprocess(*args, **kwargs)(z), block.sites)
+        return Given(lambda own: self._integrate(z | own, args, kwargs).energy, priors)
+
+
+def _noncenter(msg: Message) -> Reparam | None:
+    latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), RingNormal)
+    return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None

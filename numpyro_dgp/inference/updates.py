@@ -1,0 +1,8 @@
+"""How ``dgp.Gibbs`` moves a block of sites: ``Gibbs(model, blocks={"h": dgp.updates.EllipticalSlice(repeat=3)})``."""
+
+from numpyro_dgp.inference.coordinate_slice import Slice
+from numpyro_dgp.inference.elliptical_slice import EllipticalSlice
+from numpyro_dgp.inference.integrated import Conjugate
+from numpyro_dgp.inference.trajectories import NUTS
+
+__all__ = ["Conjugate", "EllipticalSlice", "NUTS", "Slice"]
