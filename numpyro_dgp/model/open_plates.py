@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numpyro.handlers import block
 from numpyro.primitives import _PYRO_STACK, plate
 
 __all__ = ["require_one_row"]
@@ -16,7 +17,9 @@ def require_one_row(batch_shape: tuple[int, ...]) -> None:
     Raises:
         ValueError: such a plate is open.
     """
-    for handler in _PYRO_STACK:
+    for handler in reversed(_PYRO_STACK):
+        if isinstance(handler, block):  # a run of its own, within the plates of another
+            return
         dim = handler.dim if isinstance(handler, plate) else None
         if dim is None or handler.subsample_size != 1 or len(batch_shape) < -dim or batch_shape[dim] == 1:
             continue
