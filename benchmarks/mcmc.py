@@ -1,4 +1,5 @@
-"""NUTS on a deep GP: the bare program, its last layer integrated, and the coordinates of a fitted guide.
+"""MCMC on a deep GP: NUTS on the bare program, with its last layer integrated, in the coordinates of a fitted guide,
+and Gibbs sampling.
 
 ``python benchmarks/mcmc.py`` samples a program of two layers with 20 inducing points each, on a step in two input
 columns: Matern-5/2 kernels, LogNormal priors on the noise and on the lengthscale of each layer, double precision. All
@@ -7,6 +8,9 @@ chains start from the same fit, and the seconds are those of sampling, without t
 Hidden layers can be reflected without changing the density of the data. R-hat and the smallest effective sample size
 are therefore those of what the data identify: the hyperparameters, and the means of f(h) at 20 test inputs, each
 through the means of the hidden values there.
+
+A draw of ``dgp.Gibbs`` is a sweep. Its leapfrogs and gradients are all its evaluations of the density, most of them
+without a gradient.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import optax
 from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS, SVI, init_to_sample, init_to_value
+from numpyro.infer.mcmc import MCMCKernel
 
 import numpyro_dgp as dgp
 
@@ -63,36 +68,42 @@ def make_model(X: jax.Array, inducing: int) -> tuple[Callable[..., None], Callab
 
 
 def measure(
-    program: Callable[..., None],
-    start: Any,
+    kernel: MCMCKernel,
+    counts: tuple[str, ...],
     data: tuple[jax.Array, jax.Array],
     draws: int,
     chains: int,
+    vectorized: bool,
     identified: Callable[[dict[str, jax.Array]], dict[str, jax.Array]],
 ) -> dict[str, float]:
-    """Seconds of a compiled run, leapfrog steps, and what the chains are worth."""
+    """Seconds of a compiled run, steps by the fields ``counts``, and what the chains are worth."""
 
-    @jax.jit
     def run(key: jax.Array, X: jax.Array, y: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        kernel = NUTS(program, init_strategy=start)
         mcmc = MCMC(kernel, num_warmup=draws, num_samples=draws, progress_bar=False)
-        mcmc.run(key, X, y, extra_fields=("num_steps", "diverging"))
+        mcmc.run(key, X, y, extra_fields=(*counts, "diverging"))
         return mcmc.get_samples(), mcmc.get_extra_fields()
 
     keys = jax.random.split(jax.random.key(1), chains)
-    compiled = run.lower(keys[0], *data).compile()
-    began = time.perf_counter()
-    found = [jax.block_until_ready(compiled(key, *data)) for key in keys]
-    seconds = time.perf_counter() - began
+    if vectorized:
+        compiled = jax.jit(jax.vmap(run, (0, None, None))).lower(keys, *data).compile()
+        began = time.perf_counter()
+        all_chains = jax.block_until_ready(compiled(keys, *data))
+        seconds = time.perf_counter() - began
+        found = [jax.tree.map(lambda a, i=i: a[i], all_chains) for i in range(chains)]
+    else:
+        compiled = jax.jit(run).lower(keys[0], *data).compile()
+        began = time.perf_counter()
+        found = [jax.block_until_ready(compiled(key, *data)) for key in keys]
+        seconds = time.perf_counter() - began
     values = [identified(samples) for samples, _ in found]
     together = [np.stack([np.asarray(v[name]) for v in values]) for name in values[0]]
     ess = min(float(effective_sample_size(v).min()) for v in together)
-    steps = sum(float(fields["num_steps"].sum()) for _, fields in found)
+    steps = sum(float(fields[name].sum()) for _, fields in found for name in counts)
     return {
         "leapfrogs": steps / (draws * chains),
         "r_hat": max(float(split_gelman_rubin(v).max()) for v in together),
         "ess": ess,
-        "per_second": ess / seconds,
+        "seconds": seconds,
         "per_gradient": ess / steps,
         "divergences": sum(int(fields["diverging"].sum()) for _, fields in found),
     }
@@ -104,6 +115,7 @@ def main() -> None:
     parser.add_argument("--inducing", type=int, default=20)
     parser.add_argument("--draws", type=int, default=200, help="as many in warm-up")
     parser.add_argument("--chains", type=int, default=2)
+    parser.add_argument("--vectorized", action="store_true", help="all chains at once, in place of one by one")
     parser.add_argument("--steps", type=int, default=3000, help="of the fit")
     parser.add_argument("--samplers", nargs="+", help="names of the table; all by default")
     parser.add_argument("--seed", type=int, default=0)
@@ -114,7 +126,7 @@ def main() -> None:
     numpyro.enable_x64()
     print(f"{jax.devices()[0].device_kind}\n")
     print("| rows | sampler | leapfrogs per draw | R-hat | smallest ESS | ESS per second | ESS per 1000 gradients |"
-          " divergences |\n|---|" + "---|" * 7)  # fmt: skip
+          " divergences | seconds |\n|---|" + "---|" * 8)  # fmt: skip
     for rows in options.rows:
         data = make_data(rows, options.seed)
         test = make_data(20, options.seed + 1)[0]
@@ -136,13 +148,17 @@ def main() -> None:
                 **{name: jnp.log(samples[name]) for name in HYPERPARAMETERS},
             }
         )
-        for name, (program, start) in samplers.items():
+        kernels = {name: NUTS(program, init_strategy=start) for name, (program, start) in samplers.items()}
+        kernels["Gibbs"] = dgp.Gibbs(model, init_strategy=median)
+        for name, kernel in kernels.items():
             if options.samplers and name not in options.samplers:
                 continue
-            r = measure(program, start, data, options.draws, options.chains, identified)
+            counts = ("num_steps",) if isinstance(kernel, NUTS) else ("evaluations", "gradients")
+            r = measure(kernel, counts, data, options.draws, options.chains, options.vectorized, identified)
             print(
                 f"| {rows} | {name} | {r['leapfrogs']:.0f} | {r['r_hat']:.2f} | {r['ess']:.0f} | "
-                f"{r['per_second']:.2f} | {1000 * r['per_gradient']:.2f} | {r['divergences']} |",
+                f"{r['ess'] / r['seconds']:.2f} | {1000 * r['per_gradient']:.2f} | {r['divergences']} | "
+                f"{r['seconds']:.0f} |",
                 flush=True,
             )
 

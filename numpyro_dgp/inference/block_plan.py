@@ -9,11 +9,10 @@ from numpyro_dgp._checks import with_nearest
 from numpyro_dgp.inference.block_moves import Update
 from numpyro_dgp.inference.elliptical_slice import EllipticalSlice
 from numpyro_dgp.inference.gaussian_blocks import Latents
-from numpyro_dgp.inference.integrated import Conjugate
 
-__all__ = ["Plan", "PlannedBlock", "planned", "require_updates"]
+__all__ = ["PlannedBlock", "planned", "require_updates"]
 
-_Chosen: TypeAlias = dict[tuple[str, ...], Any]
+_Chosen: TypeAlias = dict[tuple[str, ...], Update]
 
 
 class PlannedBlock(NamedTuple):
@@ -32,18 +31,6 @@ class PlannedBlock(NamedTuple):
     standard: bool
 
 
-class Plan(NamedTuple):
-    """The parts of a sweep.
-
-    Args:
-        blocks: that move, by the names of their sites, in the order of the sweep.
-        integrated: sites that are integrated while these move, and whether their outputs are mixed.
-    """
-
-    blocks: dict[str, PlannedBlock]
-    integrated: dict[str, bool]
-
-
 def require_updates(blocks: Any, rest: Any) -> _Chosen:
     """The blocks of the user by their sites; raise unless they are updates by site."""
     if not isinstance(blocks, Mapping | None):
@@ -53,8 +40,8 @@ def require_updates(blocks: Any, rest: Any) -> _Chosen:
         )
     chosen = {(sites,) if isinstance(sites, str) else tuple(sites): update for sites, update in (blocks or {}).items()}
     for sites, update in chosen.items():
-        _require_update(f"for the block {' + '.join(map(repr, sites))}", update, (Update, Conjugate))
-    _require_update("as rest", rest, (Update,))
+        _require_update(f"for the block {' + '.join(map(repr, sites))}", update)
+    _require_update("as rest", rest)
     if isinstance(rest, EllipticalSlice):
         raise ValueError(
             "Gibbs: expected rest to be an update of any site, got EllipticalSlice, which needs Gaussian priors: "
@@ -63,17 +50,17 @@ def require_updates(blocks: Any, rest: Any) -> _Chosen:
     return chosen
 
 
-def _require_update(where: str, update: Any, kinds: tuple[Any, ...]) -> None:
-    if isinstance(update, type) or not isinstance(update, kinds):
+def _require_update(where: str, update: Any) -> None:
+    if isinstance(update, type) or not isinstance(update, Update):
         got = f"the class {update.__name__}" if isinstance(update, type) else type(update).__name__
         raise ValueError(
-            f"Gibbs: expected an update {where}, got {got}: dgp.updates.NUTS(), dgp.updates.Slice()"
-            + (", dgp.updates.EllipticalSlice()" if Conjugate in kinds else "")
+            f"Gibbs: expected an update {where}, got {got}: dgp.updates.NUTS(), dgp.updates.Slice(), or for "
+            "Gaussian sites dgp.updates.EllipticalSlice()"
         )
 
 
-def planned(found: Latents, chosen: _Chosen, rest: Update) -> Plan:
-    """The sweep over the latent sites of a program.
+def planned(found: Latents, chosen: _Chosen, rest: Update) -> dict[str, PlannedBlock]:
+    """The blocks of a sweep in their order, by the names of their sites.
 
     Args:
         found: its latent sites.
@@ -87,22 +74,18 @@ def planned(found: Latents, chosen: _Chosen, rest: Update) -> Plan:
     taken = {name for sites in updates for name in sites}
     for name in found.moved:
         if name not in taken:
-            updates[(name,)] = Conjugate() if name in found.quadratic else EllipticalSlice()
+            updates[(name,)] = EllipticalSlice()
             taken.add(name)
     others = tuple(name for name in found.names if name not in taken)
-    integrated: dict[str, bool] = {}
     blocks = {"rest": PlannedBlock(others, rest, gaussian=False, standard=False)} if others else {}
     for sites in sorted(updates, key=lambda sites: found.names.index(sites[0])):
         update = updates[sites]
-        if isinstance(update, Conjugate):
-            integrated |= {name: _quadratic(found, name) for name in sites}
-            continue
         sliced = isinstance(update, EllipticalSlice)
         if sliced:
             _require_gaussian(found, sites)
         standard = found.standard.issuperset(sites)
         blocks["+".join(sites)] = PlannedBlock(sites, update, gaussian=sliced, standard=standard)
-    return Plan(blocks, integrated)
+    return blocks
 
 
 def _named(found: Latents, chosen: _Chosen) -> _Chosen:
@@ -112,6 +95,11 @@ def _named(found: Latents, chosen: _Chosen) -> _Chosen:
     for given, update in chosen.items():
         whites = {name: f"{name}_white" for name in given if name not in found.names}
         sites = tuple(whites.get(name, name) for name in given)
+        if integrated := found.integrated.intersection(given):
+            raise ValueError(
+                f"Gibbs: expected blocks of latent sites, got {min(integrated)!r}, which is integrated and drawn "
+                "exactly: leave it out, or pass collapse=False"
+            )
         if unknown := [name for name in given if whites.get(name, name) not in found.names]:
             raise ValueError(
                 f"Gibbs: expected blocks of latent sites of the program, got {with_nearest(unknown, found.names)}: "
@@ -122,15 +110,6 @@ def _named(found: Latents, chosen: _Chosen) -> _Chosen:
         seen |= set(sites)
         updates[sites] = update
     return updates
-
-
-def _quadratic(found: Latents, name: str) -> bool:
-    if name not in found.quadratic:
-        raise ValueError(
-            f"Gibbs: expected inducing values that only Gaussian likelihoods see for Conjugate, dist.Normal(a * v + b, "
-            f"scale), got {name!r}: use dgp.updates.EllipticalSlice(), or leave the block out"
-        )
-    return found.quadratic[name]
 
 
 def _require_gaussian(found: Latents, sites: tuple[str, ...]) -> None:

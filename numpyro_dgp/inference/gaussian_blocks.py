@@ -1,4 +1,4 @@
-"""The latent sites of a program: which are Gaussian a priori, which can be integrated, which cannot be sampled."""
+"""The latent sites of a program: which are Gaussian a priori, which cannot be sampled."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_dgp.inference.block_moves import Priors
+from numpyro_dgp.inference.integrated_layers import integrated_in
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import Values
-from numpyro_dgp.model.quadratic_sites import quadratic_sites
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
@@ -27,14 +27,14 @@ class Latents(NamedTuple):
         gaussian: those with a Gaussian prior given everything before them.
         standard: of these, the ones that are standard normal whatever else is drawn.
         moved: of the Gaussian ones, those that are elliptical slices by default: all but single hyperparameters.
-        quadratic: those in whose values the log density is quadratic, and whether their outputs are mixed.
+        integrated: layers whose inducing values are no latent sites, since the program integrates them.
     """
 
     names: tuple[str, ...]
     gaussian: frozenset[str]
     standard: frozenset[str]
     moved: tuple[str, ...]
-    quadratic: dict[str, bool]
+    integrated: frozenset[str]
 
 
 def latents(program: Callable[[], Any]) -> Latents:
@@ -51,13 +51,13 @@ def latents(program: Callable[[], Any]) -> Latents:
     def run() -> None:
         with handlers.block(), handlers.trace() as sites:
             program()
-        found.append(_read(program, sites))
+        found.append(_read(sites))
 
     jax.eval_shape(run)
     return found[0]
 
 
-def _read(program: Callable[[], Any], sites: Trace) -> Latents:
+def _read(sites: Trace) -> Latents:
     free = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
     for name, msg in free.items():
         if site_kind(msg) == "observed":
@@ -74,7 +74,7 @@ def _read(program: Callable[[], Any], sites: Trace) -> Latents:
         gaussian=gaussian,
         standard=frozenset(name for name in gaussian if isinstance(unwrap(free[name]["fn"]), StandardNormal)),
         moved=tuple(name for name, msg in free.items() if name in gaussian and _is_block(msg)),
-        quadratic=quadratic_sites(program, sites),
+        integrated=integrated_in(sites),
     )
 
 

@@ -1,4 +1,4 @@
-"""Gibbs sampling of programs: Gaussian blocks by elliptical slices or exact draws, the rest by NUTS."""
+"""Gibbs sampling of programs: Gaussian blocks by elliptical slices, the rest by NUTS."""
 
 from __future__ import annotations
 
@@ -11,34 +11,27 @@ import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
-from numpyro.infer.reparam import Reparam
 from numpyro.infer.util import initialize_model
 from numpyro.util import is_prng_key
 
-from numpyro_dgp._checks import require_params
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.block_moves import Block, Given, Move, Priors, Update
-from numpyro_dgp.inference.block_plan import Plan, planned, require_updates
+from numpyro_dgp.inference.block_plan import PlannedBlock, planned, require_updates
 from numpyro_dgp.inference.gaussian_blocks import latents, priors_at
 from numpyro_dgp.inference.gibbs_state import GibbsState
-from numpyro_dgp.inference.integrated import Conjugate, Integrated, integrated
-from numpyro_dgp.inference.mcmc import NonCentered
+from numpyro_dgp.inference.mcmc import Collapse, prepared
 from numpyro_dgp.inference.trajectories import NUTS
 from numpyro_dgp.model.beliefs import StandardNormal
-from numpyro_dgp.model.program import require_sound
-from numpyro_dgp.model.refusals import fixed_parameters, whole_data
-from numpyro_dgp.model.sites import Message, site_kind, unwrap
-from numpyro_dgp.rings.ring_normal import RingNormal
 
 __all__ = ["Gibbs"]
 
-Blocks: TypeAlias = Mapping[str | tuple[str, ...], Update | Conjugate]
+Blocks: TypeAlias = Mapping[str | tuple[str, ...], Update]
 
 
 class _Run(NamedTuple):
     """What is known of a program once a run has begun."""
 
-    plan: Plan
+    blocks: dict[str, PlannedBlock]
     moves: dict[str, Move]
     potential: Callable[..., Callable[[Block], Array]]
     postprocess: Callable[..., Any]
@@ -47,21 +40,19 @@ class _Run(NamedTuple):
 class Gibbs(MCMCKernel):
     r"""Gibbs sampling of a deep GP, block by block, a kernel for ``numpyro.infer.MCMC``.
 
-    A sweep has three parts:
+    It samples the program ``dgp.for_mcmc(model)``, in which inducing values that only Gaussian likelihoods see,
+    dist.Normal(a * v + b, scale), are integrated and drawn exactly (unless nothing else is left to move). A sweep moves
+    everything else:
 
     1. ``rest``, the sites that are in no block (hyperparameters), move by NUTS given all others;
     2. every block that is Gaussian a priori moves by an elliptical slice: the inducing values of a layer, its
-       non-centred hidden values, latents, values of exact layers;
-    3. the inducing values of a layer that only Gaussian likelihoods see, dist.Normal(a * v + b, scale), are drawn
-       from their exact conditional. Through parts 1 and 2 they are integrated, so that the layers below move as if
-       the outer layer had no inducing values.
+       non-centred hidden values, latents, values of exact layers.
 
     With exact layers (``inducing=None``) under ``numpyro.sample("y", g(h, noise=s), obs=y)`` this is the scheme of
-    Sauer et al. (2023). The target is that of NUTS on ``dgp.for_mcmc(model)``, and so are the sites of the
-    draws.
+    Sauer et al. (2023). The target and the sites of the draws are those of NUTS on ``dgp.for_mcmc(model)``.
 
     Args:
-        model: the program, with or without ``dgp.for_mcmc`` around it.
+        model: the program, or ``dgp.for_mcmc`` of it, which then takes ``params``, ``noncentered`` and ``collapse``.
         params: values for its ``numpyro.param`` sites, for example ``svi_result.params``.
         blocks: updates by site, or by several sites that move together; a layer may be given by the name of its hidden
             values. Sites not named here are blocks as said above.
@@ -69,13 +60,14 @@ class Gibbs(MCMCKernel):
             :class:`~numpyro_dgp.updates.Slice`.
         noncentered: put the values of layers in the form of :class:`NonCentered`. With ``False``, hyperparameters of a
             layer move given its values: for exact layers only, those of sparse layers would hardly move.
+        collapse: integrate layers, as in :func:`for_mcmc`: wherever that is possible (``"auto"``), nowhere (``False``),
+            or at least one of them (``True``).
         init_strategy: NumPyro's, for example ``init_to_value(values=guide.median(params, X, y))``.
 
     Raises:
-        ValueError: a model that is no function, blocks that are no updates; when run, a block of no latent site or with
-            a site of another one, an ``EllipticalSlice`` of a site without a Gaussian prior, a ``Conjugate`` of a site
-            that something else than a Gaussian likelihood sees, a plate that subsamples, a ``numpyro.param`` without a
-            value, a discrete site, a program without observations.
+        ValueError: a model that is no function, blocks that are no updates, what :func:`for_mcmc` refuses; when run, a
+            block of no latent site, of an integrated layer or with a site of another one, an ``EllipticalSlice`` of a
+            site without a Gaussian prior, a discrete site, a program without observations.
 
     Example:
         >>> import jax, numpyro
@@ -84,9 +76,10 @@ class Gibbs(MCMCKernel):
         >>> from numpyro.infer import MCMC
         >>> import numpyro_dgp as dgp
         >>> def model(X, y=None):
+        ...     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
         ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
         >>> X = jnp.linspace(0, 1, 12)[:, None]
         >>> mcmc = MCMC(dgp.Gibbs(model), num_warmup=0, num_samples=20, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
@@ -104,6 +97,7 @@ class Gibbs(MCMCKernel):
         blocks: Blocks | None = None,
         rest: Update = NUTS(),
         noncentered: bool = True,
+        collapse: Collapse = "auto",
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
         if not callable(model) or not callable(init_strategy):
@@ -111,14 +105,13 @@ class Gibbs(MCMCKernel):
                 "Gibbs: expected a program and an init_strategy, both functions, got "
                 f"{type(model).__name__} and {type(init_strategy).__name__}"
             )
-        self._model, self._params = model, require_params("Gibbs", params)
-        self._blocks, self._rest = require_updates(blocks, rest), rest
-        self._noncentered, self._init_strategy = bool(noncentered), init_strategy
+        self._program = prepared("Gibbs", model, params, noncentered=noncentered, collapse=collapse)
+        self._blocks, self._rest, self._init_strategy = require_updates(blocks, rest), rest, init_strategy
         self._run: _Run | None = None
 
     @property
     def model(self) -> Callable[..., Any]:
-        """The program that is sampled, hidden layers non-centred."""
+        """The program that is sampled, that of :func:`for_mcmc`."""
         return self._program
 
     @property
@@ -148,8 +141,7 @@ class Gibbs(MCMCKernel):
         single = is_prng_key(rng_key)
         split = partial(jax.random.split, num=3)
         rng_key, init_key, start_key = split(rng_key) if single else jax.vmap(split, out_axes=1)(rng_key)
-        require_sound(self._model, model_args, kwargs)
-        plan = planned(latents(self._bound(model_args, kwargs)), self._blocks, self._rest)
+        blocks = planned(latents(self._bound(model_args, kwargs)), self._blocks, self._rest)
         found = initialize_model(
             init_key,
             self._program,
@@ -158,8 +150,8 @@ class Gibbs(MCMCKernel):
             model_args=model_args,
             model_kwargs=kwargs,
         )
-        moves = {label: block.update.open() for label, block in plan.blocks.items()}
-        self._run = _Run(plan, moves, found.potential_fn, found.postprocess_fn)
+        moves = {label: block.update.open() for label, block in blocks.items()}
+        self._run = _Run(blocks, moves, found.potential_fn, found.postprocess_fn)
         z = found.param_info.z if init_params is None else init_params
         start = partial(self._start, num_warmup=num_warmup, args=model_args, kwargs=kwargs)
         return start(rng_key, start_key, z) if single else jax.vmap(start)(rng_key, start_key, z)
@@ -168,14 +160,6 @@ class Gibbs(MCMCKernel):
         """One sweep, of one chain or of several."""
         one = partial(self._sweep, args=model_args, kwargs=model_kwargs or {})
         return one(state) if is_prng_key(state.rng_key) else jax.vmap(one)(state)
-
-    def _program(self, *args: Any, **kwargs: Any) -> Any:
-        given = handlers.substitute(data=self._params)
-        with whole_data(owner="Gibbs"), fixed_parameters(owner="Gibbs"), given:
-            if not self._noncentered:
-                return self._model(*args, **kwargs)
-            with handlers.reparam(config=_noncenter):
-                return self._model(*args, **kwargs)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
         return lambda: handlers.seed(self._program, 0)(*args, **kwargs)
@@ -189,9 +173,7 @@ class Gibbs(MCMCKernel):
         self, rng_key: Array, start_key: Array, z: Block, num_warmup: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> GibbsState:
         run, states = self._begun(), {}
-        for (label, block), key in zip(
-            run.plan.blocks.items(), jax.random.split(start_key, len(run.plan.blocks) + 1), strict=False
-        ):
+        for (label, block), key in zip(run.blocks.items(), jax.random.split(start_key, len(run.blocks)), strict=True):
             own = {name: z[name] for name in block.sites}
             states[label] = run.moves[label].start(key, own, num_warmup, self._given(label, z, args, kwargs))
         zero = jnp.zeros((), int)
@@ -199,33 +181,23 @@ class Gibbs(MCMCKernel):
 
     def _sweep(self, state: GibbsState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GibbsState:
         run = self._begun()
-        rng_key, draw_key, *keys = jax.random.split(state.rng_key, len(run.moves) + 2)
+        rng_key, *keys = jax.random.split(state.rng_key, len(run.moves) + 1)
         z, states = dict(state.z), dict(state.blocks)
-        energy = self._integrate(z, args, kwargs).energy
+        energy = run.potential(*args, **kwargs)(z)
         evaluations, gradients, diverging = jnp.ones((), int), jnp.zeros((), int), jnp.array(False)
         for (label, move), key in zip(run.moves.items(), keys, strict=True):
-            own = {name: z[name] for name in run.plan.blocks[label].sites}
+            own = {name: z[name] for name in run.blocks[label].sites}
             given = self._given(label, z, args, kwargs)
             states[label], own, energy = move.move(key, states[label], own, energy, given)
             z |= own
             evaluations, gradients = evaluations + states[label].evaluations, gradients + states[label].gradients
             diverging = diverging | getattr(states[label], "diverging", False)
-        if run.plan.integrated:
-            drawn, energy = self._integrate(z, args, kwargs).draw(draw_key, z)
-            z, evaluations = z | drawn, evaluations + 1
         return GibbsState(z, energy, states, evaluations, gradients, diverging, rng_key)
-
-    def _integrate(self, z: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Integrated:
-        """The density at z with the blocks that a sweep integrates; without any, the density."""
-        run = self._begun()
-        mixed = run.plan.integrated
-        potential = run.potential(*args, **kwargs)
-        return integrated(lambda values: potential(z | values), {name: z[name] for name in mixed}, mixed)
 
     def _given(self, label: str, z: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
         """The target of a block at the values of the others in z."""
         run = self._begun()
-        block = run.plan.blocks[label]
+        block = run.blocks[label]
         priors: Priors
         if not block.gaussian:
             priors = {}
@@ -233,9 +205,5 @@ class Gibbs(MCMCKernel):
             priors = {name: StandardNormal(z[name].shape, z[name].dtype) for name in block.sites}
         else:
             priors = priors_at(self._bound(args, kwargs), run.postprocess(*args, **kwargs)(z), block.sites)
-        return Given(lambda own: self._integrate(z | own, args, kwargs).energy, priors)
-
-
-def _noncenter(msg: Message) -> Reparam | None:
-    latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), RingNormal)
-    return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None
+        potential = run.potential(*args, **kwargs)
+        return Given(lambda own: potential(z | own), priors)

@@ -36,7 +36,10 @@ from numpyro_dgp.model.program import with_traceable
 from numpyro_dgp.model.random_function import InducedFunction
 from numpyro_dgp.model.sites import Message, Trace, hide, site_kind, unwrap
 
-__all__ = ["Integrate", "layers_to_integrate"]
+__all__ = ["Integrate", "integrated_in", "layers_to_integrate"]
+
+# The site of the integral over the inducing values of a layer has the name of theirs with this at the end.
+_FACTOR = "_integrated"
 
 
 class Integrate(Messenger):
@@ -84,8 +87,13 @@ class Integrate(Messenger):
         """
         for i, (name, total) in enumerate(self.quadratics.items()):
             key = jax.random.fold_in(_key_of(self.position), i)
-            numpyro.factor(f"{name}_integrated", total.bound().sum())
+            numpyro.factor(name + _FACTOR, total.bound().sum())
             numpyro.deterministic(name, optimal_belief(total, self.scalar[name]).sample(key))
+
+
+def integrated_in(sites: Trace) -> frozenset[str]:
+    """The sites of inducing values that the program of a trace integrates."""
+    return frozenset(name for name in sites if name + _FACTOR in sites)
 
 
 def _key_of(arrays: list[Array]) -> Array:

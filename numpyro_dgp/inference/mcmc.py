@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpyro
 import numpyro.distributions as dist
@@ -25,7 +25,9 @@ from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
-__all__ = ["NonCentered", "for_mcmc", "sampled_program"]
+__all__ = ["Collapse", "NonCentered", "for_mcmc", "prepared", "sampled_program"]
+
+Collapse: TypeAlias = bool | Literal["auto"]
 
 
 class NonCentered(Reparam):
@@ -87,7 +89,7 @@ def for_mcmc(
     params: Mapping[str, Array] | None = None,
     *,
     noncentered: bool = True,
-    collapse: bool | Literal["auto"] = "auto",
+    collapse: Collapse = "auto",
     guide: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     r"""``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values, the last
@@ -174,6 +176,36 @@ def for_mcmc(
     return _Prepared(model, params, noncentered, collapse, guide)
 
 
+def prepared(
+    owner: str,
+    model: Callable[..., Any],
+    params: Mapping[str, Array] | None = None,
+    *,
+    noncentered: bool = True,
+    collapse: Collapse = "auto",
+) -> Callable[..., Any]:
+    """:func:`for_mcmc` for a kernel that takes programs with or without it.
+
+    Args:
+        owner: of messages.
+        model: the program.
+        params: the argument of ``for_mcmc``, as are the others.
+        noncentered: see ``params``.
+        collapse: see ``params``.
+
+    Raises:
+        ValueError: other settings than the default ones for a program that has its own.
+    """
+    if not isinstance(model, _Prepared):
+        return for_mcmc(model, params, noncentered=noncentered, collapse=collapse)
+    if params is not None or noncentered is not True or collapse != "auto":
+        raise ValueError(
+            f"{owner}: expected no params, noncentered or collapse beside a program of for_mcmc, which has its own: "
+            "give them to for_mcmc"
+        )
+    return model
+
+
 def sampled_program(model: Callable[..., Any]) -> Callable[..., Any]:
     """The program whose sites the draws of a chain are values of: ``model`` without integrated layers and without the
     coordinates of a guide."""
@@ -189,7 +221,7 @@ class _Prepared:
     model: Callable[..., Any]
     params: dict[str, Array]
     noncentered: bool
-    collapse: bool | Literal["auto"]
+    collapse: Collapse
     guide: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from numpyro_dgp.inference.coordinate_slice import Slice
 from numpyro_dgp.inference.elliptical_slice import EllipticalSlice
-from numpyro_dgp.inference.integrated import Conjugate
 from numpyro_dgp.inference.trajectories import NUTS
 
-__all__ = ["Conjugate", "EllipticalSlice", "NUTS", "Slice"]
+__all__ = ["EllipticalSlice", "NUTS", "Slice"]
