@@ -210,6 +210,7 @@ def test_hyperparameters_by_quasi_newton():
     assert max(abs(leaf).max() for leaf in slope(found.params).values()) < 0.05
 
 
+@pytest.mark.slow
 def test_gradient_is_that_at_the_optimum_held_fixed():
     """The envelope theorem: q(v) need not be differentiated, and differentiating it changes nothing."""
 

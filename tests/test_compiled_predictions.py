@@ -37,6 +37,7 @@ def moved(posterior, factor=1.01):
     return dgp.Posterior(posterior.model, posterior.guide, params)
 
 
+@pytest.mark.slow
 def test_fits_and_numbers_of_rows_share_one_program(key, caplog):
     posterior = fitted(shallow)  # all these numbers of rows are filled up to 40
     with jax.log_compiles():
@@ -52,6 +53,7 @@ def test_fits_and_numbers_of_rows_share_one_program(key, caplog):
     assert not np.allclose(moved(posterior).predict(key, NEW, num_samples=3).mean, found.mean[:30])
 
 
+@pytest.mark.slow
 def test_a_program_keeps_neither_model_nor_guide_nor_arrays(key):
     """Also those that the model closes over."""
     inducing = Z + 0
@@ -209,7 +211,7 @@ def rows_of(model, methods, *args):
     return [found.rows for found in posterior._predictor._rows.values()]
 
 
-@pytest.mark.parametrize("name", mostly_slow(["of_groups"], APART))
+@pytest.mark.parametrize("name", mostly_slow([], APART))
 def test_rows_that_are_apart_are_found(name):
     model, *args = APART[name]
     methods = METHODS if model is not classes else [*METHODS[1:], "probs"]
@@ -290,7 +292,7 @@ def test_batches_share_one_draw_of_functions(source, key):
         np.testing.assert_allclose(values, together[name], rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("model", mostly_slow([shallow], [shallow, bayesian]))
+@pytest.mark.parametrize("model", mostly_slow([], [shallow, bayesian]))
 def test_rows_of_different_batches_are_independent(model, key):
     """Given what all rows share: the same row again and again, in batches of two."""
     posterior = posterior_of(bayesian, X)

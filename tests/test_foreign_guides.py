@@ -67,7 +67,7 @@ def fitted(make, steps=400, settings=None, **options):
 
 MAKERS = [
     pytest.param(AutoNormal, marks=pytest.mark.slow),
-    AutoDelta,
+    pytest.param(AutoDelta, marks=pytest.mark.slow),
     pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow),
     pytest.param(AutoLowRankMultivariateNormal, marks=pytest.mark.slow),
     pytest.param(None, id="by hand", marks=pytest.mark.slow),

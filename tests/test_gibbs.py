@@ -182,6 +182,7 @@ def sites_of(program):
 # --- its parts
 
 
+@pytest.mark.slow
 def test_elliptical_slices_leave_a_gaussian_posterior_as_it_is():
     """Draws of the posterior stay draws of it, with a prior that has a mean and a covariance."""
     A, y = jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.array([0.3, -0.8])

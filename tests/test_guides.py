@@ -123,6 +123,7 @@ def test_stock_autoguides_run_on_the_same_program(autoguide, loss):
         assert np.isfinite(result.losses).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     mostly_slow([AutoMultivariateNormal], [G.Normal(), AutoMultivariateNormal, G.Delta(), AutoNormal]),

@@ -81,6 +81,7 @@ def counts(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
 
 
+@pytest.mark.slow
 def test_a_coarse_grid_warns_under_learned_hyperparameters():
     def model(X, y=None):
         kernel = dgp.kernels.RBF(1.0, numpyro.param("lengthscale", 0.02, constraint=positive(0.0)))
@@ -92,6 +93,7 @@ def test_a_coarse_grid_warns_under_learned_hyperparameters():
         dgp.fit(make(model)[0], jax.random.key(0), 1, X, Y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_constraints_that_are_computed_and_guides_with_a_state_are_not_compiled():
     def model(X, y=None):
         return program(X, y, low=0.1 * jnp.ptp(X))

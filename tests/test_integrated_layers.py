@@ -101,7 +101,7 @@ def integral(values, pairs):
     return at_zero[0] + 0.5 * mean @ precision @ mean - 0.5 * log_det, mean, np.linalg.inv(precision)
 
 
-@pytest.mark.parametrize("case", mostly_slow(["bound", "process noise, marginal"], list(CASES)))
+@pytest.mark.parametrize("case", mostly_slow(["bound"], list(CASES)))
 def test_the_density_is_the_integral(case):
     """Collapsed minus log of the integral over v of the program as it is sampled otherwise, at random other values."""
     model, args = partial(program, **CASES[case]), data(case)
@@ -242,6 +242,7 @@ def test_other_layers(inducing, use, y, message):
         sampled(model, ROWS, y, collapse=True)
 
 
+@pytest.mark.slow
 def test_numpy_arrays():
     """Rows that the indices of a plate pick, and settings of which the program needs the values; not both in one."""
 

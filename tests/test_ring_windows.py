@@ -106,6 +106,7 @@ def test_neighbours_are_enough(which, kernel, family):
         np.testing.assert_allclose(getattr(near, name), getattr(dense, name), atol=4 * tol, err_msg=name)
 
 
+@pytest.mark.slow
 def test_error_falls_with_neighbours():
     grid, x = grid_of("line"), inputs("line")
     q = belief("whitened sites", prior_of(K.RBF(), grid))

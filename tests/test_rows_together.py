@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from programs import NOISE, X, Z, bayesian, deep, explicit, shallow
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.fitted import warn_rows_together
@@ -42,7 +43,7 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("rows", [4, 1])
+@pytest.mark.parametrize("rows", mostly_slow([4], [4, 1]))
 @pytest.mark.parametrize("name", TOGETHER)
 def test_programs_that_standardise_are_named(name, rows):
     model, message = TOGETHER[name]
@@ -72,7 +73,7 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("rows", [4, 1])
+@pytest.mark.parametrize("rows", mostly_slow([4], [4, 1]))
 @pytest.mark.parametrize("name", ALONE)
 def test_other_programs_are_not(name, rows):
     with warnings.catch_warnings():

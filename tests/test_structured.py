@@ -137,6 +137,7 @@ def test_dependencies_between_inducing_values_alone_change_nothing():
     np.testing.assert_allclose(bound(S) - bound(correlated), -0.5 * 8 * jnp.log(1 - 0.3**2), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_start_of_model_weights_is_propagation():
     guide, plain = G.InducingPoint(deep, sites={"h": G.GivenInducing(), "m": G.GivenInducing()}), G.InducingPoint(deep)
     params = random_params(deep, plain, X, Y)

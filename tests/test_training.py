@@ -31,6 +31,7 @@ def fit(svi, steps, *args, **kwargs):
     return dgp.fit(svi, jax.random.key(0), steps, *args, progress_bar=False, **kwargs)
 
 
+@pytest.mark.slow
 def test_same_result_as_svi_run():
     ours = fit(make(), 130, X, Y, 10)
     stock = make().run(jax.random.key(0), 130, X, Y, 10, progress_bar=False)
