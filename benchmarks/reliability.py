@@ -148,12 +148,15 @@ def kills(fits: Fits, function: str, count: int) -> str:
 
 
 def interrupt(fits: Fits, function: str) -> str:
-    file = fits.folder / f"{function}-interrupted.npz"
-    process = fits.start(function, file, "interrupted.npz")
-    while steps_in(file) == 0 and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
+    error, attempt = "", 0
+    while not error.strip():  # a fit that ended before the signal came is done again
+        attempt += 1
+        file = fits.folder / f"{function}-interrupted-{attempt}.npz"
+        process = fits.start(function, file, "interrupted.npz")
+        while steps_in(file) == 0 and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
     _, second = fits.start(function, file, "interrupted.npz").communicate()
     same = "identical" if fits.same(function, "interrupted.npz", second) else "NOT identical"
     return f"{error.strip().splitlines()[-1].replace(str(fits.folder) + '/', '')}; resumed: {same}"
