@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import ArrayLike
 
 __all__ = [
-    "check_later",
     "compiled_with_checks",
     "is_concrete",
     "nearest",
@@ -33,6 +32,7 @@ __all__ = [
     "require_params",
     "require_positive",
     "require_scalar",
+    "violated",
     "with_nearest",
 ]
 
@@ -47,14 +47,18 @@ _CHECKING_LATER: ContextVar[bool] = ContextVar("_CHECKING_LATER", default=False)
 """Whether the program that is being traced collects its checks: set by ``compiled_with_checks`` while it traces."""
 
 
-def check_later(holds: Callable[[], Array]) -> None:
-    """What a check does with traced values: nothing, unless the program is traced by :func:`compiled_with_checks`.
+def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
+    """Whether known values break a rule. Traced ones do not here: :func:`compiled_with_checks` looks at them.
 
     Args:
-        holds: whether the values pass, as an array of JAX.
+        rule: from arrays, of NumPy or of JAX, to whether each entry keeps it, by operators that both have.
+        *values: its arguments.
     """
+    if is_concrete(*values):
+        return not np.all(rule(*map(np.asarray, values)))
     if _CHECKING_LATER.get():
-        checkify.debug_check(jnp.all(holds()), "a check of a traced value")
+        checkify.debug_check(jnp.all(rule(*map(jnp.asarray, values))), "a check of a traced value")
+    return False
 
 
 def compiled_with_checks(function: Callable[..., Any], *args: Any) -> tuple[Any, bool]:
@@ -82,17 +86,18 @@ def require_count(owner: str, name: str, value: Any, hint: str) -> None:
 
 def require_finite(what: str, value: ArrayLike, hint: str) -> None:
     """Raise unless every entry of ``value`` is finite."""
-    if not is_concrete(value):
-        return check_later(lambda: jnp.isfinite(value))
-    array = np.asarray(value)
-    if array.dtype.kind in "OUSmM":
-        raise ValueError(f"expected {what} to be numbers, got dtype {array.dtype}: {hint}")
-    bad = ~np.isfinite(array)
-    if bad.any():
+    if is_concrete(value) and (dtype := np.asarray(value).dtype).kind in "OUSmM":
+        raise ValueError(f"expected {what} to be numbers, got dtype {dtype}: {hint}")
+    if violated(_is_finite, value):
+        bad = ~_is_finite(np.asarray(value))
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueError(
             f"expected finite {what}, got {int(bad.sum())} NaN or infinite value(s), the first at index {where}: {hint}"
         )
+
+
+def _is_finite(value: Any) -> Any:
+    return abs(value) < np.inf
 
 
 def require_finite_leaves(what: str, leaves: list[Any]) -> None:
@@ -102,17 +107,19 @@ def require_finite_leaves(what: str, leaves: list[Any]) -> None:
             require_finite(what, leaf, "drop, impute or mask the rows with missing values")
 
 
+def _is_real(dtype: np.dtype) -> bool:
+    return dtype.kind in "fiub" or jnp.issubdtype(dtype, jnp.number)
+
+
 _POSITIVE = "give it a prior with positive support (LogNormal, HalfNormal, Gamma) or constraint=constraints.positive"
 
 
 def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POSITIVE) -> None:
     """Raise unless every entry of ``value`` is positive."""
-    if not is_concrete(value):
-        return check_later(lambda: jnp.asarray(value) > 0)
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiub" and not jnp.issubdtype(array.dtype, jnp.number):
+    if is_concrete(value) and not _is_real(np.asarray(value).dtype):
         raise ValueError(f"expected the {name} of {owner} to be a positive number, got {type(value).__name__}: try 0.1")
-    if not (array > 0).all():
+    if violated(lambda v: v > 0, value):
+        array = np.asarray(value)
         got = array if array.size <= 10 else f"{array[~(array > 0)][0]} in an array of shape {array.shape}"
         raise ValueError(f"expected the {name} of {owner} to be positive, got {got}: {advice}")
 

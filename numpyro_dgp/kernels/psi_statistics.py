@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import check_later, is_concrete, require_inputs
+from numpyro_dgp._checks import require_inputs, violated
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo, white_nodes
@@ -263,9 +263,7 @@ def _inputs(owner: str, loc: ArrayLike, variance: ArrayLike, *Z: ArrayLike) -> l
             f"{owner}: expected means of shape (N, D) with variances (N, D) or covariances (N, D, D), got "
             f"{shape} and {np.shape(variance)}: inputs known exactly have variance zero, jnp.zeros_like(loc)"
         )
-    if not is_concrete(variance):
-        check_later(lambda: jnp.asarray(variance) >= 0)
-    elif np.ndim(variance) == 2 and (np.asarray(variance) < 0).any():
+    if np.ndim(variance) == 2 and violated(lambda v: ~(v < 0), variance):
         raise ValueError(f"{owner}: expected variances of at least zero, got {np.min(variance)}: pass variances")
     for z in Z:
         require_inputs(owner, z, shape[-1])

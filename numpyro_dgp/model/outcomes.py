@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import check_later, is_concrete
+from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "value_range"]
@@ -64,11 +63,9 @@ class Range(NamedTuple):
 
     def require(self, owner: str, value: ArrayLike) -> None:
         """Raise where a concrete observation is outside: a label, a count, a positive number."""
-        if not is_concrete(value):
-            return check_later(lambda: ~self._outside(jnp.asarray(value)))
-        array = np.asarray(value)
-        outside = self._outside(array)
-        if outside.any():
+        if violated(lambda y: ~self._outside(y), value):
+            array = np.asarray(value)
+            outside = self._outside(array)
             where = tuple(int(i) for i in np.argwhere(outside)[0])
             ends = [f"{word} {end:g}" for word, end in (("from", self.low), ("to", self.high)) if end is not None]
             raise ValueError(
@@ -79,11 +76,11 @@ class Range(NamedTuple):
     def _outside(self, array: Any) -> Any:
         outside: Any = np.zeros(array.shape, bool)
         if self.low is not None:
-            outside |= array < self.low
+            outside = outside | (array < self.low)
         if self.high is not None:
-            outside |= array > self.high
+            outside = outside | (array > self.high)
         if self.whole:
-            outside |= array % 1 != 0
+            outside = outside | (array % 1 != 0)
         return outside
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import kl_divergence
 
-from numpyro_dgp._checks import check_later, is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._checks import require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.row_blocks import in_blocks
@@ -133,9 +133,7 @@ class Projection:
                 f"projection: expected integer labels, got {jnp.result_type(labels)}: call the projection itself on "
                 "rows of numbers"
             )
-        if not is_concrete(labels):
-            check_later(lambda: (jnp.asarray(labels) >= 0) & (jnp.asarray(labels) < D))
-        elif not ((np.asarray(labels) >= 0) & (np.asarray(labels) < D)).all():
+        if violated(lambda labels: (labels >= 0) & (labels < D), labels):
             raise ValueError(
                 f"projection: expected labels from 0 to {D - 1}, got {np.min(labels)} to {np.max(labels)}: number "
                 "the classes from 0, and open the projection with inputs= their number"

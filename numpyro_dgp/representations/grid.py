@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import check_later, is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
@@ -192,11 +192,8 @@ def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...
 
 def _warn_if_coarse(name: str, parts: tuple[Component, ...]) -> None:
     """Warn if more than half of the variance between grid points is left given the values at the grid points."""
-    features = [f for part in parts for f in part.features]
-    if not is_concrete(parts):
-        return check_later(lambda: jnp.stack([_share_left(f) for f in features]) <= _COARSE)
-    for f in features:
-        if (share := float(_share_left(f))) > _COARSE:
+    for f in (f for part in parts for f in part.features):
+        if violated(lambda share: share <= _COARSE, share := _share_left(f)):
             warnings.warn(
                 f"gp {name!r}: a grid with steps of {np.asarray(_step(f))} leaves {share:.0%} of the variance of its "
                 "kernel open between the points: make it finer, dgp.Grid.around(X, lengthscale) takes two points "

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import check_later, is_concrete
+from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -99,16 +99,13 @@ class RingFunction(InducedFunction):
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         x = super().checked(x, noise)
-        if not is_concrete(x, self.ring.low, self.ring.high):
-            check_later(lambda: (x >= self.ring.low) & (x <= self.ring.high))
-        else:
+        if violated(_is_between, x, self.ring.low, self.ring.high):
             low, high = np.asarray(self.ring.low), np.asarray(self.ring.high)
-            outside = (np.asarray(x) < low) | (np.asarray(x) > high)
-            if outside.any():
-                raise ValueError(
-                    f"f(x): expected inputs on the ring, from {low} to {high}, got {int(outside.sum())} outside, for "
-                    f"example {np.asarray(x)[outside][0]}: make the Grid longer, dgp.Grid.around(X, lengthscale)"
-                )
+            outside = ~_is_between(np.asarray(x), low, high)
+            raise ValueError(
+                f"f(x): expected inputs on the ring, from {low} to {high}, got {int(outside.sum())} outside, for "
+                f"example {np.asarray(x)[outside][0]}: make the Grid longer, dgp.Grid.around(X, lengthscale)"
+            )
         return x
 
     def moments(self, rows: Array) -> Moments:
@@ -195,3 +192,7 @@ class RingFunction(InducedFunction):
             on_grid = project(weights, self._stack(at_grid)).T
             whitened.append(hartley(on_grid, (features[0].ring.sizes,)) / jnp.sqrt(spectrum))
         return at_rows, jnp.concatenate(whitened, -1)
+
+
+def _is_between(x: Any, low: Any, high: Any) -> Any:
+    return (x >= low) & (x <= high)

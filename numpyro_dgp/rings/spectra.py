@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import check_later, is_concrete, require_finite
+from numpyro_dgp._checks import require_finite, violated
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
@@ -98,9 +98,7 @@ class Ring:
                     f"{np.shape(getattr(self, name))}: size = {self.size} has {len(sizes)} dimension(s)"
                 )
             require_finite(f"{name} of {owner}", getattr(self, name), "give finite ends of the ring")
-        if not is_concrete(self.low, self.high):
-            check_later(lambda: jnp.asarray(self.low) < self.high)
-        elif not (np.asarray(self.low) < np.asarray(self.high)).all():
+        if violated(lambda low, high: low < high, self.low, self.high):
             raise ValueError(
                 f"{owner}: expected low < high, got {self.low} and {self.high}: leave room for the data and six "
                 "lengthscales between their two ends"
@@ -109,21 +107,20 @@ class Ring:
         self._require_resolution(owner)
 
     def _require_resolution(self, owner: str) -> None:
-        if not is_concrete(self.low, self.high):
-            return check_later(lambda: ~self._unresolved(self.low, self.high, jnp))
-        low, high = (np.asarray(end, float) for end in (self.low, self.high))
-        step = (high - low) / np.array(self.sizes)
-        if self._unresolved(low, high, np).any():
+        if violated(self._is_resolved, self.low, self.high):
+            low, high = (np.asarray(end, float) for end in (self.low, self.high))
+            step = (high - low) / np.array(self.sizes)
             raise ValueError(
                 f"{owner}: expected ends whose steps {self.dtype} resolves, got {low} to {high} with steps of {step}: "
                 "subtract the first input from low, high and all inputs, in double precision"
             )
 
-    def _unresolved(self, low: Any, high: Any, xp: Any) -> Any:
-        """Whether steps are lost in the rounding of the ends, in ``xp``, NumPy or JAX's."""
-        rounding = float(jnp.finfo(self.dtype).eps) * xp.maximum(abs(low), abs(high))
-        far = xp.minimum(abs(low), abs(high)) > high - low
-        return far & (rounding > _RESOLVED * (high - low) / np.array(self.sizes))
+    def _is_resolved(self, low: Any, high: Any) -> Any:
+        """Whether steps are larger than the rounding of the ends, or one end is near zero."""
+        length, eps = high - low, float(jnp.finfo(self.dtype).eps)
+        step = length / np.array(self.sizes)
+        near = (abs(low) <= length) | (abs(high) <= length)
+        return near | ((eps * abs(low) <= _RESOLVED * step) & (eps * abs(high) <= _RESOLVED * step))
 
     @property
     def sizes(self) -> tuple[int, ...]:
