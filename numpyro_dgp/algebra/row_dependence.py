@@ -26,11 +26,11 @@ __all__ = [
     "Place",
     "Rows",
     "Several",
+    "known_rows",
     "mark",
     "marked_name",
     "place",
     "result_reasons",
-    "result_rows",
     "row_dependence",
     "row_reasons",
 ]
@@ -94,18 +94,11 @@ def row_dependence(program: Callable[..., Any], *args: Any) -> Any:
         >>> facts["each"], facts["sum"], facts["pairs"]
         ({'h': Rows(axes=(-2,), which=())}, {'h': None}, {'h': None})
     """
-    closed, shapes = jax.make_jaxpr(program, return_shape=True)(*args)
-    return result_rows(closed.jaxpr, shapes)
+    return known_rows(row_reasons(program, *args))
 
 
-def result_rows(jaxpr: Any, results: Any) -> Any:
-    """The same as :func:`row_dependence` for a program that is traced already.
-
-    Args:
-        jaxpr: of the program.
-        results: a pytree of the structure that the program returns.
-    """
-    reasons = result_reasons(jaxpr, results)
+def known_rows(reasons: Any) -> Any:
+    """The facts of :func:`row_dependence`, from those of :func:`row_reasons`."""
     return jax.tree.map(lambda rows: rows if isinstance(rows, Rows) else None, reasons, is_leaf=_is_rows)
 
 

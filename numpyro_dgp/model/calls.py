@@ -160,7 +160,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
             doubled, _, again = run_on_shapes(marked, (pairs,), {})
             found, leaves = (doubled, again), pairs
     shapes = {label: np.shape(leaf) for label, leaf in zip(labels, leaves, strict=True)}
-    together = [w._replace(source=labels.get(w.source, w.source)) for w in rows_together(found[0], found[1](), shapes)]
+    together = [w._replace(source=labels.get(w.source, w.source)) for w in rows_together(*found, shapes)]
     from_rows = {}
     for name, several in facts.items():
         used = {label for fact in several.get("function", []) for label in fact if label in rows}

@@ -20,7 +20,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.index_bounds import short_arrays
-from numpyro_dgp.algebra.row_dependence import mark, result_reasons, result_rows
+from numpyro_dgp.algebra.row_dependence import known_rows, mark, result_reasons
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
 from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
@@ -111,11 +111,9 @@ def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     return dataclasses.replace(structure(sites), **coupling(sites, facts)._asdict())
 
 
-def run_on_shapes(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Trace, Any, Callable[[], Any]]:
-    """A trace of ``model`` with shapes only, by site the rows that what :func:`seen_by_site` says depends on, and a
-    function that gives the same with the operations that combine rows.
+def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Any, Any]:
+    """A trace of ``model`` with shapes only, by site the rows that what :func:`seen_by_site` says depends on, and the
+    same with the operations that combine rows.
 
     Raises:
         ValueError: rows that would count several times or not at all (:mod:`numpyro_dgp.model.plate_rows`); a program
@@ -142,9 +140,10 @@ def run_on_shapes(
         closed, seen = jax.make_jaxpr(run, return_shape=True)(jax.random.key(0))
     (sites,) = found
     require_long_enough(short_arrays(closed.jaxpr, plate_sizes(sites)))
-    facts = result_rows(closed.jaxpr, seen)
+    reasons = result_reasons(closed.jaxpr, seen)
+    facts = known_rows(reasons)
     require_indexed(sites, facts, (args, kwargs))
-    return sites, facts, lambda: result_reasons(closed.jaxpr, seen)
+    return sites, facts, reasons
 
 
 def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | None:
