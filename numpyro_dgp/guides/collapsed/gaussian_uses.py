@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_rows, with_features
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
 from numpyro_dgp.kernels.psi_statistics import Integrate
@@ -157,10 +157,8 @@ def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
             f"Collapsed: expected a Gaussian likelihood at {name!r}, dist.Normal(a * v + b, scale), got another: use "
             "guides.InducingPoint(), and natural gradients for q(v)"
         )
-    use = use_of_likelihood(fn, site)
-    process = 0.0 if fn.f_x.noise is None else fn.f_x.noise
-    doubt = jnp.square(use.slope * process) + jnp.zeros_like(use.target)
-    return dataclasses.replace(use, target_variance=doubt, open=True)
+    process = 0.0 if fn.f_x.noise is None else jnp.square(fn.f_x.noise)
+    return _under_noise(fn, site, process, open=True)
 
 
 def use_of_likelihood(fn: Likelihood, site: Message) -> Use:
@@ -169,15 +167,22 @@ def use_of_likelihood(fn: Likelihood, site: Message) -> Use:
     The variance of f given v, process noise included, is a variance of the targets where the likelihood takes the
     expected log density, and part of the noise where it takes the log density of the mean (``collapse="marginal"``).
     """
+    use = _under_noise(fn, site, fn.f_x.conditional_variance, open=False)
+    if fn.collapse == "bound":
+        return use
+    noise = jnp.sqrt(jnp.square(use.noise) + use.target_variance)
+    return dataclasses.replace(use, noise=noise, target_variance=jnp.zeros_like(use.target))
+
+
+def _under_noise(fn: Likelihood, site: Message, variance: ArrayLike, open: bool) -> Use:
+    """A likelihood ``Normal(slope * f + offset, scale)``, with a part of the variance of f."""
     values, form = fn.f_x, fn.normal_form()
     assert form is not None
-    slope, offset, scale = (_rows(jnp.asarray(a), values.loc.shape, values.event_dim) for a in form)
-    y = _rows(jnp.asarray(site["value"], values.loc.dtype), values.loc.shape, values.event_dim)
-    doubt = jnp.square(slope) * _rows(values.conditional_variance, values.loc.shape, values.event_dim)
-    if fn.collapse == "marginal":
-        scale, doubt = jnp.sqrt(jnp.square(scale) + doubt), jnp.zeros_like(y)
-    weights = _weights(site)
-    return Use(values.function, values.inputs, y - offset, doubt, slope, scale, weights, open=False)
+    shape, event_dim, dtype = values.loc.shape, values.event_dim, values.loc.dtype
+    slope, offset, scale = (_rows(jnp.asarray(a), shape, event_dim) for a in form)
+    y = _rows(jnp.asarray(site["value"], dtype), shape, event_dim) - offset
+    doubt = jnp.square(slope) * _rows(jnp.asarray(variance, dtype), shape, event_dim) + jnp.zeros_like(y)
+    return Use(values.function, values.inputs, y, doubt, slope, scale, _weights(site), open)
 
 
 def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief:
