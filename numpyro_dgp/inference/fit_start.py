@@ -69,8 +69,8 @@ def start_of_fit(
         ValueError: a guide of another model; initial values of unknown parameters, of other shapes, outside the
             parameters' constraints, or not finite.
     """
-    if not has_no_state(svi):
-        initial_state(svi, rng_key, rebuild, arrays, None)
+    # A guide with a state is set up by its first run.
+    first = None if has_no_state(svi) else initial_state(svi, rng_key, rebuild, arrays, None)
     sites = _sites(svi, rng_key, rebuild, arrays)
     _require_same_sites(owner, svi, sites)
     if not isinstance(init_params, dict | None):
@@ -80,6 +80,8 @@ def start_of_fit(
         )
     for name, value in (init_params or {}).items():
         _require_initial_value(owner, name, value, sites.parameters)
+    if first is not None and not init_params:
+        return first, sites
     return initial_state(svi, rng_key, rebuild, arrays, init_params), sites
 
 
