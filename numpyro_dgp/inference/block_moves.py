@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
+import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["Block", "Given", "Move", "Priors", "Update"]
+__all__ = ["Block", "Given", "Move", "Priors", "SliceState", "Untuned", "Update"]
 
 # Values by site, on the unconstrained scale.
 Block: TypeAlias = dict[str, Array]
@@ -47,3 +48,26 @@ class Update(Protocol):
 
     def open(self) -> Move:
         """A move for one run of chains."""
+
+
+class SliceState(NamedTuple):
+    """What a slice sampler did in its last move.
+
+    Args:
+        evaluations: of the density.
+        gradients: always zero.
+    """
+
+    evaluations: Array
+    gradients: Array
+
+
+class Untuned:
+    """The part of a slice sampler that is settings and move at once: nothing is adapted."""
+
+    def open(self) -> Self:
+        """Itself."""
+        return self
+
+    def start(self, key: Array, z: Block, num_warmup: int, given: Given) -> SliceState:
+        return SliceState(jnp.zeros((), int), jnp.zeros((), int))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
-from numpyro_dgp.inference.block_moves import Block, Given
-from numpyro_dgp.inference.elliptical_slice import SliceState
+from numpyro_dgp.inference.block_moves import Block, Given, SliceState, Untuned
 
 __all__ = ["Slice"]
 
@@ -31,7 +30,7 @@ class _Search(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
+class Slice(Untuned):
     """Slice sampling of one number after another, on the unconstrained scale: for blocks of ``dgp.Gibbs``.
 
     No gradient and no tuning: the bracket steps out from ``width`` to the slice and shrinks to it. For a few
@@ -55,13 +54,6 @@ class Slice:
 
     def __post_init__(self) -> None:
         require_positive("Slice", "width", self.width, "try 1.0")
-
-    def open(self) -> Self:
-        """Itself: nothing is adapted."""
-        return self
-
-    def start(self, key: Array, z: Block, num_warmup: int, given: Given) -> SliceState:
-        return SliceState(jnp.zeros((), int), jnp.zeros((), int))
 
     def move(
         self, key: Array, state: SliceState, z: Block, energy: Array, given: Given

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +21,12 @@ import numpyro.distributions as dist
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
-from numpyro_dgp.inference.block_moves import Block, Given, Priors
+from numpyro_dgp.inference.block_moves import Block, Given, Priors, SliceState, Untuned
 
-__all__ = ["EllipticalSlice", "SliceState", "elliptical_slice"]
+__all__ = ["EllipticalSlice", "elliptical_slice"]
 
 # A bracket is then smaller than the rounding error of an angle, in double precision too.
 _MOST_TRIES = 120
-
-
-class SliceState(NamedTuple):
-    """What a slice sampler did in its last move.
-
-    Args:
-        evaluations: of the density.
-        gradients: always zero.
-    """
-
-    evaluations: Array
-    gradients: Array
 
 
 class _Search(NamedTuple):
@@ -106,7 +94,7 @@ def _log_prob(prior: dist.Distribution, value: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class EllipticalSlice:
+class EllipticalSlice(Untuned):
     r"""Elliptical slice sampling of sites that are Gaussian a priori, together: for blocks of ``dgp.Gibbs``.
 
     No step size, no gradient, always a new point. Suited to inducing values, non-centred hidden values, values of exact
@@ -131,13 +119,6 @@ class EllipticalSlice:
 
     def __post_init__(self) -> None:
         require_count("EllipticalSlice", "repeat", self.repeat, "1")
-
-    def open(self) -> Self:
-        """Itself: nothing is adapted."""
-        return self
-
-    def start(self, key: Array, z: Block, num_warmup: int, given: Given) -> SliceState:
-        return SliceState(jnp.zeros((), int), jnp.zeros((), int))
 
     def move(
         self, key: Array, state: SliceState, z: Block, energy: Array, given: Given

@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model
-from numpyro.util import is_prng_key
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.block_moves import Block, Given, Move, Priors, Update
@@ -20,6 +18,7 @@ from numpyro_dgp.inference.block_plan import PlannedBlock, planned, require_upda
 from numpyro_dgp.inference.gaussian_blocks import latents, priors_at
 from numpyro_dgp.inference.gibbs_state import GibbsState
 from numpyro_dgp.inference.mcmc import Collapse, prepared
+from numpyro_dgp.inference.program_kernel import ProgramKernel, for_chains, split_keys
 from numpyro_dgp.inference.trajectories import NUTS
 from numpyro_dgp.model.beliefs import StandardNormal
 
@@ -37,7 +36,7 @@ class _Run(NamedTuple):
     postprocess: Callable[..., Any]
 
 
-class Gibbs(MCMCKernel):
+class Gibbs(ProgramKernel):
     r"""Gibbs sampling of a deep GP, block by block, a kernel for ``numpyro.infer.MCMC``.
 
     It samples the program ``dgp.for_mcmc(model)``, in which inducing values that only Gaussian likelihoods see,
@@ -100,27 +99,15 @@ class Gibbs(MCMCKernel):
         collapse: Collapse = "auto",
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        if not callable(model) or not callable(init_strategy):
-            raise ValueError(
-                "Gibbs: expected a program and an init_strategy, both functions, got "
-                f"{type(model).__name__} and {type(init_strategy).__name__}"
-            )
+        super().__init__("Gibbs", model, init_strategy)
         self._program = prepared("Gibbs", model, params, noncentered=noncentered, collapse=collapse)
-        self._blocks, self._rest, self._init_strategy = require_updates(blocks, rest), rest, init_strategy
+        self._blocks, self._rest = require_updates(blocks, rest), rest
         self._run: _Run | None = None
 
     @property
     def model(self) -> Callable[..., Any]:
         """The program that is sampled, that of :func:`for_mcmc`."""
         return self._program
-
-    @property
-    def sample_field(self) -> str:
-        return "z"
-
-    @property
-    def default_fields(self) -> tuple[str, ...]:
-        return "z", "diverging"
 
     def get_diagnostics_str(self, state: GibbsState) -> str:
         moves = {} if self._run is None else self._run.moves
@@ -138,9 +125,7 @@ class Gibbs(MCMCKernel):
         model_kwargs: dict[str, Any] | None,
     ) -> GibbsState:
         kwargs = model_kwargs or {}
-        single = is_prng_key(rng_key)
-        split = partial(jax.random.split, num=3)
-        rng_key, init_key, start_key = split(rng_key) if single else jax.vmap(split, out_axes=1)(rng_key)
+        rng_key, init_key, start_key = split_keys(rng_key, 3)
         blocks = planned(latents(self._bound(model_args, kwargs)), self._blocks, self._rest)
         found = initialize_model(
             init_key,
@@ -154,12 +139,7 @@ class Gibbs(MCMCKernel):
         self._run = _Run(blocks, moves, found.potential_fn, found.postprocess_fn)
         z = found.param_info.z if init_params is None else init_params
         start = partial(self._start, num_warmup=num_warmup, args=model_args, kwargs=kwargs)
-        return start(rng_key, start_key, z) if single else jax.vmap(start)(rng_key, start_key, z)
-
-    def sample(self, state: GibbsState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> GibbsState:
-        """One sweep, of one chain or of several."""
-        one = partial(self._sweep, args=model_args, kwargs=model_kwargs or {})
-        return one(state) if is_prng_key(state.rng_key) else jax.vmap(one)(state)
+        return for_chains(start, rng_key, rng_key, start_key, z)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
         return lambda: handlers.seed(self._program, 0)(*args, **kwargs)
@@ -179,7 +159,8 @@ class Gibbs(MCMCKernel):
         zero = jnp.zeros((), int)
         return GibbsState(z, run.potential(*args, **kwargs)(z), states, zero, zero, jnp.array(False), rng_key)
 
-    def _sweep(self, state: GibbsState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GibbsState:
+    def step(self, state: GibbsState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GibbsState:
+        """One sweep."""
         run = self._begun()
         rng_key, *keys = jax.random.split(state.rng_key, len(run.moves) + 1)
         z, states = dict(state.z), dict(state.blocks)

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import initialize_model, potential_energy
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
@@ -31,6 +30,7 @@ from numpyro.util import is_prng_key
 from numpyro_dgp._checks import is_concrete, require_params
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
+from numpyro_dgp.inference.program_kernel import ProgramKernel, for_chains, split_keys
 from numpyro_dgp.model.refusals import fixed_parameters, untransformed
 from numpyro_dgp.model.sites import Message, hide, site_kind
 
@@ -135,7 +135,7 @@ class _DrawAnew(Messenger):
             raise ValueError(f"SGHMC: expected continuous sites, got the discrete {msg['name']!r}: sum it out")
 
 
-class SGHMC(MCMCKernel):
+class SGHMC(ProgramKernel):
     r"""Stochastic-gradient HMC, a kernel for ``numpyro.infer.MCMC`` on programs that take minibatches.
 
     Langevin dynamics in unconstrained space without accept-reject steps (:func:`numpyro_dgp.inference.langevin.step`).
@@ -193,31 +193,18 @@ class SGHMC(MCMCKernel):
         adapt_mass: bool = True,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        if not callable(model) or not callable(init_strategy):
-            raise ValueError(
-                "SGHMC: expected a program and an init_strategy, both functions, got "
-                f"{type(model).__name__} and {type(init_strategy).__name__}"
-            )
+        super().__init__("SGHMC", model, init_strategy)
         if not _is_number(step_size) or not 0 < step_size < math.inf:
             raise ValueError(f"SGHMC: expected a positive step_size, got {step_size!r}: try 0.03")
         if not _is_number(friction) or not 0 < friction <= 1:
             raise ValueError(f"SGHMC: expected 0 < friction <= 1, got {friction!r}: try 0.05")
         self._model, self._params = model, require_params("SGHMC", params)
         self.step_size, self.friction, self.adapt_mass = float(step_size), float(friction), bool(adapt_mass)
-        self._init_strategy = init_strategy
         self._postprocess: Callable[..., Any] | None = None
 
     @property
     def model(self) -> Callable[..., Any]:
         return self._model
-
-    @property
-    def sample_field(self) -> str:
-        return "z"
-
-    @property
-    def default_fields(self) -> tuple[str, ...]:
-        return "z", "diverging"
 
     def get_diagnostics_str(self, state: SGHMCState) -> str:
         return f"heat of minibatches {float(state.heat):.2f}"
@@ -235,10 +222,8 @@ class SGHMC(MCMCKernel):
         model_args: tuple[Any, ...],
         model_kwargs: dict[str, Any] | None,
     ) -> SGHMCState:
-        single = is_prng_key(rng_key)
-        split = jax.random.split if single else jax.vmap(jax.random.split, out_axes=1)
-        rng_key, init_key = split(rng_key)
-        rows_key = init_key if single else init_key[0]
+        rng_key, init_key = split_keys(rng_key, 2)
+        rows_key = init_key if is_prng_key(init_key) else init_key[0]
         found = initialize_model(
             init_key,
             handlers.seed(self._program, rows_key, hide_types=["sample"]),  # minibatches get a separate key
@@ -258,12 +243,7 @@ class SGHMC(MCMCKernel):
             return SGHMCState(z, zero, still, start, left, zero, jnp.array(False), key, z, none, none, zero)
 
         z = found.param_info.z if init_params is None else init_params
-        return state(rng_key, z) if single else jax.vmap(state)(rng_key, z)
-
-    def sample(self, state: SGHMCState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> SGHMCState:
-        """One step, of one chain or of several."""
-        one = partial(self._step, args=model_args, kwargs=model_kwargs or {})
-        return one(state) if is_prng_key(state.rng_key) else jax.vmap(one)(state)
+        return for_chains(state, rng_key, rng_key, z)
 
     def potential(self, key: Array, z: dict[str, Array], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
         """Negative log joint density of unconstrained values; the key chooses minibatches and hidden layers."""
@@ -273,7 +253,8 @@ class SGHMC(MCMCKernel):
         with _DrawAnew(), untransformed(), fixed_parameters(owner="SGHMC"), handlers.substitute(data=self._params):
             return self._model(*args, **kwargs)
 
-    def _step(self, state: SGHMCState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SGHMCState:
+    def step(self, state: SGHMCState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SGHMCState:
+        """One step of the dynamics."""
         rng_key, first_key, second_key, noise_key = jax.random.split(state.rng_key, 4)
         position, unravel = ravel_pytree(state.z)
 
