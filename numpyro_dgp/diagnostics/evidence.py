@@ -15,7 +15,7 @@ from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.annealing import Path, Runs, anneal, first_path, tuned
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.inference.mcmc import Collapse, for_mcmc, position_of
+from numpyro_dgp.inference.mcmc import Collapse, for_mcmc, position_of, sampled_program
 
 __all__ = ["Evidence", "evidence"]
 
@@ -194,6 +194,11 @@ def evidence(
     if num_chains < 2:
         raise ValueError(f"evidence: expected num_chains of two or more, got {num_chains}: a standard error needs them")
     require_key("evidence", key)
+    if sampled_program(model) is not model:
+        raise ValueError(
+            "evidence: expected the program that the guide is of, got what for_mcmc made of it: pass the program, and "
+            "collapse= to this function"
+        )
     program = for_mcmc(model, params, guide=guide, collapse=collapse)
     arrays, rebuild = split_arguments(args, kwargs)
     white, shapes = _sites(program, *rebuild(arrays))
@@ -277,7 +282,7 @@ def _draws(
     leading = {name: value.shape[: max(0, value.ndim - len(shapes[name]))] for name, value in found.items()}
     first = leading[names[0]]
     for name, value in found.items():
-        if leading[name] != first or len(first) not in (1, 2) or value.shape != (*first, *shapes[name]):
+        if leading[name] != first or len(first) not in (1, 2) or 0 in first or value.shape != (*first, *shapes[name]):
             raise ValueError(
                 f"evidence: expected samples of {name!r} of shape (S, ...) or (chains, S, ...), with draws of shape "
                 f"{shapes[name]}, as many as of the other sites, got {value.shape}: {advice}"

@@ -41,7 +41,7 @@ from numpyro_dgp.model.beliefs import Belief, StandardNormal
 from numpyro_dgp.model.function_values import Propagated, Values
 from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
-from numpyro_dgp.model.refusals import fixed_parameters
+from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
@@ -168,7 +168,8 @@ def numbers_behind(
 @contextmanager
 def _alone(params: Mapping[str, Array]) -> Iterator[None]:
     """A run of its own, in which ``numpyro.param`` sites have the values ``params``."""
-    with handlers.block(), fixed_parameters(owner="for_mcmc"), handlers.substitute(data=dict(params)):
+    whole = whole_data(owner="for_mcmc")
+    with handlers.block(), whole, fixed_parameters(owner="for_mcmc"), handlers.substitute(data=dict(params)):
         yield
 
 
