@@ -1,4 +1,4 @@
-"""How good is a posterior? ArviZ trees, importance weights, calibration, and comparison."""
+"""How good is a posterior? ArviZ trees, importance weights, calibration, the evidence, and comparison."""
 
 from numpyro_dgp.diagnostics.arviz import to_arviz
 from numpyro_dgp.diagnostics.calibration import Coverage, Simulated, coverage, pit, uniformity, vsbc

@@ -117,8 +117,8 @@ def evidence(
 ) -> Evidence:
     r"""The log evidence :math:`\log p(y)` of a program by annealed importance sampling from a fitted guide.
 
-    The gap of a guide's bound is the divergence of the guide from the posterior, and the evidence is what it is
-    measured from. In the coordinates of the guide, those of ``dgp.for_mcmc(model, params, guide=guide)``, runs follow
+    The bound of a guide is below it by the divergence of the guide from the posterior. In the coordinates of the guide,
+    those of ``dgp.for_mcmc(model, params, guide=guide)``, runs follow
 
     .. math:: p_\beta(\epsilon) \propto N(\epsilon; 0, I)^{1 - \beta}\,
               \Bigl[ p(T(\epsilon), y)\, \lvert\det \partial T / \partial \epsilon\rvert \Bigr]^\beta
@@ -129,8 +129,8 @@ def evidence(
     :math:`e^{-b}`. Temperatures and step sizes come from a trial run and are fixed then.
 
     With draws of the posterior, ``samples``, as many runs go back, and give an upper bound. It holds as far as the
-    chain has converged: draws from a part of the posterior only put it too low, and an upper bound clearly below the
-    lower one says that they are. Draws that depend on each other make its standard error too small.
+    chain has converged: draws from a part of the posterior can put it too low, and an upper bound clearly below the
+    lower one says that they have. Draws that depend on each other make its standard error too small.
 
     **What p(y) is.** The integral of the density that NUTS samples, with its constants. Under ``dgp.Likelihood`` with
     ``collapse="bound"``, which takes the expectation of the log density given v, it is the evidence of that program,
