@@ -16,7 +16,6 @@ import scipy.stats
 from numpyro.infer import MCMC, NUTS, SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from programs import X, Y, Z, bayesian, deep, random_params, shallow
-from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -79,6 +78,7 @@ def noisy_layers():
     return model, chain(model, FEW, TARGET).get_samples(group_by_chain=True)
 
 
+@pytest.mark.slow
 def test_weights_have_the_ratio_as_their_mean_where_the_target_ends():
     """A half-space without density, as zero and as NaN: runs that begin there count as zero, and runs downwards, which
     never get there, give an upper bound that is too high by that share of the normal."""
@@ -278,7 +278,8 @@ def test_wrong_calls(call, message):
         call()
 
 
-@pytest.mark.parametrize("bad", mostly_slow(["density"], ["density", "samples", "ring"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", ["density", "samples", "ring"])
 def test_wrong_calls_that_only_a_run_tells(bad):
     if bad == "ring":
         ring = dgp.rings.Ring(0.0, 8.0, 8)
