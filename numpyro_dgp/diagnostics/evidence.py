@@ -126,7 +126,8 @@ def evidence(
     from draws of the guide, :math:`\beta = 0`, to the posterior, :math:`\beta = 1`, by Hamiltonian Monte Carlo.
     Their weights have the mean p(y), whatever the guide and however far the runs lag behind, so that the logarithm of
     an average is a lower bound in expectation; that it is above :math:`\log p(y) + b` has a probability below
-    :math:`e^{-b}`. Temperatures and step sizes come from a trial run and are fixed then.
+    :math:`e^{-b}`. Of several lower bounds, from other guides or from the prior, the largest counts: runs from a guide
+    that misses a mode may never get there. Temperatures and step sizes come from a trial run and are fixed then.
 
     With draws of the posterior, ``samples``, as many runs go back, and give an upper bound. It holds as far as the
     chain has converged: draws from a part of the posterior can put it too low, and an upper bound clearly below the
