@@ -35,7 +35,6 @@ from numpyro.infer import MCMC, NUTS, SVI
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G  # noqa: N812
 from numpyro_dgp.algebra.whitening import inverse_cholesky
-from numpyro_dgp.bounds.collapsed import from_features
 from numpyro_dgp.bounds.markov_two_layers import HiddenLayer, MarkovLayer, markov_bound
 from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
@@ -43,7 +42,6 @@ from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import regression
 import step_function
-from implementations.annealed import climb, descend, tune
 
 ROWS = 200  # training rows at most
 SYNTHETIC = ("step", "sinusoids")
@@ -353,24 +351,14 @@ def score(posterior: dgp.Posterior, p: Problem, num: int = 500) -> dict[str, flo
     return {"density": float(density.mean()), "density_error": float(density.std() / math.sqrt(len(density)))}
 
 
-def unwhitened(p: Problem, fixed: dict[str, Any]) -> tuple[Callable[[jax.Array], jax.Array], int]:
-    """Log-likelihood of all whitened numbers but the last layer's, which is integrated, and how many they are."""
-    whiten = [inverse_cholesky(p.kernel(fixed, i).gram(layer.Z)) for i, layer in enumerate(p.layers)]
-    sizes = [(layer.outputs * len(layer.Z), layer.outputs * len(p.X)) for layer in p.layers[:-1]]
-
-    def log_likelihood(z: jax.Array) -> jax.Array:
-        x, parts = p.X, jnp.split(z, np.cumsum(np.ravel(sizes))[:-1])
-        for i, layer in enumerate(p.layers):
-            kernel = p.kernel(fixed, i)
-            A, k = kernel(x, layer.Z) @ whiten[i].T, kernel.diag(x)
-            if layer.outputs is None:
-                return from_features(A, k, p.y, fixed["noise"]).bound()
-            v, white = parts[2 * i].reshape(layer.outputs, -1), parts[2 * i + 1].reshape(len(x), -1)
-            scale = jnp.sqrt(k - jnp.square(A).sum(-1) + fixed[f"process{i}"] ** 2)
-            x = layer.mean(x) + A @ v.T + scale[:, None] * white
-        raise AssertionError
-
-    return log_likelihood, int(np.sum(sizes))
+def from_prior(p: Problem) -> dict[str, jax.Array]:
+    """Parameters at which the guide of inducing points is the prior, which favours none of the guides."""
+    found = {}
+    for i, layer in enumerate(p.layers):
+        shape = (len(layer.Z),) if layer.outputs is None else (layer.outputs, len(layer.Z))
+        found[f"f{i}_auto_loc"] = jnp.zeros(shape)
+        found[f"f{i}_auto_scale_tril"] = jnp.broadcast_to(jnp.eye(shape[-1]), (*shape, shape[-1]))
+    return found
 
 
 def reference(p: Problem, fixed: dict[str, Any] | None, draws: int, temperatures: int) -> dict[str, Any]:
@@ -387,22 +375,18 @@ def reference(p: Problem, fixed: dict[str, Any] | None, draws: int, temperatures
         quantiles = {n: np.quantile(samples[n], [0.025, 0.5, 0.975], axis=0) for n in p.hyperparameters()}
         found["quantiles"] = {n: q.tolist() for n, q in quantiles.items()}
     else:
-        log_likelihood, size = unwhitened(p, fixed)
-        chains = 32
-        thin = np.linspace(0, draws - 1, chains).astype(int)
-        names = [n for i in range(len(p.layers) - 1) for n in (f"f{i}", f"h{i}_white")]
-        ends = jnp.concatenate([samples[n][thin].reshape(chains, -1) for n in names], 1)
-        path = jax.jit(lambda key: tune(log_likelihood, size, key, temperatures))(jax.random.key(0))
-        up = np.asarray(jax.jit(lambda key: climb(log_likelihood, path, size, key, chains))(jax.random.key(1)))
-        down = np.asarray(jax.jit(lambda z, key: descend(log_likelihood, path, z, key))(ends, jax.random.key(2)))
-        mean = lambda w: float(np.logaddexp.reduce(w) - math.log(chains))  # noqa: E731
+        estimate = dgp.diagnostics.evidence(
+            model, G.InducingPoint(model), from_prior(p), jax.random.key(0), p.X, p.y,
+            samples=samples, num_temperatures=temperatures,
+        )  # fmt: skip
+        up, down = estimate.log_weights, -estimate.reverse_log_weights
         found |= {
             "lower": float(up.mean()),
-            "lower_error": float(up.std() / math.sqrt(chains)),
-            "evidence": mean(up),
+            "lower_error": float(up.std() / math.sqrt(len(up))),
+            "evidence": estimate.lower,
             "upper": float(down.mean()),
-            "upper_error": float(down.std() / math.sqrt(chains)),
-            "evidence_down": -mean(-down),
+            "upper_error": float(down.std() / math.sqrt(len(down))),
+            "evidence_down": estimate.upper,
         }
     return found | {"seconds": time.perf_counter() - began}
 

@@ -16,6 +16,7 @@ from programs import X, Y, Z, bayesian, random_params, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
+from numpyro_dgp.inference.mcmc import position_of
 
 ROWS, TARGET = X[::6], Y[::6]
 W = dgp.Points(jnp.hstack([Z, jnp.sin(9 * Z)])[::3])
@@ -167,6 +168,10 @@ def test_a_guide_of_all_sites_together_leaves_no_layer_to_integrate():
             "for_mcmc: expected a value for every numpyro.param, got none for 'g_auto_loc'",
         ),
         (
+            lambda: dgp.for_mcmc(shallow, {"a": 1.0}, guide=lambda X, y, batch: None)(X, Y, 7),
+            "for_mcmc: expected a program over all data, got plate 'data' that takes 7 of 30 rows",
+        ),
+        (
             lambda: dgp.for_mcmc(bayesian, {"g_Z": Z}, guide=lambda X, y: None)(X, Y),
             r"got none for \['noise', 'scales', 'f', 'w', 'h'\]: pass the guide that was fitted to this program",
         ),
@@ -179,6 +184,27 @@ def test_a_guide_of_all_sites_together_leaves_no_layer_to_integrate():
 def test_wrong_calls(build, message):
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda: (handlers.seed(build, 0)(), None)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "collapse"),
+    [("inducing points", "auto"), *((name, False) for name in ("normal", "mean field", "given inducing", "NumPyro's"))],
+)
+def test_numbers_behind_a_draw(name, collapse):
+    """Values of the sites lead back to the numbers that they were drawn from."""
+    guide, params = fitted(name)
+    prepared = dgp.for_mcmc(program, params, guide=guide, collapse=collapse)
+    white = {
+        site: jax.random.normal(jax.random.fold_in(jax.random.key(0), i), zeros.shape)
+        for i, (site, zeros) in enumerate(standard(prepared, (ROWS, TARGET)).items())
+    }
+    sites = log_density(prepared, (ROWS, TARGET), {}, white)[1]
+    values = {site.removesuffix("_white"): sites[site.removesuffix("_white")]["value"] for site in white}
+    found = position_of(prepared, values, (ROWS, TARGET), {})
+    assert found.keys() == white.keys()
+    for site, numbers in white.items():
+        np.testing.assert_allclose(found[site], numbers, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,16 +1,19 @@
-"""How good is a posterior? ArviZ trees, importance weights, calibration, and comparison."""
+"""How good is a posterior? ArviZ trees, importance weights, calibration, the evidence, and comparison."""
 
 from numpyro_dgp.diagnostics.arviz import to_arviz
 from numpyro_dgp.diagnostics.calibration import Coverage, Simulated, coverage, pit, uniformity, vsbc
 from numpyro_dgp.diagnostics.comparison import Comparison, compare
+from numpyro_dgp.diagnostics.evidence import Evidence, evidence
 from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo, pareto_shape
 
 __all__ = [
     "Comparison",
     "Coverage",
+    "Evidence",
     "Simulated",
     "compare",
     "coverage",
+    "evidence",
     "khat",
     "local_khat",
     "loo",

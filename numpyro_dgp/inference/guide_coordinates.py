@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,11 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.distributions.transforms import ComposeTransform
 from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.autoguide import AutoContinuous, AutoDelta
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.importance import log_prob
@@ -38,15 +36,16 @@ from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.inference.integrated_layers import Integrate
+from numpyro_dgp.inference.white_numbers import Coordinates, coordinates_of
 from numpyro_dgp.model.beliefs import Belief, StandardNormal
 from numpyro_dgp.model.function_values import Propagated, Values
 from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
-from numpyro_dgp.model.refusals import fixed_parameters
+from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
-__all__ = ["require_guide", "run_in_coordinates"]
+__all__ = ["numbers_behind", "require_guide", "run_in_coordinates"]
 
 Program = Callable[..., Any]
 # Standard deviation, on the unconstrained scale, of the coordinates of a site that the guide has a point for.
@@ -99,13 +98,12 @@ def run_in_coordinates(
         args: arguments of both.
         kwargs: keyword arguments of both.
     """
-    program = _with_spread_points(guide) if isinstance(guide, Guide) else guide
-    run = partial(_run_guide, program, params, args, kwargs)
+    run = partial(_run_guide, guide, params, args, kwargs)
     shapes: dict[str, Any] = {}
     together: set[str] = set()
 
     def find_shapes() -> None:
-        sites, found = run({})
+        sites, found = run(_FromWhite({}))
         shapes.update(found)
         together.update(layers & sites.keys() - found.keys())
 
@@ -122,7 +120,8 @@ def run_in_coordinates(
         for name, (shape, dtype) in shapes.items()
         if name not in layers
     }
-    drawn = {name: site for name, site in run(white)[0].items() if site["type"] == "sample" and name not in layers}
+    sites, _ = run(_FromWhite(white))
+    drawn = {name: site for name, site in sites.items() if site["type"] == "sample" and name not in layers}
     values = {name: site["value"] for name, site in drawn.items()}
     with _alone(params), handlers.trace() as sites, handlers.substitute(data=values), handlers.seed(rng_seed=0):
         with Integrate(layers) as finish:
@@ -139,21 +138,49 @@ def run_in_coordinates(
             numpyro.deterministic(name, site["value"])
 
 
+def numbers_behind(
+    guide: Program,
+    params: Mapping[str, Array],
+    layers: frozenset[str],
+    values: Mapping[str, Array],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Array]:
+    """The standard normal numbers from which a guide draws given values of its sites, by the sites that
+    :func:`run_in_coordinates` opens.
+
+    Args:
+        guide: the guide.
+        params: its parameters.
+        layers: sites of inducing values that are integrated, which need no values.
+        values: one draw of the sites of the program.
+        args: arguments of the guide.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ValueError: a site with fewer values than numbers.
+    """
+    numbers = _ToWhite(values, layers)
+    _run_guide(guide, params, args, kwargs, numbers)
+    return {f"{name}_white": white for name, white in numbers.white.items() if name not in layers}
+
+
 @contextmanager
 def _alone(params: Mapping[str, Array]) -> Iterator[None]:
     """A run of its own, in which ``numpyro.param`` sites have the values ``params``."""
-    with handlers.block(), fixed_parameters(owner="for_mcmc"), handlers.substitute(data=dict(params)):
+    whole = whole_data(owner="for_mcmc")
+    with handlers.block(), whole, fixed_parameters(owner="for_mcmc"), handlers.substitute(data=dict(params)):
         yield
 
 
 def _run_guide(
-    guide: Program, params: Mapping[str, Array], args: Any, kwargs: Any, white: dict[str, Array]
+    guide: Program, params: Mapping[str, Array], args: Any, kwargs: Any, numbers: _FromWhite
 ) -> tuple[Trace, dict[str, Any]]:
     """Its trace, and shape and dtype of the numbers that each of its sites is drawn from."""
-    passes_on = isinstance(getattr(guide, "companion", None) or guide, AutoContinuous)
-    white_sites = _FromWhite(white, passes_on)
-    with _alone(params), handlers.trace() as drawn, white_sites as shapes, handlers.seed(rng_seed=0):
-        guide(*args, **kwargs)
+    program = _with_spread_points(guide) if isinstance(guide, Guide) else guide
+    numbers.passes_on = isinstance(getattr(guide, "companion", None) or guide, AutoContinuous)
+    with _alone(params), handlers.trace() as drawn, numbers as shapes, handlers.seed(rng_seed=0):
+        program(*args, **kwargs)
     return drawn, shapes
 
 
@@ -163,11 +190,13 @@ class _FromWhite(Messenger):
 
     Args:
         white: the numbers by site; zeros where there are none.
-        passes_on: whether sites of points hold what one of NumPyro's autoguides has drawn at another site.
     """
 
-    def __init__(self, white: dict[str, Array], passes_on: bool) -> None:
-        self.white, self.passes_on = white, passes_on
+    passes_on: bool
+    """Whether sites of points hold what one of NumPyro's autoguides has drawn at another site."""
+
+    def __init__(self, white: Mapping[str, Array]) -> None:
+        self.white = dict(white)
         self.shapes: dict[str, tuple[tuple[int, ...], Any]] = {}
         super().__init__()
 
@@ -185,50 +214,47 @@ class _FromWhite(Messenger):
         if isinstance(fn, dist.Delta) and self.passes_on and not record_of(msg).name:
             msg["value"] = fn.v
             return
-        found = _coordinates(msg["fn"])
+        found = coordinates_of(msg["fn"])
         if found is None:
             raise ValueError(
                 f"for_mcmc: expected a guide of Gaussians, got {type(fn).__name__} at {name!r}: give that site "
                 f"dgp.guides.Normal(), sites={{{name!r}: dgp.guides.Normal()}}, or leave guide= out"
             )
         self.shapes[name] = found.shape, found.dtype
-        white = self.white.get(name, jnp.zeros(found.shape, found.dtype))
-        msg["value"] = found.draw(white)
+        white = self.numbers(msg, found)
+        msg["value"] = found.value(white)
         if isinstance(msg["fn"], Belief | Values):
             msg["intermediates"] = [white]
 
-
-class _Coordinates(NamedTuple):
-    """Shape and dtype of standard normal numbers, and the draw that they give."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    draw: Callable[[Array], Array]
+    def numbers(self, msg: Message, found: Coordinates) -> Array:
+        """Those of a site."""
+        return self.white.get(msg["name"], jnp.zeros(found.shape, found.dtype))
 
 
-def _coordinates(fn: Any) -> _Coordinates | None:
-    """Those of a Gaussian, or of a function of one; ``None`` of other distributions."""
-    if isinstance(fn, dist.MaskedDistribution | dist.Independent):
-        return _coordinates(fn.base_dist)
-    if isinstance(fn, dist.ExpandedDistribution | dist.TransformedDistribution):
-        base = _coordinates(fn.base_dist)
-        if base is None or isinstance(fn, dist.ExpandedDistribution):
-            own = fn.base_dist.batch_shape
-            return base and base._replace(shape=(*fn.batch_shape, *base.shape[len(own) :]))
-        return base._replace(draw=lambda white: ComposeTransform(fn.transforms)(base.draw(white)))
-    if isinstance(fn, StandardNormal):
-        return _Coordinates(fn.shape(), fn.dtype, lambda white: white)
-    if isinstance(fn, RingNormal):
-        return _Coordinates(fn.white_shape, fn.loc.dtype, fn.from_white)
-    if isinstance(fn, Belief | Values):
-        return _Coordinates(fn.shape(), fn.loc.dtype, fn.from_white)
-    if isinstance(fn, dist.Normal):
-        return _Coordinates(fn.shape(), jnp.result_type(fn.loc, fn.scale), lambda white: fn.loc + fn.scale * white)
-    if isinstance(fn, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
-        low_rank = isinstance(fn, dist.LowRankMultivariateNormal)
-        root = jnp.linalg.cholesky(fn.covariance_matrix) if low_rank else fn.scale_tril
-        return _Coordinates(fn.shape(), fn.loc.dtype, lambda white: fn.loc + matmul(root, white[..., None])[..., 0])
-    return None
+class _ToWhite(_FromWhite):
+    """Handler under which every sample site of a guide takes a given value; ``white`` collects the numbers behind it.
+
+    Args:
+        values: by site.
+        layers: sites that stay at zeros.
+    """
+
+    def __init__(self, values: Mapping[str, Array], layers: frozenset[str]) -> None:
+        self.values, self.layers = values, layers
+        super().__init__({})
+
+    def numbers(self, msg: Message, found: Coordinates) -> Array:
+        name = msg["name"]
+        if name in self.layers:
+            return super().numbers(msg, found)
+        if isinstance(unwrap(msg["fn"]), RingNormal):
+            raise ValueError(
+                f"evidence: expected samples= of a program without dgp.rings.RingNormal, got one at {name!r}, whose "
+                "values do not tell the numbers that they are drawn from: leave samples= out, the bound from below "
+                "needs none"
+            )
+        self.white[name] = found.white(jnp.asarray(self.values[name], found.dtype))
+        return self.white[name]
 
 
 def _follows_model(site: Message) -> bool:

@@ -13,7 +13,7 @@ from numpyro.infer.reparam import Reparam
 
 from numpyro_dgp._checks import require_params
 from numpyro_dgp._typing import Array
-from numpyro_dgp.inference.guide_coordinates import require_guide, run_in_coordinates
+from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
 from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
@@ -25,7 +25,7 @@ from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
-__all__ = ["Collapse", "NonCentered", "for_mcmc", "prepared", "sampled_program"]
+__all__ = ["Collapse", "NonCentered", "for_mcmc", "position_of", "prepared", "sampled_program"]
 
 Collapse: TypeAlias = bool | Literal["auto"]
 
@@ -212,6 +212,16 @@ def sampled_program(model: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(model, _Prepared):
         return model
     return dataclasses.replace(model, collapse=False, guide=None)
+
+
+def position_of(
+    model: Callable[..., Any], values: Mapping[str, Array], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Array]:
+    """The position, in the coordinates of the guide of a program of :func:`for_mcmc`, of one draw of its sites."""
+    assert isinstance(model, _Prepared)
+    assert model.guide is not None
+    layers, _ = layers_to_integrate(model.model, args, kwargs, model.params, model.collapse)
+    return numbers_behind(model.guide, model.params, layers, values, args, kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -354,6 +354,7 @@ COMPARE = [
     Wrong("compare steps", lambda: compare(num_steps=0), "compare: expected num_steps to be a positive integer, got 0"),
     Wrong("compare draws", lambda: compare(num_samples=2.5), "expected num_samples to be a positive integer, got 2.5"),
     Wrong("compare K", lambda: compare(local_samples=0), "expected local_samples to be a positive integer, got 0"),
+    Wrong("compare evidence", lambda: compare(evidence=-80.0), "expected evidence to be True or False, got float"),
     Wrong("compare level", lambda: compare(level=90), "expected a level between 0 and 1, got 90: 0.9 is usual"),
     Wrong("compare samples", lambda: compare(mcmc={"g": Z}), "expected mcmc to be a numpyro.infer.MCMC that has run"),
     Wrong("compare before run", lambda: compare(mcmc=SHORT), "an MCMC object that has run, got one that has not"),

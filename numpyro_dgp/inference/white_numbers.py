@@ -1,0 +1,82 @@
+r"""Standard normal numbers behind the values of a site.
+
+A Gaussian, or a function of one, draws its value from standard normal numbers by an affine map and a bijection,
+:math:`z = g(A \epsilon + b)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions.transforms import ComposeTransform
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.model.beliefs import Belief, DiagonalBelief, StandardNormal
+from numpyro_dgp.model.function_values import FunctionValues, Values
+from numpyro_dgp.rings.ring_normal import RingNormal
+
+__all__ = ["Coordinates", "coordinates_of"]
+
+
+class Coordinates(NamedTuple):
+    """The numbers of a site, and its values as a function of them.
+
+    Args:
+        shape: of the numbers.
+        dtype: of the numbers.
+        draw: the affine map.
+        each: whether it maps every number on its own.
+        transforms: the bijection, as transforms that are applied one after the other.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    draw: Callable[[Array], Array]
+    each: bool = False
+    transforms: tuple[Any, ...] = ()
+
+    def value(self, white: Array) -> Array:
+        """The value that numbers give."""
+        return ComposeTransform(list(self.transforms))(self.draw(white)) if self.transforms else self.draw(white)
+
+    def white(self, value: Array) -> Array:
+        """The numbers behind a value. It needs as many of them as the value has, and unless each has its own, takes
+        the cube of their number."""
+        drawn = ComposeTransform(list(self.transforms)).inv(value) if self.transforms else value
+        zeros = jnp.zeros(self.shape, self.dtype)
+        origin = self.draw(zeros)
+        if self.each:
+            return (drawn - origin) / jax.jvp(self.draw, (zeros,), (zeros + 1,))[1]
+        matrix = jax.jacfwd(lambda white: self.draw(white.reshape(self.shape)).reshape(-1))(zeros.reshape(-1))
+        return jnp.linalg.solve(matrix, (drawn - origin).reshape(-1)).reshape(self.shape)
+
+
+def coordinates_of(fn: Any) -> Coordinates | None:
+    """Those of a Gaussian, or of a function of one; ``None`` of other distributions."""
+    if isinstance(fn, dist.MaskedDistribution | dist.Independent):
+        return coordinates_of(fn.base_dist)
+    if isinstance(fn, dist.ExpandedDistribution | dist.TransformedDistribution):
+        base = coordinates_of(fn.base_dist)
+        if base is None or isinstance(fn, dist.ExpandedDistribution):
+            own = fn.base_dist.batch_shape
+            return base and base._replace(shape=(*fn.batch_shape, *base.shape[len(own) :]))
+        return base._replace(transforms=(*base.transforms, *fn.transforms))
+    if isinstance(fn, StandardNormal):
+        return Coordinates(fn.shape(), fn.dtype, lambda white: white, True)
+    if isinstance(fn, RingNormal):
+        return Coordinates(fn.white_shape, fn.loc.dtype, fn.from_white)
+    if isinstance(fn, Belief | Values):
+        return Coordinates(fn.shape(), fn.loc.dtype, fn.from_white, isinstance(fn, DiagonalBelief | FunctionValues))
+    if isinstance(fn, dist.Normal):
+        dtype = jnp.result_type(fn.loc, fn.scale)
+        return Coordinates(fn.shape(), dtype, lambda white: fn.loc + fn.scale * white, True)
+    if isinstance(fn, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
+        low_rank = isinstance(fn, dist.LowRankMultivariateNormal)
+        root = jnp.linalg.cholesky(fn.covariance_matrix) if low_rank else fn.scale_tril
+        return Coordinates(fn.shape(), fn.loc.dtype, lambda white: fn.loc + matmul(root, white[..., None])[..., 0])
+    return None
