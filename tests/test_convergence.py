@@ -224,7 +224,7 @@ GUIDE = dgp.guides.InducingPoint(deep)
         ),
         (
             lambda: convergence(dgp.Posterior(symmetric, samples={"noise": SAMPLES["noise"]}), x, y),
-            "convergence: expected draws of every latent site of the program, got none of 'f'",
+            "convergence: expected draws of every site that all data share, got none of 'f'",
         ),
         (lambda: convergence(CHAINS, x, y, test=(TEST, y[:4])), "expected a call without the observations"),
     ],

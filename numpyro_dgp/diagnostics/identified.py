@@ -68,15 +68,24 @@ class _Conditioned(NamedTuple):
 
 
 class _AtMeans(Messenger):
-    """Gives sites that all data share their values in a draw, and sites with one value per row their means."""
+    """Gives sites their values in a draw, and their means to those that it has none of.
+
+    Args:
+        fn: the program.
+        draw: values by site.
+        exact: exact processes with values at the data, by site.
+        program: its structure at other inputs, where only sites that all data share have values in the draw; ``None``
+            at the data.
+        predicted: the plates of the predicted sites.
+    """
 
     def __init__(
         self,
         fn: Callable[..., Any],
         draw: Mapping[str, Array],
         exact: Mapping[str, _Conditioned],
-        program: Program,
-        predicted: tuple[frozenset[str], ...],
+        program: Program | None = None,
+        predicted: tuple[frozenset[str], ...] = (),
     ) -> None:
         self.draw, self.exact, self.program, self.predicted = draw, exact, program, predicted
         super().__init__(fn)
@@ -88,7 +97,7 @@ class _AtMeans(Messenger):
         if name in self.exact:
             mean = self.exact[name].mean(fn.inputs)  # type: ignore[attr-defined]
             msg["value"] = jnp.broadcast_to(mean, msg["fn"].shape())
-        elif name in self.draw and self.program.is_given(msg, self.predicted):
+        elif name in self.draw and (self.program is None or self.program.is_given(msg, self.predicted)):
             if jnp.shape(self.draw[name]) != msg["fn"].shape():
                 raise ValueError(
                     f"convergence: expected {name!r} to have the shape {jnp.shape(self.draw[name])} of its draws at "
@@ -106,7 +115,7 @@ def identified(
     """What the data identify of all draws.
 
     Args:
-        posterior: a program whose hidden values are sites, and draws of it with the values of single data.
+        posterior: a program whose hidden values are sites, and draws of it.
         args: arguments of the program, observations included.
         kwargs: its keyword arguments.
         test: arguments of the program at other inputs, without observations.
@@ -183,9 +192,9 @@ def sites_of_draws(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str
         )
     for name, kind in site_kinds(sites).items():
         shape = jnp.shape(sites[name]["value"])
-        if name not in draw and kind != "deterministic":
+        if name not in draw and kind in ("hyperparameter", "inducing", "exact"):
             raise ValueError(
-                f"convergence: expected draws of every latent site of the program, got none of {name!r}: pass all of "
+                f"convergence: expected draws of every site that all data share, got none of {name!r}: pass all of "
                 "mcmc.get_samples()"
             )
         if name in draw and draw[name].shape != shape:
@@ -197,9 +206,10 @@ def sites_of_draws(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _run(posterior: Posterior, draw: Mapping[str, Array], key: Array, args: Any, kwargs: Any) -> Trace:
-    """The program at its data with the values of a draw at all sites."""
+    """The program at its data with the values of a draw; what a chain does not have (hidden values, under SGHMC) is at
+    its mean."""
     program = handlers.substitute(posterior.seeded(posterior.model, key), data=dict(draw))
-    return handlers.trace(Whole(program)).get_trace(*args, **kwargs)
+    return handlers.trace(Whole(_AtMeans(program, {}, {}))).get_trace(*args, **kwargs)
 
 
 def _exact(sites: Trace) -> dict[str, _Conditioned]:
