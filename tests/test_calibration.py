@@ -1,13 +1,14 @@
-"""Simulation-based calibration of NUTS on one- and two-layer programs."""
+"""Simulation-based calibration of every kernel on one- and two-layer programs."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, SVI, init_to_sample
 
 import numpyro_dgp as dgp
 from numpyro_dgp.diagnostics import uniformity
@@ -42,15 +43,23 @@ def under_a_likelihood(layers, X, y=None):
         numpyro.sample("y", likelihood, obs=y)
 
 
-def ranks(layers, repeats, error=1.0, program=program, sites=("noise", "scale", "f")):
-    """Ranks of true values among draws by NUTS given data simulated with them, by site: (repeats, ...)."""
-    transformed = dgp.for_mcmc(lambda X, y=None: program(layers, X, y))
+def nuts(model):
+    return NUTS(dgp.for_mcmc(model), max_tree_depth=6)
+
+
+def ranks(
+    layers, repeats, error=1.0, program=program, sites=("noise", "scale", "f"), kernel=nuts, warmup=200, thinning=4
+):
+    """Ranks of true values among draws of a chain given data simulated with them, by site: (repeats, ...)."""
+
+    def model(X, y=None):
+        program(layers, X, y)
 
     def once(key):
         truth_key, chain_key = jax.random.split(key)
-        truth = handlers.trace(handlers.seed(transformed, truth_key)).get_trace(X)
+        truth = handlers.trace(handlers.seed(dgp.for_mcmc(model), truth_key)).get_trace(X)
         mcmc = MCMC(
-            NUTS(transformed, max_tree_depth=6), num_warmup=200, num_samples=4 * DRAWS, thinning=4, progress_bar=False
+            kernel(model), num_warmup=warmup, num_samples=thinning * DRAWS, thinning=thinning, progress_bar=False
         )
         mcmc.run(chain_key, X, error * truth["y"]["value"])
         found = mcmc.get_samples()
@@ -87,3 +96,64 @@ def test_ranks_with_an_integrated_layer_are_uniform(layers, repeats):
 def test_wrong_data_are_noticed():
     """The same test sees data that are half as large again as the program makes them."""
     assert min(p_values(ranks(1, 120, error=1.5))) < 1e-4
+
+
+# --- other kernels, on the program whose last layer may be integrated
+
+
+def in_coordinates(model):
+    """NUTS in the coordinates of a guide that was fitted to other data, briefly: a fair guide, not a good one."""
+    y = handlers.trace(handlers.seed(model, 7)).get_trace(X)["y"]["value"]
+    guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal())
+    params = (
+        SVI(model, guide, optax.adam(0.03), dgp.ELBO()).run(jax.random.key(3), 200, X, y, progress_bar=False).params
+    )
+    return lambda model: NUTS(
+        dgp.for_mcmc(model, params, guide=guide), max_tree_depth=6, init_strategy=init_to_sample()
+    )
+
+
+def gibbs(**options):
+    return lambda model: dgp.Gibbs(model, **options)
+
+
+SHORT = dgp.updates.NUTS(max_tree_depth=4)
+SAMPLERS = {
+    "elliptical and slice": (1, gibbs(collapse=False, rest=dgp.updates.Slice())),
+    "elliptical and NUTS": (2, gibbs(rest=SHORT)),
+    "NUTS and slice": (1, gibbs(collapse=False, blocks={"g": SHORT}, rest=dgp.updates.Slice())),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_ranks_of_gibbs_are_uniform(name):
+    layers, kernel = SAMPLERS[name]
+    options = dict(program=under_a_likelihood, sites=("noise", "scale", "g"), kernel=kernel, warmup=100, thinning=10)
+    found = p_values(ranks(layers, 100, **options))
+    assert min(found) > 0.01 / len(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 2])
+def test_ranks_in_the_coordinates_of_a_guide_are_uniform(layers):
+    kernel = in_coordinates(lambda X, y=None: under_a_likelihood(layers, X, y))
+    options = dict(program=under_a_likelihood, sites=("noise", "scale", "g"), kernel=kernel)
+    found = p_values(ranks(layers, 100, **options))
+    assert min(found) > 0.01 / len(found)
+
+
+class Cold(dgp.updates.EllipticalSlice):
+    """A wrong update: of the cube of the density."""
+
+    def move(self, key, state, z, energy, given):
+        cube = given._replace(density=lambda z: 3 * given.density(z))
+        state, z, energy = super().move(key, state, z, 3 * energy, cube)
+        return state, z, energy / 3
+
+
+@pytest.mark.slow
+def test_a_wrong_update_is_noticed():
+    kernel = gibbs(collapse=False, blocks={"g": Cold()}, rest=dgp.updates.Slice())
+    options = dict(program=under_a_likelihood, sites=("noise", "scale", "g"), kernel=kernel, warmup=100, thinning=10)
+    assert min(p_values(ranks(1, 100, **options))) < 1e-4

@@ -3,15 +3,18 @@
 from numpyro_dgp.diagnostics.arviz import to_arviz
 from numpyro_dgp.diagnostics.calibration import Coverage, Simulated, coverage, pit, uniformity, vsbc
 from numpyro_dgp.diagnostics.comparison import Comparison, compare
+from numpyro_dgp.diagnostics.convergence import Convergence, convergence
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
 from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo, pareto_shape
 
 __all__ = [
     "Comparison",
+    "Convergence",
     "Coverage",
     "Evidence",
     "Simulated",
     "compare",
+    "convergence",
     "coverage",
     "evidence",
     "khat",

@@ -25,7 +25,7 @@ from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
-__all__ = ["Collapse", "NonCentered", "for_mcmc", "position_of", "prepared", "sampled_program"]
+__all__ = ["Collapse", "NonCentered", "centred_program", "for_mcmc", "position_of", "prepared", "sampled_program"]
 
 Collapse: TypeAlias = bool | Literal["auto"]
 
@@ -212,6 +212,13 @@ def sampled_program(model: Callable[..., Any]) -> Callable[..., Any]:
     if not isinstance(model, _Prepared):
         return model
     return dataclasses.replace(model, collapse=False, guide=None)
+
+
+def centred_program(model: Callable[..., Any]) -> Callable[..., Any]:
+    """:func:`sampled_program` with the values of layers as sample sites, of which draws of a chain are values too."""
+    if not isinstance(model, _Prepared):
+        return model
+    return dataclasses.replace(model, collapse=False, guide=None, noncentered=False)
 
 
 def position_of(
