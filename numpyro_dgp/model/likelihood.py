@@ -245,10 +245,15 @@ class Likelihood(dist.Distribution):
         # y and v may each have additional batch dimensions to the left: draws of y, or several values of v for one y.
         shared = min(len(expected), max(len(shape), self.event_dim + 1))
         if shape[-shared:] != expected[-shared:]:
-            raise ValueError(
-                f"Likelihood: expected observations y of shape {expected}, got {shape}: a scalar function "
-                "(outputs=None) wants y of shape (N,); outputs=P wants (N, P) and conditional(...).to_event(1)"
+            several = not self.event_dim and len(expected) > 1 and expected[-1] == 1 and shape[:-1] == expected[:-1]
+            advice = (
+                "for several y of one f(x) put their plate left of that of the rows, numpyro.plate(name, R, dim=-2), "
+                "with f(x) of shape (N,) and y of shape (R, N)"
+                if several
+                else "a scalar function (outputs=None) wants y of shape (N,); outputs=P wants (N, P) and "
+                "conditional(...).to_event(1)"
             )
+            raise ValueError(f"Likelihood: expected observations y of shape {expected}, got {shape}: {advice}")
 
     def _observations(self, value: ArrayLike) -> Array:
         self.require_shape(np.shape(value))

@@ -54,6 +54,18 @@ def one_layer(X, y=None, *, outputs=None, conditional=normal, inducing=POINTS, *
         numpyro.sample("y", dgp.Likelihood(f(X), conditional), obs=y, **options)
 
 
+def several_right(X, y):
+    f = dgp.gp("g", RBF(), POINTS)
+    with numpyro.plate("data", len(X), dim=-2), numpyro.plate("replicates", 2, dim=-1):
+        numpyro.sample("y", dgp.Likelihood(f(X[:, None]), normal), obs=jnp.stack([y, y], 1))
+
+
+def several_left(X, y):
+    f = dgp.gp("g", RBF(), POINTS)
+    with numpyro.plate("replicates", 2, dim=-2), numpyro.plate("data", len(X), dim=-1):
+        numpyro.sample("y", dgp.Likelihood(f(X), normal), obs=jnp.stack([y, y]))
+
+
 def partly(X, y=None):
     one_layer(X, y, obs_mask=jnp.arange(30) > 3)
 
@@ -206,6 +218,12 @@ WRONG = [
         r"inducing values of shape \(5,\), got \(8,\): the guide, parameters or draws are those of another program",
     ),
     Wrong("ELBO: a column of y", lambda: loss(one_layer, X, Y[:, None]), r"y of shape \(30,\), got \(30, 1\)"),
+    Wrong("ELBO: several y right of f", lambda: loss(several_right, X, Y), r"plate left .*dim=-2\), .* y of shape .R, N."),
+    Wrong(
+        "Collapsed: several y of one f",
+        lambda: loss(several_left, X, Y, guide=G.Collapsed(several_left)),
+        r"expected one observation of every function value at 'y', shape \(30,\), got shape \(2, 30\)",
+    ),
     Wrong("ELBO: N x N", lambda: loss(lambda *a: one_layer(*a, outputs=1), X, Y[:, None]), "30. log densities"),
     Wrong(
         "guide: no model", lambda: G.InducingPoint(None), "InducingPoint: expected the program, a function, got NoneT"
