@@ -47,7 +47,8 @@ class Likelihood(dist.Distribution):
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or ().
         conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y. Any NumPyro
-            distribution; ``to_event(1)`` when y has P columns.
+            distribution; ``to_event(1)`` when y has P columns. It is called several times and must give the same each
+            time: draw random numbers and change anything outside of it in the program.
         integrate: ``GaussHermite(n)`` or ``MonteCarlo(n)`` for what is not in closed form, instead of the automatic
             choice of 20 nodes or 20 draws.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
