@@ -260,4 +260,8 @@ class Likelihood(dist.Distribution):
         self.require_shape(np.shape(value))
         require_finite("observations y", value, "drop the rows with missing values, or mask them")
         self.outcomes.require("Likelihood", value)
+        if self.family == "Categorical" and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            raise ValueError(
+                f"Likelihood: expected labels y as integers, got {jnp.result_type(value)}: write y.astype(int)"
+            )
         return jnp.asarray(value)

@@ -235,6 +235,17 @@ WRONG = [
         r"inducing values of shape \(5,\), got \(8,\): the guide, parameters or draws are those of another program",
     ),
     Wrong("ELBO: a column of y", lambda: loss(one_layer, X, Y[:, None]), r"y of shape \(30,\), got \(30, 1\)"),
+    Wrong("ELBO: y is a list", lambda: loss(one_layer, X, Y.tolist()), "got numbers in a list: .* no observations"),
+    Wrong(
+        "Likelihood: half a count",
+        lambda: likelihood(lambda v: dist.Poisson(jnp.exp(v))).log_prob(jnp.full(30, 1.5)),
+        r"observations y from 0, got 1.5 at index \(0,\) .* counts are whole",
+    ),
+    Wrong(
+        "Likelihood: labels that are not integers",
+        lambda: likelihood(lambda v: dist.Categorical(logits=v), 3, integrate=dgp.MonteCarlo(2)).log_prob(jnp.ones(30)),
+        r"labels y as integers, got float(32|64): write y.astype.int",
+    ),
     Wrong("ELBO: no start", lambda: loss(without_start, X, Y), "initial value of numpyro.param .l., got none: write"),
     Wrong(
         "ELBO: no start, inspected",
