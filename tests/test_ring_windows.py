@@ -372,6 +372,9 @@ def test_bad_input():
     f = open_gp(jnp.zeros(120), K.RBF(1.0, 8.0), grid_of("line", 12))
     with pytest.raises(ValueError, match=r"expected the neighbours .* got \(12,\) with \d+ % of the weights in their"):
         f(inputs("line"))
+    f = open_gp(jnp.zeros(120), K.RBF(1.0, 2.0), grid_of("line", 3))
+    with pytest.raises(ValueError, match=r"expected the neighbours .* got \(3,\) with \d+ % of the weights in their"):
+        f(inputs("line"))
     q = belief("scaled prior", prior_of(K.RBF(), grid_of("line")))
     with pytest.raises(ValueError, match=r"got \(32,\) with .* scaled=True\) for rules that scale values"):
         open_gp(q, K.RBF(), grid_of("line", 32))(inputs("line"))

@@ -87,6 +87,14 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
         raise ValueError(
             "diagnostics: expected a program that observes data, got none: pass the observations as in the fit"
         )
+    for name, plates in frames.items():
+        batch = jnp.shape(samples[name]["value"])[: jnp.ndim(samples[name]["value"]) - samples[name]["fn"].event_dim]
+        if plates and len(batch) > -plates[0].dim:
+            raise ValueError(
+                f"diagnostics: expected a plate for every axis of the observations {name!r}, got shape {batch} in "
+                f"{_listed(plates)}: for several y of one f(x) open another, "
+                f'numpyro.plate("replicates", {batch[0]}, dim={-len(batch)}), around it'
+            )
     taken: set[Any] = set()
     for plates in frames.values():
         if taken & set(plates):
@@ -106,6 +114,10 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
     dims = {name: _dims(name, site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
     centred = [name for name, site in samples.items() if site_kind(site) == "hidden"]
     return LocalSites(frames, local, weighted, dims, centred)
+
+
+def _listed(plates: tuple[Any, ...]) -> str:
+    return ", ".join(f"plate {frame.name!r} of {frame.size} rows" for frame in plates)
 
 
 def _require_sites(known: LocalSites, sites: Trace, given: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import marginal, resample, run
 from numpyro_dgp.model.program import full_plates
+from numpyro_dgp.model.refusals import initialised
 from numpyro_dgp.model.sites import Message, unwrap
 
 __all__ = ["Guide"]
@@ -123,7 +124,7 @@ class Guide:
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
-        with Replace(self.choices, args, kwargs, drawn, self.predicted) as values:
+        with Replace(self.choices, args, kwargs, drawn, self.predicted) as values, initialised():
             self.model(*args, **kwargs)
         return values
 

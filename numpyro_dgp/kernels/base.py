@@ -233,7 +233,7 @@ class ActiveDims(Kernel):
     dims: tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        if not self.dims or not all(isinstance(d, int) and d >= 0 for d in self.dims):
+        if not self.dims or not all(type(d) is int and d >= 0 for d in self.dims):
             raise ValueError(
                 f"kernel.on(*dims): expected column numbers counted from 0, got {self.dims}: for example RBF().on(0, 2)"
             )

@@ -54,9 +54,10 @@ class _NoSites(Messenger):
     """Refuses sites inside a conditional, which runs again outside the program's handlers."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
+        what = "numpyro.prng_key()" if msg["type"] == "prng_key" else f"{msg['type']} {msg['name']!r}"
         raise ValueError(
-            f"Likelihood: expected a conditional without sites of its own, got {msg['type']} {msg['name']!r}: draw or "
-            "create it in the program before, and use its value"
+            f"Likelihood: expected a conditional without sites of its own, got {what}: draw or create it in the "
+            "program before, and use its value"
         )
 
 

@@ -47,7 +47,8 @@ class Likelihood(dist.Distribution):
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or ().
         conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y. Any NumPyro
-            distribution; ``to_event(1)`` when y has P columns.
+            distribution; ``to_event(1)`` when y has P columns. It is called several times and must give the same each
+            time: draw random numbers and change anything outside of it in the program.
         integrate: ``GaussHermite(n)`` or ``MonteCarlo(n)`` for what is not in closed form, instead of the automatic
             choice of 20 nodes or 20 draws.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
@@ -245,13 +246,22 @@ class Likelihood(dist.Distribution):
         # y and v may each have additional batch dimensions to the left: draws of y, or several values of v for one y.
         shared = min(len(expected), max(len(shape), self.event_dim + 1))
         if shape[-shared:] != expected[-shared:]:
-            raise ValueError(
-                f"Likelihood: expected observations y of shape {expected}, got {shape}: a scalar function "
-                "(outputs=None) wants y of shape (N,); outputs=P wants (N, P) and conditional(...).to_event(1)"
+            several = not self.event_dim and len(expected) > 1 and expected[-1] == 1 and shape[:-1] == expected[:-1]
+            advice = (
+                "for several y of one f(x) put their plate left of that of the rows, numpyro.plate(name, R, dim=-2), "
+                "with f(x) of shape (N,) and y of shape (R, N)"
+                if several
+                else "a scalar function (outputs=None) wants y of shape (N,); outputs=P wants (N, P) and "
+                "conditional(...).to_event(1)"
             )
+            raise ValueError(f"Likelihood: expected observations y of shape {expected}, got {shape}: {advice}")
 
     def _observations(self, value: ArrayLike) -> Array:
         self.require_shape(np.shape(value))
         require_finite("observations y", value, "drop the rows with missing values, or mask them")
         self.outcomes.require("Likelihood", value)
+        if self.family == "Categorical" and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            raise ValueError(
+                f"Likelihood: expected labels y as integers, got {jnp.result_type(value)}: write y.astype(int)"
+            )
         return jnp.asarray(value)

@@ -14,6 +14,8 @@ from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "value_range"]
 
+# Labels and counts.
+_WHOLE = constraints.integer_interval, constraints.integer_greater_than
 # Their mean or variance in NumPyro is NaN or infinite, whatever their parameters.
 _WITHOUT_MOMENTS = (dist.CategoricalLogits, dist.CategoricalProbs, dist.Cauchy, dist.HalfCauchy)
 
@@ -51,7 +53,8 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
 
 
 class Range(NamedTuple):
-    """Numbers that an observation may lie between; ``finite`` where they are labels, whole and with both ends known.
+    """Numbers that an observation may lie between; ``finite`` where they are labels, whole and with both ends known;
+    ``whole`` where they are labels or counts.
 
     The ends of an open range count as inside, since a density there may be finite.
     """
@@ -70,7 +73,7 @@ class Range(NamedTuple):
             ends = [f"{word} {end:g}" for word, end in (("from", self.low), ("to", self.high)) if end is not None]
             raise ValueError(
                 f"{owner}: expected observations y {' '.join(ends)}, got {array[where]} at index {where} "
-                f"({int(outside.sum())} outside): labels of K classes are 0, ..., K - 1; counts are not negative"
+                f"({int(outside.sum())} outside): labels of K classes are 0, ..., K - 1; counts are whole, from 0 on"
             )
 
     def _outside(self, array: Any) -> Any:
@@ -101,7 +104,7 @@ def value_range(d: dist.Distribution) -> Range:
     ends = [getattr(support, name, None) for name in ("lower_bound", "upper_bound")]
     low, high = (float(end) if isinstance(end, int | float | np.number) else None for end in ends)
     finite = isinstance(support, constraints.integer_interval) and None not in (low, high)
-    return Range(low, high, finite, finite)
+    return Range(low, high, finite, isinstance(support, _WHOLE))
 
 
 def labels(owner: str, d: dist.Distribution) -> np.ndarray:

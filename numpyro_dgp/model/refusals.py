@@ -11,7 +11,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp.model.sites import Message
 
-__all__ = ["fixed_parameters", "untransformed", "whole_data"]
+__all__ = ["fixed_parameters", "initialised", "untransformed", "whole_data"]
 
 
 class whole_data(Messenger):  # noqa: N801 - a handler, named like NumPyro's
@@ -79,6 +79,42 @@ class fixed_parameters(Messenger):  # noqa: N801 - a handler, named like NumPyro
                 "would freeze at its initial value: pass params=svi_result.params, make it random with "
                 "handlers.lift(model, prior={...}), or write it as a numpyro.sample site"
             )
+
+
+class initialised(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which a ``numpyro.param`` without an initial value is an error: a program would compute with None.
+
+    One that gets its value further down, as those of ``numpyro.contrib.module`` do, is none. Make the handler where the
+    program is run.
+
+    Raises:
+        ValueError: when a program has run that has such a parameter, or has failed because of it.
+
+    Example:
+        >>> import numpyro
+        >>> with initialised():  # doctest: +ELLIPSIS
+        ...     numpyro.param("noise") + 1.0
+        Traceback (most recent call last):
+        ValueError: expected an initial value of numpyro.param 'noise', got none: write numpyro.param('noise', 1.0, ...
+    """
+
+    def __init__(self) -> None:
+        self._missing: set[str] = set()
+        super().__init__()
+
+    def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "param":
+            (self._missing.add if msg["value"] is None else self._missing.discard)(msg["name"])
+
+    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
+        super().__exit__(exc_type, exc, traceback)
+        if self._missing and (exc is None or isinstance(exc, TypeError | ValueError | AttributeError)):
+            name = min(self._missing)
+            raise ValueError(
+                f"expected an initial value of numpyro.param {name!r}, got none: write numpyro.param({name!r}, 1.0, "
+                "...), since programs are inspected before a fit; init_params and params take its place where they "
+                "are given"
+            ) from exc
 
 
 # JAX moved it from the one module to the other.

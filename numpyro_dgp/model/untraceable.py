@@ -39,11 +39,12 @@ def explained(arguments: Any) -> Iterator[None]:
     except _CONVERTED as error:
         kinds = sorted({_kind(leaf) for leaf in jax.tree.leaves(arguments)} & _INDEXABLE)
         plain = not isinstance(error, jax.errors.JAXTypeError)
-        if not kinds or (plain and "integer scalar arrays" not in str(error)):
+        if not kinds or (plain and not any(words in str(error) for words in ("integer scalar arrays", "'list'"))):
             raise
         raise NotTraceableError(
             f"expected JAX arrays as arguments of the program, got {', '.join(kinds)}: while a program is compiled, "
-            "the rows of a plate cannot index anything else; pass jnp.asarray(X), of a table jnp.asarray(df.to_numpy())"
+            "the rows of a plate cannot index anything else, and lists are no observations; pass "
+            "jnp.asarray(X), of a table jnp.asarray(df.to_numpy())"
         ) from error
     except AssertionError as error:
         if "size of plate" not in str(error):

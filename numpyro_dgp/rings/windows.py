@@ -106,7 +106,7 @@ class Window:
         cut = [(d, n) for d, (n, m) in enumerate(zip(self.sizes, self.ring.sizes, strict=True)) if n < m]
         if cut:
             sample = _sample(jax.lax.stop_gradient(self.features), power)
-            outer: Any = sum(_left_out(sample, self.sizes, d)[3 * n // 8] for d, n in cut)
+            outer: Any = sum(_left_out(sample, self.sizes, d)[min(3 * n // 8, n // 2 - 1)] for d, n in cut)
             if not is_concrete(outer):
                 scale = jnp.where(outer > _TOO_SHORT**2, jnp.nan, scale)
             elif outer > _TOO_SHORT**2:

@@ -44,6 +44,12 @@ def two_sites():
     return arviz_base.from_dict({"log_likelihood": both, "log_likelihood_target": both})
 
 
+def unindexed(X, y=None):
+    g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
 def chain_of(model, *args):
     NUTS(model).init(KEY, 1, None, args, {})
 
@@ -209,6 +215,13 @@ TO_ARVIZ = [
         "to_arviz of a guide",
         lambda: dgp.to_arviz(GUIDE, KEY, X, Y),
         r"expected dgp.Posterior\(model, guide, .*got Ind",
+    ),
+    Wrong(
+        "to_arviz of two y in one plate",
+        lambda: dgp.to_arviz(
+            dgp.Posterior(unindexed, dgp.guides.InducingPoint(unindexed), PARAMS), KEY, X, jnp.stack([Y, Y])
+        ),
+        r"a plate for every axis of the observations 'y', got shape \(2, 30\) .* dim=-2\), around it",
     ),
     Wrong("to_arviz before run", lambda: dgp.to_arviz(SHORT, KEY, X, Y), "got one that has not: call mcmc.run first"),
     Wrong("to_arviz of nothing", lambda: dgp.to_arviz({}, KEY, X, Y), r"expected several fits by name .* got \[\]"),

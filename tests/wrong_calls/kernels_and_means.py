@@ -51,6 +51,7 @@ WRONG = [
     Wrong("diag of a vector", lambda: RBF().diag(X[:, 0]), "expected inputs of shape"),
     Wrong("on nothing", lambda: RBF().on(), "expected column numbers counted from 0"),
     Wrong("on the last", lambda: RBF().on(-1), "expected column numbers counted from 0"),
+    Wrong("on True", lambda: RBF().on(True), "expected column numbers counted from 0"),
     Wrong("on a list", lambda: RBF().on([0]), "expected column numbers counted from 0"),
     Wrong("on a missing column", lambda: RBF().on(3)(X, X), "inputs with at least 4 columns"),
     Wrong("plus a word", lambda: RBF() + "a", "a callable k.X1, X2. or a positive number, got str"),

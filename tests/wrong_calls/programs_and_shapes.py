@@ -54,6 +54,25 @@ def one_layer(X, y=None, *, outputs=None, conditional=normal, inducing=POINTS, *
         numpyro.sample("y", dgp.Likelihood(f(X), conditional), obs=y, **options)
 
 
+def without_start(X, y=None):
+    kernel = RBF(1.0, numpyro.param("l", constraint=dist.constraints.positive))
+    f = dgp.gp("g", kernel, POINTS)
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), normal), obs=y)
+
+
+def several_right(X, y):
+    f = dgp.gp("g", RBF(), POINTS)
+    with numpyro.plate("data", len(X), dim=-2), numpyro.plate("replicates", 2, dim=-1):
+        numpyro.sample("y", dgp.Likelihood(f(X[:, None]), normal), obs=jnp.stack([y, y], 1))
+
+
+def several_left(X, y):
+    f = dgp.gp("g", RBF(), POINTS)
+    with numpyro.plate("replicates", 2, dim=-2), numpyro.plate("data", len(X), dim=-1):
+        numpyro.sample("y", dgp.Likelihood(f(X), normal), obs=jnp.stack([y, y]))
+
+
 def partly(X, y=None):
     one_layer(X, y, obs_mask=jnp.arange(30) > 3)
 
@@ -167,6 +186,16 @@ WRONG = [
     Wrong("Likelihood: returns an array", lambda: likelihood(lambda v: v), "conditional.v. to return a NumPyro distr"),
     Wrong("Likelihood: collapse", lambda: likelihood(normal, collapse="x"), 'collapse="bound" or "marginal", got .x'),
     Wrong("Likelihood: 20", lambda: likelihood(normal, integrate=20), "integrate=dgp.GaussHermite.n. .*got int"),
+    Wrong(
+        "Likelihood: draws a key",
+        lambda: seeded(lambda: likelihood(lambda v: normal(v + jax.random.normal(numpyro.prng_key())))),
+        r"without sites of its own, got numpyro.prng_key\(\)",
+    ),
+    Wrong(
+        "Likelihood: a parameter",
+        lambda: seeded(lambda: likelihood(lambda v: normal(numpyro.param("a", 1.0) * v))),
+        "without sites of its own, got param 'a': draw or create it",
+    ),
     Wrong("Likelihood: centred", lambda: likelihood(lambda v: normal(v - v.mean())), "every y sees one row of v"),
     Wrong("Likelihood: a path", lambda: likelihood(lambda v: normal(jnp.cumsum(v))), "several rows of v by cumsum"),
     Wrong("Likelihood: y", lambda: likelihood(normal).log_prob(Y[:, None]), r"y of shape \(30,\), got \(30, 1\)"),
@@ -206,6 +235,29 @@ WRONG = [
         r"inducing values of shape \(5,\), got \(8,\): the guide, parameters or draws are those of another program",
     ),
     Wrong("ELBO: a column of y", lambda: loss(one_layer, X, Y[:, None]), r"y of shape \(30,\), got \(30, 1\)"),
+    Wrong("ELBO: y is a list", lambda: loss(one_layer, X, Y.tolist()), "got numbers in a list: .* no observations"),
+    Wrong(
+        "Likelihood: half a count",
+        lambda: likelihood(lambda v: dist.Poisson(jnp.exp(v))).log_prob(jnp.full(30, 1.5)),
+        r"observations y from 0, got 1.5 at index \(0,\) .* counts are whole",
+    ),
+    Wrong(
+        "Likelihood: labels that are not integers",
+        lambda: likelihood(lambda v: dist.Categorical(logits=v), 3, integrate=dgp.MonteCarlo(2)).log_prob(jnp.ones(30)),
+        r"labels y as integers, got float(32|64): write y.astype.int",
+    ),
+    Wrong("ELBO: no start", lambda: loss(without_start, X, Y), "initial value of numpyro.param .l., got none: write"),
+    Wrong(
+        "ELBO: no start, inspected",
+        lambda: loss(without_start, X, Y, params={"l": 1.0}),
+        r"an initial value of numpyro.param 'l', got none: write",
+    ),
+    Wrong("ELBO: several y right of f", lambda: loss(several_right, X, Y), r"plate left .*dim=-2\), .* shape .R, N."),
+    Wrong(
+        "Collapsed: several y of one f",
+        lambda: loss(several_left, X, Y, guide=G.Collapsed(several_left)),
+        r"expected one observation of every function value at 'y', shape \(30,\), got shape \(2, 30\)",
+    ),
     Wrong("ELBO: N x N", lambda: loss(lambda *a: one_layer(*a, outputs=1), X, Y[:, None]), "30. log densities"),
     Wrong(
         "guide: no model", lambda: G.InducingPoint(None), "InducingPoint: expected the program, a function, got NoneT"

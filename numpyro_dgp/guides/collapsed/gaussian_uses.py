@@ -157,6 +157,11 @@ def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
             f"Collapsed: expected a Gaussian likelihood at {name!r}, dist.Normal(a * v + b, scale), got another: use "
             "guides.InducingPoint(), and natural gradients for q(v)"
         )
+    if jnp.size(site["value"]) > 1 and jnp.shape(site["value"]) != fn.f_x.loc.shape:
+        raise ValueError(
+            f"Collapsed: expected one observation of every function value at {name!r}, shape {fn.f_x.loc.shape}, got "
+            f"shape {jnp.shape(site['value'])}: repeat the inputs, one row for each, or use guides.InducingPoint()"
+        )
     process = 0.0 if fn.f_x.noise is None else jnp.square(fn.f_x.noise)
     return _under_noise(fn, site, process, open=True)
 
