@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,29 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def missing_runs(
+    program: str, build: Callable[[], Target], options: argparse.Namespace, found: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Records of one program, of the samplers that none is found of."""
+    setting = {"program": program, "chains": options.chains, "draws": options.draws, "seed": options.seed}
+    setting |= {"vectorized": options.vectorized, "start": "anywhere" if options.anywhere else "near"}
+    keys = [setting | {"sampler": sampler} for sampler in samplers_of(program, options)]
+    missing = [key for key in keys if not any(key.items() <= r.items() for r in found)]
+    if not missing:
+        return
+    target = build()
+    start = start_of(target, options.steps, options.anywhere)
+    about = {"rows": len(target.data[-1]), "device": jax.devices()[0].device_kind}
+    for key in missing:
+        try:
+            result = measure(
+                key["sampler"], target, start, options.draws, options.chains, options.vectorized, options.seed
+            )
+        except RefusedError as refused:
+            result = {"refused": str(refused)}
+        yield key | about | result
+
+
 def cells(r: dict[str, Any]) -> list[str]:
     ess, r_hat = min(r["ess_hyper"], r["ess_function"]), max(r["r_hat_hyper"], r["r_hat_function"])
     total = r["per_draw"] * r["draws"] * r["chains"]
@@ -104,10 +127,12 @@ def cells(r: dict[str, Any]) -> list[str]:
 def table(records: list[dict[str, Any]]) -> str:
     """A table per program, of each sampler its longest run, and the sentences of those that do not apply."""
     lines: list[str] = []
-    for program in dict.fromkeys(r["program"] for r in records):
-        mine = {name: [r for r in records if (r["program"], r["sampler"]) == (program, name)] for name in SAMPLERS}
+    for program, start in dict.fromkeys((r["program"], r["start"]) for r in records):
+        here = [r for r in records if (r["program"], r["start"]) == (program, start)]
+        mine = {name: [r for r in here if r["sampler"] == name] for name in SAMPLERS}
         rows = [max(found, key=lambda r: r["draws"] * r["chains"]) for found in mine.values() if found]
-        lines += ["", f"**{program}**", "", "| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+        title = f"**{program}, from anywhere**" if start == "anywhere" else f"**{program}**"
+        lines += ["", title, "", "| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
         lines += ["| " + " | ".join(cells(r)) + " |" for r in rows if "refused" not in r]
         lines += ["", *(f"- {r['sampler']}: {r['refused']}" for r in rows if "refused" in r)]
     return "\n".join(lines)
@@ -123,6 +148,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=200, help="of each chain, after as many in warm-up")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--vectorized", action="store_true", help="all chains at once, in place of one by one")
+    parser.add_argument("--anywhere", action="store_true", help="start chains by NumPyro's default, not near a mode")
     parser.add_argument("--steps", type=int, default=3000, help="of the fit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT, help="one line of JSON per run")
@@ -139,24 +165,12 @@ def main() -> None:
     if unknown := set(options.program or ()) - set(known):
         parser.error(f"expected programs among {', '.join(known)}, got {', '.join(sorted(unknown))}")
     for program in [] if options.table else options.program or (SMOKE if options.smoke else known):
-        setting = {"program": program, "chains": options.chains, "draws": options.draws, "seed": options.seed}
-        setting["vectorized"] = options.vectorized
-        settings = [setting | {"sampler": sampler} for sampler in samplers_of(program, options)]
-        missing = [key for key in settings if not any(key.items() <= r.items() for r in found)]
-        target = known[program]() if missing else None
-        start = start_of(target, options.steps) if missing else None
-        for key in missing:
-            try:
-                result = measure(
-                    key["sampler"], target, start, options.draws, options.chains, options.vectorized, options.seed
-                )
-            except RefusedError as refused:
-                result = {"refused": str(refused)}
-            found.append(key | {"rows": len(target.data[-1]), "device": jax.devices()[0].device_kind} | result)
-            print(found[-1], file=sys.stderr, flush=True)
+        for record in missing_runs(program, known[program], options, found):
+            found.append(record)
+            print(record, file=sys.stderr, flush=True)
             if not options.smoke:
                 with options.out.open("a") as file:
-                    file.write(json.dumps(found[-1]) + "\n")
+                    file.write(json.dumps(record) + "\n")
         jax.clear_caches()
     print(table(found))
 

@@ -131,7 +131,7 @@ def latent_variable(
     pairs: jax.Array,
     moments: Callable[[jax.Array], jax.Array],
 ) -> Target:
-    """A function of an input and a latent variable; moments of its values at pairs (points, nodes, 2) are identified."""
+    """A function of an input and a latent variable, with moments of its values at pairs (points, nodes, 2)."""
     X, y = data
     layer = Layer(lambda v, a, b: rbf(a / v["scale"], b / v["scale"]))
 

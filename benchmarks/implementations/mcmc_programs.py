@@ -141,7 +141,8 @@ NUGGET = 1e-6
 
 
 def booth(grid: int, num_test: int) -> Target:
-    """Booth's function without noise on a grid, two exact layers, priors on squared lengthscales as in R deepgp.
+    """Booth's function without noise on a grid, two exact layers, and the priors of R deepgp: Gamma for squared
+    lengthscales, and nearly flat for the logarithm of the variance, which is integrated there.
 
     Chains start where the inner layer is the identity.
     """
@@ -154,7 +155,7 @@ def booth(grid: int, num_test: int) -> Target:
     priors = {
         "inner": dist.Gamma(1.5, 3.9 / 4),
         "outer": dist.Gamma(1.5, 3.9 / 6),
-        "variance": dist.LogNormal(0.0, 1.5),
+        "variance": dist.LogNormal(0.0, 10.0),
     }
 
     def model(X: jax.Array, y: Any = None) -> None:
@@ -181,9 +182,20 @@ def booth(grid: int, num_test: int) -> Target:
         return mcmc_dense.predicted(layers, values, (X, values["h"], y), points, noise(values))
 
     def score(samples: Values, key: jax.Array) -> dict[str, float]:
-        """Hidden values at test inputs are their means given those at the data, as is the default of R deepgp."""
-        means, variances = jax.lax.map(lambda v: at_means(v, test), samples, batch_size=200)
-        return mixture_scores(means, variances, jnp.asarray(values_at(x_test)))
+        """Hidden values at test inputs are their means given those at the data, as is the default of R deepgp, and
+        ``crps_estimate`` has its variance, an estimate given lengthscales and hidden values."""
+
+        def estimated(values: Values) -> Values:
+            unit = values | {"variance": jnp.ones(())}
+            factor = mcmc_dense.root(outer(unit, values["h"], values["h"]), noise(unit))
+            white = jax.scipy.linalg.solve_triangular(factor, y, lower=True)
+            return values | {"variance": jnp.square(white).mean()}
+
+        def scores(change: Callable[[Values], Values]) -> dict[str, float]:
+            means, variances = jax.lax.map(lambda v: at_means(change(v), test), samples, batch_size=200)
+            return mixture_scores(means, variances, jnp.asarray(values_at(x_test)))
+
+        return scores(lambda values: values) | {"crps_estimate": scores(estimated)["crps"]}
 
     unit = {"inner": jnp.ones(()), "outer": jnp.full((), 0.3), "variance": jnp.ones(())}
     identity = 4 * (X - 0.5)

@@ -46,8 +46,10 @@ class RefusedError(ValueError):
     """A sampler that does not apply to a program."""
 
 
-def start_of(target: Target, steps: int) -> Start:
-    """The median of a fitted guide, or the start that the program has."""
+def start_of(target: Target, steps: int, anywhere: bool = False) -> Start:
+    """The median of a fitted guide, or the start that the program has; or none."""
+    if anywhere:
+        return Start({})
     if target.start is not None:
         return Start(target.start)
     guide = dgp.guides.InducingPoint(target.model, other=dgp.guides.Normal())
@@ -62,7 +64,7 @@ def nuts(collapse: bool, in_guide: bool = False) -> Callable[[Target, Start], Sa
         if not in_guide:
             return Sampler(NUTS(dgp.for_mcmc(target.model, collapse=collapse), init_strategy=start.strategy), STEPS)
         if start.guide is None:
-            raise RefusedError("no guide is fitted to this program")
+            raise RefusedError("chains do not start from a guide here")
         program = dgp.for_mcmc(target.model, start.params, guide=start.guide, collapse=collapse)
         return Sampler(NUTS(program, init_strategy=init_to_sample()), STEPS)
 
