@@ -105,23 +105,26 @@ SAMPLERS: dict[str, Callable[[Target, Start], Sampler]] = {
 def run_chains(
     sampler: Sampler, data: tuple[jax.Array, ...], draws: int, chains: int, vectorized: bool, seed: int
 ) -> tuple[Values, dict[str, jax.Array], float]:
-    """Draws by chain, extra fields by chain, and seconds of a compiled run, warm-up included."""
+    """Draws by chain, extra fields by chain, and seconds of a compiled run, warm-up included.
 
-    def run(key: jax.Array, *data: jax.Array) -> tuple[Values, dict[str, jax.Array]]:
+    The last state leaves the compiled program too: that of ``dgp.SGHMC`` raises an error if the chain has run away.
+    """
+
+    def run(key: jax.Array, *data: jax.Array) -> tuple[Values, dict[str, jax.Array], Any]:
         total = draws * sampler.thinning
         mcmc = MCMC(sampler.kernel, num_warmup=total, num_samples=total, thinning=sampler.thinning, progress_bar=False)
         mcmc.run(key, *data, extra_fields=(*sampler.counts, "diverging"))
-        return mcmc.get_samples(), mcmc.get_extra_fields()
+        return mcmc.get_samples(), mcmc.get_extra_fields(), mcmc.last_state
 
     keys = jax.random.split(jax.random.key(seed), chains)
     if vectorized:
         compiled = jax.jit(jax.vmap(run, (0, *[None] * len(data)))).lower(keys, *data).compile()
         began = time.perf_counter()
-        samples, fields = jax.block_until_ready(compiled(keys, *data))
+        samples, fields, _ = jax.block_until_ready(compiled(keys, *data))
         return samples, fields, time.perf_counter() - began
     compiled = jax.jit(run).lower(keys[0], *data).compile()
     began = time.perf_counter()
-    found = [jax.block_until_ready(compiled(key, *data)) for key in keys]
+    found = [jax.block_until_ready(compiled(key, *data))[:2] for key in keys]
     seconds = time.perf_counter() - began
     samples, fields = jax.tree.map(lambda *parts: jnp.stack(parts), *found)
     return samples, fields, seconds
