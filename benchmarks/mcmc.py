@@ -1,166 +1,178 @@
-"""MCMC on a deep GP: NUTS on the bare program, with its last layer integrated, in the coordinates of a fitted guide,
-and Gibbs sampling.
+"""MCMC on deep GPs, in one table: NUTS on the bare program, with its last layer integrated, in the coordinates of a
+fitted guide, Gibbs sampling, SGHMC, and NumPyro's NUTS on dense programs written by hand.
 
-``python benchmarks/mcmc.py`` samples a program of two layers with 20 inducing points each, on a step in two input
-columns: Matern-5/2 kernels, LogNormal priors on the noise and on the lengthscale of each layer, double precision. All
-chains start from the same fit, and the seconds are those of sampling, without the fit and the compilation.
+``python benchmarks/mcmc.py`` samples the programs of ``implementations/mcmc_programs.py`` in double precision. All
+chains of a program start from one fit, or at fixed values. Seconds are those of warm-up and sampling, without the fit
+and the compilation. Every run is appended to ``--out`` as a line of JSON, runs found there are not repeated, and
+``--table`` prints what is there. Without ``--data`` yacht and energy are left out.
 
 Hidden layers can be reflected without changing the density of the data. R-hat and the smallest effective sample size
-are therefore those of what the data identify: the hyperparameters, and the means of f(h) at 20 test inputs, each
-through the means of the hidden values there.
+are therefore those of what the data identify: logarithms of hyperparameters, and means of the function at 20 test
+inputs, each through the means of the hidden values there.
 
-A draw of ``dgp.Gibbs`` is a sweep. Its leapfrogs and gradients are all its evaluations of the density, most of them
-without a gradient.
+Gradients are those of the draws, without warm-up. A draw of ``dgp.Gibbs`` is a sweep, and its gradients are all its
+evaluations of the density, most of them without a gradient; one of ``dgp.SGHMC`` is twenty steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import numpyro
-import numpyro.distributions as dist
-import optax
-from numpyro import handlers
-from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-from numpyro.infer import MCMC, NUTS, SVI, init_to_sample, init_to_value
-from numpyro.infer.mcmc import MCMCKernel
+from implementations import mcmc_programs, mcmc_ring
+from implementations.mcmc_samplers import SAMPLERS, RefusedError, measure, start_of
+from implementations.mcmc_target import Target
 
-import numpyro_dgp as dgp
-
-HYPERPARAMETERS = ("noise", "inner", "outer")
-
-
-def make_data(rows: int, seed: int) -> tuple[jax.Array, jax.Array]:
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-1, 1, (rows, 2))
-    y = np.sign(X[:, 0] + 0.5 * X[:, 1]) + 0.1 * rng.normal(size=rows)
-    return jnp.asarray(X), jnp.asarray(y)
-
-
-def make_model(X: jax.Array, inducing: int) -> tuple[Callable[..., None], Callable[..., jax.Array]]:
-    """The program, and the mean of its output at inputs, given values of its sites."""
-    first, last = dgp.initial.layers(X, widths=[1], num_inducing=inducing)
-
-    def functions() -> tuple[Any, Any, jax.Array]:
-        noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
-        inner = dgp.kernels.Matern52(1.0, numpyro.sample("inner", dist.LogNormal(0.0, 1.0)))
-        outer = dgp.kernels.Matern52(1.0, numpyro.sample("outer", dist.LogNormal(0.0, 1.0)))
-        f = dgp.gp("f", inner, dgp.Points(first.Z), outputs=1, mean=first.mean)
-        return f, dgp.gp("g", outer, dgp.Points(last.Z)), noise
-
-    def model(X: jax.Array, y: Any = None) -> None:
-        f, g, noise = functions()
-        with numpyro.plate("data", len(X)):
-            h = numpyro.sample("h", f(X))
-            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
-
-    def mean(values: dict[str, jax.Array], X: jax.Array) -> jax.Array:
-        f, g, _ = handlers.substitute(handlers.seed(functions, 0), data=values)()
-        return g(f(X).mean).mean
-
-    return model, mean
+SETS = ("yacht", "energy")
+OUT = Path(__file__).parent / "mcmc.jsonl"
+SMOKE = {
+    "step 12": ["collapsed, guide", "SGHMC"],
+    "Booth": ["Gibbs, 4 ellipses, slice"],
+    "latent": ["collapsed"],
+    "ring": ["collapsed", "stock, dense"],
+}
+HEADINGS = (
+    "rows",
+    "sampler",
+    "chains x draws",
+    "gradients per draw",
+    "R-hat",
+    "smallest ESS: hyperparameters, function",
+    "ESS per second",
+    "ESS per 1000 gradients",
+    "divergences",
+    "test log density",
+    "CRPS",
+    "RMSE",
+)
 
 
-def measure(
-    kernel: MCMCKernel,
-    counts: tuple[str, ...],
-    data: tuple[jax.Array, jax.Array],
-    draws: int,
-    chains: int,
-    vectorized: bool,
-    identified: Callable[[dict[str, jax.Array]], dict[str, jax.Array]],
-) -> dict[str, float]:
-    """Seconds of a compiled run, steps by the fields ``counts``, and what the chains are worth."""
+def programs(options: argparse.Namespace) -> dict[str, Callable[[], Target]]:
+    """By name; the step by its number of rows too."""
+    M, seed = options.inducing, options.seed
+    steps = {f"step {rows}": lambda rows=rows: mcmc_programs.step(rows, M, seed) for rows in options.rows}
+    small = 12 if options.smoke else None
 
-    def run(key: jax.Array, X: jax.Array, y: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        mcmc = MCMC(kernel, num_warmup=draws, num_samples=draws, progress_bar=False)
-        mcmc.run(key, X, y, extra_fields=(*counts, "diverging"))
-        return mcmc.get_samples(), mcmc.get_extra_fields()
+    def table(name: str, rows: int) -> Callable[[], Target]:
+        return lambda: mcmc_programs.guide_table(name, small or rows, M, options.data)
 
-    keys = jax.random.split(jax.random.key(1), chains)
-    if vectorized:
-        compiled = jax.jit(jax.vmap(run, (0, None, None))).lower(keys, *data).compile()
-        began = time.perf_counter()
-        all_chains = jax.block_until_ready(compiled(keys, *data))
-        seconds = time.perf_counter() - began
-        found = [jax.tree.map(lambda a, i=i: a[i], all_chains) for i in range(chains)]
-    else:
-        compiled = jax.jit(run).lower(keys[0], *data).compile()
-        began = time.perf_counter()
-        found = [jax.block_until_ready(compiled(key, *data)) for key in keys]
-        seconds = time.perf_counter() - began
-    values = [identified(samples) for samples, _ in found]
-    together = [np.stack([np.asarray(v[name]) for v in values]) for name in values[0]]
-    ess = min(float(effective_sample_size(v).min()) for v in together)
-    steps = sum(float(fields[name].sum()) for _, fields in found for name in counts)
     return {
-        "leapfrogs": steps / (draws * chains),
-        "r_hat": max(float(split_gelman_rubin(v).max()) for v in together),
-        "ess": ess,
-        "seconds": seconds,
-        "per_gradient": ess / steps,
-        "divergences": sum(int(fields["diverging"].sum()) for _, fields in found),
+        **steps,
+        "step 1D": table("step", 60),
+        "sinusoids": table("sinusoids", 60),
+        "Booth": lambda: mcmc_programs.booth(small or 20, 100),
+        "latent": lambda: mcmc_programs.latent(small or 60, M, seed),
+        "ring": lambda: mcmc_ring.cox(16 if options.smoke else 64, seed),
+        **{name: table(name, 200) for name in SETS if options.data is not None},
     }
+
+
+def samplers_of(program: str, options: argparse.Namespace) -> list[str]:
+    chosen = SMOKE.get(program, SMOKE["step 12"]) if options.smoke else list(SAMPLERS)
+    return options.samplers or chosen
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def missing_runs(
+    program: str, build: Callable[[], Target], options: argparse.Namespace, found: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Records of one program, of the samplers that none is found of."""
+    setting = {"program": program, "chains": options.chains, "draws": options.draws, "seed": options.seed}
+    setting |= {"vectorized": options.vectorized, "start": "anywhere" if options.anywhere else "near"}
+    keys = [setting | {"sampler": sampler} for sampler in samplers_of(program, options)]
+    missing = [key for key in keys if not any(key.items() <= r.items() for r in found)]
+    if not missing:
+        return
+    target = build()
+    start = start_of(target, options.steps, options.anywhere)
+    about = {"rows": len(target.data[-1]), "device": jax.devices()[0].device_kind}
+    for key in missing:
+        try:
+            result = measure(
+                key["sampler"], target, start, options.draws, options.chains, options.vectorized, options.seed
+            )
+        except RefusedError as refused:
+            result = {"refused": str(refused)}
+        yield key | about | result
+
+
+def cells(r: dict[str, Any]) -> list[str]:
+    ess, r_hat = min(r["ess_hyper"], r["ess_function"]), max(r["r_hat_hyper"], r["r_hat_function"])
+    total = r["per_draw"] * r["draws"] * r["chains"]
+    return [
+        f"{r['rows']}",
+        r["sampler"],
+        f"{r['chains']} x {r['draws']}",
+        f"{r['per_draw']:.0f}",
+        f"{r_hat:.2f}",
+        f"{r['ess_hyper']:.0f}, {r['ess_function']:.0f}",
+        f"{ess / r['seconds']:.2f}",
+        f"{1000 * ess / total:.2f}",
+        f"{r['divergences']}",
+        f"{r['density']:.2f} ({r['density_error']:.2f})",
+        f"{r['crps']:.4f}",
+        f"{r['rmse']:.4f}",
+    ]
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """A table per program, of each sampler its longest run, and the sentences of those that do not apply."""
+    lines: list[str] = []
+    for program, start in dict.fromkeys((r["program"], r["start"]) for r in records):
+        here = [r for r in records if (r["program"], r["start"]) == (program, start)]
+        mine = {name: [r for r in here if r["sampler"] == name] for name in SAMPLERS}
+        rows = [max(found, key=lambda r: r["draws"] * r["chains"]) for found in mine.values() if found]
+        title = f"**{program}, from anywhere**" if start == "anywhere" else f"**{program}**"
+        lines += ["", title, "", "| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+        lines += ["| " + " | ".join(cells(r)) + " |" for r in rows if "refused" not in r]
+        lines += ["", *(f"- {r['sampler']}: {r['refused']}" for r in rows if "refused" in r)]
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[60, 200])
+    parser.add_argument("--program", nargs="+", help="names of the tables; all by default")
+    parser.add_argument("--samplers", nargs="+", choices=SAMPLERS, help="all by default")
+    parser.add_argument("--rows", type=int, nargs="+", default=[200, 1000], help="of the step in two columns")
+    parser.add_argument("--data", type=Path, help="directory of .npz files with X and y, for yacht and energy")
     parser.add_argument("--inducing", type=int, default=20)
-    parser.add_argument("--draws", type=int, default=200, help="as many in warm-up")
-    parser.add_argument("--chains", type=int, default=2)
+    parser.add_argument("--draws", type=int, default=200, help="of each chain, after as many in warm-up")
+    parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--vectorized", action="store_true", help="all chains at once, in place of one by one")
+    parser.add_argument("--anywhere", action="store_true", help="start chains by NumPyro's default, not near a mode")
     parser.add_argument("--steps", type=int, default=3000, help="of the fit")
-    parser.add_argument("--samplers", nargs="+", help="names of the table; all by default")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--out", type=Path, default=OUT, help="one line of JSON per run")
+    parser.add_argument("--table", action="store_true", help="only print the tables of what is there")
+    parser.add_argument("--smoke", action="store_true", help="a few rows and draws, and nothing is kept")
     options = parser.parse_args()
     if options.smoke:
-        options.rows, options.inducing, options.draws, options.steps = [12], 4, 10, 20
+        options.rows, options.inducing, options.draws, options.chains, options.steps = [12], 4, 10, 2, 20
     numpyro.enable_x64()
-    print(f"{jax.devices()[0].device_kind}\n")
-    print("| rows | sampler | leapfrogs per draw | R-hat | smallest ESS | ESS per second | ESS per 1000 gradients |"
-          " divergences | seconds |\n|---|" + "---|" * 8)  # fmt: skip
-    for rows in options.rows:
-        data = make_data(rows, options.seed)
-        test = make_data(20, options.seed + 1)[0]
-        model, mean = make_model(data[0], options.inducing)
-        guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal())
-        optimiser = optax.adam(optax.cosine_decay_schedule(0.02, options.steps))
-        svi = SVI(model, guide, optimiser, dgp.ELBO())
-        params = svi.run(jax.random.key(0), options.steps, *data, progress_bar=False).params
-        median = init_to_value(values=guide.median(params, *data))
-        samplers = {
-            "bare": (dgp.for_mcmc(model, collapse=False), median),
-            "collapsed": (dgp.for_mcmc(model, collapse=True), median),
-            "guide": (dgp.for_mcmc(model, params, guide=guide, collapse=False), init_to_sample()),
-            "collapsed, guide": (dgp.for_mcmc(model, params, guide=guide, collapse=True), init_to_sample()),
-        }
-        identified = jax.jit(
-            lambda samples, mean=mean, test=test: {
-                "test": jax.lax.map(lambda values: mean(values, test), samples),
-                **{name: jnp.log(samples[name]) for name in HYPERPARAMETERS},
-            }
-        )
-        kernels = {name: NUTS(program, init_strategy=start) for name, (program, start) in samplers.items()}
-        kernels["Gibbs"] = dgp.Gibbs(model, init_strategy=median)
-        for name, kernel in kernels.items():
-            if options.samplers and name not in options.samplers:
-                continue
-            counts = ("num_steps",) if isinstance(kernel, NUTS) else ("evaluations", "gradients")
-            r = measure(kernel, counts, data, options.draws, options.chains, options.vectorized, identified)
-            print(
-                f"| {rows} | {name} | {r['leapfrogs']:.0f} | {r['r_hat']:.2f} | {r['ess']:.0f} | "
-                f"{r['ess'] / r['seconds']:.2f} | {1000 * r['per_gradient']:.2f} | {r['divergences']} | "
-                f"{r['seconds']:.0f} |",
-                flush=True,
-            )
+    found = [] if options.smoke else read(options.out)
+    known = programs(options)
+    if options.data is None and not options.table:
+        print(f"without --data there are no rows of {' and '.join(SETS)}", file=sys.stderr)
+    if unknown := set(options.program or ()) - set(known):
+        parser.error(f"expected programs among {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    for program in [] if options.table else options.program or (SMOKE if options.smoke else known):
+        for record in missing_runs(program, known[program], options, found):
+            found.append(record)
+            print(record, file=sys.stderr, flush=True)
+            if not options.smoke:
+                with options.out.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+        jax.clear_caches()
+    print(table(found))
 
 
 if __name__ == "__main__":
