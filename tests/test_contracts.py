@@ -37,8 +37,7 @@ GUIDES = {
 }
 MODELS = {"shallow": shallow, "deep": deep, "explicit": explicit, "bayesian": bayesian}
 # Every guide on the richest program, every program under the default guide.
-QUICKER = ("inducing-point",)
-PAIRS = [pytest.param("bayesian", name, marks=[pytest.mark.slow] * (name not in QUICKER)) for name in GUIDES]
+PAIRS = [pytest.param("bayesian", name, marks=pytest.mark.slow) for name in GUIDES]
 PAIRS += [pytest.param(name, "inducing-point", marks=pytest.mark.slow) for name in ("shallow", "deep")]
 PAIRS += [("explicit", "inducing-point")]
 OBJECTIVES = {"one": dgp.ELBO(), "particles": dgp.ELBO(3), "sequential": dgp.ELBO(2, False)}

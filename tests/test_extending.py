@@ -143,6 +143,7 @@ def test_draws_of_the_function_have_its_moments():
     np.testing.assert_allclose(draws.var(0), variance, rtol=4 * np.sqrt(2 / 1000))
 
 
+@pytest.mark.slow
 def test_chains():
     mcmc = MCMC(NUTS(dgp.for_mcmc(deep)), num_warmup=20, num_samples=20, progress_bar=False)
     mcmc.run(jax.random.key(0), X, Y)

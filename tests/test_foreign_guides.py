@@ -108,6 +108,7 @@ NEEDS = {
 }
 
 
+@pytest.mark.slow
 def test_every_guide_that_the_readme_names_runs():
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     line = next(line for line in readme.splitlines() if line.startswith("guide = "))

@@ -98,12 +98,12 @@ def run_in_coordinates(
         args: arguments of both.
         kwargs: keyword arguments of both.
     """
-    run = partial(_run_guide, guide, params, args, kwargs)
+    run, passes_on = partial(_run_guide, guide, params, args, kwargs), _passes_on(guide)
     shapes: dict[str, Any] = {}
     together: set[str] = set()
 
     def find_shapes() -> None:
-        sites, found = run(_FromWhite({}))
+        sites, found = run(_FromWhite({}, passes_on))
         shapes.update(found)
         together.update(layers & sites.keys() - found.keys())
 
@@ -120,7 +120,7 @@ def run_in_coordinates(
         for name, (shape, dtype) in shapes.items()
         if name not in layers
     }
-    sites, _ = run(_FromWhite(white))
+    sites, _ = run(_FromWhite(white, passes_on))
     drawn = {name: site for name, site in sites.items() if site["type"] == "sample" and name not in layers}
     values = {name: site["value"] for name, site in drawn.items()}
     with _alone(params), handlers.trace() as sites, handlers.substitute(data=values), handlers.seed(rng_seed=0):
@@ -160,7 +160,7 @@ def numbers_behind(
     Raises:
         ValueError: a site with fewer values than numbers.
     """
-    numbers = _ToWhite(values, layers)
+    numbers = _ToWhite(values, layers, _passes_on(guide))
     _run_guide(guide, params, args, kwargs, numbers)
     return {f"{name}_white": white for name, white in numbers.white.items() if name not in layers}
 
@@ -178,10 +178,13 @@ def _run_guide(
 ) -> tuple[Trace, dict[str, Any]]:
     """Its trace, and shape and dtype of the numbers that each of its sites is drawn from."""
     program = _with_spread_points(guide) if isinstance(guide, Guide) else guide
-    numbers.passes_on = isinstance(getattr(guide, "companion", None) or guide, AutoContinuous)
     with _alone(params), handlers.trace() as drawn, numbers as shapes, handlers.seed(rng_seed=0):
         program(*args, **kwargs)
     return drawn, shapes
+
+
+def _passes_on(guide: Program) -> bool:
+    return isinstance(getattr(guide, "companion", None) or guide, AutoContinuous)
 
 
 class _FromWhite(Messenger):
@@ -190,13 +193,11 @@ class _FromWhite(Messenger):
 
     Args:
         white: the numbers by site; zeros where there are none.
+        passes_on: whether sites of points hold what one of NumPyro's autoguides has drawn at another site.
     """
 
-    passes_on: bool
-    """Whether sites of points hold what one of NumPyro's autoguides has drawn at another site."""
-
-    def __init__(self, white: Mapping[str, Array]) -> None:
-        self.white = dict(white)
+    def __init__(self, white: Mapping[str, Array], passes_on: bool) -> None:
+        self.white, self.passes_on = dict(white), passes_on
         self.shapes: dict[str, tuple[tuple[int, ...], Any]] = {}
         super().__init__()
 
@@ -237,11 +238,12 @@ class _ToWhite(_FromWhite):
     Args:
         values: by site.
         layers: sites that stay at zeros.
+        passes_on: as above.
     """
 
-    def __init__(self, values: Mapping[str, Array], layers: frozenset[str]) -> None:
+    def __init__(self, values: Mapping[str, Array], layers: frozenset[str], passes_on: bool) -> None:
         self.values, self.layers = values, layers
-        super().__init__({})
+        super().__init__({}, passes_on)
 
     def numbers(self, msg: Message, found: Coordinates) -> Array:
         name = msg["name"]
