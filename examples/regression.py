@@ -227,7 +227,7 @@ def draw_plots(split: Split, fits: list[Fit], out: Path, labels: dict[str, str])
     for f in fits:
         stem = f.name.replace(", ", "_")
         if split.X.shape[1] == 1:
-            x = jnp.linspace(split.X.min() - 0.1, split.X.max() + 0.1, 250)
+            x = jnp.linspace(split.X.min() - 0.1, split.X.max() + 0.1, 400)
             units = split.units_y
             prediction = f.posterior.predict(key, x[:, None])
             moments = units.inverse(prediction.means), prediction.variances * units.scale**2

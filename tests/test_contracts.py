@@ -87,7 +87,7 @@ def test_guides_that_break_a_promise_are_caught():
         testing.check_kernel(lambda A, B: -jnp.ones((len(A), len(B))), np.eye(3))
 
 
-@pytest.mark.parametrize("objective", mostly_slow(["particles"], OBJECTIVES))
+@pytest.mark.parametrize("objective", mostly_slow(["one"], OBJECTIVES))
 @pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_objectives_keep_the_dtype_of_the_data(objective, x64):
     """float32 data stay float32 in every parameter and gradient, whatever the global flag says."""

@@ -262,6 +262,7 @@ def test_labels_of_many_classes_are_learned(key):
     np.testing.assert_allclose(mixture.mean, centres, atol=0.2)
 
 
+@pytest.mark.slow
 def test_float32(x32):
     x, y = X.astype(jnp.float32), Y.astype(jnp.float32)
     guide = G.InducingPoint(layered)

@@ -146,6 +146,7 @@ def test_the_start_of_model_weights_is_propagation():
     np.testing.assert_allclose(evaluate(guide, start | params), evaluate(plain, params), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_joint_outputs_with_block_diagonal_weights_are_factorised():
     """Weights that couple no outputs give the bound of outputs one by one."""
     free, joint = (G.InducingPoint(deep, sites={s: rule for s in "hm"}) for rule in (RULES["free"], RULES["joint"]))
