@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
+from implementations.mcmc_programs import step, step_data
 from jax.flatten_util import ravel_pytree
-from mcmc import make_data, make_model
 from numpyro.infer import MCMC, NUTS, SVI, init_to_value
 from numpyro.infer.util import initialize_model
 
@@ -102,8 +102,8 @@ def main() -> None:
     table = ["| rows | sampler | gradients in warm-up | of the draws | R-hat | smallest ESS | per 1000 gradients |",
              "|---|" + "---|" * 6]  # fmt: skip
     for rows in options.rows:
-        data, test = make_data(rows, 0), make_data(20, 1)[0]
-        model, _ = make_model(data[0], options.inducing)
+        target, test = step(rows, options.inducing, 0), step_data(20, 1)[0]
+        model, data = target.model, target.data
         guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal())
         optimiser = optax.adam(optax.cosine_decay_schedule(0.02, options.steps))
         svi = SVI(model, guide, optimiser, dgp.ELBO())

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
-from mcmc import make_data, make_model
+from implementations.mcmc_programs import step
 from numpyro.infer import MCMC, NUTS, SVI, init_to_value
 
 import numpyro_dgp as dgp
@@ -56,8 +56,8 @@ def main() -> None:
         options.rows, options.inducing, options.steps, options.draws = 12, 4, 50, 10
         options.runs, options.temperatures = 4, [5]
     numpyro.enable_x64()
-    data = make_data(options.rows, options.seed)
-    model, _ = make_model(data[0], options.inducing)
+    target = step(options.rows, options.inducing, options.seed)
+    model, data = target.model, target.data
     guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal())
     svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.02, options.steps)), dgp.ELBO())
     params = svi.run(jax.random.key(0), options.steps, *data, progress_bar=False).params

@@ -22,17 +22,18 @@ import numpyro_dgp as dgp
 TEST_POINTS = 20
 
 
+def step_data(rows: int, seed: int) -> tuple[jax.Array, jax.Array]:
+    """A step in two input columns with noise."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(-1, 1, (rows, 2))
+    y = np.sign(X[:, 0] + 0.5 * X[:, 1]) + 0.1 * rng.normal(size=rows)
+    return jnp.asarray(X), jnp.asarray(y)
+
+
 def step(rows: int, num_inducing: int, seed: int) -> Target:
     """A step in two input columns, two layers of a Matern-5/2 kernel, one hidden column."""
-
-    def make_data(rows: int, seed: int) -> tuple[jax.Array, jax.Array]:
-        rng = np.random.default_rng(seed)
-        X = rng.uniform(-1, 1, (rows, 2))
-        y = np.sign(X[:, 0] + 0.5 * X[:, 1]) + 0.1 * rng.normal(size=rows)
-        return jnp.asarray(X), jnp.asarray(y)
-
-    X, y = make_data(rows, seed)
-    test = make_data(500, seed + 1)
+    X, y = step_data(rows, seed)
+    test = step_data(500, seed + 1)
     first, last = dgp.initial.layers(X, widths=[1], num_inducing=num_inducing)
     priors = {"noise": dist.LogNormal(-2.0, 1.0), "inner": dist.LogNormal(0.0, 1.0), "outer": dist.LogNormal(0.0, 1.0)}
 
