@@ -113,7 +113,7 @@ def cells(r: dict[str, Any]) -> list[str]:
         r["sampler"],
         f"{r['chains']} x {r['draws']}",
         f"{r['per_draw']:.0f}",
-        f"{r_hat:.2f}",
+        f"{r_hat:.3f}",
         f"{r['ess_hyper']:.0f}, {r['ess_function']:.0f}",
         f"{ess / r['seconds']:.2f}",
         f"{1000 * ess / total:.2f}",
