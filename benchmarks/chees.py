@@ -19,8 +19,9 @@ import numpy as np
 import numpyro
 import optax
 from implementations.mcmc_programs import step, step_data
+from implementations.mcmc_samplers import start_of
 from jax.flatten_util import ravel_pytree
-from numpyro.infer import MCMC, NUTS, SVI, init_to_value
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import initialize_model
 
 import numpyro_dgp as dgp
@@ -104,12 +105,8 @@ def main() -> None:
     for rows in options.rows:
         target, test = step(rows, options.inducing, 0), step_data(20, 1)[0]
         model, data = target.model, target.data
-        guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal())
-        optimiser = optax.adam(optax.cosine_decay_schedule(0.02, options.steps))
-        svi = SVI(model, guide, optimiser, dgp.ELBO())
-        params = svi.run(jax.random.key(0), options.steps, *data, progress_bar=False).params
         program = dgp.for_mcmc(model, collapse=True)
-        median = init_to_value(values=guide.median(params, *data))
+        median = start_of(target, options.steps).strategy
         start = initialize_model(jax.random.key(0), program, model_args=data, init_strategy=median).param_info.z
         leaves, tree = jax.tree.flatten(start)
         keys = jax.random.split(jax.random.key(3), len(leaves))

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import optax
 from implementations.mcmc_programs import step
-from numpyro.infer import MCMC, NUTS, SVI, init_to_value
+from implementations.mcmc_samplers import start_of
+from numpyro.infer import MCMC, NUTS
 
 import numpyro_dgp as dgp
 
@@ -58,16 +58,15 @@ def main() -> None:
     numpyro.enable_x64()
     target = step(options.rows, options.inducing, options.seed)
     model, data = target.model, target.data
-    guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal())
-    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.02, options.steps)), dgp.ELBO())
-    params = svi.run(jax.random.key(0), options.steps, *data, progress_bar=False).params
+    fit = start_of(target, options.steps)
+    guide, params = fit.guide, fit.params
     bound = jax.jit(lambda key: -dgp.ELBO().loss(key, params, model, guide, *data))
     bounds = np.asarray(jax.lax.map(bound, jax.random.split(jax.random.key(1), 1000), batch_size=50))
     print(f"{jax.devices()[0].device_kind}, {options.rows} rows\n")
     print(f"bound of InducingPoint: {bounds.mean():.2f} ({bounds.std() / len(bounds) ** 0.5:.2f})\n", flush=True)
 
     began = time.perf_counter()
-    kernel = NUTS(dgp.for_mcmc(model, collapse=True), init_strategy=init_to_value(values=guide.median(params, *data)))
+    kernel = NUTS(dgp.for_mcmc(model, collapse=True), init_strategy=fit.strategy)
     mcmc = MCMC(kernel, num_warmup=options.draws, num_samples=options.draws, num_chains=2, chain_method="sequential",
                 progress_bar=False)  # fmt: skip
     mcmc.run(jax.random.key(2), *data)
