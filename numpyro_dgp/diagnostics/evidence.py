@@ -15,6 +15,7 @@ from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.annealing import Path, Runs, anneal, first_path, tuned
 from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.inference.guide_coordinates import LOG_RATIO
 from numpyro_dgp.inference.mcmc import Collapse, for_mcmc, position_of, sampled_program
 
 __all__ = ["Evidence", "evidence"]
@@ -214,7 +215,7 @@ def evidence(
             given = handlers.substitute(data=unravel(position))
             with handlers.block(), handlers.trace() as sites, given, handlers.seed(rng_seed=0):
                 program(*again, **options)
-            return sites["guide_ratio"]["fn"].log_factor
+            return sites[LOG_RATIO]["fn"].log_factor
 
         return anneal(jax.vmap(jax.value_and_grad(log_ratio)), path, starts, key, num_leapfrogs, jnp.asarray(adapt))
 
@@ -255,7 +256,7 @@ def _sites(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     def run() -> tuple[dict[str, Array], dict[str, Array]]:
         with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
             program(*args, **kwargs)
-        if "guide_ratio" not in sites:
+        if LOG_RATIO not in sites:
             raise ValueError("evidence: expected a program that observes data, got none: pass the observations")
         white = {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
         return white, {n: s["value"] for n, s in sites.items() if s["type"] == "deterministic"}

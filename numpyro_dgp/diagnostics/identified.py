@@ -130,10 +130,11 @@ def identified(
 
     def one(_: Array, draw: dict[str, Array], arguments: Any, keywords: Any, block: int) -> Identified:
         sites = _run(posterior, draw, fixed, arguments[0], keywords)
+        kinds = site_kinds(sites)
         hyperparameters = {
             name: biject_to(site["fn"].support).inv(site["value"]) if not site["fn"].is_discrete else site["value"]
             for name, site in sites.items()
-            if name in draw and site_kinds(sites)[name] == "hyperparameter"
+            if name in draw and kinds[name] == "hyperparameter"
         }
         observed = [site for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
         exact = _exact(sites)

@@ -45,9 +45,11 @@ from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
-__all__ = ["numbers_behind", "require_guide", "run_in_coordinates"]
+__all__ = ["LOG_RATIO", "numbers_behind", "require_guide", "run_in_coordinates"]
 
 Program = Callable[..., Any]
+LOG_RATIO = "guide_ratio"
+"""The site of the log density of a program over that of the guide, both at the values of the numbers."""
 # Standard deviation, on the unconstrained scale, of the coordinates of a site that the guide has a point for.
 _POINT_SCALE = 0.1
 
@@ -131,7 +133,7 @@ def run_in_coordinates(
     same = {name for name, site in drawn.items() if _follows_model(site)}
     log_p = sum(_total(site) for name, site in sites.items() if site["type"] == "sample" and name not in same)
     log_q = sum(_total(site) for name, site in drawn.items() if name not in same)
-    numpyro.factor("guide_ratio", log_p - log_q)
+    numpyro.factor(LOG_RATIO, log_p - log_q)
     for name, site in sites.items():
         latent = site["type"] == "sample" and not site["is_observed"]
         if latent or site["type"] == "deterministic":
