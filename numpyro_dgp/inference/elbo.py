@@ -16,7 +16,6 @@ from numpyro.util import check_model_guide_match
 
 from numpyro_dgp._checks import is_concrete, require_count, require_finite, require_key
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.importance import log_prob
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.model.beliefs import Belief
@@ -25,10 +24,11 @@ from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedVal
 from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.outcomes import require_in_range
+from numpyro_dgp.model.site_densities import log_prob
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.model.untraceable import explained
 
-__all__ = ["ELBO"]
+__all__ = ["ELBO", "terms"]
 
 
 class ELBO(elbo.ELBO):
@@ -90,39 +90,53 @@ class ELBO(elbo.ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Negative bound of one minibatch, ``{"loss": ..., "mutable_state": ...}``."""
-        require_key("ELBO", rng_key)
+        owner = type(self).__name__
+        require_key(owner, rng_key)
         for name, program in (("model", model), ("guide", guide)):
             if not callable(program):
                 raise ValueError(
-                    f"ELBO: expected a {name} that can be called, got {type(program).__name__}: the order is "
+                    f"{owner}: expected a {name} that can be called, got {type(program).__name__}: the order is "
                     "loss(key, params, model, guide, X, y)"
                 )
         if not isinstance(param_map, Mapping):
-            raise ValueError(f"ELBO: expected params as a dict, got {type(param_map).__name__}: svi.get_params(state)")
+            raise ValueError(
+                f"{owner}: expected params as a dict, got {type(param_map).__name__}: svi.get_params(state)"
+            )
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
             if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
                 require_finite(f"data in the model's {where}", value, "drop, impute or mask missing values")
         plate_key, particle_key = jax.random.split(rng_key)
 
-        def particle(key: Array) -> tuple[Array, dict[str, Any]]:
+        def particle(key: Array) -> tuple[Any, dict[str, Any]]:
             with explained((args, kwargs)):
                 found = run(key, plate_key, param_map, model, guide, args, kwargs)
-            return _bound(found)
+            return self._of_run(found), {**mutable(found.guide), **mutable(found.model)}
 
         if self.num_particles == 1:
-            value, state = particle(particle_key)
+            part, state = particle(particle_key)
+            value = self._of_particles(jax.tree.map(lambda leaf: leaf[None], part))
         else:
             keys = jax.random.split(particle_key, self.num_particles)
-            values, states = self.vectorize_particles_fn(particle, keys)
-            if is_concrete(values) and not np.isfinite(values).all():
+            parts, states = self.vectorize_particles_fn(particle, keys)
+            value, state = self._of_particles(parts), jax.tree.map(lambda leaf: leaf[0], states)
+            if is_concrete(value) and not np.isfinite(value):
                 list(map(particle, keys))  # one by one their checks have values, and raise the reason
-            value, state = values.mean(), jax.tree.map(lambda leaf: leaf[0], states)
         return {"loss": -value, "mutable_state": state or None}
 
+    def _of_run(self, found: Run) -> Any:
+        """What one run of guide and model contributes, an array or a pytree of arrays."""
+        bound, observed = terms(found)
+        return bound + sum((_log_prob(site) for site in observed), jnp.zeros(()))
 
-def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
-    """One draw of the bound and the values of the program's mutable sites."""
+    def _of_particles(self, parts: Any) -> Array:
+        """The objective, from the contributions of all particles along a first axis."""
+        return parts.mean()
+
+
+def terms(found: Run) -> tuple[Array, list[Message]]:
+    """One draw of the bound without the terms of observed sites, and these sites, if weights of latents have not taken
+    them in."""
     guide_trace, model_trace, groups = found
     _require_drawn(guide_trace, model_trace)
     warn_unobserved(model_trace)
@@ -130,6 +144,7 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     bound = sum((group.bound() for group in groups), jnp.zeros(()))
     accounted = set[str]().union(*(group.sites for group in groups))
+    observed: list[Message] = []
     for site in guide_trace.values():  # parts of the bound that the guide has computed itself
         if integrated := record_of(site).integrates:
             bound, accounted = bound + site["value"], accounted | set(integrated)
@@ -138,13 +153,13 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
             continue
         if site["is_observed"]:
             require_in_range(f"observed site {name!r}", site["value"], site["fn"])
-            bound = bound + _log_prob(site)
+            observed.append(site)
         else:
             bound = bound - _divergence(guide_trace[name], site, in_order)
     for name, site in guide_trace.items():  # auxiliary sites of autoguides
         if site["type"] == "sample" and name not in model_trace:
             bound = bound - _log_prob(site)
-    return bound, {**mutable(guide_trace), **mutable(model_trace)}
+    return bound, observed
 
 
 def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:
