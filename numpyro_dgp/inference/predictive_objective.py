@@ -21,7 +21,7 @@ __all__ = ["PredictiveObjective"]
 
 
 class _Part(NamedTuple):
-    """What one run contributes: log densities of observations by site, their scales, and minus the divergence."""
+    """What one run contributes: log densities of observations by site, their scales, and the divergence."""
 
     log_densities: dict[str, Array]
     scales: dict[str, Any]
@@ -49,6 +49,7 @@ class PredictiveObjective(ELBO):
         num_particles: S.
         regularisation: :math:`\beta`, positive; values below one are usual, and are to be chosen on validation data.
         vectorize_particles: as in :class:`ELBO`.
+        quasi_random: as in :class:`ELBO`.
 
     Raises:
         ValueError: as :class:`ELBO`; a regularisation that is not positive; a guide that integrates
@@ -81,18 +82,19 @@ class PredictiveObjective(ELBO):
         *,
         regularisation: float = 1.0,
         vectorize_particles: bool | Callable[..., Any] = True,
+        quasi_random: bool = False,
     ) -> None:
-        super().__init__(num_particles, vectorize_particles)
+        super().__init__(num_particles, vectorize_particles, quasi_random=quasi_random)
         require_positive("PredictiveObjective", "regularisation", regularisation, "0.3, for instance")
         self.regularisation = regularisation
 
-    def _of_run(self, found: Run) -> _Part:
+    def _of_run(self, found: Run, temperature: Array | None) -> _Part:
         _require_predictive(found)
-        rest, observed = terms(found)
+        _, divergence, observed = terms(found)
         return _Part(
             {site["name"]: log_marginal(site) for site in observed},
             {site["name"]: jnp.asarray(1.0 if site["scale"] is None else site["scale"]) for site in observed},
-            -rest,
+            divergence if temperature is None else temperature * divergence,
         )
 
     def _of_particles(self, parts: _Part) -> Array:
