@@ -32,8 +32,8 @@ class GlobalInducing(InducingPoint):
     :math:`\mathrm{KL}[q(v^\ell \mid v^{<\ell}) \,\|\, N(0, I)]` is in closed form given the draws. The draws make
     gradients noisier than those of ``InducingPoint``: take several, ``ELBO(num_particles=...)``.
 
-    Parameters start at centres of the rows of X by k-means (at even distances in X where it is traced),
-    :math:`t^\ell = m^\ell(\tilde X^{\ell-1})`, and :math:`R^\ell = I / s`.
+    Parameters start at centres of the rows of X by k-means, :math:`t^\ell = m^\ell(\tilde X^{\ell-1})`, and
+    :math:`R^\ell = I / s`.
 
     Other arguments with as many rows as X are taken for data, and cut or repeated to S rows; the program closes over
     others. Open layers in the order in which values go through them. These Gaussians have no parameters in which

@@ -175,7 +175,7 @@ class Replace(Messenger):
             initial=lambda: self.initial[name],
             data=lambda: self._data(msg),
             below=lambda: self.found[self.below[name][0]],
-            at_rows=lambda *run: self._at_rows(name, *run),
+            at_rows=lambda *run: self._at_rows(name, fn, *run),
         )
         q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
         copies = None
@@ -220,11 +220,13 @@ class Replace(Messenger):
     def _at_rows(
         self,
         name: str,
+        fn: Any,
         inputs: str | None,
         rows: Callable[[Array], Array],
         latent: Callable[[Message], Array],
     ) -> list[Any]:
-        """The values of a layer's function in a run of the model at other rows, at what this run has drawn so far."""
+        """The values of a layer's function in a run of the model at other rows, with its own inducing values zero and
+        others as this run has drawn them so far."""
         choices, program = self.choices, self.program
         lower = self.below.get(name, ())
         if later := [below for below in lower if below not in self.found]:
@@ -233,6 +235,7 @@ class Replace(Messenger):
                 f"before {later}, on which its inputs depend: move its dgp.gp below theirs"
             )
         given = self.drawn | {n: v for n, v in self.found.items() if n in lower or n not in program.inducing}
+        given[name] = jnp.zeros(fn.shape(), fn.dtype)
         with outside(self):
             args, kwargs, *counts = with_rows(choices.owner, choices.model, self.args, self.kwargs, inputs, rows)
             run = OtherRows(choices.owner, given, latent, program.ends, *counts)

@@ -108,8 +108,18 @@ class PseudoObservations(Rule):
 
 
 def _centres(X: Array, count: int) -> Array:
-    """Centres of the rows by k-means, or rows at even distances where their values are not known."""
-    X = jnp.asarray(X, jnp.result_type(X, float))
-    if not is_concrete(X):
-        return X[np.linspace(0, len(X) - 1, count).astype(int)]
-    return jnp.asarray(kmeans(X.reshape(len(X), -1), count).reshape(-1, *X.shape[1:]))
+    """Centres of the rows of X by k-means; where X is traced, as in a compiled first step, when that runs."""
+    rows = jnp.asarray(X, jnp.result_type(X, float)).reshape(len(X), -1)
+    found = jax.ShapeDtypeStruct((count, rows.shape[1]), rows.dtype)
+
+    def centres(rows: Any) -> np.ndarray:
+        distinct = len(np.unique(np.asarray(rows), axis=0))
+        if count > distinct:
+            raise ValueError(
+                f"GlobalInducing: expected num_inducing of at most {distinct}, the number of distinct rows of the "
+                f"inputs, got {count}: more cannot add anything"
+            )
+        return kmeans(np.asarray(rows), count)
+
+    values = centres(rows) if is_concrete(rows) else jax.pure_callback(centres, found, rows, vmap_method="sequential")
+    return jnp.asarray(values).reshape(count, *X.shape[1:])
