@@ -27,8 +27,8 @@ Y = jnp.sign(X[:, 0]) + 0.1 * rng.normal(size=9)
 Z = np.linspace(-2, 2, 4)[:, None]
 
 
-def one(X, y=None, *, kernel=k.Matern32(1.2, 0.7)):
-    g = dgp.gp("g", kernel, dgp.Points(X), mean=lambda x: 0.3 * x)
+def one(X, y=None, *, points=X):
+    g = dgp.gp("g", k.Matern32(1.2, 0.7), dgp.Points(points), mean=lambda x: 0.3 * x)
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, NOISE)), obs=y)
 
@@ -77,10 +77,8 @@ def moved(model, guide, *args, scale=0.3, **kwargs):
         elif name.endswith(("_root", "_scale", "noise_auto_loc")):
             found[name] = jnp.asarray(0.7 + np.abs(noise))
         else:
-            spread = (
-                jnp.linspace(-2, 2, len(value), dtype=value.dtype)[:, None] if name.endswith(("inputs", "_Z")) else 0
-            )
-            found[name] = value + spread + noise
+            rows = jnp.linspace(-2, 2, len(value), dtype=value.dtype)[:, None] if value.ndim else 0
+            found[name] = value + noise + (rows if name.endswith(("inputs", "_Z")) else 0)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -239,7 +240,8 @@ class Replace(Messenger):
         with outside(self):
             args, kwargs, *counts = with_rows(choices.owner, choices.model, self.args, self.kwargs, inputs, rows)
             run = OtherRows(choices.owner, given, latent, program.ends, *counts)
-            with run, handlers.seed(rng_seed=0):
+            with run, handlers.seed(rng_seed=0), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # given at the rows of the call
                 choices.model(*args, **kwargs)
         return [values for values in run.values if values.function.site == name]
 

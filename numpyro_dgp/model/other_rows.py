@@ -89,7 +89,7 @@ class OtherRows(Messenger):
             raise ValueError(
                 f"{self.owner}: expected layer {name!r} with inducing values of shape {jnp.shape(value)} at any rows, "
                 f"got {fn.event_shape} at {self.now} rows: arguments with as many rows as the inputs are taken for "
-                "data; let the program close over its inducing inputs"
+                "data; compute inducing inputs outside of the program"
             )
         return value
 
