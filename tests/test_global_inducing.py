@@ -18,6 +18,7 @@ from scipy.stats import multivariate_normal
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
+from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.program import inspect_program
 
 NOISE = 0.3
@@ -221,11 +222,13 @@ def test_gradients_are_slopes_for_every_parameter(model):
         np.testing.assert_allclose((up - down) / 2e-5, slope, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_single_precision_stays(x32):
+@pytest.mark.slow
+def test_single_precision_is_enough_at_the_start(x32):
+    """Inner layers start with precisions of 10^4."""
     X32, Y32 = X.astype(np.float32), Y.astype(np.float32)
     model = functools.partial(two, dtype=jnp.float32)
     guide = G.GlobalInducing(model, num_inducing=5)
-    params = jax.jit(lambda: initial(model, guide, X32, Y32))()  # compiled, as dgp.fit does it
+    params = initial(model, guide, X32, Y32)
     assert {value.dtype for value in params.values()} == {np.dtype("float32")}
     np.testing.assert_allclose(params["f_auto_pseudo_outputs"], params["auto_pseudo_inputs"] * np.ones(2), atol=1e-6)
     loss, gradient = jax.jit(
@@ -238,6 +241,14 @@ def at_shapes(model, guide, *args, **kwargs):
     jax.eval_shape(lambda: handlers.seed(guide, 0)(*args, **kwargs))
 
 
+def test_single_precision_stays(x32):
+    X32, Y32 = X.astype(np.float32), Y.astype(np.float32)
+    model = functools.partial(two, dtype=jnp.float32)
+    guide = G.GlobalInducing(model, num_inducing=5)
+    params, drawn = jax.eval_shape(lambda: (initial(model, guide, X32, Y32), handlers.seed(guide, 0)(X32, Y32)))
+    assert {value.dtype for value in jax.tree.leaves((params, drawn))} == {np.dtype("float32")}
+
+
 def test_start_is_at_centres_of_the_data():
     """Also where the first step is compiled, as in dgp.fit."""
     guide = G.GlobalInducing(one, num_inducing=3)
@@ -246,6 +257,72 @@ def test_start_is_at_centres_of_the_data():
     for params in (eager, traced):
         np.testing.assert_allclose(params["auto_pseudo_inputs"], expected)
         np.testing.assert_allclose(params["g_auto_pseudo_outputs"], 0.3 * expected[:, 0])
+
+
+def shared(X, y=None):
+    f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    g = dgp.gp("g", k.RBF(), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X))
+        m = numpyro.sample("m", f(h))
+        numpyro.sample("y", dgp.Likelihood(g(m), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+def scoped(X, y=None):
+    with handlers.scope(prefix="a"):
+        f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z, learn=True), outputs=1)
+    with handlers.scope(prefix="b"):
+        g = dgp.gp("g", k.RBF(), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X))
+        numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+def beside(y, X):
+    """Two functions above one layer, one of them hidden; the inputs are not the first argument."""
+    f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z), outputs=1)
+    s = dgp.gp("s", k.RBF(), dgp.Points(Z))
+    g = dgp.gp("g", k.RBF(), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X))
+        log_scale = numpyro.sample("log_scale", s(h))
+        numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, jnp.exp(log_scale))), obs=y)
+
+
+ROOTS = {"f_auto_root": (1, 5, 5), "g_auto_root": (5, 5)}
+KINDS = {
+    "shared layer": (shared, {}, ROOTS, {"f"}),
+    "scopes": (scoped, {}, {"a/f_auto_root": (1, 5, 5), "b/g_auto_root": (5, 5), "a/f_Z": (4, 1)}, {"a/f"}),
+    "rows as arguments": (dgp.minibatch(shared, data=100), {}, ROOTS, {"f"}),
+    "inputs named": (beside, {"inputs": "X"}, ROOTS | {"s_auto_root": (5, 5)}, {"f"}),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_programs_of_other_kinds(name):
+    """On shapes: the parameters, and which inducing values are drawn and not integrated."""
+    model, options, expected, drawn = KINDS[name]
+    guide = G.GlobalInducing(model, num_inducing=5, **options)
+    params = jax.eval_shape(lambda: initial(model, guide, y=Y, X=X))
+    outputs = {n.replace("_root", "_pseudo_outputs"): s[-1:] + s[:-2] for n, s in expected.items() if "root" in n}
+    shapes = expected | outputs | {"auto_pseudo_inputs": (5, 1)}
+    assert {n: value.shape for n, value in params.items()} == shapes
+    found = set()
+
+    def look(params):
+        given = handlers.substitute(handlers.seed(guide, 0), data=params)
+        sites = handlers.trace(given).get_trace(y=Y, X=X)
+        found.update(n for n, site in sites.items() if record_of(site).drawn)
+
+    jax.eval_shape(look, params)
+    assert found == drawn
+
+
+def test_natural_gradients_are_refused():
+    guide = G.GlobalInducing(two, num_inducing=5)
+    svi = SVI(two, guide, dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01)), dgp.ELBO())
+    with pytest.raises(ValueError, match=r"the guide has none: use optax\.adam"):
+        jax.eval_shape(lambda: svi.update(svi.init(jax.random.key(0), X, Y), X, Y))
 
 
 def reversed_layers(X, y=None):

@@ -94,13 +94,13 @@ def log_density(white: Array, log_det: Array) -> Array:
 
 
 def given_observations(half: Array, white: Array, owner: str) -> tuple[Array, Array]:
-    r"""The Gaussian :math:`q(v) \propto N(v; 0, I)\, N(r; B v, I)`: values that are observed with independent noise.
+    r"""The Gaussian :math:`q(v) \propto N(v; 0, I)\, N(r; H v, I)`: values that are observed with independent noise.
 
-    .. math:: q(v) = N(\Sigma B^\top r,\, \Sigma), \qquad \Sigma^{-1} = I + B^\top B
+    .. math:: q(v) = N(\Sigma H^\top r,\, \Sigma), \qquad \Sigma^{-1} = I + H^\top H
 
     Args:
-        half: B (..., S, M).
-        white: r (..., S).
+        half: H (..., N, M).
+        white: r (..., N).
         owner: whose precision it is, for the error message.
 
     Returns:

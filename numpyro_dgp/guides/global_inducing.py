@@ -18,14 +18,14 @@ class GlobalInducing(InducingPoint):
         q = \prod_\ell q(v^\ell \mid v^{<\ell}) \prod_n p(h^\ell_n \mid v^\ell, h^{\ell-1}_n), \qquad
         q(v^\ell_p \mid v^{<\ell}) \propto N(v^\ell_p;\, 0, I)\,
         N\bigl(t^\ell_p;\; m^\ell_p(\tilde X^{\ell-1}) + A^\ell(\tilde X^{\ell-1})\, v^\ell_p,\;
-        (R^\ell_p R^{\ell\top}_p)^{-1}\bigr)
+        (\Gamma^\ell_p \Gamma^{\ell\top}_p)^{-1}\bigr)
 
-    with the features A of the layer. The pseudo-inputs :math:`\tilde X^0` (S, D), with the columns of X, stand in for
+    with the features A of the layer. The pseudo-inputs :math:`\tilde X^0` (G, D), with the columns of X, stand in for
     X: the program itself runs on them, at the inducing values drawn so far, and every layer takes its mean, so that
     :math:`\tilde X^{\ell-1}` is what the layer is called with there. A layer that is called several times has its
     pseudo-observations at the first call. Learned are :math:`\tilde X^0`, and per layer the pseudo-observations
-    :math:`t^\ell` (S, P) and the triangular roots :math:`R^\ell` (P, S, S) of their precisions; for a scalar function
-    (S,) and (S, S). A latent per datum has a learned pseudo-value for every pseudo-input.
+    :math:`t^\ell` (G, P) and the triangular roots :math:`\Gamma^\ell` (P, G, G) of their precisions; for a scalar
+    function (G,) and (G, G). A latent per datum has a learned pseudo-value for every pseudo-input.
 
     The draw of a lower layer thus moves the inputs at which the layer above is tied down. Under ``dgp.ELBO`` inducing
     values that others depend on are drawn, once for all data, and the rest is integrated out; every divergence
@@ -33,17 +33,17 @@ class GlobalInducing(InducingPoint):
     gradients noisier than those of ``InducingPoint``: take several, ``ELBO(num_particles=...)``.
 
     Parameters start at centres of the rows of X by k-means, :math:`t^\ell = m^\ell(\tilde X^{\ell-1})`, and
-    :math:`R^\ell = I / s`.
+    :math:`\Gamma^\ell = I / s`.
 
-    Other arguments with as many rows as X are taken for data, and cut or repeated to S rows; the program closes over
-    others. Open layers in the order in which values go through them. These Gaussians have no parameters in which
-    natural gradients could be taken: use Adam.
+    Other arguments with as many rows as X are taken for data, and cut or repeated to G rows; compute inducing inputs
+    outside of the program. Open layers in the order in which values go through them. These Gaussians have no
+    parameters in which natural gradients could be taken: use Adam.
 
     Args:
         model: the program.
-        num_inducing: S.
+        num_inducing: G.
         inputs: name of the argument that the pseudo-inputs stand for; by default the first.
-        diagonal: whether R is diagonal: positive numbers (P, S), or (S,).
+        diagonal: whether :math:`\Gamma` is diagonal: positive numbers (P, G), or (G,).
         scale: initial standard deviation s of pseudo-observations, relative to that of the function; by default 1e-2
             for inner layers, else 1.
         **options: those of :class:`InducingPoint` but ``inducing``.

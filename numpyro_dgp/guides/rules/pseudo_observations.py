@@ -40,7 +40,7 @@ class PseudoObservations(Rule):
     (:class:`~numpyro_dgp.guides.GlobalInducing`).
 
     Args:
-        num_inducing: the number of pseudo-inputs.
+        num_inducing: G, the number of pseudo-inputs.
         inputs: name of the argument of the program that they stand for; ``None`` for the first.
         diagonal: whether the precision is diagonal.
         scale: initial standard deviation of pseudo-observations, relative to that of the function; by default 1e-2 for
@@ -93,7 +93,7 @@ class PseudoObservations(Rule):
         return FullBelief(loc.reshape(site.fn.event_shape), scale_tril.reshape(*site.fn.event_shape, -1))
 
     def _root(self, site: Site, rows: int, variance: Array) -> Array:
-        """R with R R^T the precision of an output, (P, S, S), or the diagonal of a diagonal R, (P, S)."""
+        """The root of the precision of every output, lower triangular (P, G, G), or its diagonal (P, G)."""
 
         def start() -> Array:
             scale = initial_scale(self.scale, site) * jnp.sqrt(variance)
