@@ -318,6 +318,20 @@ def test_programs_of_other_kinds(name):
     assert found == drawn
 
 
+def elsewhere(X, places, y=None):
+    g = dgp.gp("g", k.RBF(), dgp.Points(Z))
+    with numpyro.plate("places", len(places)):
+        numpyro.sample("y", dgp.Likelihood(g(places), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+def test_layers_must_see_the_pseudo_inputs():
+    """In the fit the layer sees four places, whatever the pseudo-inputs are, in the call six."""
+    guide = G.GlobalInducing(elsewhere, num_inducing=5)
+    params = jax.eval_shape(lambda: initial(elsewhere, guide, X, X[:4], Y[:4]))
+    with pytest.raises(ValueError, match="expected 4 pseudo-inputs at layer 'g', as in the fit, got 6: .* inputs='X'"):
+        jax.eval_shape(lambda given: handlers.seed(handlers.substitute(guide, data=given), 0)(X, X[:6]), params)
+
+
 def test_natural_gradients_are_refused():
     guide = G.GlobalInducing(two, num_inducing=5)
     svi = SVI(two, guide, dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01)), dgp.ELBO())
