@@ -328,7 +328,7 @@ def test_layers_must_see_the_pseudo_inputs():
     """In the fit the layer sees four places, whatever the pseudo-inputs are, in the call six."""
     guide = G.GlobalInducing(elsewhere, num_inducing=5)
     params = jax.eval_shape(lambda: initial(elsewhere, guide, X, X[:4], Y[:4]))
-    with pytest.raises(ValueError, match="expected 4 pseudo-inputs at layer 'g', as in the fit, got 6: .* inputs='X'"):
+    with pytest.raises(ValueError, match=r"expected 4 pseudo-inputs at layer 'g', as in the fit, got 6: .* inputs='X'"):
         jax.eval_shape(lambda given: handlers.seed(handlers.substitute(guide, data=given), 0)(X, X[:6]), params)
 
 

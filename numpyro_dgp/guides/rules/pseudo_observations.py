@@ -77,13 +77,13 @@ class PseudoObservations(Rule):
             )
         function, rows = values[0].function, values[0].inputs.reshape(-1, values[0].inputs.shape[-1])
         A, mean = function.features(rows), function.mean_at(rows)
-        root = self._root(site, len(rows), jnp.mean(function.prior_variance(rows)))
         t = site.param("pseudo_outputs", lambda: jnp.broadcast_to(mean, (len(rows), *site.fn.event_shape[:-1])))
         if t.shape[0] != len(rows):
             raise ValueError(
                 f"GlobalInducing: expected {t.shape[0]} pseudo-inputs at layer {site.name!r}, as in the fit, got "
                 f"{len(rows)}: its inputs have other rows than those of the program, X; name these, inputs='X'"
             )
+        root = self._root(site, len(rows), jnp.mean(function.prior_variance(rows)))
         residual = (t - mean).reshape(len(rows), -1).T
         if self.diagonal:
             half, white = root[..., None] * A, root * residual
