@@ -11,6 +11,7 @@ letter meaning
 ``P``  outputs of a layer
 ``M``  inducing points of a layer
 ``J``  rank of weights that are tied
+``G``  pseudo-inputs of a guide, shared by all layers
 ``Q``  functions that are mixed to P outputs
 ``K``  importance samples of one datum, or nodes of a quadrature
 ``S``  particles, or posterior draws

@@ -26,7 +26,7 @@ ALLOWED = {
     "rings": "algebra kernels means model",
     "representations": "algebra kernels means model rings",
     "primitives": "kernels means model rings representations",
-    "guides.rules": "algebra model rings",
+    "guides.rules": "algebra initial model rings",
     "guides": "guides.rules model",
     "guides.collapsed": "algebra kernels means bounds model guides.rules guides",
     "extend": "algebra kernels model guides.rules",

@@ -26,11 +26,12 @@ GUIDES = {
     "importance-weighted": (bayesian, lambda model: G.ImportanceWeighted(model, num_samples=3)),
     "mean-field": (bayesian, G.MeanField),
     "collapsed": (shallow, G.Collapsed),
+    "global": (deep, lambda model: G.GlobalInducing(model, num_inducing=5)),
     "markov": (deep, lambda model: G.InducingPoint(model, sites={"g": G.MarkovInducing()})),
 }
 
 
-@pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.parametrize("name", mostly_slow(GUIDES.keys() - {"global"}, GUIDES))
 def test_calls_leave_no_trace(name):
     model, make = GUIDES[name]
     guide = make(model)

@@ -67,6 +67,7 @@ PROGRAMS = {
     "given inducing": (deep, lambda model: G.InducingPoint(model, sites={"h": G.GivenInducing()})),
     "joint outputs": (deep, lambda model: G.InducingPoint(model, sites={"h": G.JointOutputs()})),
     "given below": (deep, lambda model: G.InducingPoint(model, sites={"h": G.GivenBelow()})),
+    "global": (deep, lambda model: G.GlobalInducing(model, num_inducing=5)),
     "Markov": (deep, lambda model: G.InducingPoint(model, sites={"g": G.MarkovInducing()})),
 }
 

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import matmul, solve_lower
+from numpyro_dgp.algebra.whitening import inverse_cholesky
 
 __all__ = [
     "entropy",
     "expected_kl",
+    "given_observations",
     "kl_between",
     "kl_diagonal",
     "kl_full",
@@ -89,6 +91,30 @@ def log_density(white: Array, log_det: Array) -> Array:
     Working from :math:`\epsilon` and not from the value keeps all digits when R is tiny.
     """
     return -0.5 * (jnp.square(white).sum(-1) + white.shape[-1] * math.log(2 * math.pi)) - log_det
+
+
+def given_observations(half: Array, white: Array, owner: str) -> tuple[Array, Array]:
+    r"""The Gaussian :math:`q(v) \propto N(v; 0, I)\, N(r; H v, I)`: values that are observed with independent noise.
+
+    .. math:: q(v) = N(\Sigma H^\top r,\, \Sigma), \qquad \Sigma^{-1} = I + H^\top H
+
+    Args:
+        half: H (..., N, M).
+        white: r (..., N).
+        owner: whose precision it is, for the error message.
+
+    Returns:
+        The mean (..., M) and the lower triangular factor of the covariance (..., M, M).
+
+    Raises:
+        ValueError: the precision is not finite, or not positive definite after rounding.
+    """
+    # With the order of v turned round, C = L L^T, so that Sigma = U^T U where U, L^{-1} turned back, is upper
+    # triangular.
+    precision = jnp.eye(half.shape[-1], dtype=half.dtype) + matmul(half.mT, half)
+    scale_tril = inverse_cholesky(precision[..., ::-1, ::-1], owner)[..., ::-1, ::-1].mT
+    loc = matmul(scale_tril, matmul(scale_tril.mT, matmul(half.mT, white[..., None])))
+    return loc[..., 0], scale_tril
 
 
 def opper_archambeau(L: Array, alpha: Array, lam: Array) -> tuple[Array, Array]:

@@ -1,6 +1,7 @@
 """Guides: variational posteriors over the sites of a program, built from rules."""
 
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
+from numpyro_dgp.guides.global_inducing import GlobalInducing
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
 from numpyro_dgp.guides.rules.as_model import Prior, Propagate
@@ -30,6 +31,7 @@ __all__ = [
     "GaussianParameters",
     "GivenBelow",
     "GivenInducing",
+    "GlobalInducing",
     "Guide",
     "ImportanceWeighted",
     "InducingPoint",

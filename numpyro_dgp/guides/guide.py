@@ -237,7 +237,7 @@ class Guide:
         with handlers.block():
             sites = handlers.trace(program).get_trace(*args, **kwargs)
         records = {name: record_of(site) for name, site in sites.items()}
-        own = [name for name, record in records.items() if record.learned and record.follows is None]
+        own = [name for name, record in records.items() if record.learned and not record.follows]
         return {name: _quantiles(unwrap(sites[name]["fn"]), quantiles) for name in own}
 
     def _is_not_other(self, msg: Message) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
 from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
 from numpyro_dgp.model.sites import Message, hide, rewrap, site_kind, unwrap
@@ -77,7 +79,7 @@ class Replace(Messenger):
     ) -> None:
         self.choices, self.args, self.kwargs, self.drawn, self.predicted = choices, args, kwargs, drawn, predicted
         self.values: dict[str, Any] = {}
-        self.followed: dict[str, Array] = {}
+        self.found: dict[str, Array] = {}
         self.met: set[str] = set()
         self.indices: dict[str, Array] = {}
         self.weighted: set[str] = set()
@@ -115,14 +117,15 @@ class Replace(Messenger):
         return initial_values(self.choices.model, self.args, self.kwargs, self.choices.init_loc_fn)
 
     @cached_property
-    def below(self) -> dict[str, str]:
-        """The inducing sites whose posterior depends on another inducing site: ``{site: site below}``."""
+    def below(self) -> dict[str, tuple[str, ...]]:
+        """The inducing sites that the posterior of an inducing site depends on, for those that have such."""
         order = self.program.inducing
-        found: dict[str, str] = {}
+        found: dict[str, tuple[str, ...]] = {}
         for name in order:
             rule = self.choices.sites.get(name, self.choices.rules["inducing"])
-            below = rule.follows(name, order)
-            found |= {} if below is None else {name: below}
+            one, all_lower = rule.follows(name, order), self.program.lower.get(name, frozenset())
+            below = all_lower if rule.follows_layers else () if one is None else (one,)
+            found |= {name: tuple(n for n in order if n in below)} if below else {}
         return found
 
     def process_message(self, msg: Message) -> None:
@@ -172,7 +175,8 @@ class Replace(Messenger):
             is_inner=lambda: name in self.program.inner,
             initial=lambda: self.initial[name],
             data=lambda: self._data(msg),
-            below=lambda: self.followed[self.below[name]],
+            below=lambda: self.found[self.below[name][0]],
+            at_rows=lambda *run: self._at_rows(name, fn, *run),
         )
         q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
         copies = None
@@ -186,8 +190,8 @@ class Replace(Messenger):
             inner=name in self.program.inner,
             gaussian=None if follows_model else rule.gaussian,
             stem=f"{name}_{self.choices.prefix}",
-            follows=self.below.get(name),
-            drawn=name in self.below.values() or name in self.program.coupled,
+            follows=self.below.get(name, ()),
+            drawn=any(name in below for below in self.below.values()) or name in self.program.coupled,
             copies=copies,
             rule=None if rule.num_nodes is None else rule,
         )
@@ -214,6 +218,33 @@ class Replace(Messenger):
         dtype = jnp.result_type(*columns, float)
         return jnp.concatenate([jnp.broadcast_to(c, (*rows, c.shape[-1])).astype(dtype) for c in columns], -1)
 
+    def _at_rows(
+        self,
+        name: str,
+        fn: Any,
+        inputs: str | None,
+        rows: Callable[[Array], Array],
+        latent: Callable[[Message], Array],
+    ) -> list[Any]:
+        """The values of a layer's function in a run of the model at other rows, with its own inducing values zero and
+        others as this run has drawn them so far."""
+        choices, program = self.choices, self.program
+        lower = self.below.get(name, ())
+        if later := [below for below in lower if below not in self.found]:
+            raise ValueError(
+                f"{choices.owner}: expected layers opened in the order in which values go through them, got {name!r} "
+                f"before {later}, on which its inputs depend: move its dgp.gp below theirs"
+            )
+        given = self.drawn | {n: v for n, v in self.found.items() if n in lower or n not in program.inducing}
+        given[name] = jnp.zeros(fn.shape(), fn.dtype)
+        with outside(self):
+            args, kwargs, *counts = with_rows(choices.owner, choices.model, self.args, self.kwargs, inputs, rows)
+            run = OtherRows(choices.owner, given, latent, program.ends, *counts)
+            with run, handlers.seed(rng_seed=0), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # given at the rows of the call
+                choices.model(*args, **kwargs)
+        return [values for values in run.values if values.function.site == name]
+
     def _local_name(self, name: str) -> str:
         """``name`` without the prefixes of scopes inside the model, which NumPyro adds to parameters again."""
         inside = _PYRO_STACK[_PYRO_STACK.index(self) + 1 :]
@@ -228,7 +259,6 @@ class Replace(Messenger):
         record = record_of(msg)
         if msg["type"] != "sample" or record.name not in self.met:
             return
-        if record.drawn:  # also where a handler outside hides the site
-            self.followed[record.name] = msg["value"]
+        self.found[record.name] = msg["value"]  # also where a handler outside hides the site
         if not msg.get("stop"):
             self.values[record.name] = msg["value"]

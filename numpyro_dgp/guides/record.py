@@ -24,7 +24,7 @@ class SiteRecord:
         inner: whether it holds the inducing values of an inner layer.
         gaussian: which parameters are the mean and the scale of a Gaussian; ``None`` if the rule has no Gaussian.
         stem: what the names of the site's parameters begin with, ``"<site>_<prefix>"``.
-        follows: the inducing site of a lower layer that the posterior of this one depends on.
+        follows: the inducing sites of lower layers that the posterior of this one depends on.
         drawn: whether its values are drawn even in marginal mode, because other posteriors depend on them or because a
             density depends on several rows of their function.
         copies: how many values a latent per datum gets: importance samples, or the nodes of a rule.
@@ -38,7 +38,7 @@ class SiteRecord:
     inner: bool = False
     gaussian: GaussianParameters | None = None
     stem: str = ""
-    follows: str | None = None
+    follows: tuple[str, ...] = ()
     drawn: bool = False
     copies: int | None = None
     rule: Rule | None = None

@@ -78,11 +78,13 @@ class Coupling(NamedTuple):
         coupled: inducing sites that have to be drawn.
         aggregates: sites whose density depends on several rows of a hidden layer.
         ends: sites whose value no other site depends on.
+        lower: by inducing site, those of the layers whose values the inputs of its function depend on.
     """
 
     coupled: frozenset[str]
     aggregates: frozenset[str]
     ends: frozenset[str]
+    lower: dict[str, frozenset[str]]
 
 
 def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
@@ -98,6 +100,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
     coupled: set[str] = set()
     aggregates: set[str] = set()
     used: set[str] = set()
+    lower: dict[str, frozenset[str]] = {}
     for name, site in sites.items():  # in the order of the program: lower layers come first
         if name not in facts:
             continue
@@ -111,8 +114,12 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
         functions = [function for function, _, _ in uses]
         coupled |= {f for f, _, rows in uses if f is not None and (rows is None or functions.count(f) > 1)}
         aggregates |= {name} if None in seen.values() else set()
+        if (mine := owner[name]) is not None:
+            inputs = _direct(site, {"inputs": facts[name].get("inputs", [])}).keys() & values
+            roots = {owner[below] for below in inputs.union(*(above[below] for below in inputs))}
+            lower[mine] = lower.get(mine, frozenset()).union(n for n in roots if n not in (mine, None))
     ends = frozenset(facts.keys() - used - values)
-    return Coupling(frozenset(coupled), frozenset(aggregates), ends)
+    return Coupling(frozenset(coupled), frozenset(aggregates), ends, lower)
 
 
 def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:

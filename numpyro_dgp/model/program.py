@@ -7,7 +7,7 @@ and, when parameters are created, once for real (``initial_values``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -60,6 +60,7 @@ class Program:
         coupled: inducing sites of functions of which one density depends on several rows or several uses.
         aggregates: sites whose density depends on several rows of a hidden layer together.
         ends: sites whose value no other site depends on.
+        lower: by inducing site, those of the layers whose values the inputs of its function depend on.
     """
 
     inducing: tuple[str, ...]
@@ -70,6 +71,7 @@ class Program:
     coupled: frozenset[str] = frozenset()
     aggregates: frozenset[str] = frozenset()
     ends: frozenset[str] = frozenset()
+    lower: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
 
     def is_per_datum(self, msg: Message) -> bool:
         """Whether a site has one value per datum: it lies in all plates of some function value or observation."""

@@ -38,6 +38,9 @@ class Site:
         initial: gives the initial value of the site, over all data.
         data: gives the inputs and observations in the plates of the site, as columns, for the rows of the minibatch.
         below: gives the draw of the inducing values of the layer below, for rules that define ``follows``.
+        at_rows: gives the values of the layer's function wherever the program calls it, in a run at other rows, for
+            rules that set ``follows_layers``. It takes the name of the argument that holds the inputs (``None`` for the
+            first), a function from these inputs to other rows, and one from the message of a latent to its value there.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -64,6 +67,7 @@ class Site:
     initial: Callable[[], Array]
     data: Callable[[], Array]
     below: Callable[[], Array]
+    at_rows: Callable[[str | None, Callable[[Array], Array], Callable[[dict[str, Any]], Array]], list[Any]]
 
     def param(
         self, name: str, init: Callable[[], Array], *, event_dim: int | None = None, constraint: Any = constraints.real
@@ -97,12 +101,13 @@ class Rule:
 
     A rule is a frozen dataclass of its settings. A guide also reads these attributes and methods of it:
 
-    =================  ===========================================================================================
-    ``follows_model``  the distribution is the model's own, at any inputs, and has no parameters
-    ``gaussian``       its parameters are those of a Gaussian, for natural gradients
-    ``num_nodes``      it is a quadrature rule of that many nodes for a latent per datum, given by ``nodes``
-    ``follows``        the site of the inducing values that its distribution depends on, ``site.below()``
-    =================  ===========================================================================================
+    ==================  ==========================================================================================
+    ``follows_model``   the distribution is the model's own, at any inputs, and has no parameters
+    ``gaussian``        its parameters are those of a Gaussian, for natural gradients
+    ``num_nodes``       it is a quadrature rule of that many nodes for a latent per datum, given by ``nodes``
+    ``follows``         the site of the inducing values that its distribution depends on, ``site.below()``
+    ``follows_layers``  it depends on the inducing values of all layers below, through ``site.at_rows(...)``
+    ==================  ==========================================================================================
 
     Example:
         A rule for a hidden layer whose values stay near the inputs of the layer, whatever its function is:
@@ -132,6 +137,7 @@ class Rule:
     follows_model: ClassVar[bool] = False
     gaussian: ClassVar[GaussianParameters | None] = None
     num_nodes: ClassVar[int | None] = None
+    follows_layers: ClassVar[bool] = False
 
     def __call__(self, site: Site) -> dist.Distribution:
         """The variational distribution of a site."""
