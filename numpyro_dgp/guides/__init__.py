@@ -7,6 +7,7 @@ from numpyro_dgp.guides.rules.as_model import Prior, Propagate
 from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
+from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
 from numpyro_dgp.guides.rules.ring_families import (
     Circulant,
@@ -34,6 +35,7 @@ __all__ = [
     "ImportanceWeighted",
     "InducingPoint",
     "JointOutputs",
+    "LowRank",
     "MarkovInducing",
     "MeanField",
     "Normal",
