@@ -55,17 +55,20 @@ def random(shape, rank):
     return jnp.array(rng.normal(size=shape)), jnp.array(scale), jnp.array(0.5 * rng.normal(size=(*shape, rank)))
 
 
-def dense(loc, scale, factor):
+def dense(loc, scale, factor, precision):
     """The Gaussian of the same covariance with a triangular factor."""
-    covariance = factor @ factor.mT + jnp.square(scale)[..., None] * jnp.eye(scale.shape[-1])
-    return FullBelief(loc, jnp.linalg.cholesky(covariance))
+    inside = factor @ factor.mT + jnp.eye(scale.shape[-1])
+    inside = jnp.linalg.inv(inside) if precision else inside
+    return FullBelief(loc, jnp.linalg.cholesky(scale[..., None] * inside * scale[..., None, :]))
 
 
-@pytest.mark.parametrize("sizes", mostly_slow([((3, 5), 2)], [((3, 5), 2), ((6,), 1), ((2, 3), 7)]))
-def test_a_belief_is_the_dense_gaussian(sizes):
-    shape, rank = sizes
-    q = LowRankBelief(*random(shape, rank))
-    full, M = dense(q.loc, q.scale, q.factor), shape[-1]
+@pytest.mark.parametrize(
+    "case", mostly_slow([((3, 5), 2, True)], [((3, 5), 2, True), ((6,), 1, False), ((6,), 2, True), ((2, 3), 7, False)])
+)
+def test_a_belief_is_the_dense_gaussian(case):
+    shape, rank, precision = case
+    q = LowRankBelief(*random(shape, rank), precision)
+    full, M = dense(q.loc, q.scale, q.factor, precision), shape[-1]
     close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
     P = shape[0] if len(shape) == 2 else 1
     for A in (jnp.array(rng.normal(size=(4, M))), jnp.array(rng.normal(size=(P, 4, M)))):
@@ -87,9 +90,10 @@ def test_a_belief_is_the_dense_gaussian(sizes):
     close(q.log_prob(draw, white), q.log_prob(draw))
 
 
+@pytest.mark.parametrize("of", mostly_slow(["precision"], ["precision", "covariance"]))
 @pytest.mark.parametrize("model", mostly_slow([two_outputs], [shallow, two_outputs, separate, grid]))
-def test_bound_and_gradient_are_those_of_the_dense_gaussian(model):
-    low, full = (G.InducingPoint(model, inducing=rule) for rule in (G.LowRank(3), G.Full()))
+def test_bound_and_gradient_are_those_of_the_dense_gaussian(model, of):
+    low, full = (G.InducingPoint(model, inducing=rule) for rule in (G.LowRank(3, of), G.Full()))
     shape = {"shallow": (8,), "grid": (12,)}.get(model.__name__, (2, 8))
     loc, scale, factor = random(shape, 3)
 
@@ -98,7 +102,7 @@ def test_bound_and_gradient_are_those_of_the_dense_gaussian(model):
         return bound(dgp.ELBO(), values | {"lengthscale": p["lengthscale"]}, model, low, X, Y)
 
     def theirs(p):
-        q = dense(p["loc"], p["scale"], p["factor"])
+        q = dense(p["loc"], p["scale"], p["factor"], of == "precision")
         values = {"g_auto_loc": q.loc, "g_auto_scale_tril": q.scale_tril, "lengthscale": p["lengthscale"]}
         return bound(dgp.ELBO(), values, model, full, X, Y)
 
@@ -130,7 +134,7 @@ def test_the_start_is_almost_diagonal_and_every_column_moves():
 def test_the_start_of_an_inner_layer():
     inner = start(G.InducingPoint(deep, inducing=G.LowRank(2)))
     np.testing.assert_allclose(inner["f_auto_scale"], 1e-2)
-    np.testing.assert_allclose(jnp.linalg.norm(inner["f_auto_factor"], axis=1), 1e-3)
+    np.testing.assert_allclose(jnp.linalg.norm(inner["f_auto_factor"], axis=1), 0.1)
 
 
 def test_no_square_matrix():
@@ -167,11 +171,11 @@ def test_natural_gradients_are_refused():
 def test_single_precision():
     """With the small scale of an inner layer, to the digits that single precision has."""
     shape, ones = (2, 6), jnp.ones((2, 6), jnp.float32)
-    q = LowRankBelief(ones, 1e-4 * ones, jnp.stack([1e-5 * ones, 3e-5 * ones.at[:, 0].set(0)], -1))
+    q = LowRankBelief(ones, 1e-4 * ones, jnp.stack([0.1 * ones, 0.3 * ones.at[:, 0].set(0)], -1), True)
     draw, white = q.sample_with_intermediates(jax.random.key(0))
     found = q.log_prob(draw, white), kl_divergence(q, InducingPrior(shape, draw.dtype))
     assert {value.dtype for value in (draw, *found, q.spread(ones))} == {jnp.dtype("float32")}
-    exact = LowRankBelief(*(a.astype(jnp.float64) for a in (q.loc, q.scale, q.factor)))
+    exact = LowRankBelief(*(a.astype(jnp.float64) for a in (q.loc, q.scale, q.factor)), True)
     np.testing.assert_allclose(found[0], exact.log_prob(draw, white), rtol=1e-5)
     np.testing.assert_allclose(found[1], kl_divergence(exact, InducingPrior(shape, jnp.float64)), rtol=1e-5)
 
@@ -180,6 +184,7 @@ def test_single_precision():
     ("make", "message"),
     [
         (lambda: G.LowRank(0), "rule LowRank: expected rank to be a positive integer, got 0"),
+        (lambda: G.LowRank(2, of="both"), 'expected of="precision" or "covariance", got \'both\''),
         (lambda: G.LowRank(2, scale=0.0), "scale of rule LowRank to be positive"),
         (lambda: G.InducingPoint(deep, sites={"h": G.LowRank(2)})(X, Y), "expected site 'h' to be inducing values"),
     ],
@@ -207,6 +212,7 @@ def test_a_higher_rank_is_closer_to_the_optimum():
         svi = SVI(shallow, guide, optax.adam(optax.cosine_decay_schedule(0.05, 3000)), dgp.ELBO())
         return -svi.run(jax.random.key(0), 3000, X, Y, progress_bar=False).losses[-1]
 
-    bounds = [fitted(rule) for rule in (G.Diagonal(), G.LowRank(1), G.LowRank(3), G.LowRank(8))]
+    rules = G.Diagonal(), G.LowRank(2), G.LowRank(4), G.LowRank(8)
+    bounds = [fitted(rule) for rule in rules]
     assert (np.diff(bounds) > 0).all()
-    assert abs(bounds[-1] - fitted(G.Full())) < 0.05
+    assert abs(bounds[-1] - fitted(G.Full())) < 0.1
