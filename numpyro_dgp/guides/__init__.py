@@ -9,6 +9,7 @@ from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
+from numpyro_dgp.guides.rules.mixture_inducing import MixtureOfGaussians
 from numpyro_dgp.guides.rules.ring_families import (
     Circulant,
     ScaledCirculant,
@@ -38,6 +39,7 @@ __all__ = [
     "LowRank",
     "MarkovInducing",
     "MeanField",
+    "MixtureOfGaussians",
     "Normal",
     "OpperArchambeau",
     "Prior",

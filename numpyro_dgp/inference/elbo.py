@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -105,10 +106,23 @@ class ELBO(elbo.ELBO):
                 require_finite(f"data in the model's {where}", value, "drop, impute or mask missing values")
         plate_key, particle_key = jax.random.split(rng_key)
 
-        def particle(key: Array) -> tuple[Array, dict[str, Any]]:
+        def once(key: Array, strata: Mapping[str, Array] | None = None) -> Run:
             with explained((args, kwargs)):
-                found = run(key, plate_key, param_map, model, guide, args, kwargs)
-            return _bound(found)
+                return run(key, plate_key, param_map, model, guide, args, kwargs, strata)
+
+        def particle(key: Array) -> tuple[Array, dict[str, Any]]:
+            found = once(key)
+            if not (parts := found.stratified()):
+                return _bound(found)
+
+            def part(index: Array) -> tuple[Array, dict[str, Any]]:
+                indices = jnp.unravel_index(index, tuple(parts.values()))
+                taken = once(key, dict(zip(parts, indices, strict=True)))
+                value, state = _bound(taken)
+                return taken.weight() * value, state
+
+            each, states = self.vectorize_particles_fn(part, jnp.arange(math.prod(parts.values())))
+            return each.sum(), jax.tree.map(lambda leaf: leaf[0], states)
 
         if self.num_particles == 1:
             value, state = particle(particle_key)
@@ -123,7 +137,7 @@ class ELBO(elbo.ELBO):
 
 def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
     """One draw of the bound and the values of the program's mutable sites."""
-    guide_trace, model_trace, groups = found
+    guide_trace, model_trace, groups, strata = found
     _require_drawn(guide_trace, model_trace)
     warn_unobserved(model_trace)
     check_model_guide_match(model_trace, guide_trace)
@@ -140,7 +154,7 @@ def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
             require_in_range(f"observed site {name!r}", site["value"], site["fn"])
             bound = bound + _log_prob(site)
         else:
-            bound = bound - _divergence(guide_trace[name], site, in_order)
+            bound = bound - _divergence(guide_trace[name], site, in_order, strata.get(name))
     for name, site in guide_trace.items():  # auxiliary sites of autoguides
         if site["type"] == "sample" and name not in model_trace:
             bound = bound - _log_prob(site)
@@ -175,13 +189,16 @@ def _sample_names(sites: Trace) -> list[str]:
     return [name for name, site in sites.items() if site["type"] == "sample"]
 
 
-def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Array:
+def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratum: Array | None) -> Array:
     """Contribution of a latent site: log q - log p, in closed form where that is exact."""
     q, p = guide_site["fn"], model_site["fn"]
     if isinstance(unwrap(q), Propagated | PropagatedJoint):
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
-        return jnp.sum(scale_and_mask(kl_divergence(model_site["value"], unwrap(p)), model_site["scale"]))
+        divergence = kl_divergence(model_site["value"], unwrap(p))
+        if stratum is not None:
+            divergence = divergence + unwrap(q).log_ratio(stratum, guide_site["kwargs"]["rng_key"])  # type: ignore[attr-defined]
+        return jnp.sum(scale_and_mask(divergence, model_site["scale"]))
     # Under q(h | v) with v integrated out there is no draw of v, so that log densities cannot be subtracted.
     given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedValues)
     if in_order or given_v:  # in order, no parent of the site in the model comes after it in the guide

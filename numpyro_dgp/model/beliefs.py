@@ -96,6 +96,10 @@ class Belief(dist.Distribution):
         """The draw that standard normal numbers give."""
         raise NotImplementedError
 
+    def around(self, loc: Array) -> Belief:
+        """The Gaussian of the same covariance around other means."""
+        raise NotImplementedError
+
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
         return self.from_white(white), [white]
@@ -152,6 +156,9 @@ class FullBelief(Belief):
     def from_white(self, white: Array) -> Array:
         return _correlated(self.loc, self.scale_tril, white)
 
+    def around(self, loc: Array) -> FullBelief:
+        return FullBelief(loc, self.scale_tril)
+
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         if intermediates:
             (white,) = intermediates
@@ -204,6 +211,9 @@ class DiagonalBelief(Belief):
 
     def from_white(self, white: Array) -> Array:
         return self.loc + self.scale * white
+
+    def around(self, loc: Array) -> DiagonalBelief:
+        return DiagonalBelief(loc, self.scale)
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         white = intermediates[0] if intermediates else (value - self.loc) / self.scale

@@ -46,6 +46,9 @@ class LowRankBelief(Belief):
     def from_white(self, white: Array) -> Array:
         return self.loc + low_rank_root(self.scale, self.factor, white, self.precision)
 
+    def around(self, loc: Array) -> LowRankBelief:
+        return LowRankBelief(loc, self.scale, self.factor, self.precision)
+
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         q = self.scale, self.factor
         white = intermediates[0] if intermediates else low_rank_root_solve(*q, value - self.loc, self.precision)

@@ -42,15 +42,15 @@ class LowRank(Rule):
     likelihood and features A of the data the optimum is :math:`\Sigma^{-1} = I + A^\top A / \sigma_y^2`. A low rank in
     the precision follows it; one in the covariance has to say in which directions the data leave v alone, of which
     there are many. (Where M is so small that the data determine all of v, either may be the better one.) Gaps to the
-    full Gaussian in nats, 200 rows, M = 80, the best q of each family:
+    full Gaussian in nats, 200 rows, M = 80, the best q of each family (``benchmarks/low_rank_gaps.py``):
 
     ==================================  =====  =====  =====  =====
     kernel, lengthscale; low rank in    J = 1  5      10     20
     ==================================  =====  =====  =====  =====
-    RBF, 0.1; precision                 77.6   24.1   1.0    0.0
-    RBF, 0.1; covariance                88.3   81.4   73.0   56.9
-    Matern12, 0.2; precision            60.0   26.7   12.6   3.2
-    Matern12, 0.2; covariance           73.8   68.1   61.5   48.8
+    RBF, 0.1; precision                 77.6   24.0   1.0    0.0
+    RBF, 0.1; covariance                88.3   81.5   73.5   57.7
+    Matern12, 0.2; precision            60.0   26.7   12.8   3.3
+    Matern12, 0.2; covariance           73.6   68.1   61.5   48.9
     ==================================  =====  =====  =====  =====
 
     Args:
