@@ -96,6 +96,10 @@ class Belief(dist.Distribution):
         """The draw that standard normal numbers give."""
         raise NotImplementedError
 
+    def white(self, value: Array) -> Array:
+        """The standard normal numbers that give a draw."""
+        raise NotImplementedError
+
     def around(self, loc: Array) -> Belief:
         """The Gaussian of the same covariance around other means."""
         raise NotImplementedError
@@ -159,11 +163,11 @@ class FullBelief(Belief):
     def around(self, loc: Array) -> FullBelief:
         return FullBelief(loc, self.scale_tril)
 
+    def white(self, value: Array) -> Array:
+        return solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]
+
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
-        if intermediates:
-            (white,) = intermediates
-        else:
-            white = solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]
+        white = intermediates[0] if intermediates else self.white(value)
         density = log_density(white, log_determinant(self.scale_tril))
         return density.sum(-1) if self.event_dim == 2 else density
 
@@ -215,8 +219,11 @@ class DiagonalBelief(Belief):
     def around(self, loc: Array) -> DiagonalBelief:
         return DiagonalBelief(loc, self.scale)
 
+    def white(self, value: Array) -> Array:
+        return (value - self.loc) / self.scale
+
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
-        white = intermediates[0] if intermediates else (value - self.loc) / self.scale
+        white = intermediates[0] if intermediates else self.white(value)
         density = log_density(white, jnp.log(jnp.abs(self.scale)).sum(-1))
         return density.sum(-1) if self.event_dim == 2 else density
 

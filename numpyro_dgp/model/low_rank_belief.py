@@ -49,10 +49,12 @@ class LowRankBelief(Belief):
     def around(self, loc: Array) -> LowRankBelief:
         return LowRankBelief(loc, self.scale, self.factor, self.precision)
 
+    def white(self, value: Array) -> Array:
+        return low_rank_root_solve(self.scale, self.factor, value - self.loc, self.precision)
+
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
-        q = self.scale, self.factor
-        white = intermediates[0] if intermediates else low_rank_root_solve(*q, value - self.loc, self.precision)
-        density = log_density(white, log_determinant_low_rank(*q, self.precision))
+        white = intermediates[0] if intermediates else self.white(value)
+        density = log_density(white, log_determinant_low_rank(self.scale, self.factor, self.precision))
         return density.sum(-1) if self.event_dim == 2 else density
 
     @property

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.distributions.transforms import Transform
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import Belief
 
-__all__ = ["BeliefMixture", "Stratified"]
+__all__ = ["BeliefMixture", "Flowed", "Stratified"]
 
 
 class Stratified(dist.Distribution):
@@ -106,3 +107,58 @@ class BeliefMixture(Stratified):
 
     def _average(self, values: list[Array]) -> Array:
         return jnp.tensordot(jax.nn.softmax(self.logits), jnp.stack(values), 1)
+
+
+class Flowed(Stratified):
+    r"""A Gaussian whose standard normal numbers go through a bijection first: :math:`v = m + R\, T(\epsilon)`.
+
+    .. math:: \log q(v) = \log N(\epsilon; 0, I) - \log\lvert\det T'(\epsilon)\rvert - \log\lvert\det R\rvert
+
+    Its values are drawn. With antithetic numbers there are two parts, :math:`\epsilon` and :math:`-\epsilon`.
+
+    Args:
+        base: the Gaussian, N(m, R R').
+        transform: T, of vectors of all numbers of an event.
+        signs: of the numbers in each part, (1,) or (-1, 1).
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("base", "transform")
+    pytree_aux_fields = ("signs",)
+
+    def __init__(self, base: Belief, transform: Transform, signs: tuple[Any, ...] = (1,)) -> None:
+        self.base, self.transform, self.signs = base, transform, signs
+        super().__init__((), base.event_shape)
+
+    @property
+    def num_strata(self) -> int:
+        return len(self.signs)
+
+    def weight(self, index: Array) -> Array:
+        return jnp.asarray(1 / len(self.signs), self.base.loc.dtype)
+
+    def stratum(self, index: Array) -> dist.Distribution:
+        return Flowed(self.base, self.transform, (jnp.asarray(self.signs)[index],))
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        white = self.signs[0] * jax.random.normal(key, self.shape(sample_shape), self.base.loc.dtype)
+        flat = self._flat(white)
+        moved, inside = self.transform.call_with_intermediates(flat)
+        log_det = self.transform.log_abs_det_jacobian(flat, moved, inside)
+        return self.base.from_white(moved.astype(white.dtype).reshape(white.shape)), [white, log_det]
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample_with_intermediates(key, sample_shape)[0]
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        if intermediates:
+            white, log_det = intermediates
+        else:
+            moved = self._flat(self.base.white(value)).astype(float)  # as NumPyro's inverses want it
+            flat = self.transform.inv(moved)
+            log_det = self.transform.log_abs_det_jacobian(flat, moved)
+            white = flat.astype(self.base.loc.dtype).reshape(value.shape)
+        return self.base.log_prob(value, [white]) - log_det.astype(white.dtype)
+
+    def _flat(self, values: Array) -> Array:
+        return values.reshape(*values.shape[: values.ndim - self.event_dim], -1)
