@@ -144,7 +144,7 @@ class Flowed(Stratified):
         white = self.signs[0] * jax.random.normal(key, self.shape(sample_shape), self.base.loc.dtype)
         flat = self._flat(white)
         moved, inside = self.transform.call_with_intermediates(flat)
-        log_det = self.transform.log_abs_det_jacobian(flat, moved, inside)
+        log_det = self._log_det(flat, moved, inside)
         return self.base.from_white(moved.astype(white.dtype).reshape(white.shape)), [white, log_det]
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
@@ -156,9 +156,14 @@ class Flowed(Stratified):
         else:
             moved = self._flat(self.base.white(value)).astype(float)  # as NumPyro's inverses want it
             flat = self.transform.inv(moved)
-            log_det = self.transform.log_abs_det_jacobian(flat, moved)
+            log_det = self._log_det(flat, moved)
             white = flat.astype(self.base.loc.dtype).reshape(value.shape)
         return self.base.log_prob(value, [white]) - log_det.astype(white.dtype)
+
+    def _log_det(self, flat: Array, moved: Array, inside: Any = None) -> Array:
+        """Of the transform, one number per vector: transforms of single numbers have one for each of these."""
+        found = self.transform.log_abs_det_jacobian(flat, moved, inside)
+        return found.sum(-1) if found.ndim == flat.ndim else found
 
     def _flat(self, values: Array) -> Array:
         return values.reshape(*values.shape[: values.ndim - self.event_dim], -1)
