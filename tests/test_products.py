@@ -67,6 +67,9 @@ PROGRAMS = {
     "given inducing": (deep, lambda model: G.InducingPoint(model, sites={"h": G.GivenInducing()})),
     "joint outputs": (deep, lambda model: G.InducingPoint(model, sites={"h": G.JointOutputs()})),
     "given below": (deep, lambda model: G.InducingPoint(model, sites={"h": G.GivenBelow()})),
+    "low rank": (deep, lambda model: G.InducingPoint(model, inducing=G.LowRank(2))),
+    "mixture": (deep, lambda model: G.InducingPoint(model, sites={"f": G.MixtureOfGaussians()})),
+    "flow": (deep, lambda model: G.InducingPoint(model, sites={"g": G.Flow()})),
     "Markov": (deep, lambda model: G.InducingPoint(model, sites={"g": G.MarkovInducing()})),
 }
 

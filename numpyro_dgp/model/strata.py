@@ -19,6 +19,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import tensordot
 from numpyro_dgp.model.beliefs import Belief
 
 __all__ = ["BeliefMixture", "Flowed", "Stratified"]
@@ -106,7 +107,7 @@ class BeliefMixture(Stratified):
         return jnp.stack([part.log_prob(value) for part in self.parts])
 
     def _average(self, values: list[Array]) -> Array:
-        return jnp.tensordot(jax.nn.softmax(self.logits), jnp.stack(values), 1)
+        return tensordot(jax.nn.softmax(self.logits), jnp.stack(values))
 
 
 class Flowed(Stratified):

@@ -85,8 +85,9 @@ class Flow(Rule):
 
     Args:
         bijector: a function from the number n of values to T, a ``numpyro.distributions.transforms.Transform`` of
-            vectors (n,), or of single numbers. It runs inside the guide, so that it may call ``numpyro.param``. The transform needs an
-            inverse where densities of given values are asked for (``dgp.to_arviz``). By default the blocks above.
+            vectors (n,), or of single numbers. It runs inside the guide, so that it may call ``numpyro.param``. The
+            transform needs an inverse where densities of given values are asked for (``dgp.to_arviz``). By default the
+            blocks above.
         base: rule of the Gaussian: ``Full()``, ``Diagonal()``, ``LowRank(...)``, or ``MarkovInducing(below=...)`` for
             means that depend on the draw of the layer below.
         depth: number of blocks.
@@ -171,4 +172,9 @@ class Flow(Rule):
         last = len(leaves) - 2  # the weights and the bias of the last layer
         starts = [leaf.astype(site.fn.dtype) * (number < last) for number, leaf in enumerate(leaves)]
         found = [site.param(f"flow_{block}_{number}", partial(jnp.asarray, leaf)) for number, leaf in enumerate(starts)]
-        return lambda x: apply(jax.tree.unflatten(tree, found), x)
+
+        def network(x: Array) -> Any:
+            with jax.default_matmul_precision("highest"):
+                return apply(jax.tree.unflatten(tree, found), x)
+
+        return network
