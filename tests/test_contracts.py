@@ -26,7 +26,6 @@ from numpyro_dgp import testing
 GUIDES = {
     "inducing-point": G.InducingPoint,
     "diagonal": partial(G.InducingPoint, inducing=G.Diagonal()),
-    "low-rank": partial(G.InducingPoint, inducing=G.LowRank(2)),
     "mixture": partial(G.InducingPoint, inducing=G.MixtureOfGaussians(2)),
     "flow": partial(G.InducingPoint, inducing=G.Flow()),
     "normal-hyperparameters": partial(G.InducingPoint, other=G.Normal()),
