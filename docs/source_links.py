@@ -4,7 +4,7 @@ import re
 
 NAME = r"[A-Z][a-zé]{2,}(?:-[A-Z][a-zé]+)*"
 AUTHORS = rf"{NAME}(?: et al\.| and {NAME})?"
-YEAR = r"(?:19|20)\d\d"
+YEAR = r"(?:19|20)\d\d[a-z]?"
 # "Titsias (2009)" and "Tebbutt (2016, section 3.2)"; in brackets "(Neal, 2001; Grosse et al., 2015)".
 CITATION = re.compile(rf"({AUTHORS}) \(({YEAR})(?:\)|(?=, ))|(?:(?<=\()|(?<=; ))({AUTHORS}), ({YEAR})(?=[,;)])")
 

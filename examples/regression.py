@@ -2,16 +2,20 @@
 
 ``python examples/regression.py`` fits Mauna Loa CO2. ``--data FILE.npz`` takes any file with arrays X (N, D) and
 y (N,); ``python examples/regression.py --help`` lists the rest. It prints a table and writes plots and the fitted
-parameters to ``--out``.
+parameters to ``--out``. Fits run in processes of their own, ``--jobs`` at a time, so that one compiles while another
+computes.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
+import multiprocessing
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +26,6 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI
-from numpyro.infer.svi import SVIRunResult
 
 import numpyro_dgp as dgp
 from numpyro_dgp.optim import NaturalGradient, log_linear
@@ -119,13 +122,17 @@ def make_model(
     return model
 
 
-@dataclass
+@dataclasses.dataclass
 class Fit:
-    """A fitted model and its scores on the test rows, in standard units."""
+    """A fitted model and its scores on the test rows, in standard units.
+
+    ``bounds`` are estimates of the bound per row, by the last hundred steps, which hardly move. ``posterior`` is
+    ``None`` in a fit that comes from another process.
+    """
 
     name: str
-    posterior: dgp.Posterior
-    result: SVIRunResult
+    posterior: dgp.Posterior | None
+    losses: np.ndarray
     errors: np.ndarray
     log_density: np.ndarray
     bounds: np.ndarray
@@ -173,20 +180,14 @@ def fit(
     mean = posterior.predict(keys[1], split.X_test, num_samples=draws).mean
     density = posterior.log_density(keys[2], split.y_test, split.X_test, num_samples=draws)
 
-    @jax.jit
-    def bounds(params: Any) -> jax.Array:
-        """Independent estimates of the bound per row."""
-        return jax.lax.map(
-            lambda k: -dgp.ELBO().loss(k, params, model, guide, split.X, split.y, rows), jax.random.split(keys[3], 100)
-        )
-
+    losses = np.asarray(result.losses, float)
     return Fit(
         f"{NAMES.get(depth, f'{depth} layers')}, {guide_name}",
         posterior,
-        result,
+        losses,
         np.asarray(mean - split.y_test, float),
         np.asarray(density, float),
-        np.asarray(bounds(result.params), float) / len(split.X),
+        -losses[-100:] / len(split.X),
         seconds,
     )
 
@@ -213,8 +214,18 @@ def row(fits: list[Fit]) -> str:
     return f"{fits[0].name:26s}" + " ".join(f"{cell:>17s}" for cell in cells[:3]) + cells[3]
 
 
-def draw_plots(split: Split, fits: list[Fit], out: Path, labels: dict[str, str]) -> None:
-    """Figures of the fits of one split, in ``out``; ``labels`` name the axes of functions of one input."""
+def draw_bounds(fits: list[Fit], size: int, out: Path) -> None:
+    """A figure of the bounds of all fits of one split, with ``size`` rows for training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from numpyro_dgp import plots
+
+    plots.bounds({f.name: f.losses for f in fits}, size=size).savefig(out / "elbo.png", dpi=120)
+
+
+def draw(split: Split, found: Fit, out: Path, labels: dict[str, str]) -> None:
+    """Figures of a fit, in ``out``; ``labels`` name the axes of functions of one input."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -222,23 +233,77 @@ def draw_plots(split: Split, fits: list[Fit], out: Path, labels: dict[str, str])
 
     from numpyro_dgp import plots
 
-    key = jax.random.key(9)
-    plots.bounds({f.name: f.result.losses for f in fits}, size=len(split.X)).savefig(out / "elbo.png", dpi=120)
-    for f in fits:
-        stem = f.name.replace(", ", "_")
-        if split.X.shape[1] == 1:
-            x = jnp.linspace(split.X.min() - 0.1, split.X.max() + 0.1, 400)
-            units = split.units_y
-            prediction = f.posterior.predict(key, x[:, None])
-            moments = units.inverse(prediction.means), prediction.variances * units.scale**2
-            data = split.units_X.inverse(split.X)[:, 0], units.inverse(split.y)
-            figure = plots.fit(split.units_X.inverse(x[:, None])[:, 0], dgp.Mixture(*moments), data=data)
-        else:
-            figure, labels = plots.observed(split.y_test, f.posterior.predict(key, split.X_test)), {}
-        figure.axes[0].set(title=f.name, **labels)
-        figure.savefig(out / f"fit_{stem}.png", dpi=120)
-        plots.layers(f.posterior, key, split.X).savefig(out / f"layers_{stem}.png", dpi=120)
-        plt.close("all")
+    key, stem = jax.random.key(9), found.name.replace(", ", "_")
+    assert found.posterior is not None
+    if split.X.shape[1] == 1:
+        # As many points as the test rows are filled up to: the program that has predicted them serves here too.
+        x = jnp.linspace(split.X.min() - 0.1, split.X.max() + 0.1, 250)
+        units = split.units_y
+        prediction = found.posterior.predict(key, x[:, None])
+        moments = units.inverse(prediction.means), prediction.variances * units.scale**2
+        data = split.units_X.inverse(split.X)[:, 0], units.inverse(split.y)
+        figure = plots.fit(split.units_X.inverse(x[:, None])[:, 0], dgp.Mixture(*moments), data=data)
+    else:
+        figure, labels = plots.observed(split.y_test, found.posterior.predict(key, split.X_test)), {}
+    figure.axes[0].set(title=found.name, **labels)
+    figure.savefig(out / f"fit_{stem}.png", dpi=120)
+    plots.layers(found.posterior, key, split.X).savefig(out / f"layers_{stem}.png", dpi=120)
+    plt.close("all")
+
+
+def rows_of(arguments: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """The data, or a few rows of them in a smoke run."""
+    X, y = load(arguments.data)
+    return (X[:100], y[:100]) if arguments.smoke else (X, y)
+
+
+def run(arguments: argparse.Namespace, seed: int, depth: int, guide: str) -> Fit:
+    """One fit of the table; its parameters, and its figures if it is of the last split, are in ``arguments.out``."""
+    split = split_data(*rows_of(arguments), seed, arguments.protocol)
+    co2 = arguments.data == "co2"
+    period = 1.0 if co2 else arguments.period
+    noise = {"yes": True, "no": False, "auto": "mean-field" in arguments.guide}[arguments.process_noise]
+    stem = f"split{seed}_{depth}_{guide}"
+    found = fit(
+        split,
+        depth,
+        guide,
+        num_inducing=arguments.num_inducing,
+        optimizer=arguments.optimizer,
+        steps=arguments.steps,
+        batch=arguments.batch,
+        learning_rate=arguments.learning_rate,
+        seed=arguments.seed,
+        process_noise=noise,
+        period=period and period / float(split.units_X.scale[0]),
+        likelihood=arguments.likelihood,
+        checkpoint=arguments.out / f"{stem}.checkpoint" if arguments.resume else None,
+        progress=arguments.jobs == 1,
+    )
+    assert found.posterior is not None
+    dgp.save(arguments.out / f"{stem}.npz", found.posterior.params)
+    if seed == arguments.split[-1]:
+        labels = {"xlabel": "year" if co2 else "X", "ylabel": "CO2 (parts per million)" if co2 else "y"}
+        draw(split, found, arguments.out, labels)
+    return dataclasses.replace(found, posterior=None)
+
+
+def run_all(arguments: argparse.Namespace) -> dict[tuple[int, str], list[Fit]]:
+    """All fits of the table, by depth and guide."""
+    rows = [(depth, guide) for depth in arguments.layers for guide in arguments.guide]
+    tasks = [(seed, *names) for seed in arguments.split for names in rows]
+    if arguments.jobs == 1:
+        found = {task: run(arguments, *task) for task in tasks}
+    else:
+        found, spawn = {}, multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(arguments.jobs, spawn) as pool:
+            # The deepest first: they take longest.
+            waiting = {pool.submit(run, arguments, *task): task for task in sorted(tasks, key=lambda t: -t[1])}
+            for future in as_completed(waiting):
+                task, result = waiting[future], future.result()
+                print(f"{result.name} of split {task[0]}: {result.seconds:.0f} s", flush=True)
+                found[task] = result
+    return {names: [found[seed, *names] for seed in arguments.split] for names in rows}
 
 
 def main() -> None:
@@ -263,48 +328,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("regression_output"))
     parser.add_argument("--resume", action="store_true", help="keep checkpoints in --out and continue from them")
     parser.add_argument("--smoke", action="store_true", help="a few steps on a few rows, to see that it runs")
+    at_once = min(2, os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+    parser.add_argument("--jobs", type=int, default=at_once, help="fits at the same time, each in its own process")
     arguments = parser.parse_args()
-    X, y = load(arguments.data)
     if arguments.smoke:
-        X, y, arguments.steps, arguments.num_inducing = X[:100], y[:100], 20, 10
+        arguments.steps, arguments.num_inducing = 20, 10
     arguments.out.mkdir(parents=True, exist_ok=True)
-    co2 = arguments.data == "co2"
-    period = 1.0 if co2 else arguments.period
-    labels = {"xlabel": "year" if co2 else "X", "ylabel": "CO2 (parts per million)" if co2 else "y"}
-    auto = "mean-field" in arguments.guide
-    process_noise = {"yes": True, "no": False, "auto": auto}[arguments.process_noise]
-
+    X, _ = rows_of(arguments)
     print(f"{arguments.data}: {len(X)} rows, {X.shape[1]} inputs; protocol {arguments.protocol}; all in standard units")
-    results: dict[tuple[int, str], list[Fit]] = {}
-    for seed in arguments.split:
-        split = split_data(X, y, seed, arguments.protocol)
-        for depth in arguments.layers:
-            for guide in arguments.guide:
-                stem = f"split{seed}_{depth}_{guide}"
-                found = fit(
-                    split,
-                    depth,
-                    guide,
-                    num_inducing=arguments.num_inducing,
-                    optimizer=arguments.optimizer,
-                    steps=arguments.steps,
-                    batch=arguments.batch,
-                    learning_rate=arguments.learning_rate,
-                    seed=arguments.seed,
-                    process_noise=process_noise,
-                    period=period and period / float(split.units_X.scale[0]),
-                    likelihood=arguments.likelihood,
-                    checkpoint=arguments.out / f"{stem}.checkpoint" if arguments.resume else None,
-                )
-                results.setdefault((depth, guide), []).append(found)
-                dgp.save(arguments.out / f"{stem}.npz", found.result.params)
+    results = run_all(arguments)
     lines = [
         f"{'model, guide':26s}" + " ".join(f"{h:>17s}" for h in ("test RMSE", "log density", "ELBO per row")) + "   sec"
     ]
     lines += [row(fits) for fits in results.values()]
     print("\n".join(lines))
     (arguments.out / "table.txt").write_text("\n".join(lines) + "\n")
-    draw_plots(split, [fits[-1] for fits in results.values()], arguments.out, labels)
+    draw_bounds([fits[-1] for fits in results.values()], int(0.9 * len(X)), arguments.out)
     print(f"plots and parameters are in {arguments.out}")
 
 

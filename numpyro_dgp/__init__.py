@@ -16,6 +16,7 @@ from numpyro_dgp.inference.gibbs import Gibbs
 from numpyro_dgp.inference.mcmc import NonCentered, for_mcmc
 from numpyro_dgp.inference.minibatch import minibatch
 from numpyro_dgp.inference.parameter_files import load, save
+from numpyro_dgp.inference.predictive_objective import PredictiveObjective
 from numpyro_dgp.inference.sghmc import SGHMC
 from numpyro_dgp.inference.streams import BatchSource, Stream
 from numpyro_dgp.model.likelihood import Likelihood
@@ -57,6 +58,7 @@ __all__ = [
     "bounds",
     "guides",
     "ELBO",
+    "PredictiveObjective",
     "optim",
     "for_mcmc",
     "NonCentered",

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -90,6 +90,7 @@ def compare(
     local_samples: int = 20,
     level: float = 0.9,
     evidence: bool = False,
+    predictive: Collection[str] = (),
 ) -> Comparison:
     r"""Fit several guides of one program, and compare them with each other and with MCMC.
 
@@ -118,6 +119,8 @@ def compare(
         evidence: whether to run :func:`~numpyro_dgp.diagnostics.evidence` from every guide, which takes 4000 gradients
             in each of 32 runs, three times with chains and otherwise twice. The draws of ``mcmc`` give the upper bound
             where the program has no ``numpyro.param`` of its own, which chains and fits might have at other values.
+        predictive: names of guides that were fitted by ``dgp.PredictiveObjective``. These are no posteriors: their rows
+            have the columns of test data only.
 
     Returns:
         A :class:`Comparison`: tables, trees and posteriors by name.
@@ -147,6 +150,7 @@ def compare(
         True
     """
     _require_arguments(model, guides, data, test, mcmc, level)
+    _require_predictive(guides, predictive, mcmc)
     if not isinstance(evidence, bool):
         raise ValueError(f"compare: expected evidence to be True or False, got {type(evidence).__name__}")
     require_key("compare", key)
@@ -159,23 +163,27 @@ def compare(
     trees: dict[str, DataTree] = {}
     for i, (name, candidate) in enumerate(guides.items()):
         posterior, losses, seconds = _fitted(model, candidate, jax.random.fold_in(fit_key, i), data, optim, num_steps)
-        rows[name] = _bound(posterior, bound_key, data) | {"seconds": seconds}
+        rows[name] = {"seconds": seconds, "parameters": _size(posterior)}
+        losses = None if name in predictive else losses
         sources[name] = posterior
         trees[name] = to_arviz(
             posterior, draw_key, *data, num_samples=num_samples, local_samples=local_samples, losses=losses
         )  # type: ignore[assignment]
-        rows[name]["khat"] = khat(trees[name])
+        if name in predictive:
+            continue
+        rows[name] |= _bound(posterior, bound_key, data) | {"khat": khat(trees[name])}
         if evidence:
             rows[name] |= _evidence(name, posterior, jax.random.fold_in(bound_key, i), data, chain, rows[name]["bound"])
     if mcmc is not None:
         sources["mcmc"], rows["mcmc"] = mcmc, {}
         trees["mcmc"] = to_arviz(mcmc, draw_key, *data, num_samples=num_samples, local_samples=local_samples)  # type: ignore[assignment]
     posteriors = {name: as_posterior(source) for name, source in sources.items()}
-    scores = {name: loo(tree) for name, tree in trees.items()}
+    scores = {name: loo(tree) for name, tree in trees.items() if name not in predictive}
     for name, score in scores.items():
         rows[name] |= {"loo": float(score.elpd), "loo_se": float(score.se)}
         rows[name]["high_k"] = float((score.pareto_k > score.good_k).mean())
-        if test is not None:
+    if test is not None:
+        for name in rows:
             rows[name] |= _on_test(posteriors[name], test_key, test, num_samples, level)
     return Comparison(_table(rows), _ranking(scores), scores, trees, posteriors, level)
 
@@ -210,6 +218,20 @@ def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any,
         raise ValueError(f"compare: expected a level between 0 and 1, got {level!r}: 0.9 is usual")
 
 
+def _require_predictive(guides: Mapping[str, Candidate], predictive: Any, mcmc: MCMC | None) -> None:
+    fits = {name for name, candidate in guides.items() if isinstance(candidate, tuple | Posterior)}
+    if isinstance(predictive, str) or not fits.issuperset(predictive):
+        raise ValueError(
+            f"compare: expected predictive to be a list of names of fits in guides, got {predictive!r}: "
+            'guides={"predictive": (guide, result)}, predictive=["predictive"]; compare itself fits by dgp.ELBO'
+        )
+    if mcmc is None and guides.keys() <= set(predictive):
+        raise ValueError(
+            "compare: expected a guide fitted by dgp.ELBO, or chains, beside those in predictive, got none: for "
+            "predictions alone posterior.log_density on test data is enough"
+        )
+
+
 def _fitted(
     model: Callable[..., Any], candidate: Candidate, key: Array, data: tuple[Any, ...], optim: Any, num_steps: int
 ) -> tuple[Posterior, Any, float]:
@@ -233,15 +255,19 @@ def _bound_to(guide: Callable[..., Any], data: tuple[Any, ...]) -> Callable[...,
 
 
 def _bound(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str, float]:
-    """The bound, its standard error, and the number of parameters."""
+    """The bound and its standard error."""
     params = dict(posterior.params)
 
     def one(key: Array, sample: Any, args: Any, kwargs: Any, block: int) -> Array:
         return -ELBO().loss(key, params, posterior.model, posterior.guide, *args, **kwargs)
 
     draws = map_draws(one, key, _BOUND_DRAWS, {}, data, {}, 1)
-    size = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(params))
-    return {"bound": float(draws.mean()), "bound_se": float(draws.std() / len(draws) ** 0.5), "parameters": size}
+    return {"bound": float(draws.mean()), "bound_se": float(draws.std() / len(draws) ** 0.5)}
+
+
+def _size(posterior: Posterior) -> int:
+    """The number of parameters."""
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(dict(posterior.params)))
 
 
 def _evidence(

@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.densities import log_mean_exp
 from numpyro_dgp.diagnostics.local_sites import LocalSites, is_value, local_sites, traces
-from numpyro_dgp.guides.importance import log_prob
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.model.function_values import Propagated
 from numpyro_dgp.model.joint_values import PropagatedJoint
-from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.site_densities import log_marginal, log_prob
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.predict import Posterior
 
@@ -169,7 +167,7 @@ def _draw(
 def _data_terms(known: LocalSites, guide_trace: Trace, sites: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
     """The log weights of one draw of the variables of single data, (N...) aligned with the plates."""
     target = {name: _over(_scaled(sites[name]), known.frames[name]) for name in known.frames}
-    predictive = {name: _over(_log_marginal(sites[name]), known.frames[name]) for name in known.frames}
+    predictive = {name: _over(log_marginal(sites[name]), known.frames[name]) for name in known.frames}
     for name, beside in known.local.items():
         ratio = _scaled(sites[name])
         if not sites[name]["is_observed"]:  # all observed sites but factors
@@ -183,19 +181,6 @@ def _data_terms(known: LocalSites, guide_trace: Trace, sites: Trace) -> tuple[di
 
 def _scaled(site: Message) -> Array:
     return scale_and_mask(log_prob(site), site["scale"])
-
-
-def _log_marginal(site: Message) -> Array:
-    """Normalised log densities of an observed site, number by number."""
-    fn = unwrap(site["fn"])
-    if not isinstance(fn, Likelihood):
-        return log_prob(site)
-    value, outer = fn.log_marginal(site["value"]), site["fn"]
-    while outer is not fn:
-        if isinstance(outer, dist.MaskedDistribution):
-            value = jnp.where(outer._mask, value, 0.0)
-        outer = outer.base_dist
-    return value
 
 
 def _over(values: Array, frames: tuple[Any, ...]) -> Array:

@@ -29,15 +29,10 @@ from numpyro_dgp.guides.record import SiteRecord, record_of
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.importance_values import CopiedValues
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.site_densities import log_prob
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 
-__all__ = ["Copies", "Weighted", "log_prob", "weighted"]
-
-
-def log_prob(site: Message) -> Array:
-    """Log densities of a site, number by number, without the scale of its plates."""
-    arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
-    return site["fn"].log_prob(*arguments)
+__all__ = ["Copies", "Weighted", "weighted"]
 
 
 class Copies(Messenger):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,21 @@ from numpyro.util import check_model_guide_match
 
 from numpyro_dgp._checks import is_concrete, require_count, require_finite, require_key
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.importance import log_prob
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.run import Run, mutable, run
+from numpyro_dgp.inference.quasi_random import QuasiRandom, require_power_of_two
+from numpyro_dgp.inference.temperature import split_temperature
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
 from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.outcomes import require_in_range
+from numpyro_dgp.model.site_densities import log_prob
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.model.untraceable import explained
 
-__all__ = ["ELBO"]
+__all__ = ["ELBO", "Terms", "terms"]
 
 
 class ELBO(elbo.ELBO):
@@ -46,14 +48,19 @@ class ELBO(elbo.ELBO):
 
     All particles share one minibatch; the scale of a minibatch comes from the program's plates.
 
+    With ``quasi_random=True`` the hidden values of a row are drawn so that its particles cover their distribution
+    evenly (:mod:`numpyro_dgp.inference.quasi_random`): the same expectation, less noise.
+
     Args:
         num_particles: number of draws of the hidden layers that the bound is averaged over.
         vectorize_particles: ``True`` for ``jax.vmap`` over particles, ``False`` for ``jax.lax.map``.
+        quasi_random: whether numbers that are drawn row by row are quasi-random over particles; ``num_particles`` is
+            then a power of two.
 
     Raises:
         ValueError: NaN or infinite numbers in the arguments of the model; observations that are missing; a guide
             without one of the latent sites; observations that broadcasting, or an index beyond the end of an array,
-            makes count several times.
+            makes count several times; quasi-random numbers with one particle, or with several copies of latents.
 
     Warns:
         UserWarning: the program observes nothing.
@@ -77,9 +84,20 @@ class ELBO(elbo.ELBO):
     Source: Salimbeni (2020), equations 2.9 and 2.19.
     """
 
-    def __init__(self, num_particles: int = 1, vectorize_particles: bool | Callable[..., Any] = True) -> None:
-        require_count("ELBO", "num_particles", num_particles, "1")
+    _adds_parts: ClassVar[bool] = True  # over the parts of a ``Stratified`` posterior, which is linear in q
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        vectorize_particles: bool | Callable[..., Any] = True,
+        *,
+        quasi_random: bool = False,
+    ) -> None:
+        require_count(type(self).__name__, "num_particles", num_particles, "1")
+        if quasi_random:
+            require_power_of_two(type(self).__name__, num_particles)
         super().__init__(num_particles, vectorize_particles)
+        self.quasi_random = bool(quasi_random)
 
     def loss_with_mutable_state(  # type: ignore[override]
         self,
@@ -91,74 +109,127 @@ class ELBO(elbo.ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Negative bound of one minibatch, ``{"loss": ..., "mutable_state": ...}``."""
-        require_key("ELBO", rng_key)
+        owner = type(self).__name__
+        require_key(owner, rng_key)
         for name, program in (("model", model), ("guide", guide)):
             if not callable(program):
                 raise ValueError(
-                    f"ELBO: expected a {name} that can be called, got {type(program).__name__}: the order is "
+                    f"{owner}: expected a {name} that can be called, got {type(program).__name__}: the order is "
                     "loss(key, params, model, guide, X, y)"
                 )
         if not isinstance(param_map, Mapping):
-            raise ValueError(f"ELBO: expected params as a dict, got {type(param_map).__name__}: svi.get_params(state)")
+            raise ValueError(
+                f"{owner}: expected params as a dict, got {type(param_map).__name__}: svi.get_params(state)"
+            )
+        temperature, params = split_temperature(owner, param_map)
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
             if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
                 require_finite(f"data in the model's {where}", value, "drop, impute or mask missing values")
         plate_key, particle_key = jax.random.split(rng_key)
 
-        def once(key: Array, strata: Mapping[str, Array] | None = None) -> Run:
-            with explained((args, kwargs)):
-                return run(key, plate_key, param_map, model, guide, args, kwargs, strata)
+        def particle(key: Array, number: Array | int = 0) -> tuple[Any, dict[str, Any]]:
+            drawn = guide
+            if self.quasi_random:
+                drawn = QuasiRandom(guide, particle_key, number, self.num_particles)
 
-        def particle(key: Array) -> tuple[Array, dict[str, Any]]:
-            found = once(key)
-            if not (parts := found.stratified()):
-                return _bound(found)
+            def once(strata: Mapping[str, Array] | None = None) -> Run:
+                with explained((args, kwargs)):
+                    return run(key, plate_key, params, model, drawn, args, kwargs, strata)
 
-            def part(index: Array) -> tuple[Array, dict[str, Any]]:
-                indices = jnp.unravel_index(index, tuple(parts.values()))
-                taken = once(key, dict(zip(parts, indices, strict=True)))
-                value, state = _bound(taken)
-                return taken.weight() * value, state
+            found = once()
+            state = {**mutable(found.guide), **mutable(found.model)}
+            parts = found.stratified() if self._adds_parts else {}
+            if not parts:
+                return self._of_run(found, temperature), state
 
-            each, states = self.vectorize_particles_fn(part, jnp.arange(math.prod(parts.values())))
-            return each.sum(), jax.tree.map(lambda leaf: leaf[0], states)
+            def part(index: Array) -> Any:
+                taken = once(dict(zip(parts, jnp.unravel_index(index, tuple(parts.values())), strict=True)))
+                return taken.weight() * self._of_run(taken, temperature)
+
+            return self.vectorize_particles_fn(part, jnp.arange(math.prod(parts.values()))).sum(), state
 
         if self.num_particles == 1:
-            value, state = particle(particle_key)
+            part, state = particle(particle_key)
+            value = self._of_particles(jax.tree.map(lambda leaf: leaf[None], part))
         else:
             keys = jax.random.split(particle_key, self.num_particles)
-            values, states = self.vectorize_particles_fn(particle, keys)
-            if is_concrete(values) and not np.isfinite(values).all():
-                list(map(particle, keys))  # one by one their checks have values, and raise the reason
-            value, state = values.mean(), jax.tree.map(lambda leaf: leaf[0], states)
+            numbers = jnp.arange(self.num_particles)
+            parts, states = self.vectorize_particles_fn(lambda each: particle(*each), (keys, numbers))
+            value, state = self._of_particles(parts), jax.tree.map(lambda leaf: leaf[0], states)
+            if is_concrete(value) and not np.isfinite(value):
+                for number, key in enumerate(keys):  # one by one their checks have values, and raise the reason
+                    particle(key, number)
         return {"loss": -value, "mutable_state": state or None}
 
+    def _of_run(self, found: Run, temperature: Array | None) -> Any:
+        """What one run of guide and model contributes, an array or a pytree of arrays.
 
-def _bound(found: Run) -> tuple[Array, dict[str, Any]]:
-    """One draw of the bound and the values of the program's mutable sites."""
+        Args:
+            found: the run.
+            temperature: what divergences are multiplied by; ``None`` for one.
+        """
+        weighted, divergence, observed = terms(found)
+        if temperature is not None:
+            _require_divergences(found.guide)
+            divergence = temperature * divergence
+        return weighted - divergence + sum((_log_prob(site) for site in observed), jnp.zeros(()))
+
+    def _of_particles(self, parts: Any) -> Array:
+        """The objective, from the contributions of all particles along a first axis."""
+        return parts.mean()
+
+
+class Terms(NamedTuple):
+    """One draw of the bound, in three parts.
+
+    Args:
+        weighted: what weights of latents, or the guide itself, have integrated, divergences included.
+        divergence: of all other latent sites.
+        observed: all other observed sites.
+    """
+
+    weighted: Array
+    divergence: Array
+    observed: list[Message]
+
+
+def terms(found: Run) -> Terms:
+    """The parts of the bound that one run gives."""
     guide_trace, model_trace, groups, strata = found
     _require_drawn(guide_trace, model_trace)
     warn_unobserved(model_trace)
     check_model_guide_match(model_trace, guide_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
-    bound = sum((group.bound() for group in groups), jnp.zeros(()))
+    weighted = sum((group.bound() for group in groups), jnp.zeros(()))
+    divergence = jnp.zeros(())
     accounted = set[str]().union(*(group.sites for group in groups))
+    observed: list[Message] = []
     for site in guide_trace.values():  # parts of the bound that the guide has computed itself
         if integrated := record_of(site).integrates:
-            bound, accounted = bound + site["value"], accounted | set(integrated)
+            weighted, accounted = weighted + site["value"], accounted | set(integrated)
     for name, site in model_trace.items():
         if site["type"] != "sample" or name in accounted:
             continue
         if site["is_observed"]:
             require_in_range(f"observed site {name!r}", site["value"], site["fn"])
-            bound = bound + _log_prob(site)
+            observed.append(site)
         else:
-            bound = bound - _divergence(guide_trace[name], site, in_order, strata.get(name))
+            divergence = divergence + _divergence(guide_trace[name], site, in_order, strata.get(name))
     for name, site in guide_trace.items():  # auxiliary sites of autoguides
         if site["type"] == "sample" and name not in model_trace:
-            bound = bound - _log_prob(site)
-    return bound, {**mutable(guide_trace), **mutable(model_trace)}
+            divergence = divergence + _log_prob(site)
+    return Terms(weighted, divergence, observed)
+
+
+def _require_divergences(guide_trace: Trace) -> None:
+    """Refuse a temperature where a guide has integrated its divergences."""
+    for name, site in guide_trace.items():
+        if record_of(site).integrates:
+            raise ValueError(
+                f"ELBO: expected a guide whose divergences can be tempered, got one that gives its part of the bound "
+                f"as a whole at {name!r} (Collapsed): its q(v) is the optimum of the bound, leave Tempered out"
+            )
 
 
 def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:

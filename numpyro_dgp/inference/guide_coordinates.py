@@ -31,7 +31,6 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.guides.importance import log_prob
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
@@ -42,6 +41,7 @@ from numpyro_dgp.model.function_values import Propagated, Values
 from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
+from numpyro_dgp.model.site_densities import log_prob
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 

@@ -1,0 +1,32 @@
+"""Log densities of a site in a trace, number by number."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.sites import Message, unwrap
+
+__all__ = ["log_marginal", "log_prob"]
+
+
+def log_prob(site: Message) -> Array:
+    """Log densities of a site, number by number, without the scale of its plates."""
+    arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
+    return site["fn"].log_prob(*arguments)
+
+
+def log_marginal(site: Message) -> Array:
+    """Normalised log densities of an observed site, number by number, without the scale of its plates: what a
+    :class:`~numpyro_dgp.Likelihood` integrates is inside the logarithm."""
+    fn = unwrap(site["fn"])
+    if not isinstance(fn, Likelihood):
+        return log_prob(site)
+    value, outer = fn.log_marginal(site["value"]), site["fn"]
+    while outer is not fn:
+        if isinstance(outer, dist.MaskedDistribution):
+            value = jnp.where(outer._mask, value, 0.0)
+        outer = outer.base_dist
+    return value
