@@ -26,6 +26,8 @@ from numpyro_dgp import testing
 GUIDES = {
     "inducing-point": G.InducingPoint,
     "diagonal": partial(G.InducingPoint, inducing=G.Diagonal()),
+    "mixture": partial(G.InducingPoint, inducing=G.MixtureOfGaussians(2)),
+    "flow": partial(G.InducingPoint, inducing=G.Flow()),
     "normal-hyperparameters": partial(G.InducingPoint, other=G.Normal()),
     "autoguide-hyperparameters": partial(G.InducingPoint, other=AutoMultivariateNormal),
     "mean-field": G.MeanField,

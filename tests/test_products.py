@@ -68,6 +68,9 @@ PROGRAMS = {
     "joint outputs": (deep, lambda model: G.InducingPoint(model, sites={"h": G.JointOutputs()})),
     "given below": (deep, lambda model: G.InducingPoint(model, sites={"h": G.GivenBelow()})),
     "global": (deep, lambda model: G.GlobalInducing(model, num_inducing=5)),
+    "low rank": (deep, lambda model: G.InducingPoint(model, inducing=G.LowRank(2))),
+    "mixture": (deep, lambda model: G.InducingPoint(model, sites={"f": G.MixtureOfGaussians()})),
+    "flow": (deep, lambda model: G.InducingPoint(model, sites={"g": G.Flow()})),
     "Markov": (deep, lambda model: G.InducingPoint(model, sites={"g": G.MarkovInducing()})),
 }
 

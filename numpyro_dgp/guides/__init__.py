@@ -6,9 +6,12 @@ from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
 from numpyro_dgp.guides.rules.as_model import Prior, Propagate
 from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
+from numpyro_dgp.guides.rules.flow_inducing import Flow
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
+from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
+from numpyro_dgp.guides.rules.mixture_inducing import MixtureOfGaussians
 from numpyro_dgp.guides.rules.ring_families import (
     Circulant,
     ScaledCirculant,
@@ -27,6 +30,7 @@ __all__ = [
     "Collapsed",
     "Delta",
     "Diagonal",
+    "Flow",
     "Full",
     "GaussianParameters",
     "GivenBelow",
@@ -36,8 +40,10 @@ __all__ = [
     "ImportanceWeighted",
     "InducingPoint",
     "JointOutputs",
+    "LowRank",
     "MarkovInducing",
     "MeanField",
+    "MixtureOfGaussians",
     "Normal",
     "OpperArchambeau",
     "Prior",

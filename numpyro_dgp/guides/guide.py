@@ -30,6 +30,7 @@ from numpyro_dgp.guides.run import marginal, resample, run
 from numpyro_dgp.model.program import full_plates
 from numpyro_dgp.model.refusals import initialised
 from numpyro_dgp.model.sites import Message, unwrap
+from numpyro_dgp.model.strata import Stratified
 
 __all__ = ["Guide"]
 
@@ -201,8 +202,7 @@ class Guide:
         """Quantiles of the sites that have a variational distribution of their own.
 
         Hidden layers with the model's own conditional have none, nor have inducing values whose posterior depends on
-        other inducing values: draw them with
-        :meth:`sample_posterior`.
+        other inducing values, or is a mixture: draw them with :meth:`sample_posterior`.
 
         Args:
             params: parameters, from ``svi_result.params``.
@@ -238,6 +238,7 @@ class Guide:
             sites = handlers.trace(program).get_trace(*args, **kwargs)
         records = {name: record_of(site) for name, site in sites.items()}
         own = [name for name, record in records.items() if record.learned and not record.follows]
+        own = [name for name in own if not isinstance(unwrap(sites[name]["fn"]), Stratified)]
         return {name: _quantiles(unwrap(sites[name]["fn"]), quantiles) for name in own}
 
     def _is_not_other(self, msg: Message) -> bool:

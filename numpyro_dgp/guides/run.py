@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.program import Program, inspect_program, require_sound
 from numpyro_dgp.model.sites import Message, Trace, unwrap
+from numpyro_dgp.model.strata import Stratified
 
 __all__ = ["Run", "marginal", "mutable", "resample", "run", "traces"]
 
@@ -27,13 +29,26 @@ class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
     Two kinds of inducing values are still drawn: those that the posterior of another site depends on, and those of a
     function of which one density depends on several rows (:mod:`numpyro_dgp.model.coupling`).
+
+    Args:
+        fn: the guide.
+        strata: which part of a ``Stratified`` posterior a site takes, by name; otherwise it is drawn as a whole.
     """
 
+    def __init__(self, fn: Callable[..., Any] | None = None, strata: Mapping[str, Array] | None = None) -> None:
+        self.strata = strata or {}
+        super().__init__(fn)
+
     def process_message(self, msg: Message) -> None:
-        if msg["type"] != "sample" or msg["value"] is not None or record_of(msg).drawn:
+        if msg["type"] != "sample" or msg["value"] is not None:
             return
-        if isinstance(unwrap(msg["fn"]), Belief):
-            msg["value"] = unwrap(msg["fn"])
+        fn: Any = unwrap(msg["fn"])
+        if msg["name"] in self.strata:
+            fn = fn.stratum(self.strata[msg["name"]])
+        if isinstance(fn, Belief) and not record_of(msg).drawn:
+            msg["value"] = fn
+        elif msg["name"] in self.strata:
+            msg["value"], msg["intermediates"] = fn(rng_key=msg["kwargs"]["rng_key"], sample_intermediates=True)
 
 
 def mutable(sites: Trace) -> dict[str, Any]:
@@ -63,11 +78,23 @@ def traces(
 
 
 class Run(NamedTuple):
-    """Traces of a guide and its model, and the weights of the latents that have several values."""
+    """Traces of a guide and its model, the weights of the latents that have several values, and the parts that
+    ``Stratified`` posteriors took, by site."""
 
     guide: Trace
     model: Trace
     groups: list[Weighted]
+    strata: Mapping[str, Array]
+
+    def stratified(self) -> dict[str, int]:
+        """The sites with a ``Stratified`` posterior, and how many parts it has."""
+        found = {name: unwrap(site["fn"]) for name, site in self.guide.items() if site["type"] == "sample"}
+        return {name: fn.num_strata for name, fn in found.items() if isinstance(fn, Stratified)}
+
+    def weight(self) -> Any:
+        """The product of the weights of the parts taken."""
+        fns: dict[str, Any] = {name: unwrap(self.guide[name]["fn"]) for name in self.strata}
+        return math.prod(fns[name].weight(index) for name, index in self.strata.items())
 
 
 def run(
@@ -78,12 +105,14 @@ def run(
     guide: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    strata: Mapping[str, Array] | None = None,
 ) -> Run:
     """Run ``guide`` and then ``model`` at its values; plates subsample by ``plate_key``.
 
+    ``strata`` are the parts that ``Stratified`` posteriors take, by site; without it they are drawn as a whole.
     For doubly reparameterised gradients there are two runs: one without gradients gives the weights of the second.
     """
-    once = partial(_once, key, plate_key, model=model, guide=guide, args=args, kwargs=kwargs)
+    once = partial(_once, key, plate_key, model=model, guide=guide, args=args, kwargs=kwargs, strata=strata or {})
     if not getattr(guide, "doubly_reparameterised", False):
         return once(params)
     before = once(jax.lax.stop_gradient(params))
@@ -101,6 +130,7 @@ def _once(
     guide: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    strata: Mapping[str, Array],
 ) -> Run:
     model_key, guide_key = jax.random.split(key)
 
@@ -115,7 +145,7 @@ def _once(
         return program().nesting
 
     given = [substitute(seeded(*pair), data=params) for pair in ((model, model_key), (guide, guide_key))]
-    integrated = marginal(Copies(given[1], nesting, weights=weights))
+    integrated = marginal(Copies(given[1], nesting, weights=weights), strata)
     guide_trace, model_trace = traces(
         given[0], integrated, args, kwargs, lambda fn, guide_trace: Copies(fn, nesting, guide_trace)
     )
@@ -128,7 +158,7 @@ def _once(
             f"{sorted(program().aggregates)}, which see several: the weights of one datum would depend on the others; "
             "use guides.InducingPoint"
         )
-    return Run(guide_trace, model_trace, groups)
+    return Run(guide_trace, model_trace, groups, strata)
 
 
 def resample(key: Array, found: Run) -> dict[str, Array]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,8 @@ class ELBO(elbo.ELBO):
     Source: Salimbeni (2020), equations 2.9 and 2.19.
     """
 
+    _adds_parts: ClassVar[bool] = True  # over the parts of a ``Stratified`` posterior, which is linear in q
+
     def __init__(
         self,
         num_particles: int = 1,
@@ -129,9 +132,22 @@ class ELBO(elbo.ELBO):
             drawn = guide
             if self.quasi_random:
                 drawn = QuasiRandom(guide, particle_key, number, self.num_particles)
-            with explained((args, kwargs)):
-                found = run(key, plate_key, params, model, drawn, args, kwargs)
-            return self._of_run(found, temperature), {**mutable(found.guide), **mutable(found.model)}
+
+            def once(strata: Mapping[str, Array] | None = None) -> Run:
+                with explained((args, kwargs)):
+                    return run(key, plate_key, params, model, drawn, args, kwargs, strata)
+
+            found = once()
+            state = {**mutable(found.guide), **mutable(found.model)}
+            parts = found.stratified() if self._adds_parts else {}
+            if not parts:
+                return self._of_run(found, temperature), state
+
+            def part(index: Array) -> Any:
+                taken = once(dict(zip(parts, jnp.unravel_index(index, tuple(parts.values())), strict=True)))
+                return taken.weight() * self._of_run(taken, temperature)
+
+            return self.vectorize_particles_fn(part, jnp.arange(math.prod(parts.values()))).sum(), state
 
         if self.num_particles == 1:
             part, state = particle(particle_key)
@@ -180,7 +196,7 @@ class Terms(NamedTuple):
 
 def terms(found: Run) -> Terms:
     """The parts of the bound that one run gives."""
-    guide_trace, model_trace, groups = found
+    guide_trace, model_trace, groups, strata = found
     _require_drawn(guide_trace, model_trace)
     warn_unobserved(model_trace)
     check_model_guide_match(model_trace, guide_trace)
@@ -199,7 +215,7 @@ def terms(found: Run) -> Terms:
             require_in_range(f"observed site {name!r}", site["value"], site["fn"])
             observed.append(site)
         else:
-            divergence = divergence + _divergence(guide_trace[name], site, in_order)
+            divergence = divergence + _divergence(guide_trace[name], site, in_order, strata.get(name))
     for name, site in guide_trace.items():  # auxiliary sites of autoguides
         if site["type"] == "sample" and name not in model_trace:
             divergence = divergence + _log_prob(site)
@@ -244,13 +260,16 @@ def _sample_names(sites: Trace) -> list[str]:
     return [name for name, site in sites.items() if site["type"] == "sample"]
 
 
-def _divergence(guide_site: Message, model_site: Message, in_order: bool) -> Array:
+def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratum: Array | None) -> Array:
     """Contribution of a latent site: log q - log p, in closed form where that is exact."""
     q, p = guide_site["fn"], model_site["fn"]
     if isinstance(unwrap(q), Propagated | PropagatedJoint):
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
-        return jnp.sum(scale_and_mask(kl_divergence(model_site["value"], unwrap(p)), model_site["scale"]))
+        divergence = kl_divergence(model_site["value"], unwrap(p))
+        if stratum is not None:
+            divergence = divergence + unwrap(q).log_ratio(stratum, guide_site["kwargs"]["rng_key"])  # type: ignore[attr-defined]
+        return jnp.sum(scale_and_mask(divergence, model_site["scale"]))
     # Under q(h | v) with v integrated out there is no draw of v, so that log densities cannot be subtracted.
     given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedValues)
     if in_order or given_v:  # in order, no parent of the site in the model comes after it in the guide

@@ -76,6 +76,8 @@ class PredictiveObjective(ELBO):
     Source: Jankowiak et al. (2020a), section 3.2, for one layer; Jankowiak et al. (2020b), section 3, for several.
     """
 
+    _adds_parts = False  # a predictive density is inside a logarithm
+
     def __init__(
         self,
         num_particles: int = 1,

@@ -96,6 +96,14 @@ class Belief(dist.Distribution):
         """The draw that standard normal numbers give."""
         raise NotImplementedError
 
+    def white(self, value: Array) -> Array:
+        """The standard normal numbers that give a draw."""
+        raise NotImplementedError
+
+    def around(self, loc: Array) -> Belief:
+        """The Gaussian of the same covariance around other means."""
+        raise NotImplementedError
+
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
         return self.from_white(white), [white]
@@ -152,11 +160,14 @@ class FullBelief(Belief):
     def from_white(self, white: Array) -> Array:
         return _correlated(self.loc, self.scale_tril, white)
 
+    def around(self, loc: Array) -> FullBelief:
+        return FullBelief(loc, self.scale_tril)
+
+    def white(self, value: Array) -> Array:
+        return solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]
+
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
-        if intermediates:
-            (white,) = intermediates
-        else:
-            white = solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]
+        white = intermediates[0] if intermediates else self.white(value)
         density = log_density(white, log_determinant(self.scale_tril))
         return density.sum(-1) if self.event_dim == 2 else density
 
@@ -205,8 +216,14 @@ class DiagonalBelief(Belief):
     def from_white(self, white: Array) -> Array:
         return self.loc + self.scale * white
 
+    def around(self, loc: Array) -> DiagonalBelief:
+        return DiagonalBelief(loc, self.scale)
+
+    def white(self, value: Array) -> Array:
+        return (value - self.loc) / self.scale
+
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
-        white = intermediates[0] if intermediates else (value - self.loc) / self.scale
+        white = intermediates[0] if intermediates else self.white(value)
         density = log_density(white, jnp.log(jnp.abs(self.scale)).sum(-1))
         return density.sum(-1) if self.event_dim == 2 else density
 

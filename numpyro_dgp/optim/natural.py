@@ -225,7 +225,8 @@ class NaturalGradient(_NumPyroOptim):
         if not chosen or not set(chosen) <= set(found):
             raise ValueError(
                 f"NaturalGradient: expected names of sites with Gaussian posteriors, got sites={self.sites!r}: "
-                f"the guide has {sorted(found) or 'none: use optax.adam(0.01) in place of NaturalGradient'}"
+                f"the guide has {sorted(found) or 'none'}: give the site guides.Full() or Diagonal(), or train by an "
+                "optax optimiser alone"
             )
 
     def _init(self, params: Params) -> State:

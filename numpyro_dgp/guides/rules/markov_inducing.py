@@ -12,6 +12,7 @@ and the bound gains.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -21,7 +22,7 @@ from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, require_site
-from numpyro_dgp.model.beliefs import Belief, DiagonalBelief, FullBelief, InducingPrior
+from numpyro_dgp.model.beliefs import Belief, InducingPrior
 
 __all__ = ["MarkovInducing"]
 
@@ -111,11 +112,8 @@ class MarkovInducing(Rule):
 
     def __call__(self, site: Site) -> Belief:
         require_site(InducingPrior, self, site, "inducing values")
-        q = self.conditional(site)
-        shift = self._transition(site, q.loc, site.below().reshape(-1))
-        if isinstance(q, DiagonalBelief):
-            return DiagonalBelief(q.loc + shift, q.scale)
-        return FullBelief(q.loc + shift, q.scale_tril)
+        q: Any = self.conditional(site)
+        return q.around(q.loc + self._transition(site, q.loc, site.below().reshape(-1)))
 
     def _transition(self, site: Site, loc: Array, below: Array) -> Array:
         """U vec(v⁻), of the shape of ``loc``."""

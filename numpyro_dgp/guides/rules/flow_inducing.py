@@ -1,0 +1,180 @@
+"""A rule for inducing values whose posterior is not Gaussian: a normalising flow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.example_libraries import stax
+from numpyro.distributions import constraints
+from numpyro.distributions.flows import InverseAutoregressiveTransform
+from numpyro.distributions.transforms import ComposeTransform, Transform
+from numpyro.nn import AutoregressiveNN
+
+from numpyro_dgp._checks import require_count
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
+from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
+from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
+from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
+from numpyro_dgp.model.beliefs import InducingPrior
+from numpyro_dgp.model.strata import Flowed
+
+__all__ = ["Flow", "SinhArcsinh"]
+
+
+class SinhArcsinh(Transform):
+    r"""Skewness :math:`\gamma` and tails :math:`\delta > 0` of single numbers:
+    :math:`T(\epsilon) = \sinh(\delta \operatorname{arcsinh}(\epsilon) + \gamma)`.
+
+    At :math:`\gamma = 0`, :math:`\delta = 1` it is the identity.
+
+    Args:
+        skewness: :math:`\gamma` (n,).
+        log_tails: :math:`\log \delta` (n,).
+
+    Source: Jones and Pewsey (2009).
+    """
+
+    domain = constraints.real_vector
+    codomain = constraints.real_vector
+
+    def __init__(self, skewness: Array, log_tails: Array) -> None:
+        self.skewness, self.log_tails = skewness, log_tails
+
+    def __call__(self, x: Array) -> Array:
+        return jnp.sinh(self._angle(x))
+
+    def _inverse(self, y: Array) -> Array:
+        return jnp.sinh((jnp.arcsinh(y) - self.skewness) * jnp.exp(-self.log_tails))
+
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        log_slope = self.log_tails + 0.5 * (jnp.log1p(jnp.square(y)) - jnp.log1p(jnp.square(x)))
+        return log_slope.sum(-1)
+
+    def _angle(self, x: Array) -> Array:
+        return jnp.exp(self.log_tails) * jnp.arcsinh(x) + self.skewness
+
+    def tree_flatten(self) -> Any:
+        return (self.skewness, self.log_tails), (("skewness", "log_tails"), {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Flow(Rule):
+    r"""A Gaussian whose standard normal numbers go through a learned bijection first; joint over all outputs.
+
+    .. math:: v = m + R\, T(\epsilon), \qquad
+              \log q(v) = \log N(\epsilon; 0, I) - \log\lvert\det T'(\epsilon)\rvert - \log\lvert\det R\rvert
+
+    T starts as the identity, so that q(v) starts as ``base``, ``Full()`` by default. Each of its ``depth`` blocks bends
+    single numbers (:class:`~numpyro_dgp.guides.rules.flow_inducing.SinhArcsinh`: skewness, tails) and then shifts and
+    scales each number by a network of the numbers before it (NumPyro's inverse autoregressive flow; the order is
+    reversed from block to block). It is continuous and starts from one Gaussian, and separates modes badly: for
+    these there is :class:`MixtureOfGaussians`.
+
+    Nothing is integrated out: v is drawn once for all data, and the divergence is log q - log p of the draw. Gradients
+    are noisier than those of a Gaussian q(v); ``antithetic=True`` evaluates the bound at :math:`\epsilon` and
+    :math:`-\epsilon`, ``ELBO(num_particles=...)`` at more. Natural gradients need a Gaussian.
+
+    Hidden units do not get a gradient in the very first step, because the last weights of the networks start at zero.
+
+    Args:
+        bijector: a function from the number n of values to T, a ``numpyro.distributions.transforms.Transform`` of
+            vectors (n,), or of single numbers. It runs inside the guide, so that it may call ``numpyro.param``. The
+            transform needs an inverse where densities of given values are asked for (``dgp.to_arviz``). By default the
+            blocks above.
+        base: rule of the Gaussian: ``Full()``, ``Diagonal()``, ``LowRank(...)``, or ``MarkovInducing(below=...)`` for
+            means that depend on the draw of the layer below.
+        depth: number of blocks.
+        hidden: units of a network's hidden layer; by default twice the number of values, at least 8.
+        antithetic: evaluate each draw with its mirror image, at twice the cost.
+
+    Raises:
+        ValueError: a depth or a number of units that is not a positive integer, another base, a bijector that is no
+            function or does not return a transform, or a site that does not hold inducing values.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 3)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.Flow(antithetic=True))
+        >>> svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, jnp.arange(20) % 2, progress_bar=False)
+        >>> sorted(result.params)[:4]
+        ['f_auto_flow_0_0', 'f_auto_flow_0_1', 'f_auto_flow_0_2', 'f_auto_flow_0_3']
+
+    Source: Rezende and Mohamed (2015); Kingma et al. (2016), for the autoregressive part.
+    """
+
+    bijector: Callable[[int], Transform] | None = None
+    base: Full | Diagonal | LowRank | MarkovInducing = dataclasses.field(default_factory=Full)
+    depth: int = 2
+    hidden: int | None = None
+    antithetic: bool = False
+
+    def __post_init__(self) -> None:
+        require_count("rule Flow", "depth", self.depth, "2")
+        require_count("rule Flow", "hidden", 8 if self.hidden is None else self.hidden, "50")
+        if not (self.bijector is None or callable(self.bijector)):
+            raise ValueError(
+                f"rule Flow: expected bijector to be a function of the number of values, got "
+                f"{type(self.bijector).__name__}: lambda n: transform, or leave it out"
+            )
+        if not isinstance(self.base, Full | Diagonal | LowRank | MarkovInducing):
+            raise ValueError(
+                f"rule Flow: expected base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...), got "
+                f"{self.base!r}: it gives the Gaussian that the flow starts at"
+            )
+
+    def follows(self, name: str, order: tuple[str, ...]) -> str | None:
+        return self.base.follows(name, order)
+
+    def __call__(self, site: Site) -> Flowed:
+        require_site(InducingPrior, self, site, "inducing values")
+        size = math.prod(site.fn.event_shape)
+        base: Any = self.base(site)
+        transform = self._blocks(site, size) if self.bijector is None else self.bijector(size)
+        if not isinstance(transform, Transform):
+            raise ValueError(
+                f"rule Flow: expected the bijector to return a numpyro.distributions.transforms.Transform, got "
+                f"{type(transform).__name__}"
+            )
+        return Flowed(base, transform, (1, -1) if self.antithetic else (1,))
+
+    def _blocks(self, site: Site, size: int) -> Transform:
+        parts: list[Transform] = []
+        zeros = lambda: jnp.zeros(size, site.fn.dtype)  # noqa: E731
+        for block in range(self.depth):
+            bend = (site.param(f"flow_{block}_{name}", zeros) for name in ("skewness", "log_tails"))
+            parts.append(SinhArcsinh(*bend))
+            if size > 1:
+                parts.append(InverseAutoregressiveTransform(self._network(site, block, size)))
+        return ComposeTransform(parts)
+
+    def _network(self, site: Site, block: int, size: int) -> Callable[[Array], Any]:
+        """From vectors (..., n) to shifts and logarithms of scales, both zero at the start."""
+        order = jnp.arange(size)[:: -1 if block % 2 else 1]
+        units = max(2 * size, 8) if self.hidden is None else self.hidden
+        init, apply = AutoregressiveNN(size, [units], permutation=order, nonlinearity=stax.Tanh)
+        leaves, tree = jax.tree.flatten(init(jax.random.key(block), (size,))[1])
+        last = len(leaves) - 2  # the weights and the bias of the last layer
+        starts = [leaf.astype(site.fn.dtype) * (number < last) for number, leaf in enumerate(leaves)]
+        found = [site.param(f"flow_{block}_{number}", partial(jnp.asarray, leaf)) for number, leaf in enumerate(starts)]
+
+        def network(x: Array) -> Any:
+            with jax.default_matmul_precision("highest"):
+                return apply(jax.tree.unflatten(tree, found), x)
+
+        return network

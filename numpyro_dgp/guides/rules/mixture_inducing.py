@@ -1,0 +1,142 @@
+r"""A rule for inducing values whose posterior has several modes: a mixture of Gaussians.
+
+With :math:`q(v) = \sum_k \pi_k q_k(v)` a bound is a sum over components, because an expectation is linear in q:
+
+.. math:: \mathcal L = \sum_k \pi_k \Bigl( E_{q_k}[\log p(y \mid v)] - \mathrm{KL}[q_k \,\|\, p]
+              - E_{q_k} \Bigl[\log \frac{q(v)}{q_k(v)}\Bigr] \Bigr)
+
+The first two terms are those of a Gaussian posterior, computed as for one. The last has no closed form and is estimated
+by one draw from every component: without bias, by reparameterised draws, with an exact derivative by
+:math:`\pi`. Its value is between :math:`\log \pi_k` and zero on average over components; where they do not overlap it
+is :math:`\log \pi_k` for every draw. Bounding it instead (by Jensen's inequality) would lower the bound by up to the
+amount that the mixture is to gain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from numpyro_dgp._checks import require_count, require_positive
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
+from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
+from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
+from numpyro_dgp.model.beliefs import Belief, InducingPrior
+from numpyro_dgp.model.strata import BeliefMixture
+
+__all__ = ["MixtureOfGaussians"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureOfGaussians(Rule):
+    r"""A mixture over the inducing values of a layer, joint over its outputs: several modes.
+
+    .. math:: q(v) = \sum_{k=1}^K \pi_k \prod_p N(v_p; m_{kp}, \Sigma_{kp})
+
+    ``dgp.ELBO`` evaluates the bound once for every component, in closed form where that of one Gaussian is, and adds up
+    with the weights :math:`\pi`; only the entropy of the mixture is estimated by draws. A step costs K times
+    that of one Gaussian, with several such layers the product of their K. Train with ``dgp.ELBO``:
+    ``Trace_ELBO`` has the same value, but its gradient by :math:`\pi` lacks the part that goes through the choice of a
+    component. Predictions and draws choose a component by :math:`\pi`.
+
+    Equal components would stay equal. Their means start ``apart`` standard deviations away from the usual start, in
+    directions that differ.
+
+    A mixture gains at most :math:`\log K` over the best of its components where these do not overlap. One layer is
+    independent of the others in q: a symmetry that turns two layers together is only represented where they are joined
+    otherwise (:class:`MarkovInducing`).
+
+    Args:
+        components: K.
+        of: the rule of one component: ``Full()``, ``Diagonal()`` or ``LowRank(...)``.
+        reflected: give every component its mirror image :math:`N(-m_k, \Sigma_k)` with the same weight, without
+            parameters of its own; the bound is then evaluated 2 K times. For likelihoods that do not change with the
+            sign of the function, and hidden layers whose sign the layer above does not tell.
+        apart: distance of the means from zero at the start, in initial standard deviations.
+
+    Raises:
+        ValueError: a number of components that is not a positive integer, another rule as a component, a distance that
+            is not positive, or a site that does not hold inducing values.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> def model(X, y=None):  # y says nothing about the sign of f
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 3)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v**2, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.MixtureOfGaussians(2))
+        >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
+        >>> result = svi.run(jax.random.key(0), 100, X, jnp.ones(20), progress_bar=False)
+        >>> one, other = (result.params[f"f_auto_{k}_loc"] for k in range(2))
+        >>> print(jnp.sign(one * other))
+        [-1. -1. -1.]
+
+    Source: Jaakkola and Jordan (1998), for mixtures as posteriors.
+    """
+
+    components: int = 2
+    of: Full | Diagonal | LowRank = dataclasses.field(default_factory=Full)
+    reflected: bool = False
+    apart: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_count("rule MixtureOfGaussians", "components", self.components, "2")
+        if not isinstance(self.of, Full | Diagonal | LowRank):
+            raise ValueError(
+                f"rule MixtureOfGaussians: expected of=Full(), Diagonal() or LowRank(rank), got {self.of!r}: it gives "
+                "the Gaussian of one component"
+            )
+        require_positive("rule MixtureOfGaussians", "apart", self.apart, "it separates components at the start")
+
+    def __call__(self, site: Site) -> BeliefMixture:
+        require_site(InducingPrior, self, site, "inducing values")
+        size = math.prod(site.fn.event_shape)
+        total = self.components * (1 + self.reflected)
+
+        def component(k: int) -> Belief:
+            settings = {field.name: getattr(site, field.name) for field in dataclasses.fields(Site)}
+            settings["prefix"] = f"{site.prefix}_{k}"
+
+            def moved(loc: Array) -> Array:
+                if total == 1:
+                    return loc
+                step = self.apart * initial_scale(self.of.scale, site)
+                return loc + step * _direction(k / total, size).reshape(loc.shape).astype(loc.dtype)
+
+            q: Any = self.of(_Component(**settings, moved=moved))
+            return q
+
+        parts = tuple(component(k) for k in range(self.components))
+        logits = jnp.zeros(self.components, site.fn.dtype)
+        if self.components > 1:
+            logits = site.param("logits", lambda: logits)
+        if self.reflected:
+            parts, logits = (*parts, *(q.around(-q.loc) for q in parts)), jnp.concatenate([logits, logits])
+        return BeliefMixture(parts, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Component(Site):
+    """A site as the rule of one component sees it: the means start elsewhere."""
+
+    moved: Callable[[Array], Array]
+
+    def param(self, name: str, init: Callable[[], Array], **settings: Any) -> Array:
+        start = (lambda: self.moved(init())) if name == "loc" else init
+        return super().param(name, start, **settings)
+
+
+def _direction(turn: float, size: int) -> Array:
+    """Numbers of about one (size,): opposite for half a ``turn``, and for no other two turns nearly the same."""
+    golden = (3 - math.sqrt(5)) / 2
+    return jnp.cos(2 * math.pi * (turn + golden * jnp.arange(size)) + 0.7)
