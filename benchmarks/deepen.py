@@ -2,8 +2,8 @@
 
 ``python benchmarks/deepen.py --data DIRECTORY`` fits the sets of ``--sets``: files of DIRECTORY (arrays X, y), names of
 ``library_sets.py``, ``step`` and ``sinusoids`` of ``examples/step_function.py``. The program is that of
-``examples/regression.py``. Depth L costs L times ``--steps`` steps of Adam from its own start, and ``--steps`` for each of
-the L fits of a chain of deepened ones. Fits are appended to ``--results``; what is there is not fitted again, and
+``examples/regression.py``. Depth L costs L times ``--steps`` steps of Adam from its own start, and ``--steps`` for each
+of the L fits of a chain of deepened ones. Fits are appended to ``--results``; what is there is not fitted again, and
 ``--table`` prints it.
 
 Bounds are per row, without the log densities of hyperparameters: these are points here, each layer brings its own, and
@@ -27,7 +27,7 @@ import optax
 from numpyro import handlers
 from numpyro.infer import SVI
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "examples"), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import library_sets
 import regression
 import step_function
@@ -174,7 +174,9 @@ def main() -> None:
             for record in fits.chains():
                 if (record["way"], record["layers"]) in known:
                     continue
-                record = {"set": name, "seed": seed, "rows": len(split.X), "version": dgp.__version__} | settings | record
+                record = (
+                    {"set": name, "seed": seed, "rows": len(split.X), "version": dgp.__version__} | settings | record
+                )
                 print(record, flush=True)
                 with open(arguments.results, "a") as file:
                     file.write(json.dumps(record) + "\n")

@@ -75,12 +75,12 @@ def deepen(
     .. math:: q(v) = p(v) = N(0, I), \qquad \operatorname{var} f(x) = c\, \sigma_0^2(x),
 
     where :math:`\sigma_0^2` is the variance, process noise included, at the initial values of the program, and c the
-    largest of 1, 1/2, 1/4, ... at which the bound is not lower than that of the fit by more than twice the standard error.
-    All positive hyperparameters of the new layers' own that the variance rises with are multiplied by c. That q(v) has no
-    divergence: the bound loses only what a layer of that variance costs those above.
+    largest of 1, 1/2, 1/4, ... at which the bound is not lower than that of the fit by more than twice the standard
+    error of their difference. All positive hyperparameters of the new layers' own that the variance rises with are
+    multiplied by c. That q(v) has no divergence: the bound loses only what a layer of that variance costs those above.
 
-    The two bounds are compared without the densities of the hyperparameters that the fitted program does not have, since
-    it has no such term. What these are is in the result. A narrow prior of the variance pulls a layer away from
+    The two bounds are compared without the densities of the hyperparameters that the fitted program does not have,
+    since it has no such term. What these are is in the result. A narrow prior of the variance pulls a layer away from
     the identity, whatever the data say (``docs/depth.md``).
 
     Args:
@@ -142,18 +142,19 @@ def deepen(
     svi, before = (
         SVI(*program, optax.sgd(0.0), ELBO()) for program in ((model, guide), (posterior.model, posterior.guide))
     )
-    state, program = start_of_fit("deepen", svi, rng_key, rebuild, arrays, None)
-    initial = svi.get_params(state)
-    sites = shared_sites(
-        program, sites_of_fit(before, rebuild, arrays), names, (guide.prefix, posterior.guide.prefix)  # type: ignore[union-attr]
-    )
-    taken, new = taken_parameters(initial, posterior.params, sites, names)
+    program, fitted_program = (sites_of_fit(of, rebuild, arrays) for of in (svi, before))
+    sites = shared_sites(program, fitted_program, names, (guide.prefix, before.guide.prefix))
+    shapes = {name: site.value for name, site in program.parameters.items()}
+    taken, new = taken_parameters(shapes, posterior.params, sites, names)
 
     def once(params: dict[str, Array], arrays: list[Array], key: Array = rng_key) -> Run:
-        return run(*jax.random.split(key)[::-1], params, model, guide, *rebuild(arrays))
+        plate_key, particle_key = jax.random.split(key)  # as ELBO does
+        args, kwargs = rebuild(arrays)
+        return run(particle_key, plate_key, params, model, guide, args, kwargs)
 
-    layers = find_new_layers(_on_shapes(once, initial, arrays), sites, program, new)
-    params = with_prior_values(initial | taken, layers)
+    layers = find_new_layers(_on_shapes(once, shapes, arrays), sites, program, new)
+    state, _ = start_of_fit("deepen", svi, rng_key, rebuild, arrays, None)
+    params = with_prior_values(svi.get_params(state) | taken, layers)
     _require_wiring(posterior, model, params, sites.old, rebuild, arrays)
     directions = layers.directions(params, lambda params: once(params, arrays))
     if not any(map(np.any, directions.values())):
@@ -238,7 +239,8 @@ def _require_wiring(
             layer_inputs(posterior.model, fit, values, args, kwargs),
         )
 
-    require_same_inputs(*inputs(arrays), old)
+    deeper, fitted = inputs(arrays)
+    require_same_inputs(deeper, fitted, old)
 
 
 def _bounds(svi: SVI, params: Mapping[str, Array], keys: Array, rebuild: Rebuild, arrays: list[Array]) -> Array:
@@ -276,10 +278,10 @@ def _largest(
     least = start(_HALVINGS)
     if not holds(least):
         raise ValueError(
-            f"deepen: expected a bound that is not lower than that of the fit, {least.fitted:.6g}, got {least.bound:.6g} "
-            f"with the new layers {sorted(layers.inducing)} at a variance of {least.variance:.3g}: where that is not "
-            "small, take their variance and process noise from numpyro.sample or numpyro.param; where it is, "
-            "see that priors, likelihood and fixed numbers are those of the fit"
+            f"deepen: expected a bound that is not lower than that of the fit, {least.fitted:.6g}, got "
+            f"{least.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {least.variance:.3g}: "
+            "where that is not small, take their variance and process noise from numpyro.sample or numpyro.param; "
+            "where it is, see that priors, likelihood and fixed numbers are those of the fit"
         )
     low, high, best = -1, _HALVINGS, least
     while high - low > 1:

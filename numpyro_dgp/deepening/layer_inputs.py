@@ -63,11 +63,11 @@ def layer_inputs(
     with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
         given(*args, **kwargs)
     for site in sites.values():
-        drawn = values_of(site["fn"]) if site["type"] == "sample" else None
-        function = getattr(drawn, "function", None)
-        if getattr(function, "site", None) is not None:
-            call = LayerInputs(drawn.inputs, function.inducing_inputs)
-            found.setdefault(function.site, []).append(call)
+        drawn: Any = values_of(site["fn"]) if site["type"] == "sample" else None
+        function: Any = getattr(drawn, "function", None)
+        name: str | None = getattr(function, "site", None)
+        if name is not None:
+            found.setdefault(name, []).append(LayerInputs(drawn.inputs, function.inducing_inputs))
     return found
 
 

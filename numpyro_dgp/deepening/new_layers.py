@@ -96,8 +96,8 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
         )
     if last := sorted(inducing.keys() - structure(model).inner):
         raise ValueError(
-            f"deepen: expected new layers below the last one, got {last[0]!r}, which is under the likelihood: say which "
-            f"layer of the fit it is, names={{{last[0]!r}: ...}}"
+            f"deepen: expected new layers below the last one, got {last[0]!r}, which is under the likelihood: say "
+            f"which layer of the fit it is, names={{{last[0]!r}: ...}}"
         )
     hidden = tuple(
         name
@@ -108,10 +108,10 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
     )
     if own := [name for name in hidden if record_of(guide[name]).learned]:
         raise ValueError(
-            f"deepen: expected values of a new layer that follow the model, got {own[0]!r} with a posterior of its own: "
-            f"give it sites={{{own[0]!r}: dgp.guides.Propagate()}}"
+            f"deepen: expected values of a new layer that follow the model, got {own[0]!r} with a posterior of its "
+            f"own: give it sites={{{own[0]!r}: dgp.guides.Propagate()}}"
         )
-    shared = tuple(name for name in sites.new if name not in inducing and name not in hidden)
+    shared = tuple(name for name in sites.new if site_kind(model[name]) == "other")
     positive, logarithmic = [], []
     for name in names:
         owner, rest = sites.owner(name)
@@ -133,7 +133,7 @@ def _is_positive(constraint: Any) -> bool:
 
 def with_prior_values(params: dict[str, Array], layers: NewLayers) -> dict[str, Array]:
     """Parameters at which q(v) of new layers is their prior, where their rules are Gaussians."""
-    changed = {}
+    changed: dict[str, Array] = {}
     for record in layers.inducing.values():
         if record.gaussian is None or record.follows is not None:
             continue

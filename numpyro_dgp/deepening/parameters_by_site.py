@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dgp._checks import with_nearest
 from numpyro_dgp._typing import Array
@@ -76,12 +76,12 @@ def _source(name: str, names: Mapping[str, str]) -> str | None:
 
 
 def taken_parameters(
-    initial: Mapping[str, Array], fitted: Mapping[str, Array], sites: SharedSites, names: Mapping[str, str]
+    initial: Mapping[str, Any], fitted: Mapping[str, Array], sites: SharedSites, names: Mapping[str, str]
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
     """The values of the fit under their names in the deeper program, and the names of the parameters that are new.
 
     Args:
-        initial: all parameters of the deeper program.
+        initial: all parameters of the deeper program, or their shapes.
         fitted: those of the fit.
         sites: of the deeper program.
         names: from names of the deeper program to those of the fitted one.
@@ -100,21 +100,21 @@ def taken_parameters(
         ours, theirs = (f"_{prefix}_" for prefix in sites.prefixes)
         rest = theirs + rest[len(ours) :] if site and rest.startswith(ours) else rest
         source = sites.old[site] + rest if site and name not in names else _source(name, names)
-        if source not in fitted:
+        if source is None or source not in fitted:
             if site and name not in names:
                 raise ValueError(
-                    f"deepen: expected a parameter {source!r} in the fit, for {name!r}, got "
-                    f"{with_nearest([source], fitted)} in none: take guides with the same rules for the sites that "
-                    "both programs have"
+                    f"deepen: expected a parameter {source!r} in the fit, for {name!r}, got none: take guides with the "
+                    "same rules for the sites that both programs have"
                 )
             new.append(name)
             continue
-        shapes = jax.tree.map(jnp.shape, (value, fitted[source]))
+        shapes = [jax.tree.map(np.shape, leaf) for leaf in (value, fitted[source])]
         if shapes[0] != shapes[1]:
             raise ValueError(
                 f"deepen: expected {name!r} to have the shape of {source!r} of the fit, {shapes[1]}, got {shapes[0]}: "
-                "a new layer has as many outputs as inputs, so that the others keep their shapes; take the same "
-                "numbers of inducing points and the same rules, and for hyperparameters rules of single sites"
+                "see that names says which layer of the fit each one is, names={'f1': 'f0'}, and that a new layer has "
+                "as many outputs as inputs; take the same numbers of inducing points and the same rules, for "
+                "hyperparameters rules of single sites"
             )
         taken[name], sources[source] = fitted[source], name
     if lost := fitted.keys() - sources.keys():
