@@ -22,6 +22,7 @@ from numpyro_dgp.guides.run import Run, run
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_compiling_itself, start_of_fit
+from numpyro_dgp.inference.initial_state import has_no_state
 from numpyro_dgp.inference.program_sites import Rebuild, sites_of_fit
 from numpyro_dgp.predict import Posterior
 
@@ -142,6 +143,8 @@ def deepen(
     svi, before = (
         SVI(*program, optax.sgd(0.0), ELBO()) for program in ((model, guide), (posterior.model, posterior.guide))
     )
+    if not has_no_state(svi):
+        svi.init(rng_key, *args, **kwargs)
     program, fitted_program = (sites_of_fit(of, rebuild, arrays) for of in (svi, before))
     sites = shared_sites(program, fitted_program, names, (guide.prefix, before.guide.prefix))
     shapes = {name: site.value for name, site in program.parameters.items()}
@@ -231,8 +234,7 @@ def _require_wiring(
     @jax.jit
     def inputs(arrays: list[Array]) -> Any:
         args, kwargs = rebuild(arrays)
-        with handlers.block():
-            values = handlers.seed(first, 0)(*args, **kwargs)
+        values = handlers.seed(first, 0)(*args, **kwargs)  # not under block, under which a guide returns nothing
         renamed = {name: values[source] for name, source in old.items() if source in values}
         return (
             layer_inputs(model, params, renamed, args, kwargs),
