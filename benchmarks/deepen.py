@@ -116,7 +116,14 @@ class Fits:
                     found, start = self.fit(model, guide, depth * self.steps), {}
                 else:
                     begin = dgp.initial.deepen(
-                        below, model, guide, jax.random.key(7), self.split.X, self.split.y, names=renamed(depth)
+                        below,
+                        model,
+                        guide,
+                        jax.random.key(7),
+                        self.split.X,
+                        self.split.y,
+                        names=renamed(depth),
+                        num_samples=20,
                     )
                     found = below = self.fit(model, guide, self.steps, begin.params)
                     start = {"start": (begin.bound - begin.fitted) / len(self.split.X), "variance": begin.variance}

@@ -65,7 +65,7 @@ def deepen(
     rng_key: Array,
     *args: Any,
     names: Mapping[str, str] | None = None,
-    num_samples: int = 20,
+    num_samples: int = 200,
     **kwargs: Any,
 ) -> DeeperStart:
     r"""Parameters of a deeper program at which it is the fitted one, with new layers that are the identity.
@@ -92,7 +92,7 @@ def deepen(
         *args: arguments of the model, those of the fit; both programs are called with them.
         names: from names of the deeper program to those of the fitted one, sites and ``numpyro.param``, where they
             differ. Other names mean the same in both, unless another site has taken them.
-        num_samples: draws of each bound.
+        num_samples: draws of each bound. With fewer the standard error is larger, and so is the variance at the start.
         **kwargs: keyword arguments of the model.
 
     Returns:
@@ -136,7 +136,7 @@ def deepen(
     _require_fit(posterior, model, guide, names)
     require_compiling_itself("deepen", rng_key, args, kwargs)
     require_key("deepen", rng_key)
-    require_count("deepen", "num_samples", num_samples, "20")
+    require_count("deepen", "num_samples", num_samples, "200")
     names = names or {}
     arrays, rebuild = split_arguments(args, kwargs)
     keys = jax.random.split(rng_key, num_samples)
