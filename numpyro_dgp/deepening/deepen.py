@@ -12,7 +12,7 @@ import optax
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import require_count, require_key, require_positive
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.layer_inputs import first_rows, layer_inputs, require_same_inputs
 from numpyro_dgp.deepening.new_layers import NewLayers, find_new_layers, with_prior_values
@@ -30,8 +30,10 @@ __all__ = ["DeeperStart", "deepen"]
 
 _HALVINGS = 40
 """The smallest variance that is tried, as the number of times that the first one is halved."""
-_ERRORS = 2.0
-"""Standard errors by which the bound may seem to fall."""
+
+
+_CERTAIN = 4.0
+"""Standard errors by which the bound must be lower for it to be certain."""
 
 
 class DeeperStart(NamedTuple):
@@ -66,6 +68,7 @@ def deepen(
     *args: Any,
     names: Mapping[str, str] | None = None,
     num_samples: int = 200,
+    errors: float = 1.0,
     **kwargs: Any,
 ) -> DeeperStart:
     r"""Parameters of a deeper program at which it is the fitted one, with new layers that are the identity.
@@ -76,8 +79,8 @@ def deepen(
     .. math:: q(v) = p(v) = N(0, I), \qquad \operatorname{var} f(x) = c\, \sigma_0^2(x),
 
     where :math:`\sigma_0^2` is the variance, process noise included, at the initial values of the program, and c the
-    largest of 1, 1/2, 1/4, ... at which the bound is not lower than that of the fit by more than twice the standard
-    error of their difference. All positive hyperparameters of the new layers' own that the variance rises with are
+    largest of 1, 1/2, 1/4, ... at which the bound is not lower than that of the fit by more than ``errors`` standard
+    errors of their difference. All positive hyperparameters of the new layers' own that the variance rises with are
     multiplied by c. That q(v) has no divergence: the bound loses only what a layer of that variance costs those above.
 
     The two bounds are compared without the densities of the hyperparameters that the fitted program does not have,
@@ -92,7 +95,9 @@ def deepen(
         *args: arguments of the model, those of the fit; both programs are called with them.
         names: from names of the deeper program to those of the fitted one, sites and ``numpyro.param``, where they
             differ. Other names mean the same in both, unless another site has taken them.
-        num_samples: draws of each bound. With fewer the standard error is larger, and so is the variance at the start.
+        num_samples: draws of each bound.
+        errors: by how many of its standard errors the bound may be lower. With more of them, or fewer draws,
+            new layers start with a larger variance and come into use in fewer steps.
         **kwargs: keyword arguments of the model.
 
     Returns:
@@ -128,7 +133,7 @@ def deepen(
         >>> result = dgp.fit(svi, jax.random.key(0), 100, X, y, progress_bar=False)
         >>> fitted = dgp.Posterior(model, guides[0], result.params)
         >>> start = dgp.initial.deepen(fitted, deeper, guides[1], jax.random.key(1), X, y)
-        >>> start.bound > start.fitted - 2 * start.error - 0.01
+        >>> start.bound > start.fitted - 0.1
         True
         >>> svi = SVI(deeper, guides[1], optax.adam(0.05), dgp.ELBO())
         >>> result = dgp.fit(svi, jax.random.key(2), 10, X, y, init_params=start.params, progress_bar=False)
@@ -136,6 +141,7 @@ def deepen(
     _require_fit(posterior, model, guide, names)
     require_compiling_itself("deepen", rng_key, args, kwargs)
     require_key("deepen", rng_key)
+    require_positive("deepen", "errors", errors, "1.0")
     require_count("deepen", "num_samples", num_samples, "200")
     names = names or {}
     arrays, rebuild = split_arguments(args, kwargs)
@@ -184,7 +190,7 @@ def deepen(
         return layers.scaled(params, factors)
 
     fitted = np.asarray(_bounds(before, posterior.params, keys, rebuild, arrays), float)
-    return _largest(lambda halvings: (scaled(halvings), draws(scaled(halvings), arrays)), fitted, layers)
+    return _largest(lambda halvings: (scaled(halvings), draws(scaled(halvings), arrays)), fitted, errors, layers)
 
 
 def _require_fit(posterior: Any, model: Any, guide: Any, names: Any) -> None:
@@ -257,38 +263,41 @@ def _bounds(svi: SVI, params: Mapping[str, Array], keys: Array, rebuild: Rebuild
 
 
 def _largest(
-    at: Callable[[int], tuple[dict[str, Array], tuple[Array, Array, Array]]], fitted: np.ndarray, layers: NewLayers
+    at: Callable[[int], tuple[dict[str, Array], tuple[Array, Array, Array]]],
+    fitted: np.ndarray,
+    errors: float,
+    layers: NewLayers,
 ) -> DeeperStart:
-    """The start with the largest variance at which the bound is not lower, by bisection over how often it is halved.
+    """The start with the largest variance that costs little, by bisection over how often the first one is halved.
+
+    What a variance costs is the difference to the smallest one, of which the draws have the same random numbers.
 
     Raises:
-        ValueError: the bound is lower at the smallest variance that is tried.
+        ValueError: the bound at the smallest variance is lower than that of the fit.
     """
 
-    def start(halvings: int) -> DeeperStart:
+    def start(halvings: int) -> tuple[DeeperStart, np.ndarray]:
         params, found = at(halvings)
         bounds, densities, variances = (np.asarray(values, float) for values in found)
-        error = np.std(bounds - fitted, ddof=1) / np.sqrt(len(bounds)) if len(bounds) > 1 else 0.0
-        return DeeperStart(
-            params, fitted.mean(), bounds.mean(), float(error), densities.mean(), float(variances.mean())
-        )
+        error = np.std(bounds - fitted) / np.sqrt(len(bounds))
+        numbers = map(float, (fitted.mean(), bounds.mean(), error, densities.mean(), variances.mean()))
+        return DeeperStart(params, *numbers), bounds
 
-    def holds(found: DeeperStart) -> bool:
-        rounding = 1e-4 * (1 + abs(found.fitted))
-        return bool(found.bound >= found.fitted - _ERRORS * found.error - rounding)
-
-    least = start(_HALVINGS)
-    if not holds(least):
+    best, least = start(_HALVINGS)
+    rounding = 1e-4 * (1 + abs(best.fitted))
+    if not best.bound >= best.fitted - _CERTAIN * best.error - rounding:
         raise ValueError(
-            f"deepen: expected a bound that is not lower than that of the fit, {least.fitted:.6g}, got "
-            f"{least.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {least.variance:.3g}: "
+            f"deepen: expected a bound that is not lower than that of the fit, {best.fitted:.6g}, got "
+            f"{best.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {best.variance:.3g}: "
             "where that is not small, take their variance and process noise from numpyro.sample or numpyro.param; "
             "where it is, see that priors, likelihood and fixed numbers are those of the fit"
         )
-    low, high, best = -1, _HALVINGS, least
+    allowed = errors * best.error + rounding
+    low, high = -1, _HALVINGS
     while high - low > 1:
         middle = (low + high) // 2
-        if holds(found := start(middle)):
+        found, bounds = start(middle)
+        if np.mean(bounds - least) >= -allowed:
             high, best = middle, found
         else:
             low = middle
