@@ -124,7 +124,6 @@ class Fits:
                         self.split.y,
                         names=renamed(depth),
                         num_samples=20,
-                        errors=2.0,
                     )
                     found = below = self.fit(model, guide, self.steps, begin.params)
                     start = {"start": (begin.bound - begin.fitted) / len(self.split.X), "variance": begin.variance}

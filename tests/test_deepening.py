@@ -72,7 +72,7 @@ def renamed(depth):
 
 
 def fit(model, guide, steps, *args, start=None):
-    svi = SVI(model, guide, optax.adam(0.03), dgp.ELBO())
+    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.03, steps)), dgp.ELBO())
     result = dgp.fit(svi, KEY, steps, X, Y, *args, init_params=start, progress_bar=False)
     return dgp.Posterior(model, guide, result.params)
 

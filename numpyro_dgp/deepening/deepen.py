@@ -297,7 +297,8 @@ def _largest(
     while high - low > 1:
         middle = (low + high) // 2
         found, bounds = start(middle)
-        if np.mean(bounds - least) >= -allowed:
+        costs = least - bounds
+        if np.mean(costs) + 2 * np.std(costs) / np.sqrt(len(costs)) <= allowed:
             high, best = middle, found
         else:
             low = middle
