@@ -83,11 +83,13 @@ def make_model(
     process_noise: bool = False,
     period: float | None = None,
     likelihood: str = "student-t",
+    inner_spread: float = 1.0,
 ) -> Callable[..., None]:
     """A deep GP for inputs like ``X``: hyperparameters have priors, inner layers start as the identity.
 
     With a ``period``, in units of X, the first layer may also be periodic. The degrees of freedom of a Student-t
-    likelihood are learned, above 2 so that the variance is finite; the larger, the closer to normal.
+    likelihood are learned, above 2 so that the variance is finite; the larger, the closer to normal. Logarithms of the
+    variances of inner layers have a prior with the standard deviation ``inner_spread``.
     """
     starts = dgp.initial.layers(X, [min(X.shape[1], 30)] * (depth - 1), min(num_inducing, len(np.unique(X, axis=0))))
 
@@ -95,8 +97,9 @@ def make_model(
         functions = []
         for i, (Z, mean, lengthscale) in enumerate(starts):
             scales = dist.LogNormal(math.log(lengthscale), 1.0).expand([Z.shape[1]]).to_event(1)
+            spread = 1.0 if i == depth - 1 else inner_spread
             kernel = dgp.kernels.RBF(
-                numpyro.sample(f"variance{i}", dist.LogNormal(0.0, 1.0)), numpyro.sample(f"lengthscale{i}", scales)
+                numpyro.sample(f"variance{i}", dist.LogNormal(0.0, spread)), numpyro.sample(f"lengthscale{i}", scales)
             )
             if i == 0 and period is not None:
                 season = numpyro.sample("season", dist.LogNormal(jnp.array([-4.0, 0.0]), 1.0).to_event(1))

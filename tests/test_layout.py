@@ -37,6 +37,7 @@ ALLOWED = {
     "fitted": "model guides draws",
     "prediction": "algebra model guides densities draws fitted",
     "predict": "model densities fitted prediction",
+    "deepening": "guides inference model predict",
     "plots": "kernels rings densities predict",
     "diagnostics": "model guides inference densities draws predict plots",
     "testing": "algebra kernels model guides inference",
@@ -49,6 +50,7 @@ OUTSIDE = {
     **dict.fromkeys(["inference", "optim"], "scipy numpyro numpyro.infer optax tqdm"),
     **dict.fromkeys(["densities", "draws", "fitted", "predict", "extend"], "scipy numpyro numpyro.infer"),
     "prediction": "numpyro tqdm",
+    "deepening": "numpyro numpyro.infer optax",
     "testing": "numpyro numpyro.infer optax",
     "plots": "matplotlib",
     "diagnostics": "scipy numpyro numpyro.infer optax matplotlib pandas xarray arviz_base arviz_stats",
@@ -79,7 +81,7 @@ def imports(name):
 def place(name):
     """The folder of a module, or the file beside the folders; ``names`` for what only collects public names."""
     parts = name.split(".")[1:]
-    if not parts or (FILES[name].name == "__init__.py" and name == "numpyro_dgp.guides"):
+    if not parts or (FILES[name].name == "__init__.py" and name in ("numpyro_dgp.guides", "numpyro_dgp.initial")):
         return "names"
     folder = ".".join(parts[:2])
     return folder if folder in ALLOWED else parts[0]

@@ -22,7 +22,8 @@ __all__ = ["has_no_state", "initial_state"]
 
 def has_no_state(svi: SVI) -> bool:
     """Whether the guide keeps nothing between its calls. NumPyro's autoguides set themselves up in their first one."""
-    return isinstance(svi.guide, Guide) or inspect.isfunction(svi.guide)
+    guide = svi.guide
+    return guide.companion is None if isinstance(guide, Guide) else inspect.isfunction(guide)
 
 
 def initial_state(

@@ -1,4 +1,4 @@
-"""Initial values: standardised data, inducing inputs by k-means, layers that start as the identity, weights."""
+"""Standardised data, inducing inputs by k-means, layers that start as the identity, weights of outputs."""
 
 from __future__ import annotations
 

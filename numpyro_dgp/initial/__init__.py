@@ -1,0 +1,7 @@
+"""Initial values: standardised data, inducing inputs by k-means, layers that start as the identity, weights; the start
+of a deeper program at the fit of a shallower one."""
+
+from numpyro_dgp.deepening.deepen import DeeperStart, deepen
+from numpyro_dgp.initial.layer_starts import LayerStart, Standardizer, kmeans, layers, mixing
+
+__all__ = ["DeeperStart", "LayerStart", "Standardizer", "deepen", "kmeans", "layers", "mixing"]
