@@ -2,7 +2,7 @@
 
 ``python benchmarks/random_programs.py --seeds 0 200`` draws a program and a guide from every seed, checks them as
 ``tests/test_random_programs.py`` does (``tests/program_checks.py`` says what is checked), and prints how many programs
-had each guide and each part, and how many of them failed. The failures are listed below the table by seed. Every seed is
+had each guide and each part, and how many of them failed. The failures follow by seed. Every seed is
 a line of JSON in ``--out``; seeds found there are not repeated. A process takes ``--each`` seeds, because compiled
 programs fill memory.
 """

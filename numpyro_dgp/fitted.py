@@ -39,6 +39,7 @@ __all__ = [
     "require_own_functions",
     "require_rules",
     "require_unobserved",
+    "warn_exact_rows",
     "warn_rows_together",
 ]
 
@@ -87,6 +88,8 @@ class Fit:
         require_unobserved(call)
         require_own_functions(call)
         warn_rows_together(call)
+        call.require_conditioned()
+        warn_exact_rows(call)
         require_rules(self.guide, self.params, call.sites)
         require_draws(self.samples or {}, call.sites)
         return call
@@ -330,6 +333,18 @@ def require_own_functions(call: Call) -> None:
             f"Posterior: expected inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of "
             f"the call, got some computed from {', '.join(arguments)}: at other rows that is not the function that was "
             "fitted. Compute them once, outside the model: Z = X[::10] before def model(X, y=None)"
+        )
+
+
+def warn_exact_rows(call: Call) -> None:
+    """Warn if an exact process is at rows of the call: what was fitted are its values at the rows of the fit."""
+    for name, arguments in list(call.exact.items())[:1]:
+        warnings.warn(
+            f"Posterior: the values of the exact process {name!r} are those at the rows of the fit, whatever rows "
+            f"{', '.join(map(repr, arguments))} has in this call: predict at the rows of the fit only. For others keep "
+            f"the inputs X of the fit outside the model, v = numpyro.sample({name!r}, f(X)), and call "
+            "f.condition(X, v) at those of the call",
+            stacklevel=2,
         )
 
 

@@ -27,14 +27,20 @@ class Choice:
     turns: bool = True
 
 
+def _inducing_point(**options):
+    """Latents of rows that come as arguments have no parameters of their own."""
+
+    def make(program, model):
+        rules = {"latent": G.Amortised(hidden=(3,))} if program.batch == "arguments" else {}
+        make = G.ImportanceWeighted if "num_samples" in options else G.InducingPoint
+        return make(model, **(rules | options), sites={"lengths": G.Normal()} if program.lengths else {})
+
+    return make
+
+
 def _hidden(rule):
     """A rule for every hidden layer that is drawn row by row."""
-    return lambda p, model: G.InducingPoint(model, sites={name: rule for name in p.hidden}, **_latents(p))
-
-
-def _latents(program):
-    """Batches of rows that come as arguments leave no parameters for a row."""
-    return {"latent": G.Amortised(hidden=(3,))} if program.batch == "arguments" else {}
+    return lambda program, model: G.InducingPoint(model, sites={name: rule for name in program.hidden})
 
 
 def _markov(program, model):
@@ -74,10 +80,10 @@ def _collapsed(program, model):
 
 
 GUIDES = {
-    "full": Choice(lambda p, model: G.InducingPoint(model, **_latents(p))),
-    "diagonal": Choice(lambda p, model: G.InducingPoint(model, inducing=G.Diagonal(), **_latents(p)), turns=False),
+    "full": Choice(_inducing_point()),
+    "diagonal": Choice(_inducing_point(inducing=G.Diagonal()), turns=False),
     "hyperparameters": Choice(
-        lambda p, model: G.InducingPoint(model, other=G.Normal(), **_latents(p)),
+        _inducing_point(other=G.Normal()),
         lambda p: p.scale or p.lengths or p.mix,
     ),
     "mean field": Choice(_mean_field, lambda p: p.is_noisy and p.batch != "arguments", turns=False),
@@ -91,17 +97,9 @@ GUIDES = {
     "joint outputs, rank": Choice(_hidden(G.JointOutputs(2)), _wide, turns=False),
     "given below": Choice(_hidden(G.GivenBelow()), _free),
     "Markov": Choice(_markov, _layers, turns=False),
-    "amortised": Choice(
-        lambda p, model: G.InducingPoint(model, latent=G.Amortised(hidden=(3,))), lambda p: p.latent > 0
-    ),
-    "importance": Choice(
-        lambda p, model: G.ImportanceWeighted(model, num_samples=3, **_latents(p)),
-        lambda p: p.latent > 0,
-        objectives="above",
-    ),
-    "quadrature": Choice(
-        lambda p, model: G.InducingPoint(model, latent=G.Quadrature(15)), lambda p: p.latent == 1, objectives="above"
-    ),
+    "amortised": Choice(_inducing_point(latent=G.Amortised(hidden=(3,))), lambda p: p.latent > 0),
+    "importance": Choice(_inducing_point(num_samples=3), lambda p: p.latent > 0, objectives="above"),
+    "quadrature": Choice(_inducing_point(latent=G.Quadrature(15)), lambda p: p.latent == 1, objectives="above"),
     "collapsed": Choice(_collapsed, _can_collapse, objectives=None, turns=False),
 }
 

@@ -121,7 +121,7 @@ class Program:
     def is_deterministic(self):
         """Whether ``dgp.ELBO`` has nothing to draw but hyperparameters."""
         hidden = self.levels or self.latent or self.drawn or self.project or "part" in self.functions
-        return not (hidden or self.batch or self.is_estimated)
+        return not (hidden or self.batch or self.is_estimated or self.lengths)
 
     @property
     def is_estimated(self):
@@ -170,7 +170,7 @@ class Program:
         return found if likelihood in OUTCOMES else found.astype(float)
 
     def all_rows(self, X, y, X2, y2, Z, *, keep=None, flipped=False, whole=False):
-        """``keep`` masks rows; ``flipped`` reverses the order of the first layer's kernels; ``whole`` takes all rows."""
+        """``keep`` masks rows; ``flipped`` reverses the order of the first layer's kernels; ``whole`` takes all."""
         scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3)) if self.scale else 1.0
         functions = self._open(Z, flipped)
         if self.project:

@@ -42,6 +42,7 @@ class Call:
         ranges: of the values of sites.
         program: its structure.
         together: what is computed from all rows of the call together.
+        exact: by exact processes that the call does not observe, the arguments with one row per datum that they are at.
     """
 
     sites: Trace
@@ -51,6 +52,7 @@ class Call:
     ranges: dict[str, Range]
     program: Program
     together: list[Together]
+    exact: dict[str, list[str]]
 
     @property
     def predicted(self) -> list[str]:
@@ -69,6 +71,7 @@ class Call:
         Raises:
             ValueError: there are several, or none.
         """
+        self.require_conditioned()
         if len(self.candidates) != 1:
             samples = [name for name, site in self.sites.items() if site["type"] == "sample"]
             raise ValueError(
@@ -76,6 +79,20 @@ class Call:
                 f"the program has {samples}"
             )
         return self.candidates[0]
+
+    def require_conditioned(self) -> None:
+        """Raise if what is to be predicted are values of an exact process, which the call does not condition on any.
+
+        Raises:
+            ValueError: a prediction of such values.
+        """
+        for name in self.exact:
+            if not self.candidates or name in self.candidates:
+                raise ValueError(
+                    f"Posterior: expected an observed site in the rows of a plate, got {name!r}, values of an exact "
+                    "process, which without observations follow its prior: condition on those of the fit, "
+                    "f.condition(X, v)(X_new), with v drawn by the guide or a chain"
+                )
 
     def ignored(self) -> tuple[list[str], list[str]]:
         """Sites that are observed here and depend on latents of the predicted rows, and these latents.
@@ -161,12 +178,16 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
             found, leaves = (doubled, again), pairs
     shapes = {label: np.shape(leaf) for label, leaf in zip(labels, leaves, strict=True)}
     together = [w._replace(source=labels.get(w.source, w.source)) for w in rows_together(*found, shapes)]
-    from_rows = {}
+    from_rows, exact = {}, {}
     for name, several in facts.items():
-        used = {label for fact in several.get("function", []) for label in fact if label in rows}
+        used, at = (
+            sorted({labels[label] for fact in several.get(what, []) for label in fact if label in rows})
+            for what in ("function", "inputs")
+        )
         if used:
-            layer = getattr(values_of(sites[name]["fn"]).function, "site", None) or name
-            from_rows[layer] = sorted(labels[label] for label in used)
+            from_rows[getattr(values_of(sites[name]["fn"]).function, "site", None) or name] = used
+        if at and site_kind(sites[name]) == "exact":
+            exact[name] = at
     below: dict[str, set[str]] = {}
     for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
         direct = {n for several in facts[name].values() for fact in several for n in fact if n in facts} - {name}
@@ -179,6 +200,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         given.ranges,
         structure(sites),
         together,
+        exact,
     )
 
 
