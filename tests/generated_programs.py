@@ -1,4 +1,4 @@
-"""Random well-formed programs: what one is made of, the program itself, its data, and how a seed becomes one."""
+"""A program of functions above each other, of any structure, and its data."""
 
 import dataclasses
 from contextlib import ExitStack
@@ -7,57 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from generated_parts import LABELS, LIKELIHOODS, OUTCOMES, RBF, Function
 
 import numpyro_dgp as dgp
-
-RBF, Matern32, Matern52 = dgp.kernels.RBF, dgp.kernels.Matern32, dgp.kernels.Matern52
-KERNELS = {  # by the number of input columns
-    "rbf": lambda D: RBF(0.8, 1.1),
-    "matern": lambda D: Matern52(0.7, 1.3),
-    "sum": lambda D: Matern32(0.5, 0.9) + dgp.kernels.Linear(0.3),
-    "product": lambda D: RBF(1.1, 1.5) * dgp.kernels.RationalQuadratic(0.7, 1.2),
-    "ard": lambda D: RBF(0.9, jnp.linspace(0.9, 1.6, D)),
-    "additive": lambda D: RBF(0.6, 1.2).on(0) + Matern52(0.5, 1.4).on(D - 1),
-}
-SYMMETRIC = ("rbf", "matern", "sum", "product")  # in the columns of the inputs
-MEANS = {"zero": None, "constant": dgp.means.Constant(0.3), "identity": dgp.means.Identity()}
-LIKELIHOODS = {
-    "normal": lambda v: dist.Normal(v, 0.4),
-    "affine": lambda v: dist.Normal(0.5 * v - 0.2, 0.6),
-    "student": lambda v: dist.StudentT(5.0, v, 0.5),
-    "bernoulli": lambda v: dist.Bernoulli(logits=v),
-    "binomial": lambda v: dist.Binomial(4, logits=v),
-    "poisson": lambda v: dist.Poisson(jnp.exp(0.3 * v)),
-    "negative binomial": lambda v: dist.NegativeBinomial2(jnp.exp(0.3 * v), 3.0),
-    "noisy": lambda v: dist.Normal(v, 0.3 + 0.2 * jnp.tanh(v) ** 2),
-    "categorical": lambda v: dist.Categorical(logits=v),
-}
-OUTCOMES = {"binomial": 5, "negative binomial": 4, "categorical": 3}  # how many there are in the data, if not two
-LABELS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """A function of ``dims`` columns; without ``width`` a scalar one, with ``others`` a list of kernels."""
-
-    dims: int
-    width: int | None
-    kernel: str
-    mean: str
-    noise: float | None
-    points: int
-    others: bool
-    form: str = "points"  # or "grid", or "exact"
-
-    def kernels(self):
-        """One kernel, or one for each output."""
-        kernel = KERNELS[self.kernel](self.dims)
-        return [kernel, *[KERNELS["rbf"](self.dims)] * (self.width - 1)] if self.others and self.width else kernel
-
-    def open(self, name, z, kernels):
-        size = (12,) * self.dims if self.kernel == "additive" or self.dims == 1 else (9,) * self.dims
-        how = {"points": lambda: dgp.Points(z), "grid": lambda: dgp.Grid(-6.0, 6.0, size), "exact": lambda: None}
-        return dgp.gp(name, kernels, how[self.form](), outputs=self.width, mean=MEANS[self.mean])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,83 +193,3 @@ class Program:
                 kernels = kernels[::-1]
             found[name] = f.open(name, z, kernels)
         return found
-
-
-def random_program(seed):
-    """A program of one to three layers."""
-    rng = np.random.default_rng(seed)
-
-    def pick(*options):
-        return options[rng.integers(len(options))]
-
-    columns = pick(1, 2)
-    batch = pick(None, None, None, "plate", "arguments")
-    groups = pick((), (), (2,), (2, 2))
-    project = pick(0, 0, 0, 0, 1, 2)
-    entering = project or columns
-    depth, skip = pick(0, 1, 1, 2), pick(False, False, True)
-    exact = pick(False, False, False, True) and batch != "arguments" and not groups and not project
-    latent = 0 if exact and depth == 0 else pick(0, 0, 1, 2)
-    latent_at = pick(*range(int(exact), depth + 1)) if latent else 0
-    likelihood = pick(*LIKELIHOODS)
-    mix = pick(False, False, False, True)
-
-    def function(dims, width, form="points"):
-        kernels = ("rbf", "matern", "ard", "additive") if form == "grid" else tuple(KERNELS)
-        return Function(
-            dims=dims,
-            width=width,
-            kernel=pick(*kernels),
-            mean=pick("zero", "constant", *["identity"] * (width == dims)),
-            noise=pick(None, 0.2),
-            points=pick(2, 3, 4),
-            others=pick(False, True) and form != "grid",
-            form=form,
-        )
-
-    def form(dims):
-        return pick("points", "points", "points", "grid") if dims < 3 else "points"
-
-    functions, levels, dims = {}, [], entering
-    for level in range(depth):
-        dims += latent * (latent > 0 and latent_at == level)
-        below = functions.get("f0")
-        if level and below.form != "exact" and (below.dims, below.width) == (dims, dims) and pick(True, False):
-            levels.append("f0")
-        else:
-            name = f"f{level}"
-            functions[name] = function(dims, pick(1, 2), "exact" if exact and not level else form(dims))
-            levels.append(name)
-        dims = functions[levels[-1]].width + entering * skip
-    dims += latent * (latent > 0 and latent_at == depth)
-    width = 2 if mix else LABELS if likelihood == "categorical" else pick(None, None, 1, 2)
-    if exact and not depth:
-        functions["g"] = function(dims, width, "exact")
-    else:
-        functions["g"] = function(dims, width, form(dims))
-    if pick(*[False] * 5, True):
-        functions["part"] = function(entering, LABELS if mix else width)
-    second = pick(*(kind for kind in LIKELIHOODS if kind != "categorical"))
-    second = second if not exact and pick(False, False, True) else None
-    lengths = functions["g"].form == "points" and pick(False, False, True)
-    return Program(
-        seed=seed,
-        columns=columns,
-        rows=pick(3, 4, 5, 6),
-        groups=groups,
-        functions=functions,
-        levels=tuple(levels),
-        latent=latent,
-        latent_at=latent_at,
-        skip=skip,
-        project=project,
-        mask=pick(False, True),
-        likelihood=likelihood,
-        drawn=(exact and not depth) or pick(False, False, True),
-        mix=mix,
-        second=second,
-        scale=pick(False, True),
-        lengths=lengths,
-        batch=batch,
-        follow=pick(False, True),
-    )

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from generated_guides import GUIDES, guides_of
-from generated_programs import SYMMETRIC, random_program
+from generated_parts import SYMMETRIC
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import Predictive, Trace_ELBO
 from numpyro.infer.util import log_density
+from program_generator import random_program
 from programs import agree
 
 import numpyro_dgp as dgp

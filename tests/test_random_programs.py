@@ -3,10 +3,10 @@ hundreds of them."""
 
 import pytest
 from generated_guides import GUIDES, guides_of
-from generated_programs import random_program
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from program_checks import check, random_case
+from program_generator import random_program
 
 options = dict(  # the same programs in every run, and no search for a smaller one: each costs seconds
     derandomize=True, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck),
