@@ -12,6 +12,11 @@ from generated_parts import LABELS, LIKELIHOODS, OUTCOMES, RBF, Function
 import numpyro_dgp as dgp
 
 
+def beside(x, h):
+    """Hidden values with the inputs beside them, also where there are several values for a latent below."""
+    return jnp.concatenate([jnp.broadcast_to(x, (*h.shape[:-1], x.shape[-1])), h], -1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """Hidden layers above each other and a function above them, under one or two observed sites.
@@ -147,7 +152,7 @@ class Program:
                     break
                 f, noise = functions[name], self.functions[name].noise
                 h = start if level == 0 and self.is_exact else numpyro.sample(f"h{level}{suffix}", f(x, noise=noise))
-                x = jnp.concatenate([below, h], -1) if self.skip else h
+                x = beside(below, h) if self.skip else h
                 if self.follow:
                     numpyro.deterministic(f"kept{level}{suffix}", 2 * h)
 
