@@ -70,7 +70,7 @@ def _layers(program):
 def _can_collapse(program):
     normal = all(kind in ("normal", "affine", None) for kind in (program.likelihood, program.second))
     points = all(f.form == "points" for f in program.functions.values())
-    simple = not (program.mix or program.project or program.batch or program.scale or "part" in program.functions)
+    simple = not (program.mix or program.project or program.batch or "part" in program.functions)
     return normal and points and simple and program.is_noisy
 
 

@@ -29,8 +29,8 @@ def test_many(seed, tmp_path_factory):
 
 
 def test_every_part_is_drawn():
-    """What a program can be made of occurs among the first few hundred, and every guide applies to some."""
-    programs = [random_program(seed) for seed in range(300)]
+    """What a program can be made of occurs among the first programs, and every guide applies to some."""
+    programs = [random_program(seed) for seed in range(1500)]
     assert {name for program in programs for name in guides_of(program)} == set(GUIDES)
     assert {program.batch for program in programs} == {None, "plate", "arguments"}
     assert {program.latent for program in programs} == {0, 1, 2}
