@@ -68,6 +68,14 @@ def reused(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(h[:, None]), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
+def latents_above_a_layer(X, y=None):
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    g = dgp.gp("g", k.RBF(1.0, 1.2), dgp.Points(Z2))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X, noise=0.2))
+        numpyro.sample("y", dgp.Likelihood(g(dgp.latent("w", h, 1)), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+
 def masked(X, y=None):
     keep = jnp.arange(len(X)) < 20
     f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=1)
@@ -86,6 +94,7 @@ PROGRAMS = {
     "per output": (per_output, Y2),
     "reused": (reused, Y),
     "masked": (masked, Y),
+    "latents above a layer": (latents_above_a_layer, Y),
 }
 
 
@@ -150,6 +159,14 @@ def test_bound_against_draws_of_hidden_layers(name):
     assert value < same.mean() + 3 * error
     if name in ("two layers", "latents"):
         assert abs(value - same.mean()) < 3 * error + 0.1
+
+
+def test_a_latent_may_stand_beside_hidden_values():
+    """Its prior does not depend on what it is appended to."""
+    guide = G.Collapsed(latents_above_a_layer)
+    start = {"h_auto_loc": X, "w_auto_loc": 0.1 * X} | {f"{n}_auto_scale": jnp.ones((30, 1)) for n in "hw"}
+    loss = jax.eval_shape(lambda: dgp.ELBO().loss(jax.random.key(0), start, latents_above_a_layer, guide, X, Y))
+    assert loss.shape == ()
 
 
 @pytest.mark.slow

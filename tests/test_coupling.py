@@ -111,6 +111,14 @@ def skip(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, jnp.exp(0.1 * h[..., 0]))), obs=y)
 
 
+def labels(X, y=None):
+    """Classes whose logits are drawn."""
+    f = layer("f", outputs=3)
+    with numpyro.plate("data", len(X)):
+        v = numpyro.sample("v", f(X))
+        numpyro.sample("y", dist.Categorical(logits=v), obs=jnp.arange(30) % 3)
+
+
 COUPLED = {
     mean_of_rows: {"f"},
     bins: {"f"},
@@ -120,7 +128,7 @@ COUPLED = {
     noise_of_all: {"f"},
     centred: {"f"},
 }
-FREE = [grouped, two_tasks, skip, shallow, deep, explicit, bayesian]
+FREE = [grouped, two_tasks, skip, labels, shallow, deep, explicit, bayesian]
 
 
 @pytest.mark.parametrize("model", mostly_slow([bins, centred, driven], COUPLED), ids=lambda m: m.__name__)
@@ -204,6 +212,9 @@ ROWS = {
     "vmap": lambda h: jax.vmap(lambda row: row @ jnp.ones(2))(h),
     "several times": lambda h: h[None] * jnp.ones((3, 1, 1)),
     "density": lambda h: dist.Normal(h, jnp.exp(h)).to_event(1).log_prob(1.0),
+    "one of a row": lambda h: jnp.take_along_axis(h, jnp.array([0, 1, 1, 0, 0])[:, None], -1)[:, 0],
+    "density of labels": lambda h: dist.Categorical(logits=h).log_prob(jnp.array([0, 1, 1, 0, 0])),
+    "one of a row of several": lambda h: jnp.take_along_axis(h * jnp.ones((3, 1, 1)), jnp.ones((3, 5, 1), int), -1),
 }
 OTHER_ROWS = {"reversed": lambda h: h[::-1], "chosen": lambda h: h[jnp.array([0, 0, 3])], "part": lambda h: h[1:4]}
 SEVERAL = {
@@ -213,6 +224,7 @@ SEVERAL = {
     "gram": lambda h: h @ h.T,
     "shifted": lambda h: h[1:] - h[:-1],
     "sorted": lambda h: jnp.sort(h, 0),
+    "one of a column": lambda h: jnp.take_along_axis(h, jnp.array([[0, 1]]), 0)[0],
     "flat": lambda h: h.reshape(-1),
     "softmax of a column": lambda h: jax.nn.softmax(h, 0),
     "scan": lambda h: jax.lax.scan(lambda c, row: (c + row,) * 2, h[0], h)[1],

@@ -1,5 +1,7 @@
 """Importance weighting and quadrature of latents, against dense algebra and one-dimensional integrals."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -428,3 +430,30 @@ def bound(guide):
     svi = SVI(guide.model, guide, optax.sgd(0.0), dgp.ELBO())
     state = svi.init(jax.random.key(0), X, jnp.abs(Y).astype(int))
     return svi.evaluate(state, X, jnp.abs(Y).astype(int))
+
+
+def skipping(X, y=None, widen=True):
+    """The inputs beside the hidden values above a latent."""
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z1), outputs=1)
+    g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z1))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(dgp.latent("w", X, 1)))
+        x = jnp.broadcast_to(X, (*h.shape[:-1], 1)) if widen else X
+        x = jnp.concatenate([x, h], -1)
+        numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+@pytest.mark.parametrize("rule", [{"num_samples": 3}, {"latent": Quadrature(4)}], ids=["importance", "quadrature"])
+def test_inputs_beside_hidden_values(rule):
+    """They have to be widened by the dimension of the values; the error says how."""
+
+    def loss(model):
+        guide = ImportanceWeighted(model, **rule) if "num_samples" in rule else InducingPoint(model, **rule)
+        params = {f"{n}_auto_{p}": a for n in "fg" for p, a in (("loc", Z1.T[:1]), ("scale_tril", jnp.eye(5)[None]))}
+        params |= {"g_auto_loc": Z1[:, 0], "g_auto_scale_tril": jnp.eye(5)}
+        params |= {"w_auto_loc": jnp.zeros((6, 1)), "w_auto_scale": jnp.ones((6, 1))}
+        return jax.eval_shape(lambda: dgp.ELBO().loss(jax.random.key(0), params, model, guide, X, Y))
+
+    assert loss(skipping).shape == ()
+    with pytest.raises(ValueError, match=r"got an error above it .*concatenate.*widen X to that of h before"):
+        loss(partial(skipping, widen=False))

@@ -1,12 +1,15 @@
 """What a call of ``Posterior`` means: latents that other observed sites see, inducing inputs made from the call's rows,
 labels, and parameters or draws that are not those of the program."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
 from programs import NOISE, X, Y, Z, bayesian, deep, random_params, shallow
 
 import numpyro_dgp as dgp
@@ -236,3 +239,44 @@ def test_observations_under_a_mask_may_be_anything(key):
     guide = dgp.guides.InducingPoint(program)
     params = random_params(program, guide, X, counts)
     assert np.isfinite(dgp.ELBO().loss(key, params, program, guide, X, counts))
+
+
+def exact_at(rows, X, y=None):
+    """An exact process at ``rows``, which a call at X reads off; at the rows of the call if there are none."""
+    f = dgp.gp("f", dgp.kernels.RBF(1.2, 0.7), None)
+    v = numpyro.sample("v", f(X if rows is None else rows))
+    with numpyro.plate("data", len(X)):
+        if rows is None:
+            numpyro.sample("y", dist.Normal(v, NOISE), obs=y)
+        else:
+            numpyro.sample("y", dgp.Likelihood(f.condition(rows, v)(X), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize(
+    ("options", "params"),
+    [
+        ({}, {"loc": jnp.ones((1, 30)), "scale_tril": jnp.eye(30)[None]}),
+        ({"exact": dgp.guides.OpperArchambeau()}, {"alpha": jnp.ones(30), "lambda": jnp.ones(30)}),
+        ({"exact": dgp.guides.Normal()}, {"loc": jnp.ones(30), "scale": jnp.ones(30)}),
+        ({"exact": dgp.guides.Delta()}, {"loc": jnp.ones(30)}),
+    ],
+    ids=["full", "two numbers", "independent", "point"],
+)
+def test_an_exact_process_at_fewer_rows_is_refused(rows, options, params, key):
+    guide = dgp.guides.InducingPoint(partial(exact_at, None), **options)
+    program = handlers.substitute(guide, data={f"v_auto_{name}": value for name, value in params.items()})
+    with pytest.raises(ValueError, match="exact process at 'v' at the rows of the fit, got shape"):
+        jax.eval_shape(lambda: handlers.seed(program, key)(X[:rows]))
+
+
+@pytest.mark.slow
+def test_an_exact_process_conditioned_on_its_values_predicts_anywhere(key):
+    """As the message says: a program whose process stays at the rows of the fit."""
+    model = partial(exact_at, X)
+    params = {"v_auto_loc": jnp.ones((1, 30)), "v_auto_scale_tril": 1e-3 * jnp.eye(30)[None]}
+    posterior = dgp.Posterior(model, dgp.guides.InducingPoint(model), params)
+    near, far = posterior.predict(key, X[:7]), posterior.predict(key, X[:7] + 50)
+    assert (jnp.abs(near.mean) > 0.1).any()
+    np.testing.assert_allclose(far.mean, 0.0, atol=1e-6)
+    np.testing.assert_allclose(far.variance, 1.2 + NOISE**2, rtol=1e-3)

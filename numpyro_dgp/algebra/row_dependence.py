@@ -256,15 +256,15 @@ def place(equation: Any, i: int, axis: int, shape: tuple[int, ...], out: tuple[i
 
 def _gathered(equation: Any, axis: int, shape: tuple[int, ...], out: tuple[int, ...]) -> Place | None:
     numbers = equation.params["dimension_numbers"]
+    batch = [d for d in range(len(out)) if d not in numbers.offset_dims]  # axes of the indices
+    if axis in numbers.operand_batching_dims:  # row by row, one index each
+        return Place(batch[numbers.start_indices_batching_dims[numbers.operand_batching_dims.index(axis)]])
     dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    if axis in numbers.operand_batching_dims:
-        return None
     if axis not in dropped:
         within = [d for d in range(len(shape)) if d not in dropped]
         whole = equation.params["slice_sizes"][axis] == shape[axis]
         return Place(numbers.offset_dims[within.index(axis)], not whole)
     # Rows chosen by an index: they lie along the one axis of the indices.
-    batch = [d for d in range(len(out)) if d not in numbers.offset_dims]
     return Place(batch[0], True) if len(batch) == 1 else None
 
 

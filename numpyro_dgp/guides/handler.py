@@ -15,7 +15,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
-from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows
 from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
 from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
@@ -179,6 +179,8 @@ class Replace(Messenger):
             at_rows=lambda *run: self._at_rows(name, fn, *run),
         )
         q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
+        if kind == "exact":
+            require_rows(rule, site, q.shape(), fn.shape())
         copies = None
         if kind == "latent" and self.program.is_per_datum(msg):
             copies = rule.num_nodes or self.choices.num_samples

@@ -44,6 +44,9 @@ class Copies(Messenger):
         drawn: the trace of the guide, when ``fn`` is the model that takes its values.
         weights: normalised weights of the copies of every latent, from an earlier run, for doubly reparameterised
             gradients: the gradient that reaches a copy is multiplied by its weight, and its density held fixed.
+
+    Raises:
+        ValueError: when it runs: a program whose arrays above the latent do not fit it with several values.
     """
 
     def __init__(
@@ -55,6 +58,16 @@ class Copies(Messenger):
     ) -> None:
         self.nesting, self.drawn, self.weights, self.active = nesting, drawn, weights or {}, False
         super().__init__(fn)
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        super().__exit__(exc_type, exc_value, traceback)
+        if self.active and isinstance(exc_value, TypeError):  # as JAX reports shapes that do not fit
+            raise ValueError(
+                "importance weighting: expected a program that runs with several values of a latent along a new first "
+                f"dimension, got an error above it ({exc_value}): arrays of the data have no such dimension, and "
+                "jnp.concatenate does not add it; widen X to that of h before, X = jnp.broadcast_to(X, "
+                "(*h.shape[:-1], X.shape[-1]))"
+            ) from exc_value
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] != "sample" or msg["is_observed"]:

@@ -25,7 +25,7 @@ from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.kernels.psi_statistics import Integrate
-from numpyro_dgp.model.beliefs import FullBelief
+from numpyro_dgp.model.beliefs import FullBelief, StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.program import inspect_program
 from numpyro_dgp.model.refusals import whole_data
@@ -282,7 +282,8 @@ def _dependencies(
     rest: list[Any] = [use.leaves() for use in uses.values()]
     for name, site in sites.items():
         if site["type"] == "sample" and name not in uses:
-            rest.append(arrays_of(site["fn"]))
+            latent = isinstance(unwrap(site["fn"]), StandardNormal)  # its inputs do not enter its density
+            rest.append([] if latent else arrays_of(site["fn"]))
             rest.append([] if name in gaussian else arrays_of(site["value"]))
         elif name in uses and site["is_observed"]:
             rest.append([uses[name].target, uses[name].target_variance])

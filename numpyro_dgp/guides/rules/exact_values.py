@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp.algebra.gaussians import opper_archambeau
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, require_site
 from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
 
 __all__ = ["OpperArchambeau"]
@@ -54,5 +54,6 @@ class OpperArchambeau(Rule):
             )
         alpha = site.param("alpha", lambda: jnp.zeros_like(fn.loc))
         lam = site.param("lambda", lambda: jnp.ones_like(fn.loc))
+        require_rows(self, site, alpha.shape, fn.loc.shape)
         shift, root = opper_archambeau(fn.factor()[0], alpha, lam)
         return WhitenedValues(fn, shift[None], root[None])

@@ -13,7 +13,7 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_rows, require_site
 from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief, InducingPrior
 from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
 
@@ -60,7 +60,9 @@ class Full(Rule):
         require_site((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
         if isinstance(site.fn, JointValues):
             rows = site.fn.loc.mT if site.fn.event_dim == 2 else site.fn.loc[None]
-            return WhitenedValues(site.fn, *self._parameters(site, rows.shape, rows.dtype))
+            shift, root = self._parameters(site, rows.shape, rows.dtype)
+            require_rows(self, site, shift.shape, rows.shape)
+            return WhitenedValues(site.fn, shift, root)
         return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
 
     def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:

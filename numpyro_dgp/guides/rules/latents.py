@@ -30,7 +30,8 @@ def _dimensions(rule: Rule, site: Site) -> int:
     if site.fn.event_dim != 1 or site.fn.support.is_discrete or not site.in_plate:
         raise ValueError(
             f"rule {type(rule).__name__}: expected site {site.name!r} to be a vector of latent numbers per datum, got "
-            f"a {type(site.fn).__name__} of event shape {site.fn.event_shape}: draw it by dgp.latent in the data plate"
+            f"a {type(site.fn).__name__} of event shape {site.fn.event_shape}: draw it by dgp.latent in the data "
+            f"plate, or give it another rule, sites={{{site.name!r}: dgp.guides.Normal()}}"
         )
     return site.fn.event_shape[0]
 

@@ -164,6 +164,26 @@ def initial_scale(scale: float | None, site: Site) -> float:
     return INNER_SCALE if site.is_inner() else 1.0
 
 
+def require_rows(rule: Rule, site: Site, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Refuse parameters of an exact process at other rows.
+
+    Args:
+        rule: the rule.
+        site: the values of an exact process.
+        got: the shape of a parameter with one number per value.
+        expected: its shape at the rows of this call.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if got != expected:
+        raise ValueError(
+            f"rule {type(rule).__name__}: expected the exact process at {site.name!r} at the rows of the fit, got "
+            f"shape {got} where this call needs {expected}: for other rows keep the inputs X of the fit "
+            "outside the model and call f.condition(X, v) at those of the call"
+        )
+
+
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:
     """Refuse a site that a rule has no distribution for.
 
