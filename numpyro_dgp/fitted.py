@@ -36,6 +36,7 @@ __all__ = [
     "require_arguments",
     "require_draws",
     "require_fit",
+    "require_new_rows",
     "require_own_functions",
     "require_rules",
     "require_unobserved",
@@ -86,6 +87,7 @@ class Fit:
         call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
         require_unobserved(call)
         require_own_functions(call)
+        require_new_rows(call)
         warn_rows_together(call)
         require_rules(self.guide, self.params, call.sites)
         require_draws(self.samples or {}, call.sites)
@@ -330,6 +332,18 @@ def require_own_functions(call: Call) -> None:
             f"Posterior: expected inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of "
             f"the call, got some computed from {', '.join(arguments)}: at other rows that is not the function that was "
             "fitted. Compute them once, outside the model: Z = X[::10] before def model(X, y=None)"
+        )
+
+
+def require_new_rows(call: Call) -> None:
+    """Raise if values that belong to the rows of the fit would be used at the rows of the call."""
+    for name, user in call.fixed_rows().items():
+        plates = sorted(frame.name for frame in call.sites[user]["cond_indep_stack"])
+        where = f"in plate(s) {', '.join(map(repr, plates))}, as {user!r} is" if plates else "in a plate of the data"
+        raise ValueError(
+            f"Posterior: expected sites with a value per row in the plates of the rows, got {name!r}, of which {user!r} "
+            "uses row n at row n of the call: the fit has its values for its own rows only. Open it "
+            f"{where}, so that new rows draw their own; values of groups are picked by an argument, {name}[group]"
         )
 
 
