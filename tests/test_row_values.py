@@ -1,6 +1,7 @@
 """Latents outside the plates of the rows of which a program uses row n at row n, in predictions at other rows."""
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
@@ -137,3 +138,61 @@ def scaled(X, y=None):
 def test_what_data_share_is_taken_from_the_fit(model, args, shapes, key):
     posterior = dgp.Posterior(model, samples={n: jnp.ones((2, *s)) for n, s in {"f": (8,), **shapes}.items()})
     assert set(posterior.layers(key, *args)) == {"y"}
+
+
+def drawn_exactly(X, y=None):
+    v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), None)(X))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(v, NOISE), obs=y)
+
+
+def observed_exactly(X, y=None, inner=False):
+    """Under a second exact layer, ``inner``, or alone."""
+    scale = numpyro.sample("scale", dist.LogNormal())
+    h = numpyro.sample("h", dgp.gp("f", dgp.kernels.RBF(), None, outputs=1)(X)) if inner else X
+    numpyro.sample("y", dgp.gp("g", dgp.kernels.RBF(1.0, scale), None)(h, noise=NOISE), obs=y)
+
+
+EXACT = r"got values of an exact one .inducing=None. at '{}'.* Give the layer dgp.Points.X., and y a dgp.Lik.*; or .*"
+BY_HAND = r"dgp.kernels.White\(noise\*\*2\), None\).condition\(X, y\)\(X_new\)"
+
+
+@pytest.mark.parametrize("rows", [N, 7])
+@pytest.mark.parametrize("method", ["predict", "hidden", "layers"])
+def test_exact_processes_need_the_data_of_the_fit(method, rows, key):
+    """At as many rows as in the fit they would be at the inputs of the fit."""
+    scales = {"scale": jnp.ones(2)}
+    fits = [
+        (dgp.Posterior(observed_exactly, samples=scales), "y", BY_HAND, {}),
+        (dgp.Posterior(observed_exactly, samples=scales, site="y"), "y", BY_HAND, {}),
+        (dgp.Posterior(observed_exactly, samples=scales | {"h": jnp.zeros((2, N, 1))}), "h|y", "", {"inner": True}),
+    ]
+    if method != "layers":
+        by_draw = r"f, _ = posterior.layers\(key, X\)\['v'\] at the inputs of the fit"
+        fits.append((dgp.Posterior(drawn_exactly, samples={"v": jnp.zeros((2, N))}), "v", by_draw, {}))
+    for posterior, name, advice, options in fits:
+        with pytest.raises(ValueError, match=EXACT.format(name) + advice):
+            getattr(posterior, method)(key, X[:rows], **options)
+
+
+def test_the_advice_for_exact_processes(key):
+    f, inputs = dgp.Posterior(drawn_exactly, samples={"v": jnp.sin(X).T}).layers(key, X)["v"]
+    np.testing.assert_allclose(f(X).mean, jnp.sin(X[:, 0]), atol=1e-4)
+    np.testing.assert_array_equal(inputs, X)
+    kernel, new = dgp.kernels.RBF(), jnp.linspace(-2.5, 2.5, 6)[:, None]
+    found = dgp.gp("f", kernel + dgp.kernels.White(NOISE**2), None).condition(X, Y)(new)
+    weights = jnp.linalg.solve(kernel(X, X) + NOISE**2 * jnp.eye(N), kernel(X, new)).T
+    np.testing.assert_allclose(found.mean, weights @ Y, atol=1e-6)
+    variance = 1 + NOISE**2 - (weights * kernel(new, X)).sum(1)
+    np.testing.assert_allclose(found.variance, variance, atol=1e-6)
+
+
+def test_values_of_an_exact_process_at_fixed_inputs_are_shared(key):
+    def model(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), None)
+        g = f.condition(Z, numpyro.sample("v", f(Z)))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+    posterior = dgp.Posterior(model, samples={"v": jnp.ones((2, 8))})
+    np.testing.assert_allclose(posterior.predict(key, Z[2:5]).mean, 1.0, atol=1e-3)

@@ -24,7 +24,7 @@ from numpyro_dgp.model.coupling import coupling
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import Range, value_range
 from numpyro_dgp.model.program import Program, run_on_shapes, structure
-from numpyro_dgp.model.row_values import MarkEntries, values_by_row
+from numpyro_dgp.model.row_values import MarkEntries, exact_at_rows, values_by_row
 from numpyro_dgp.model.rows_together import Together, rows_together
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
 
@@ -46,6 +46,7 @@ class Call:
         program: its structure.
         together: what is computed from all rows of the call together.
         by_row: by the name of a site whose values are used row by row, the site that uses them.
+        exact: sites with values of exact processes at the rows of the call.
     """
 
     sites: Trace
@@ -56,6 +57,7 @@ class Call:
     program: Program
     together: list[Together]
     by_row: dict[str, str]
+    exact: list[str]
 
     @property
     def predicted(self) -> list[str]:
@@ -121,8 +123,8 @@ class Call:
 
 
 class _Given(Messenger):
-    """Placeholders for what a fit gives, as values that all data share do not depend on the arguments of a call, and for
-    what is predicted. Notes the ranges of all values, while they can be computed."""
+    """Placeholders for what a fit gives, since values that all data share do not depend on the arguments of a call, and
+    for what is predicted. Notes the ranges of all values, while they can be computed."""
 
     def __init__(self) -> None:
         self.ranges: dict[str, Range] = {}
@@ -133,9 +135,8 @@ class _Given(Messenger):
             return
         self.ranges[msg["name"]] = value_range(msg["fn"])
         if msg["value"] is None and site_kind(msg) in ("other", "inducing", "observed"):
-            numbers = [a for a in jax.tree.leaves(msg["fn"]) if jnp.issubdtype(jnp.result_type(a), jnp.number)]
-            dtype = jnp.result_type(*numbers, float)
-            msg["value"] = jnp.ones(msg["fn"].shape(), int if msg["fn"].support.is_discrete else dtype)
+            draw = jax.eval_shape(msg["fn"].sample, jax.random.key(0))
+            msg["value"] = jnp.ones(draw.shape, draw.dtype)
 
 
 def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -196,6 +197,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         structure(sites),
         together,
         values_by_row(found[0], known_rows(found[1]), below, rows),
+        exact_at_rows(sites, facts, below, rows),
     )
 
 

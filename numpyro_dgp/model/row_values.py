@@ -6,7 +6,7 @@ data, is not shared: at other rows its values are those of the rows of the fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from numpyro.primitives import Messenger
@@ -15,7 +15,7 @@ from numpyro_dgp.algebra.row_dependence import Elsewhere, Rows, mark
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.sites import Message, Trace, site_kind, values_of
 
-__all__ = ["MarkEntries", "values_by_row"]
+__all__ = ["MarkEntries", "exact_at_rows", "values_by_row"]
 
 _ENTRIES = "entries of "
 
@@ -29,7 +29,7 @@ class MarkEntries(Messenger):
 
 
 def values_by_row(
-    sites: Trace, facts: Mapping[str, Mapping[str, list[Any]]], names: Iterable[str], arguments: set[str]
+    sites: Trace, facts: Mapping[str, Mapping[str, list[Any]]], names: Collection[str], arguments: set[str]
 ) -> dict[str, str]:
     """By name of a site whose values are used row by row, the site that uses them.
 
@@ -57,6 +57,17 @@ def values_by_row(
             if below.startswith(_ENTRIES) and axes & of_rows[name] and _in_order(rows, plates):
                 found.setdefault(below.removeprefix(_ENTRIES), name)
     return found
+
+
+def exact_at_rows(
+    sites: Trace, facts: Mapping[str, Mapping[str, list[Any]]], names: Collection[str], arguments: set[str]
+) -> list[str]:
+    """The sites that hold values of exact processes at inputs which come from the rows of a call, directly or through
+    layers below. Arguments as of :func:`values_by_row`."""
+    moved = set(arguments)
+    for name in names:
+        moved |= {name} if any(moved & fact.keys() for fact in facts[name].get("inputs", [])) else set()
+    return [name for name in names if name in moved and site_kind(sites[name]) == "exact"]
 
 
 def _in_order(rows: Rows, plates: set[str]) -> bool:

@@ -183,6 +183,11 @@ WRONG = [
     ),
     Wrong("Likelihood: an array", lambda: dgp.Likelihood(X, normal), "expected the distribution f.x., got ArrayImpl"),
     Wrong("Likelihood: a function", lambda: dgp.Likelihood(gp(), normal), "f.x., got SparseFunction: pass g.h. itself"),
+    Wrong(
+        "Likelihood: exact",
+        lambda: dgp.Likelihood(gp(inducing=None)(X), normal),
+        r"expected values of a function with inducing points, got those of an exact one .* draw them outside the plate",
+    ),
     Wrong("Likelihood: returns an array", lambda: likelihood(lambda v: v), "conditional.v. to return a NumPyro distr"),
     Wrong("Likelihood: collapse", lambda: likelihood(normal, collapse="x"), 'collapse="bound" or "marginal", got .x'),
     Wrong("Likelihood: 20", lambda: likelihood(normal, integrate=20), "integrate=dgp.GaussHermite.n. .*got int"),
