@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -192,6 +192,12 @@ def as_data(leaf: Any) -> Any:
 def require_arguments(key: Any, leaves: list[Any]) -> None:
     """Raise unless a key and the arguments of the model, as a list, can make a prediction."""
     require_key("Posterior", key)
+    for leaf in leaves:
+        if not isinstance(leaf, Hashable) and not np.ndim(leaf):
+            raise ValueError(
+                f"Posterior: expected arrays and settings as arguments of the model, got a {type(leaf).__name__}: pass "
+                "numbers in an array, jnp.asarray(list(values))"
+            )
     require_finite_leaves("inputs", leaves)
     if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
         raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")

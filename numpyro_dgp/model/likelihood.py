@@ -261,6 +261,8 @@ class Likelihood(dist.Distribution):
     def _observations(self, value: ArrayLike) -> Array:
         self.require_shape(np.shape(value))
         require_finite("observations y", value, "drop the rows with missing values, or mask them")
+        if jnp.iscomplexobj(value):
+            raise ValueError("Likelihood: expected real observations y, got complex numbers: write y.real, or |y|")
         self.outcomes.require("Likelihood", value)
         if self.family == "Categorical" and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
             raise ValueError(

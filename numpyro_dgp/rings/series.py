@@ -51,7 +51,7 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
     """
     x = known_numbers("inputs of rings.regular", x)
     require_finite("inputs of rings.regular", x, "drop missing rows: a gap in the inputs is a missing observation")
-    if isinstance(margin, bool) or np.ndim(margin) or not 0 <= margin < math.inf:
+    if isinstance(margin, bool | str) or np.ndim(margin) or not 0 <= margin < math.inf:
         raise ValueError(
             f"rings.regular: expected margin to be a finite number of at least zero, got {margin}: try six "
             "lengthscales, or 0.0 for a process that is periodic itself"

@@ -50,6 +50,7 @@ WRONG = [
     Wrong("noise of every point", lambda: exact(noise=np.ones(16)), "RingNormal: " + ONE_NOISE),
     Wrong("noise in a list", lambda: exact(noise=jnp.ones(1)), "RingNormal: " + ONE_NOISE),
     Wrong("noise of zero", lambda: exact(noise=0.0), "the noise of RingNormal to be positive, got 0.0"),
+    Wrong("noise is complex", lambda: exact(noise=1j), "the noise of RingNormal to be a positive number, got complex"),
     Wrong("noise is NaN", lambda: exact(noise=np.nan), "the noise of RingNormal to be positive, got nan"),
     Wrong("loc is a column", lambda: exact(loc=Y[:, None]), PER_POINT.format("loc", r"\(16, 1\)")),
     Wrong("loc too short", lambda: exact(loc=Y[:5]), PER_POINT.format("loc", r"\(5,\)")),
@@ -106,6 +107,7 @@ WRONG = [
         "large margin", lambda: regular(np.arange(5.0), 1e9), r"a margin that leaves the ring at most 4194304 points"
     ),
     Wrong("negative margin", lambda: regular(np.arange(5.0), -1.0), "margin to be a finite number of at least zero"),
+    Wrong("margin in words", lambda: regular(np.arange(5.0), "6"), "margin to be a finite number.*got 6"),
     Wrong("margins", lambda: regular(np.arange(5.0), np.ones(2)), "margin to be a finite number of at least zero"),
     Wrong("margin forgotten", lambda: regular(np.arange(5.0), True), "margin to be a finite number.*got True"),
     Wrong("times", lambda: regular(np.arange("2024-01", "2024-05", dtype="M8[M]"), 1.0), r"got times.*timedelta64\(1"),
