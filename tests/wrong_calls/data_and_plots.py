@@ -207,6 +207,7 @@ WRONG = [
     Wrong(
         "spectra of a plane", lambda: plots.ring_spectra(Ring([0.0, 0.0], [1.0, 1.0], (4, 4)), {}), "of one dimension"
     ),
+    Wrong("spectra of nothing", lambda: plots.ring_spectra(None, {}), r"plots.ring_spectra: expected a dgp.rings.Ring"),
     Wrong("spectra of other values", lambda: plots.ring_spectra(RING, {}, values=Y), r"at all 16 points of the grid"),
     Wrong("spectra of noises", lambda: plots.ring_spectra(RING, {}, noise=Y), "expected noise to be a single number"),
 ]

@@ -72,7 +72,7 @@ WRONG = [
         lambda: jax.eval_shape(lambda m: exact(observed=m).log_prob(Y), MASK),
         "expected observed to be known when the program is compiled, got a traced array: make the mask outside",
     ),
-    Wrong("no ring", lambda: RingNormal(RBF, 16, 0.1), r"RingNormal: expected a dgp\.rings\.Ring, got int"),
+    Wrong("no ring", lambda: RingNormal(RBF, 16, 0.1), r"RingNormal: expected a dgp.rings.Ring, got int"),
     Wrong("several kernels", lambda: RingNormal([RBF, RBF], RING, 0.1), "expected a kernel.*got list"),
     Wrong("no kernel", lambda: RingNormal("rbf", RING, 0.1), "expected a kernel.*got str"),
     Wrong("not stationary", lambda: RingNormal(dgp.kernels.Linear(), RING, 0.1), "Linear has no spectral density"),
@@ -135,6 +135,10 @@ WRONG = [
     Wrong("around too many", lambda: dgp.Grid.around(1e6 * X, 0.1), r"from 2 to 4194304, got \(\d+,\)"),
     Wrong("local tol", lambda: dgp.Grid(0.0, 8.0, 16).local(RBF, tol=0.0), "the tol of Grid.local to be positive"),
     # wraparound
+    Wrong("wraparound of 8", lambda: wraparound(RBF, 8, 1.0), r"wraparound: expected a dgp\.rings\.Ring, got int"),
+    Wrong(
+        "every second of nothing", lambda: Subsampled.of(RBF, None, 2), r"Subsampled\.of: expected a dgp\.rings\.Ring"
+    ),
     Wrong("negative span", lambda: wraparound(RBF, RING, -1.0), r"span to be .* between zero and the length \[8\.\]"),
     Wrong("longer than the ring", lambda: wraparound(RBF, RING, 9.0), "got 9.0: it is the range of the data"),
     Wrong("spans of two", lambda: wraparound(RBF, RING, np.ones(2)), r"or one per dimension, shape \(1,\)"),
