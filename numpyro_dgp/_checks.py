@@ -32,6 +32,7 @@ __all__ = [
     "require_params",
     "require_positive",
     "require_scalar",
+    "require_squares",
     "violated",
     "with_nearest",
 ]
@@ -81,7 +82,8 @@ def compiled_with_checks(function: Callable[..., Any], *args: Any) -> tuple[Any,
 def require_count(owner: str, name: str, value: Any, hint: str) -> None:
     """Raise unless ``value`` is a positive integer."""
     if not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{owner}: expected {name} to be a positive integer, got {value!r}: try {hint}")
+        got = f"an array of shape {np.shape(value)}" if np.size(value) > 10 else repr(value)
+        raise ValueError(f"{owner}: expected {name} to be a positive integer, got {got}: try {hint}")
 
 
 def require_finite(what: str, value: ArrayLike, hint: str) -> None:
@@ -100,6 +102,18 @@ def _is_finite(value: Any) -> Any:
     return abs(value) < np.inf
 
 
+def require_squares(what: str, value: ArrayLike) -> None:
+    """Raise if numbers are so large that their squared distances are not: then every covariance is zero or NaN."""
+    dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(value, float))
+    limit = float(jnp.finfo(dtype).max) ** 0.5 / 100
+    if violated(lambda v: abs(v) < limit, value):
+        raise ValueError(
+            f"expected {what} with squared distances below {float(jnp.finfo(dtype).max):.1g}, the largest {dtype}, got "
+            f"{float(np.abs(np.asarray(value)).max()):.3g}: units = dgp.initial.Standardizer.fit(values); "
+            "values = units(values)"
+        )
+
+
 def require_finite_leaves(what: str, leaves: list[Any]) -> None:
     """Raise unless every floating array among ``leaves`` is finite."""
     for leaf in leaves:
@@ -108,7 +122,7 @@ def require_finite_leaves(what: str, leaves: list[Any]) -> None:
 
 
 def _is_real(dtype: np.dtype) -> bool:
-    return dtype.kind in "fiub" or jnp.issubdtype(dtype, jnp.number)
+    return dtype.kind in "fiub" or jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
 
 
 _POSITIVE = "give it a prior with positive support (LogNormal, HalfNormal, Gamma) or constraint=constraints.positive"
@@ -116,8 +130,10 @@ _POSITIVE = "give it a prior with positive support (LogNormal, HalfNormal, Gamma
 
 def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POSITIVE) -> None:
     """Raise unless every entry of ``value`` is positive."""
-    if is_concrete(value) and not _is_real(np.asarray(value).dtype):
-        raise ValueError(f"expected the {name} of {owner} to be a positive number, got {type(value).__name__}: try 0.1")
+    dtype = np.asarray(value).dtype if is_concrete(value) else getattr(value, "dtype", None)
+    if dtype is not None and not _is_real(dtype):
+        got = dtype if dtype.kind == "c" else type(value).__name__
+        raise ValueError(f"expected the {name} of {owner} to be a positive number, got {got}: try 0.1")
     if violated(lambda v: v > 0, value):
         array = np.asarray(value)
         got = array if array.size <= 10 else f"{array[~(array > 0)][0]} in an array of shape {array.shape}"
@@ -139,7 +155,7 @@ def require_key(owner: str, key: Any) -> None:
     """Raise unless ``key`` is a single PRNG key, of either kind that JAX has."""
     dtype, shape = getattr(key, "dtype", None), np.shape(key)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if shape != () if typed else dtype != jnp.uint32 or len(shape) != 1:
+    if shape != () if typed else dtype != jnp.uint32 or shape != jax.eval_shape(jax.random.PRNGKey, 0).shape:
         got = f"{key!r}" if isinstance(key, int) else f"{type(key).__name__} of shape {shape}"
         raise ValueError(f"{owner}: expected a PRNG key, got {got}: jax.random.key(0)")
 

@@ -181,9 +181,11 @@ def _numbers(what: str, where: str, value: Any) -> np.ndarray:
         raise refuse(f"times ({found.dtype})", f"choose a unit, {_UNIT}")
     if found.dtype.kind == "m":
         raise refuse(f"durations ({found.dtype})", "choose a unit, t / np.timedelta64(1, 'D') counts days")
+    if found.dtype.kind == "V" and found.dtype.names:
+        raise refuse("records", "put their fields side by side, np.stack([a['x'], a['t']], 1)")
     if found.dtype.kind in "USTc":
         raise refuse("complex numbers" if found.dtype.kind == "c" else "text", "convert them, values.astype(float)")
-    return found
+    return found.astype(float) if found.dtype == np.longdouble else found
 
 
 def _from_objects(values: np.ndarray, refuse: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,13 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.draws import BatchKeys, Whole, sample_values
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.run import marginal, traces
+from numpyro_dgp.model.call_checks import (
+    require_conditionals,
+    require_new_rows,
+    require_own_functions,
+    require_unobserved,
+    warn_rows_together,
+)
 from numpyro_dgp.model.calls import Call, inspect_call
 from numpyro_dgp.model.program import Program, inspect_program
 from numpyro_dgp.model.sites import Message, Trace
@@ -36,10 +43,7 @@ __all__ = [
     "require_arguments",
     "require_draws",
     "require_fit",
-    "require_own_functions",
     "require_rules",
-    "require_unobserved",
-    "warn_rows_together",
 ]
 
 
@@ -86,6 +90,8 @@ class Fit:
         call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
         require_unobserved(call)
         require_own_functions(call)
+        require_conditionals(call, below=False)
+        require_new_rows(call)
         warn_rows_together(call)
         require_rules(self.guide, self.params, call.sites)
         require_draws(self.samples or {}, call.sites)
@@ -186,6 +192,12 @@ def as_data(leaf: Any) -> Any:
 def require_arguments(key: Any, leaves: list[Any]) -> None:
     """Raise unless a key and the arguments of the model, as a list, can make a prediction."""
     require_key("Posterior", key)
+    for leaf in leaves:
+        if not isinstance(leaf, Hashable) and not np.ndim(leaf):
+            raise ValueError(
+                f"Posterior: expected arrays and settings as arguments of the model, got a {type(leaf).__name__}: pass "
+                "numbers in an array, jnp.asarray(list(values))"
+            )
     require_finite_leaves("inputs", leaves)
     if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
         raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
@@ -295,52 +307,5 @@ def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:
         warnings.warn(
             f"Posterior: the params have values for sites that the model does not have, "
             f"{', '.join(map(repr, sorted(of_none)[:6]))}: they are ignored; is it the model of the fit?",
-            stacklevel=2,
-        )
-
-
-def require_unobserved(call: Call) -> None:
-    """Raise if a call observes what it is to predict; warn if latents have another distribution than one may expect."""
-    if call.candidates and not call.predicted:
-        raise ValueError(
-            "Posterior: expected a call without the observations that are to be predicted, got those of "
-            f"{', '.join(map(repr, call.candidates))}: leave them out, posterior.predict(key, X), "
-            "posterior.sample(key, X); posterior.log_density(key, y, X) takes them right after the key"
-        )
-    observed, latents = call.ignored()
-    if observed:
-        warnings.warn(
-            f"Posterior: {', '.join(map(repr, observed))} is observed in this call, which does not change the "
-            f"prediction: {', '.join(map(repr, latents))} at new rows is drawn given the fit alone; leave the "
-            "observations out",
-            stacklevel=2,
-        )
-    if call.unobserved():
-        warnings.warn(
-            f"Posterior: {', '.join(map(repr, call.unobserved()))} belongs to rows of other data, which this call does "
-            "not observe, so that it is drawn from its prior: pass the observations of these rows as in the fit",
-            stacklevel=2,
-        )
-
-
-def require_own_functions(call: Call) -> None:
-    """Raise if a function of the program is computed from the rows of the call."""
-    for layer, arguments in call.from_rows.items():
-        raise ValueError(
-            f"Posterior: expected inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of "
-            f"the call, got some computed from {', '.join(arguments)}: at other rows that is not the function that was "
-            "fitted. Compute them once, outside the model: Z = X[::10] before def model(X, y=None)"
-        )
-
-
-def warn_rows_together(call: Call) -> None:
-    """Warn if inputs or densities of single rows are computed from all rows of the call."""
-    for site, seen, source in call.together[:1]:
-        what = "a density" if seen == "density" else seen
-        warnings.warn(
-            f"Posterior: expected every row to be predicted by itself, got {what} at {site!r} computed from all rows "
-            f"of {source!r} in this call: a prediction changes with the rows that are asked for together, and at new "
-            "rows is not that of the fit. Compute what all rows share, such as a mean, once, outside the model: "
-            "units = dgp.initial.Standardizer.fit(X); X = units(X)",
             stacklevel=2,
         )

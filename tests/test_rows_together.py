@@ -12,7 +12,7 @@ from programs import NOISE, X, Z, bayesian, deep, explicit, shallow
 from sizes import mostly_slow
 
 import numpyro_dgp as dgp
-from numpyro_dgp.fitted import warn_rows_together
+from numpyro_dgp.model.call_checks import warn_rows_together
 from numpyro_dgp.model.calls import inspect_call
 
 

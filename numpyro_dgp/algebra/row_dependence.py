@@ -23,6 +23,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.jaxprs import ELEMENTWISE, walk
 
 __all__ = [
+    "Elsewhere",
     "Place",
     "Rows",
     "Several",
@@ -61,6 +62,17 @@ class Several(NamedTuple):
 
     cause: str
     known: bool
+
+
+class Elsewhere:
+    """The rows after one equation that moves rows: equal to no other.
+
+    Args:
+        by: the names of the marked values that the indices of a gather are computed from.
+    """
+
+    def __init__(self, by: frozenset[str]) -> None:
+        self.by = by
 
 
 Fact = dict[str, Rows | Several]
@@ -137,7 +149,7 @@ def _apply(equation: Any, facts: list[Fact]) -> list[Fact]:
         # If there is only one row, all entries depend on that row: no axis has to be tracked.
         axes = tuple(axis - len(shape) for axis in range(int(count)) if shape[axis] > 1)
         return [{**facts[0], name: Rows(axes)}]
-    elsewhere = object()  # the map from entries to rows after an equation that moves rows
+    elsewhere = Elsewhere(frozenset(facts[1] if equation.primitive.name == "gather" else ()))
     return [_result(equation, facts, out.aval.shape, elsewhere) for out in equation.outvars]
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_finite
+from numpyro_dgp._checks import require_count, require_finite, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.elbo import ELBO
@@ -116,7 +116,7 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
         u (N...).
 
     Raises:
-        ValueError: shapes that do not fit together, or NaN.
+        ValueError: shapes that do not fit together, NaN, or no PRNG key.
 
     Example:
         >>> import jax
@@ -128,6 +128,7 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
 
     Source: Dawid (1984); Czado et al. (2009) for discrete data.
     """
+    require_key("pit", key)
     samples, values = known_numbers("draws of pit", draws), known_numbers("observations y", y)
     if not samples.ndim or samples.shape[1:] != values.shape or not samples.size:
         raise ValueError(
@@ -262,7 +263,7 @@ def vsbc(
         Ranks and p-values by site, as :class:`Simulated`.
 
     Raises:
-        ValueError: fewer than 10 replications; from NumPyro for other sites or numbers it cannot use.
+        ValueError: no PRNG key, or fewer than 10 replications; from NumPyro for other sites or numbers it cannot use.
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
@@ -282,6 +283,7 @@ def vsbc(
     """
     from numpyro.infer.calibration import vsbc_diagnostic
 
+    require_key("vsbc", key)
     if num_replications < 10:
         raise ValueError(f"vsbc: expected at least 10 replications, got {num_replications}: 100 are usual")
     raw = jax.random.PRNGKey(jax.random.bits(key))  # NumPyro reshapes the keys, which fails for typed keys

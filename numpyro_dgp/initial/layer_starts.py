@@ -151,6 +151,8 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
     require_inputs("kmeans", X)
     require_finite("inputs of kmeans", X, "drop or impute the rows with missing values")
     X = X if X.dtype.kind == "f" else X.astype(float)
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"kmeans: expected seed to be an integer, zero or more, got {seed!r}: seed=0")
     rng = np.random.default_rng(seed)
     distinct = np.unique(X, axis=0)
     if not isinstance(num_inducing, int) or not 1 <= num_inducing <= len(distinct):

@@ -19,15 +19,18 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import with_nearest
-from numpyro_dgp.algebra.row_dependence import mark
+from numpyro_dgp.algebra.row_dependence import known_rows, mark
 from numpyro_dgp.model.coupling import coupling
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import Range, value_range
 from numpyro_dgp.model.program import Program, run_on_shapes, structure
+from numpyro_dgp.model.row_values import MarkEntries, exact_at_rows, values_by_row
 from numpyro_dgp.model.rows_together import Together, rows_together
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
 
 __all__ = ["Call", "inspect_call"]
+
+_ARGUMENT = "argument "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Call:
         ranges: of the values of sites.
         program: its structure.
         together: what is computed from all rows of the call together.
+        by_row: by the name of a site whose values are used row by row, the site that uses them.
+        exact: sites with values of exact processes at the rows of the call.
     """
 
     sites: Trace
@@ -51,6 +56,8 @@ class Call:
     ranges: dict[str, Range]
     program: Program
     together: list[Together]
+    by_row: dict[str, str]
+    exact: list[str]
 
     @property
     def predicted(self) -> list[str]:
@@ -93,6 +100,16 @@ class Call:
                     latents |= {name} if beside else set()
         return sorted(observed), sorted(latents)
 
+    def fixed_rows(self) -> dict[str, str]:
+        """Sites that a fit gives, with values of its own rows, and the sites with a value per predicted row that use
+        them."""
+        above = {name for y in self.predicted for name in (y, *self.below[y])}
+        return {
+            name: user
+            for name, user in self.by_row.items()
+            if user in above and self.program.is_given(self.sites[name], self.plates)
+        }
+
     def unobserved(self) -> list[str]:
         """Latents of rows of other data that predicted sites depend on, where the call does not observe these data."""
         above = {name for y in self.predicted for name in self.below[y] if site_kind(self.sites[name]) == "latent"}
@@ -106,8 +123,8 @@ class Call:
 
 
 class _Given(Messenger):
-    """Placeholders for what a fit gives: values that all data share do not depend on the arguments of a call. Notes the
-    ranges of all values, while they can be computed."""
+    """Placeholders for what a fit gives, since values that all data share do not depend on the arguments of a call, and
+    for what is predicted. Notes the ranges of all values, while they can be computed."""
 
     def __init__(self) -> None:
         self.ranges: dict[str, Range] = {}
@@ -117,9 +134,9 @@ class _Given(Messenger):
         if msg["type"] != "sample":
             return
         self.ranges[msg["name"]] = value_range(msg["fn"])
-        if msg["value"] is None and site_kind(msg) in ("other", "inducing"):
-            dtype = jnp.result_type(*jax.tree.leaves(msg["fn"]), float)
-            msg["value"] = jnp.ones(msg["fn"].shape(), int if msg["fn"].support.is_discrete else dtype)
+        if msg["value"] is None and site_kind(msg) in ("other", "inducing", "observed"):
+            draw = jax.eval_shape(msg["fn"].sample, jax.random.key(0))
+            msg["value"] = jnp.ones(draw.shape, draw.dtype)
 
 
 def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -135,14 +152,14 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         ValueError: a model that computes with NumPy from its arguments and cannot be compiled, or an unknown site.
     """
     names = _argument_names(model, args, kwargs)
-    labels = {f"argument {i}": name for i, name in enumerate(names)}
+    labels = {_ARGUMENT + str(i): name for i, name in enumerate(names)}
     leaves, treedef = jax.tree.flatten((args, kwargs))
     given = _Given()
 
     def marked(leaves: list[Any]) -> Any:
-        values = [mark(f"argument {i}", leaf, 1) if np.ndim(leaf) else leaf for i, leaf in enumerate(leaves)]
+        values = [mark(_ARGUMENT + str(i), leaf, 1) if np.ndim(leaf) else leaf for i, leaf in enumerate(leaves)]
         again, options = jax.tree.unflatten(treedef, values)
-        with given:
+        with given, MarkEntries():
             return model(*again, **options)
 
     try:
@@ -179,6 +196,8 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         given.ranges,
         structure(sites),
         together,
+        values_by_row(found[0], known_rows(found[1]), below, rows),
+        exact_at_rows(sites, facts, below, rows),
     )
 
 
@@ -214,9 +233,9 @@ def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> s
         inputs: Any = getattr(values_of(sites[site]["fn"]), "inputs", None)
         for fact in several.get("inputs", []):
             for label, rows in fact.items():
-                if label in sites:
+                if not label.startswith(_ARGUMENT):
                     continue
-                shape = shapes[int(label.split()[1])]
+                shape = shapes[int(label.removeprefix(_ARGUMENT))]
                 if rows is None:
                     by_row = shape[0] in np.shape(inputs)[:-1]
                 else:  # of a single row no axis is tracked

@@ -106,7 +106,13 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
     if numbers.batch_shape != v.shape or numbers.event_shape != ():
         return _mixed(conditional, v, event_dim, example, _of_shapes(numbers, v.shape, event_dim))
     with _NoSites():
-        named, every = explained(lambda u: _parameters(elementwise(conditional(u))), v)
+        try:
+            named, every = explained(lambda u: _parameters(elementwise(conditional(u))), v)
+        except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
+            raise ValueError(
+                "Likelihood: expected a conditional of JAX operations on v, got one that turns v into a NumPy array or "
+                "a Python number: jnp.exp(v) instead of np.exp(v), jnp.where instead of if"
+            ) from error
     for name, leaves in [*named.items(), ("its parameters", every)]:
         for kind, cause in leaves:
             if kind is Dependence.MIXED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive, require_squares
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.means import Mean
@@ -25,6 +25,7 @@ def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> A
         )
     if is_concrete(x):  # of traced ones a fit says it by its loss, and a compiled check would need all hidden layers
         require_finite("inputs of f(x)", x, _DATA_HINT)
+        require_squares("inputs of f(x)", x)
     if noise is not None:
         require_positive("f(x)", "noise", noise)
     return jnp.asarray(x, jnp.result_type(x, float))

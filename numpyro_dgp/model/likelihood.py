@@ -19,6 +19,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.model.closed_forms import ClosedForms, closed_forms, normal_form
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
+from numpyro_dgp.model.exact_processes import require_site
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.observed_only import ObservedOnly
@@ -55,10 +56,10 @@ class Likelihood(dist.Distribution):
             model of its own, conditionally independent given u (FITC).
 
     Raises:
-        ValueError: ``f_x`` is not the distribution ``f(x)``, ``conditional`` does not return a distribution,
-            combines rows of v (``v - v.mean()``) or has sites, Gauss-Hermite for a conditional that mixes outputs,
-            observations of the wrong shape or out of range (labels, counts), or the mean or variance of a conditional
-            that has none.
+        ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; ``conditional`` does not
+            return a distribution, combines rows of v (``v - v.mean()``) or has sites; Gauss-Hermite for a conditional
+            that mixes outputs; observations of the wrong shape or out of range (labels, counts); or the mean or
+            variance of a conditional that has none.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
@@ -97,6 +98,7 @@ class Likelihood(dist.Distribution):
                 f"Likelihood: expected the distribution f(x), got {type(f_x).__name__}: pass g(h) itself; for a draw "
                 'v = numpyro.sample("v", g(h)) write numpyro.sample("y", dist.Normal(v, noise)) instead'
             )
+        require_site(f_x)
         if collapse not in ("bound", "marginal"):
             raise ValueError(f'Likelihood: expected collapse="bound" or "marginal", got {collapse!r}')
         if isinstance(f_x, MixedValues) and collapse == "marginal":
@@ -259,6 +261,8 @@ class Likelihood(dist.Distribution):
     def _observations(self, value: ArrayLike) -> Array:
         self.require_shape(np.shape(value))
         require_finite("observations y", value, "drop the rows with missing values, or mask them")
+        if jnp.iscomplexobj(value):
+            raise ValueError("Likelihood: expected real observations y, got complex numbers: write y.real, or |y|")
         self.outcomes.require("Likelihood", value)
         if self.family == "Categorical" and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
             raise ValueError(

@@ -13,7 +13,7 @@ from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.plots.axes import figure_of, open_axes
-from numpyro_dgp.rings.spectra import Ring, frequencies, spectrum
+from numpyro_dgp.rings.spectra import Ring, frequencies, require_ring, spectrum
 
 __all__ = ["ring_spectra"]
 
@@ -64,6 +64,7 @@ def ring_spectra(
 
     Source: Tebbutt (2016), section 1.3 and equation 1.40.
     """
+    require_ring("plots.ring_spectra", ring)
     if len(ring.sizes) != 1:
         raise ValueError(
             f"plots.ring_spectra: expected a ring of one dimension, got {len(ring.sizes)}: of an additive kernel show "

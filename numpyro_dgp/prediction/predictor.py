@@ -14,6 +14,7 @@ from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._typing import Array
 from numpyro_dgp.draws import over_draws
 from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
+from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.outcomes import Range
 from numpyro_dgp.prediction.compiled import Compiled
 from numpyro_dgp.prediction.independent_rows import IndependentRows
@@ -152,6 +153,7 @@ class Predictor:
         name = treedef, tuple((leaf.shape, leaf.dtype) if np.ndim(leaf) else leaf for leaf in leaves)
         if name not in self._calls or (needs_site and self._calls[name].site is None):
             call = self.fit.call(args, kwargs)
+            require_conditionals(call, below=True)
             site = call.observed if needs_site or len(call.candidates) == 1 else None
             shapes = [call.sites[y]["fn"].batch_shape for y in call.predicted]
             sizes = sorted({n for shape in shapes for n in shape if n > 1}, reverse=True)

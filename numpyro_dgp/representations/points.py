@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import require_finite, require_squares
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
@@ -62,6 +62,7 @@ class Points:
         if not isinstance(self.learn, bool):
             raise ValueError(f"expected Points(Z, learn=...) to be True or False, got {type(self.learn).__name__}")
         require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
+        require_squares("inducing inputs Z", self.Z)
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction:
         """Open the sites of layer ``name`` and return its random function."""

@@ -30,7 +30,7 @@ from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.rings.circulant import hartley
-from numpyro_dgp.rings.spectra import Ring, spectrum
+from numpyro_dgp.rings.spectra import Ring, require_ring, spectrum
 
 __all__ = ["Subsampled"]
 
@@ -78,6 +78,7 @@ class Subsampled:
         Raises:
             ValueError: J that does not divide the size of the ring, a kernel without a spectral density.
         """
+        require_ring("Subsampled.of", ring)
         D = len(ring.sizes)
         periods = tuple(every) if isinstance(every, list | tuple) else (every,) * D
         if len(periods) != D or not all(

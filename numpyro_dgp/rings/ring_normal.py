@@ -32,7 +32,7 @@ from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.rings.circulant import Circulant, kl_between_circulants
 from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean
 from numpyro_dgp.rings.series import regular, wraparound
-from numpyro_dgp.rings.spectra import Ring, spectrum
+from numpyro_dgp.rings.spectra import Ring, require_ring, spectrum
 
 __all__ = ["Ring", "RingNormal", "optimal_gain", "optimal_mean", "regular", "wraparound"]
 
@@ -224,10 +224,7 @@ class RingNormal(dist.Distribution):
 
 def _mask(ring: Ring, observed: Any) -> np.ndarray:
     """Which points of the ring are observed, as a flat mask."""
-    if not isinstance(ring, Ring):
-        raise ValueError(
-            f"RingNormal: expected a dgp.rings.Ring, got {type(ring).__name__}: dgp.rings.regular(x, margin) makes one"
-        )
+    require_ring("RingNormal", ring)
     size = math.prod(ring.sizes)
     if observed is None:
         return np.ones(size, bool)

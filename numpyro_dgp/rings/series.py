@@ -13,7 +13,7 @@ from numpyro_dgp._checks import is_concrete, require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
-from numpyro_dgp.rings.spectra import MAX_SIZE, Ring, periodised
+from numpyro_dgp.rings.spectra import MAX_SIZE, Ring, periodised, require_ring
 
 __all__ = ["regular", "wraparound"]
 
@@ -51,7 +51,7 @@ def regular(x: ArrayLike, margin: float) -> tuple[Ring, np.ndarray]:
     """
     x = known_numbers("inputs of rings.regular", x)
     require_finite("inputs of rings.regular", x, "drop missing rows: a gap in the inputs is a missing observation")
-    if isinstance(margin, bool) or np.ndim(margin) or not 0 <= margin < math.inf:
+    if isinstance(margin, bool | str) or np.ndim(margin) or not 0 <= margin < math.inf:
         raise ValueError(
             f"rings.regular: expected margin to be a finite number of at least zero, got {margin}: try six "
             "lengthscales, or 0.0 for a process that is periodic itself"
@@ -135,6 +135,7 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
         >>> bool(wraparound(RBF(), Ring(0.0, 16.0, 32), 10.0) < 2e-8)
         True
     """
+    require_ring("rings.wraparound", ring)
     kernel, D = as_kernel(kernel), len(ring.sizes)
     require_finite("span of rings.wraparound", span, "the range of the data, x.max() - x.min()")
     inside = not is_concrete(span, ring.length) or bool(np.all((np.asarray(span) >= 0) & (span <= ring.length)))

@@ -38,6 +38,7 @@ __all__ = [
     "components",
     "frequencies",
     "periodised",
+    "require_ring",
     "spectral_mass",
     "spectrum",
 ]
@@ -227,6 +228,14 @@ def spectral_mass(kernel: Kernel, ring: Ring, multiples: Array) -> Array:
     """Variance of the periodised kernel at the lattice frequencies ``multiples`` (..., D): shape (...,)."""
     omega = 2 * math.pi * multiples / ring.length
     return as_kernel(kernel).cast(omega.dtype).spectral_density(omega) / jnp.prod(ring.length)
+
+
+def require_ring(owner: str, ring: Any) -> None:
+    """Raise unless ``ring`` is a :class:`Ring`."""
+    if not isinstance(ring, Ring):
+        raise ValueError(
+            f"{owner}: expected a dgp.rings.Ring, got {type(ring).__name__}: dgp.rings.regular(x, margin) makes one"
+        )
 
 
 def spectrum(kernel: Kernel, ring: Ring) -> Array:

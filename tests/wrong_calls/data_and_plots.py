@@ -13,7 +13,7 @@ from wrong_calls.wrong import Wrong
 
 import numpyro_dgp as dgp
 from numpyro_dgp.densities import kde_log_density, log_mean_exp, shapiro_wilk
-from numpyro_dgp.diagnostics import Simulated, coverage, pit, uniformity
+from numpyro_dgp.diagnostics import Simulated, coverage, pit, uniformity, vsbc
 from numpyro_dgp.initial import Standardizer, kmeans, layers, mixing
 from numpyro_dgp.means import pca, principal_directions
 from numpyro_dgp.rings import Ring
@@ -93,6 +93,9 @@ WRONG = [
     Wrong("kmeans of a vector", lambda: kmeans(Y, 3), r"expected inputs of shape \(..., N, D\)"),
     Wrong("kmeans too many", lambda: kmeans(X, 21), "between 1 and 20 inducing points, the number of distinct rows"),
     Wrong("kmeans of a float", lambda: kmeans(X, 3.0), "between 1 and 20 inducing points.* got 3.0"),
+    Wrong("kmeans negative seed", lambda: kmeans(X, 3, seed=-1), "seed to be an integer, zero or more, got -1"),
+    Wrong("kmeans a key", lambda: kmeans(X, 3, seed=KEY), "kmeans: expected seed to be an integer"),
+    Wrong("kmeans of times", lambda: kmeans(np.zeros(3, [("a", float)]), 3), "inputs of kmeans to be numbers, got rec"),
     Wrong("kmeans traced", lambda: jax.eval_shape(lambda x: kmeans(x, 3), X), "inputs of kmeans with known values"),
     Wrong("layers of a vector", lambda: layers(Y, [], 3), r"initial\.layers: expected inputs of shape"),
     Wrong("layers of gaps", lambda: layers(GAPS, [2], 3), "expected finite inputs"),
@@ -141,6 +144,8 @@ WRONG = [
     Wrong("pit transposed", lambda: pit(DRAWS.T, Y, KEY), r"over observations of shape \(20,\), got \(20, 50\)"),
     Wrong("pit of few", lambda: pit(DRAWS, Y[:5], KEY), r"over observations of shape \(5,\), got \(50, 20\)"),
     Wrong("pit of a column", lambda: pit(DRAWS, Y[:, None], KEY), r"observations of shape \(20, 1\), got \(50, 20\)"),
+    Wrong("pit without key", lambda: pit(DRAWS, Y, "a"), "pit: expected a PRNG key, got str"),
+    Wrong("vsbc without key", lambda: vsbc(len, len, KEY, None), "vsbc: expected a PRNG key, got builtin"),
     Wrong("pit of no draws", lambda: pit(DRAWS[:0], Y, KEY), r"got \(0, 20\)"),
     Wrong("pit of NaN", lambda: pit(DRAWS, GAPS[:, 0], KEY), "expected finite observations y"),
     Wrong(
@@ -202,6 +207,7 @@ WRONG = [
     Wrong(
         "spectra of a plane", lambda: plots.ring_spectra(Ring([0.0, 0.0], [1.0, 1.0], (4, 4)), {}), "of one dimension"
     ),
+    Wrong("spectra of nothing", lambda: plots.ring_spectra(None, {}), r"plots.ring_spectra: expected a dgp.rings.Ring"),
     Wrong("spectra of other values", lambda: plots.ring_spectra(RING, {}, values=Y), r"at all 16 points of the grid"),
     Wrong("spectra of noises", lambda: plots.ring_spectra(RING, {}, noise=Y), "expected noise to be a single number"),
 ]

@@ -154,6 +154,7 @@ WRONG = [
     Wrong("a seed as key", lambda: fit(None, 0), rf"fit: {WITHOUT_KEY} 0: jax\.random\.key\(0\)"),
     Wrong("no key", lambda: fit(None, None), rf"{WITHOUT_KEY} None"),
     Wrong("several keys", lambda: fit(None, jax.random.split(KEY, 3)), rf"{WITHOUT_KEY} PRNGKeyArray of shape \(3,\)"),
+    Wrong("three numbers as key", lambda: fit(None, jnp.zeros(3, "uint32")), rf"{WITHOUT_KEY} .* of shape \(3,\)"),
     Wrong("numbers as key", lambda: fit(None, jnp.zeros(2)), rf"{WITHOUT_KEY} .* of shape \(2,\)"),
     Wrong("half a step", lambda: fit(steps=2.5), rf"num_steps {POSITIVE} 2\.5"),
     Wrong("negative steps", lambda: fit(steps=-1), rf"num_steps {POSITIVE} -1"),

@@ -34,6 +34,7 @@ WRONG = [
             ("NaN", jnp.nan, f"variance of {kernel.__name__} to be positive, got nan"),
             ("words", "a", f"variance of {kernel.__name__} to be a positive number, got str"),
             ("nothing", None, f"variance of {kernel.__name__} to be a positive number, got NoneType"),
+            ("complex", 1j, f"variance of {kernel.__name__} to be a positive number, got complex"),
             ("a vector", jnp.ones(2), f"variance of {kernel.__name__} to be a single number"),
         ]
     ),
@@ -43,6 +44,13 @@ WRONG = [
         )
         for kernel in SINGLE[:7]
     ),
+    Wrong("complex lengthscale", lambda: RBF(1.0, 1j * jnp.ones(1)), "lengthscale of RBF to be a positive .*complex"),
+    Wrong(
+        "complex lengthscale while tracing",
+        lambda: jax.eval_shape(lambda ls: RBF(1.0, ls)(X, X), 1j * jnp.ones(1)),
+        "lengthscale of RBF to be a positive number, got complex",
+    ),
+    Wrong("complex period", lambda: K.Periodic(1.0, 1.0, 1j), "period of Periodic to be a positive .*complex"),
     Wrong("many negative", lambda: RBF(1.0, -jnp.ones(50)), r"positive, got -1.0 in an array of shape \(50,\)"),
     Wrong("a vector of inputs", lambda: RBF()(X[:, 0], X), r"kernel RBF: expected inputs of shape \(..., N, D\)"),
     Wrong("other columns", lambda: RBF()(X, jnp.ones((2, 3))), "same number of columns"),

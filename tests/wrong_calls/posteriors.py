@@ -251,6 +251,10 @@ WRONG = [
     ),
     Wrong("inputs as key", lambda: fitted().predict(NEW), r"expected a PRNG key, got .* of shape \(4, 1\)"),
     Wrong("several keys", lambda: fitted().predict(jax.random.split(KEY, 3), NEW), r"a PRNG key, .* shape \(3,\)"),
+    Wrong(
+        "a seed as an old key", lambda: fitted().predict(jnp.zeros(3, "uint32"), NEW), r"a PRNG key, .* shape \(3,\)"
+    ),
+    Wrong("a set", lambda: fitted().predict(KEY, {1.0}), "arrays and settings as arguments of the model, got a set"),
     Wrong("no key", lambda: fitted().predict(None, NEW), "expected a PRNG key, got NoneType"),
     Wrong("zero rows", lambda: fitted().predict(KEY, X[:0]), "at least one row to predict"),
     Wrong("zero rows, layers", lambda: fitted().layers(KEY, X[:0]), "at least one row to predict"),

@@ -183,6 +183,28 @@ WRONG = [
     ),
     Wrong("Likelihood: an array", lambda: dgp.Likelihood(X, normal), "expected the distribution f.x., got ArrayImpl"),
     Wrong("Likelihood: a function", lambda: dgp.Likelihood(gp(), normal), "f.x., got SparseFunction: pass g.h. itself"),
+    Wrong(
+        "Likelihood: exact",
+        lambda: dgp.Likelihood(gp(inducing=None)(X), normal),
+        r"expected values of a function with inducing points, got those of an exact one .* draw them outside the plate",
+    ),
+    Wrong(
+        "Likelihood: by NumPy",
+        lambda: likelihood(lambda v: dist.Poisson(np.exp(v))),
+        "a conditional of JAX operations on v, got one that turns v into a NumPy array .*instead of np.exp",
+    ),
+    Wrong(
+        "Likelihood: branches on v",
+        lambda: likelihood(lambda v: normal(v if v.sum() > 0 else -v)),
+        "a conditional of JAX operations on v, .* jnp.where instead of if",
+    ),
+    Wrong("Likelihood: complex y", lambda: likelihood(normal).log_prob(Y * 1j), "real observations y, got complex"),
+    Wrong("f: 1e20", lambda: gp()(1e20 * X.astype("float32")), "f.x. with squared distances below 3e.38, .*Standardiz"),
+    Wrong(
+        "Points: 1e200", lambda: dgp.Points(1e200 * Z), r"inducing inputs Z with squared distances below 2e\+308, the"
+    ),
+    Wrong("f: complex noise", lambda: gp()(X, noise=1j), "noise of f.x. to be a positive number, got complex"),
+    Wrong("f: records", lambda: gp()(np.zeros(3, [("a", float)])), "to be numbers, got records: put their fields"),
     Wrong("Likelihood: returns an array", lambda: likelihood(lambda v: v), "conditional.v. to return a NumPyro distr"),
     Wrong("Likelihood: collapse", lambda: likelihood(normal, collapse="x"), 'collapse="bound" or "marginal", got .x'),
     Wrong("Likelihood: 20", lambda: likelihood(normal, integrate=20), "integrate=dgp.GaussHermite.n. .*got int"),

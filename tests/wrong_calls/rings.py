@@ -50,6 +50,7 @@ WRONG = [
     Wrong("noise of every point", lambda: exact(noise=np.ones(16)), "RingNormal: " + ONE_NOISE),
     Wrong("noise in a list", lambda: exact(noise=jnp.ones(1)), "RingNormal: " + ONE_NOISE),
     Wrong("noise of zero", lambda: exact(noise=0.0), "the noise of RingNormal to be positive, got 0.0"),
+    Wrong("noise is complex", lambda: exact(noise=1j), "the noise of RingNormal to be a positive number, got complex"),
     Wrong("noise is NaN", lambda: exact(noise=np.nan), "the noise of RingNormal to be positive, got nan"),
     Wrong("loc is a column", lambda: exact(loc=Y[:, None]), PER_POINT.format("loc", r"\(16, 1\)")),
     Wrong("loc too short", lambda: exact(loc=Y[:5]), PER_POINT.format("loc", r"\(5,\)")),
@@ -71,7 +72,7 @@ WRONG = [
         lambda: jax.eval_shape(lambda m: exact(observed=m).log_prob(Y), MASK),
         "expected observed to be known when the program is compiled, got a traced array: make the mask outside",
     ),
-    Wrong("no ring", lambda: RingNormal(RBF, 16, 0.1), r"RingNormal: expected a dgp\.rings\.Ring, got int"),
+    Wrong("no ring", lambda: RingNormal(RBF, 16, 0.1), r"RingNormal: expected a dgp.rings.Ring, got int"),
     Wrong("several kernels", lambda: RingNormal([RBF, RBF], RING, 0.1), "expected a kernel.*got list"),
     Wrong("no kernel", lambda: RingNormal("rbf", RING, 0.1), "expected a kernel.*got str"),
     Wrong("not stationary", lambda: RingNormal(dgp.kernels.Linear(), RING, 0.1), "Linear has no spectral density"),
@@ -106,6 +107,7 @@ WRONG = [
         "large margin", lambda: regular(np.arange(5.0), 1e9), r"a margin that leaves the ring at most 4194304 points"
     ),
     Wrong("negative margin", lambda: regular(np.arange(5.0), -1.0), "margin to be a finite number of at least zero"),
+    Wrong("margin in words", lambda: regular(np.arange(5.0), "6"), "margin to be a finite number.*got 6"),
     Wrong("margins", lambda: regular(np.arange(5.0), np.ones(2)), "margin to be a finite number of at least zero"),
     Wrong("margin forgotten", lambda: regular(np.arange(5.0), True), "margin to be a finite number.*got True"),
     Wrong("times", lambda: regular(np.arange("2024-01", "2024-05", dtype="M8[M]"), 1.0), r"got times.*timedelta64\(1"),
@@ -133,6 +135,10 @@ WRONG = [
     Wrong("around too many", lambda: dgp.Grid.around(1e6 * X, 0.1), r"from 2 to 4194304, got \(\d+,\)"),
     Wrong("local tol", lambda: dgp.Grid(0.0, 8.0, 16).local(RBF, tol=0.0), "the tol of Grid.local to be positive"),
     # wraparound
+    Wrong("wraparound of 8", lambda: wraparound(RBF, 8, 1.0), r"wraparound: expected a dgp\.rings\.Ring, got int"),
+    Wrong(
+        "every second of nothing", lambda: Subsampled.of(RBF, None, 2), r"Subsampled\.of: expected a dgp\.rings\.Ring"
+    ),
     Wrong("negative span", lambda: wraparound(RBF, RING, -1.0), r"span to be .* between zero and the length \[8\.\]"),
     Wrong("longer than the ring", lambda: wraparound(RBF, RING, 9.0), "got 9.0: it is the range of the data"),
     Wrong("spans of two", lambda: wraparound(RBF, RING, np.ones(2)), r"or one per dimension, shape \(1,\)"),

@@ -1,0 +1,25 @@
+"""Values of exact processes, ``dgp.gp(..., inducing=None)``, in places that need a function with a site of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpyro_dgp.model.joint_values import JointValues
+
+__all__ = ["require_site"]
+
+
+def require_site(f_x: Any) -> None:
+    """Raise if a likelihood would integrate values of an exact process: over their prior, whatever is observed.
+
+    Raises:
+        ValueError: such values.
+    """
+    function = f_x.function if isinstance(f_x, JointValues) else None
+    if function is not None and function.site is None and not hasattr(function, "u"):
+        raise ValueError(
+            "Likelihood: expected values of a function with inducing points, got those of an exact one "
+            "(inducing=None), which would be integrated over their prior, whatever y is: draw them outside the plate, "
+            'v = numpyro.sample("v", f(X)), and write numpyro.sample("y", dist.Normal(v, noise)) inside; with Gaussian '
+            'noise numpyro.sample("y", f(X, noise=noise)) does both; or give the layer dgp.Points(X)'
+        )
