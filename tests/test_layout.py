@@ -20,13 +20,13 @@ ALLOWED = {
     "algebra": "",
     "kernels": "algebra",
     "means": "algebra",
-    "initial": "kernels means",
+    "layer_starts": "kernels means",
     "bounds": "algebra kernels",
     "model": "algebra kernels means",
     "rings": "algebra kernels means model",
     "representations": "algebra kernels means model rings",
     "primitives": "kernels means model rings representations",
-    "guides.rules": "algebra initial model rings",
+    "guides.rules": "algebra layer_starts model rings",
     "guides": "guides.rules model",
     "guides.collapsed": "algebra kernels means bounds model guides.rules guides",
     "extend": "algebra kernels model guides.rules",
@@ -44,7 +44,7 @@ ALLOWED = {
 }
 # What it may import from outside: JAX and NumPy everywhere, and these.
 OUTSIDE = {
-    **dict.fromkeys(["algebra", "kernels", "means", "bounds", "initial"], "scipy"),
+    **dict.fromkeys(["algebra", "kernels", "means", "bounds", "layer_starts"], "scipy"),
     **dict.fromkeys(["model", "rings", "representations", "primitives"], "scipy numpyro"),
     **dict.fromkeys(["guides.rules", "guides", "guides.collapsed"], "numpyro numpyro.infer"),
     **dict.fromkeys(["inference", "optim"], "scipy numpyro numpyro.infer optax tqdm"),
@@ -81,7 +81,7 @@ def imports(name):
 def place(name):
     """The folder of a module, or the file beside the folders; ``names`` for what only collects public names."""
     parts = name.split(".")[1:]
-    if not parts or (FILES[name].name == "__init__.py" and name in ("numpyro_dgp.guides", "numpyro_dgp.initial")):
+    if not parts or name in ("numpyro_dgp.guides", "numpyro_dgp.initial"):
         return "names"
     folder = ".".join(parts[:2])
     return folder if folder in ALLOWED else parts[0]
@@ -171,7 +171,7 @@ def test_the_design_page_shows_the_same_table():
 
 def test_sites_first_appear_in_the_model():
     for name, path in FILES.items():
-        if place(name) in ("_typing", "_checks", "_data", "algebra", "kernels", "means", "bounds", "initial"):
+        if place(name) in ("_typing", "_checks", "_data", "algebra", "kernels", "means", "bounds", "layer_starts"):
             assert "numpyro.sample" not in path.read_text().replace("numpyro_dgp", "")
 
 

@@ -91,15 +91,20 @@ def test_numbers_are_standard_normal_and_particles_even():
 def test_particles_one_by_one_and_single_precision():
     params = fitted()
     both = [
-        dgp.ELBO(4, vectorize, quasi_random=True).loss(KEY, params, program, GUIDE, X, Y) for vectorize in (True, False)
+        jax.jit(
+            lambda p, objective=dgp.ELBO(4, vectorize, quasi_random=True): objective.loss(KEY, p, program, GUIDE, X, Y)
+        )(params)
+        for vectorize in (True, False)
     ]
     np.testing.assert_allclose(*both, rtol=1e-9)
     objective = dgp.ELBO(4, quasi_random=True)
-    single = objective.loss(KEY, fitted(jnp.float32), program, GUIDE, X.astype(jnp.float32), Y.astype(jnp.float32))
+    data = X.astype(jnp.float32), Y.astype(jnp.float32)
+    single = jax.jit(lambda p: objective.loss(KEY, p, program, GUIDE, *data))(fitted(jnp.float32))
     assert np.isfinite(single)
     assert np.isfinite(dgp.PredictiveObjective(4, quasi_random=True).num_particles)
 
 
+@pytest.mark.slow
 def test_same_expectation_as_numpyros_objective():
     params = fitted()
     loss = jax.jit(lambda key: Trace_ELBO(50).loss(key, params, program, GUIDE, X, Y))

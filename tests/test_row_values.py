@@ -168,7 +168,7 @@ def test_exact_processes_need_the_data_of_the_fit(method, rows, key):
         (dgp.Posterior(observed_exactly, samples=scales | {"h": jnp.zeros((2, N, 1))}), "h|y", "", {"inner": True}),
     ]
     if method != "layers":
-        by_draw = r"f, _ = posterior.layers\(key, X\)\['v'\] at the inputs of the fit"
+        by_draw = r"kept outside of the model, and f.condition\(X, v\) at those of the call"
         fits.append((dgp.Posterior(drawn_exactly, samples={"v": jnp.zeros((2, N))}), "v", by_draw, {}))
     for posterior, name, advice, options in fits:
         with pytest.raises(ValueError, match=EXACT.format(name) + advice):

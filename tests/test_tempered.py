@@ -55,6 +55,7 @@ def test_losses_and_steps_are_those_of_a_dense_formula():
     np.testing.assert_allclose(step, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_is_no_temperature_and_natural_gradients_go_with_it():
     for make in (lambda: optax.adam(0.05), lambda: NaturalGradient(GUIDE, log_linear(0.01, 0.5, 10), optax.adam(0.05))):
         plain, same = fitted(make(), 20), fitted(Tempered(make(), 1.0), 20)

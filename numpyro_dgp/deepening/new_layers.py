@@ -135,7 +135,7 @@ def with_prior_values(params: dict[str, Array], layers: NewLayers) -> dict[str, 
     """Parameters at which q(v) of new layers is their prior, where their rules are Gaussians."""
     changed: dict[str, Array] = {}
     for record in layers.inducing.values():
-        if record.gaussian is None or record.follows is not None:
+        if record.gaussian is None or record.follows:
             continue
         loc, scale = f"{record.stem}_loc", f"{record.stem}_{record.gaussian.scale}"
         like = params[scale]

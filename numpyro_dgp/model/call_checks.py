@@ -76,7 +76,8 @@ def require_conditionals(call: Call, below: bool) -> None:
                 "dgp.gp('f', kernel + dgp.kernels.White(noise**2), None).condition(X, y)(X_new) at the hyperparameters "
                 "of the fit"
                 if of_data
-                else f"f, _ = posterior.layers(key, X)[{name!r}] at the inputs of the fit, then f(X_new), is one draw"
+                else f"v = numpyro.sample({name!r}, f(X)) at inputs X of the fit, kept outside of the model, and "
+                "f.condition(X, v) at those of the call"
             )
             raise ValueError(
                 f"Posterior: expected functions with inducing points, got values of an exact one (inducing=None) at "

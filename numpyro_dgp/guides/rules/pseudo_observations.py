@@ -27,7 +27,7 @@ from numpyro_dgp.algebra.gaussians import given_observations
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
-from numpyro_dgp.initial import kmeans
+from numpyro_dgp.layer_starts import kmeans
 from numpyro_dgp.model.beliefs import FullBelief, InducingPrior
 from numpyro_dgp.model.sites import unwrap
 
