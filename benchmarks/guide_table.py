@@ -64,6 +64,21 @@ GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "latent noise, VI": G.InducingPoint,
     "latent noise, IW 10": lambda m: G.ImportanceWeighted(m, num_samples=10),
 }
+# Their q(v) is no Gaussian with parameters of its own: by Adam alone.
+BY_ADAM: dict[str, Callable[[Any], G.Guide]] = {
+    "InducingPoint, Adam": G.InducingPoint,
+    "InducingPoint, LowRank 5": lambda m: G.InducingPoint(m, inducing=G.LowRank(5)),
+    "InducingPoint, mixture of 2": lambda m: G.InducingPoint(m, sites={"f0": G.MixtureOfGaussians(2)}),
+    "InducingPoint, flow": lambda m: G.InducingPoint(m, inducing=G.Flow()),
+    "GlobalInducing": lambda m: G.GlobalInducing(m, num_inducing=20),
+    "GlobalInducing, 16 draws": lambda m: G.GlobalInducing(m, num_inducing=20),
+    "GivenInducing, Adam": lambda m: per_layer(m, G.GivenInducing()),
+    "GivenInducing, mixture of 2": lambda m: G.MeanField(
+        m, inducing=G.Full(), hidden=G.GivenInducing(), sites={"f0": G.MixtureOfGaussians(2)}
+    ),
+    "GivenInducing, flow": lambda m: G.MeanField(m, inducing=G.Flow(), hidden=G.GivenInducing()),
+}
+GUIDES |= BY_ADAM
 NOISES = ("noise", "process0", "process1")
 
 
@@ -327,7 +342,8 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
         gamma = optax.join_schedules([log_linear(1e-3, 0.1, 50), log_linear(0.1, 1e-3, last)], [steps - last])
         rate = optax.cosine_decay_schedule(0.03, steps)
         loss = dgp.ELBO(16 if name.endswith("16 draws") else 1)
-        svi = SVI(model, guide, NaturalGradient(guide, gamma, optax.adam(rate)), loss)
+        adam = optax.adam(rate)
+        svi = SVI(model, guide, adam if name in BY_ADAM else NaturalGradient(guide, gamma, adam), loss)
         params = by_steps(svi, p, num, steps)
 
         @jax.jit

@@ -239,13 +239,14 @@ def draw(split: Split, found: Fit, out: Path, labels: dict[str, str]) -> None:
     key, stem = jax.random.key(9), found.name.replace(", ", "_")
     assert found.posterior is not None
     if split.X.shape[1] == 1:
-        # As many points as the test rows are filled up to: the program that has predicted them serves here too.
-        x = jnp.linspace(split.X.min() - 0.1, split.X.max() + 0.1, 250)
+        # In halves of as many points as the test rows of CO2 are filled up to, for which there is a program.
+        x = jnp.linspace(split.X.min() - 0.1, split.X.max() + 0.1, 500)[:, None]
         units = split.units_y
-        prediction = found.posterior.predict(key, x[:, None])
-        moments = units.inverse(prediction.means), prediction.variances * units.scale**2
+        halves = [found.posterior.predict(key, half) for half in jnp.split(x, 2)]
+        means, variances = (jnp.concatenate(parts, 1) for parts in zip(*halves, strict=True))
+        prediction = dgp.Mixture(units.inverse(means), variances * units.scale**2)
         data = split.units_X.inverse(split.X)[:, 0], units.inverse(split.y)
-        figure = plots.fit(split.units_X.inverse(x[:, None])[:, 0], dgp.Mixture(*moments), data=data)
+        figure = plots.fit(split.units_X.inverse(x)[:, 0], prediction, data=data)
     else:
         figure, labels = plots.observed(split.y_test, found.posterior.predict(key, split.X_test)), {}
     figure.axes[0].set(title=found.name, **labels)
