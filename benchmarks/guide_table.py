@@ -72,6 +72,10 @@ BY_ADAM: dict[str, Callable[[Any], G.Guide]] = {
     "InducingPoint, flow": lambda m: G.InducingPoint(m, inducing=G.Flow()),
     "GlobalInducing": lambda m: G.GlobalInducing(m, num_inducing=20),
     "GlobalInducing, 16 draws": lambda m: G.GlobalInducing(m, num_inducing=20),
+    "GlobalInducing and GivenInducing": lambda m: G.GlobalInducing(m, num_inducing=20, sites={"h0": G.GivenInducing()}),
+    "GlobalInducing and GivenInducing, 16 draws": lambda m: G.GlobalInducing(
+        m, num_inducing=20, sites={"h0": G.GivenInducing()}
+    ),
     "GivenInducing, Adam": lambda m: per_layer(m, G.GivenInducing()),
     "GivenInducing, mixture of 2": lambda m: G.MeanField(
         m, inducing=G.Full(), hidden=G.GivenInducing(), sites={"f0": G.MixtureOfGaussians(2)}
@@ -203,15 +207,21 @@ def own_weights(p: Problem, i: int, ndim: int) -> jax.Array:
     return A[:, None] if ndim == 3 else A[:, None, None] * jnp.eye(layer.outputs)[:, :, None]
 
 
-def by_steps(svi: SVI, p: Problem, num: int, steps: int) -> list[dict[str, jax.Array]]:
-    """Parameters after ``steps`` updates from every start, all at once."""
+def begun_at(svi: SVI, p: Problem, fits: list[dict[str, jax.Array]]) -> Any:
+    """Initial states, stacked, at the parameters of other fits where a guide has them."""
+    states = [svi.init(jax.random.key(k), p.X, p.y, init_params=dict(params)) for k, params in enumerate(fits)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+
+def by_steps(svi: SVI, p: Problem, states: Any, steps: int) -> list[dict[str, jax.Array]]:
+    """Parameters after ``steps`` updates from every state, all at once."""
 
     @jax.jit
     def train(states: Any) -> Any:
         return jax.lax.fori_loop(0, steps, lambda _, s: jax.vmap(lambda t: svi.update(t, p.X, p.y)[0])(s), states)
 
-    found = jax.vmap(svi.get_params)(train(starts(svi, p, num)))
-    return [jax.tree.map(lambda a, k=k: a[k], found) for k in range(num)]
+    found = jax.vmap(svi.get_params)(train(states))
+    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
 def by_quasi_newton(svi: SVI, p: Problem, num: int, steps: int) -> list[dict[str, jax.Array]]:
@@ -344,7 +354,12 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
         loss = dgp.ELBO(16 if name.endswith("16 draws") else 1)
         adam = optax.adam(rate)
         svi = SVI(model, guide, adam if name in BY_ADAM else NaturalGradient(guide, gamma, adam), loss)
-        params = by_steps(svi, p, num, steps)
+        states = starts(svi, p, num)
+        if name.endswith("flow"):  # drawn, and noisy: it begins at the fit of its Gaussian
+            gaussian = SVI(model, GUIDES[name.replace("flow", "Adam")](model), adam, loss)
+            svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.001, steps)), dgp.ELBO(16))
+            states = begun_at(svi, p, by_steps(gaussian, p, starts(gaussian, p, num), steps))
+        params = by_steps(svi, p, states, steps)
 
         @jax.jit
         def evaluate(q: dict[str, jax.Array], keys: jax.Array) -> jax.Array:
@@ -476,6 +491,34 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def draw(records: list[dict[str, Any]], path: Path) -> None:
+    """A figure: how far the best bound of each guide is below the evidence, two layers, hyperparameters fixed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    def mine(r: dict[str, Any]) -> bool:
+        return r["set"] in SYNTHETIC and r["layers"] == 2 and r["hyperparameters"] == "fixed"
+
+    evidence = {r["set"]: r["evidence"] for r in records if mine(r) and "evidence" in r}
+    gaps: dict[str, dict[str, float]] = {}
+    for r in records:
+        if mine(r) and "bounds" in r and r["set"] in evidence:
+            gaps.setdefault(r["guide"], {})[r["set"]] = evidence[r["set"]] - best(r)
+    names = sorted(gaps, key=lambda n: -np.mean(list(gaps[n].values())))
+    figure, ax = plt.subplots(figsize=(7, 0.25 * len(names) + 0.9), layout="constrained")
+    for name, marker in zip(SYNTHETIC, "os", strict=True):
+        found = [(gaps[n][name], i) for i, n in enumerate(names) if name in gaps[n]]
+        ax.plot(*zip(*found, strict=True), marker, ms=5, label=name)
+    ax.set(xscale="log", xlabel="nats below the log evidence", yticks=range(len(names)), yticklabels=names)
+    ax.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
+    ax.set_xticks([], minor=True)
+    ax.grid(axis="both", lw=0.4, alpha=0.5)
+    ax.legend(edgecolor="none")
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="one line of JSON per fit")
@@ -494,6 +537,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000, help="of NUTS, after as many to warm up")
     parser.add_argument("--temperatures", type=int, default=4000, help="of the estimates of the evidence")
     parser.add_argument("--print", action="store_true", help="only print the tables of what is there")
+    parser.add_argument("--figure", type=Path, help="draw the gaps to the evidence into this file")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
 
@@ -523,6 +567,8 @@ def main() -> None:
         print(found, flush=True)
         jax.clear_caches()
     print(table(records()))
+    if arguments.figure:
+        draw(records(), arguments.figure)
 
 
 if __name__ == "__main__":
