@@ -150,6 +150,7 @@ def test_objectives_under_vmap():
     assert together.shape == (2,)
 
 
+@pytest.mark.slow
 def test_float32_without_the_global_flag_in_a_new_process():
     """As most users run it: no x64 anywhere in the process."""
     program = """

@@ -161,6 +161,7 @@ def test_predictions_and_whole_functions():
     assert posterior.functions(jax.random.key(0), num_samples=2)(X[:4])["h"].shape == (2, 4, 1)
 
 
+@pytest.mark.slow
 def test_natural_gradients_are_refused():
     from numpyro_dgp.optim import NaturalGradient
 

@@ -62,6 +62,7 @@ def test_bound_data_stay_with_their_own_guide():
     assert G.InducingPoint(shallow).on(X, Y).model is shallow
 
 
+@pytest.mark.slow
 def test_one_guide_in_threads():
     """Traced one at a time, since NumPyro's stack of handlers is one for all threads, and run at the same time."""
     guide, stack = G.InducingPoint(bayesian), threading.Lock()

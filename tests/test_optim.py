@@ -219,6 +219,7 @@ def test_single_precision():
     assert all(jnp.isfinite(v).all() for v in gaussians.values())
 
 
+@pytest.mark.slow
 def test_checkpoints_and_stable_updates(tmp_path):
     """A resumed fit goes on bit by bit, its count of shortened steps included."""
 

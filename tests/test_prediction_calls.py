@@ -102,6 +102,7 @@ def two_sources(X, group, y=None, sizes=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v + a[group], NOISE)), obs=y)
 
 
+@pytest.mark.slow
 def test_latents_of_other_rows_keep_their_posterior_where_these_are_observed(key):
     sizes, group = jnp.array([10.0, 20.0, 30.0]), jnp.arange(30) % 3
     guide = dgp.guides.InducingPoint(two_sources)

@@ -67,6 +67,7 @@ def test_unbiased_with_less_variance_of_bound_and_gradient():
     assert ratio[:4].mean() < 1.2  # of the first, whose gradient has products of the numbers of all layers
 
 
+@pytest.mark.slow
 def test_numbers_are_standard_normal_and_particles_even():
     params = fitted()
 
@@ -88,6 +89,7 @@ def test_numbers_are_standard_normal_and_particles_even():
     assert even < 0.6 * random
 
 
+@pytest.mark.slow
 def test_particles_one_by_one_and_single_precision():
     params = fitted()
     both = [

@@ -105,6 +105,7 @@ def test_what_has_no_temperature_is_refused():
         Tempered(0.1, 0.5)
 
 
+@pytest.mark.slow
 def test_checkpoints_and_stable_updates(tmp_path):
     schedule = optax.linear_schedule(0.0, 1.0, 10)
 
