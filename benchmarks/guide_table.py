@@ -29,6 +29,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import scipy.optimize
+from implementations.guide_tables import SYNTHETIC, draw, table
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import MCMC, NUTS, SVI
 
@@ -44,7 +45,6 @@ import regression
 import step_function
 
 ROWS = 200  # training rows at most
-SYNTHETIC = ("step", "sinusoids")
 GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "InducingPoint": G.InducingPoint,
     "InducingPoint, Diagonal": lambda m: G.InducingPoint(m, inducing=G.Diagonal()),
@@ -83,7 +83,6 @@ BY_ADAM: dict[str, Callable[[Any], G.Guide]] = {
     "GivenInducing, flow": lambda m: G.MeanField(m, inducing=G.Flow(), hidden=G.GivenInducing()),
 }
 GUIDES |= BY_ADAM
-NOISES = ("noise", "process0", "process1")
 
 
 class Layer(NamedTuple):
@@ -438,87 +437,6 @@ def agreed(records: list[dict[str, Any]], case: dict[str, Any]) -> dict[str, Any
     return {n: jnp.asarray(np.vectorize(lambda x: float(f"{x:.2g}"))(v)) for n, v in means.items()}
 
 
-def best(r: dict[str, Any]) -> float:
-    return float(np.nanmax(r["bounds"]))
-
-
-def cell(r: dict[str, Any] | None, what: str, evidence: float | None) -> str:
-    """One number of one fit: its best bound or how far that is below the evidence, how far the worst start is below the
-    best, the density of test rows, or noises."""
-    if r is None:
-        return ""
-    if what == "log density of test rows":
-        return f"{r['density']:.2f} ({r['density_error']:.2f})"
-    if what == "noise, process noise":
-        middle = {n: q[1] for n, q in r["quantiles"].items()} if "quantiles" in r else r.get("learned", {})
-        return ", ".join(f"{middle[n]:.2f}" for n in NOISES if n in middle)
-    if "bounds" not in r:
-        return f"{r['lower']:.1f} to {r['upper']:.1f}" if "lower" in r and what.startswith("nats below") else ""
-    if what == "worst start below the best":
-        return f"{best(r) - np.nanmin(r['bounds']):.1f}"
-    error = r["errors"][int(np.nanargmax(r["bounds"]))]
-    return f"{best(r) if evidence is None else evidence - best(r):.1f} ({error:.1f})"
-
-
-def table(records: list[dict[str, Any]]) -> str:
-    """Guides by sets, for each number of layers, hyperparameters fixed or learned, and the evidence known or not."""
-
-    def program_of(r: dict[str, Any]) -> tuple[str, int, int]:
-        return r["set"], r["layers"], r["num_inducing"]
-
-    evidence = {program_of(r): r["evidence"] for r in records if "evidence" in r}
-
-    def group(r: dict[str, Any]) -> tuple[int, int, str, str]:
-        known = r["hyperparameters"] == "fixed" and program_of(r) in evidence
-        main = "nats below the evidence" if known else "best bound"
-        return r["layers"], r["num_inducing"], r["hyperparameters"], main
-
-    lines: list[str] = []
-    for layers, M, hyperparameters, main in sorted({group(r) for r in records}):
-        mine = [r for r in records if group(r) == (layers, M, hyperparameters, main)]
-        sets = list(dict.fromkeys(r["set"] for r in mine))
-        whats = [main, "log density of test rows", "worst start below the best"]
-        for what in [*whats, "noise, process noise"] if hyperparameters == "learned" else whats:
-            heading = f"{layers} layers, M = {M}, hyperparameters {hyperparameters}"
-            lines += ["", f"{heading}, {', '.join(sets)}: {what}", ""]
-            lines += ["| guide | " + " | ".join(sets) + " |", "|---|" + "---|" * len(sets)]
-            for guide in ("NUTS", *GUIDES):
-                fits = {r["set"]: r for r in mine if r["guide"] == guide}
-                known = {s: evidence[s, layers, M] if main.startswith("nats") else None for s in sets}
-                cells = [cell(fits.get(s), what, known[s]) for s in sets]
-                if any(cells):
-                    lines.append(f"| {guide} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """A figure: how far the best bound of each guide is below the evidence, two layers, hyperparameters fixed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    def mine(r: dict[str, Any]) -> bool:
-        return r["set"] in SYNTHETIC and r["layers"] == 2 and r["hyperparameters"] == "fixed"
-
-    evidence = {r["set"]: r["evidence"] for r in records if mine(r) and "evidence" in r}
-    gaps: dict[str, dict[str, float]] = {}
-    for r in records:
-        if mine(r) and "bounds" in r and r["set"] in evidence:
-            gaps.setdefault(r["guide"], {})[r["set"]] = evidence[r["set"]] - best(r)
-    names = sorted(gaps, key=lambda n: -np.mean(list(gaps[n].values())))
-    figure, ax = plt.subplots(figsize=(7, 0.25 * len(names) + 0.9), layout="constrained")
-    for name, marker in zip(SYNTHETIC, "os", strict=True):
-        found = [(gaps[n][name], i) for i, n in enumerate(names) if name in gaps[n]]
-        ax.plot(*zip(*found, strict=True), marker, ms=5, label=name)
-    ax.set(xscale="log", xlabel="nats below the log evidence", yticks=range(len(names)), yticklabels=names)
-    ax.set_xticks([5, 10, 20, 50, 100], ["5", "10", "20", "50", "100"])
-    ax.set_xticks([], minor=True)
-    ax.grid(axis="both", lw=0.4, alpha=0.5)
-    ax.legend(edgecolor="none")
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="one line of JSON per fit")
@@ -566,7 +484,7 @@ def main() -> None:
             file.write(json.dumps(found) + "\n")
         print(found, flush=True)
         jax.clear_caches()
-    print(table(records()))
+    print(table(records(), ("NUTS", *GUIDES)))
     if arguments.figure:
         draw(records(), arguments.figure)
 
