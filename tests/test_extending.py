@@ -120,6 +120,7 @@ def test_psi_statistics_of_the_kernel():
     assert np.isfinite(data.bound())
 
 
+@pytest.mark.slow
 def test_predictions_and_function_draws():
     model = partial(deep, process_noise=None)
     guide = dgp.guides.InducingPoint(model)

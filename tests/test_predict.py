@@ -219,6 +219,7 @@ def test_the_observed_site_is_what_nothing_depends_on(key):
     np.testing.assert_array_equal(found.variances, jnp.full((2, 9), 0.3**2))
 
 
+@pytest.mark.slow
 def test_a_posterior_goes_with_its_last_reference():
     """Compiled predictions keep neither it nor its parameters alive: folds of a cross-validation do not add up."""
     params = {name: value + 0 for name, value in POSTERIOR.params.items()}

@@ -220,6 +220,7 @@ def test_nuts_through_a_hidden_projection():
         run(layered, X, Y)
 
 
+@pytest.mark.slow
 def test_prediction_and_function_draws(key):
     guide = G.InducingPoint(layered)
     params = random_params(layered, guide, X, Y)

@@ -67,6 +67,7 @@ def belief(family, prior, shape):
     }[family]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", mostly_slow(["plane"], GRIDS))
 def test_a_multiple_on_either_side(which):
     """The layer of ``Constant(2.0) * k`` is that of ``k`` with twice the variance, draws included."""

@@ -70,6 +70,7 @@ def test_reparam_handler_is_the_same_density():
     np.testing.assert_allclose(value, direct + jacobian, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_exact_layer_non_centred():
     def model(X, y=None):
         v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(1.2, 0.7), None)(X))
