@@ -251,6 +251,10 @@ def place(equation: Any, i: int, axis: int, shape: tuple[int, ...], out: tuple[i
         return Place(axis, axis in params["dimensions"])
     if name == "concatenate":
         return Place(axis, axis == params["dimension"])
+    if name == "stack":  # from JAX 0.12 on
+        return Place(axis + (axis >= params["axis"]))
+    if name == "unstack" and axis != params["axis"]:
+        return Place(axis - (axis > params["axis"]))
     if name == "split":
         return Place(axis, axis == params["axis"])
     if name == "slice":
