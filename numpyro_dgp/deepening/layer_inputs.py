@@ -11,7 +11,8 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.model.sites import Message, site_kind, unwrap, values_of
+from numpyro_dgp.model.other_rows import at_mean
+from numpyro_dgp.model.sites import Message, values_of
 
 __all__ = ["LayerInputs", "first_rows", "layer_inputs", "require_same_inputs"]
 
@@ -51,12 +52,7 @@ def layer_inputs(
     def value(msg: Message) -> Any:
         if msg["type"] != "sample" or msg["is_observed"]:
             return first_rows(msg)
-        if msg["name"] in values:
-            return values[msg["name"]]
-        fn, kind = unwrap(msg["fn"]), site_kind(msg)
-        if kind == "inducing":
-            return jnp.zeros(fn.shape(), fn.dtype)
-        return fn.loc if kind == "hidden" else None
+        return values[msg["name"]] if msg["name"] in values else at_mean(msg)
 
     found: dict[str, list[LayerInputs]] = {}
     given = handlers.substitute(handlers.substitute(model, data=dict(params)), substitute_fn=value)

@@ -23,6 +23,7 @@ from numpyro_dgp.guides.record import SiteRecord, record_of
 from numpyro_dgp.guides.run import Run
 from numpyro_dgp.inference.program_sites import SitesOfFit
 from numpyro_dgp.model.program import structure
+from numpyro_dgp.model.site_densities import log_prob
 from numpyro_dgp.model.sites import site_kind, unwrap, values_of
 
 __all__ = ["NewLayers", "find_new_layers", "with_prior_values"]
@@ -71,7 +72,7 @@ class NewLayers(NamedTuple):
         total = jnp.zeros(())
         for name in self.shared:
             for sign, site in ((1, found.model[name]), (-1, found.guide[name])):
-                total = total + sign * jnp.sum(site["fn"].log_prob(site["value"]))
+                total = total + sign * jnp.sum(log_prob(site))
         return total
 
 

@@ -21,7 +21,6 @@ import numpyro.distributions as dist
 from jax.scipy.linalg import cho_solve
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
@@ -33,7 +32,7 @@ from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import NoMomentsError, moments
 from numpyro_dgp.model.program import Program, structure
-from numpyro_dgp.model.site_densities import log_prob
+from numpyro_dgp.model.site_densities import total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.predict import Posterior
 
@@ -145,7 +144,7 @@ def identified(
             there = handlers.trace(Whole(program)).get_trace(*arguments[1])
             names = [n for site in observed if (n := site["name"]) in there and not there[n]["is_observed"]]
             functions |= {f"function at {name}, test": _function(there[name], {}) for name in names}
-        density = sum((scale_and_mask(log_prob(site), site["scale"]).sum() for site in observed), jnp.zeros(()))
+        density = sum((total_log_prob(site) for site in observed), jnp.zeros(()))
         return Identified(hyperparameters, {n: f for n, f in functions.items() if f is not None}, density)
 
     return map_draws(one, fixed, total, samples, (args, test), kwargs, 1)

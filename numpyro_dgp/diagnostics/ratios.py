@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.densities import log_mean_exp
@@ -26,7 +25,7 @@ from numpyro_dgp.diagnostics.local_sites import LocalSites, is_value, local_site
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.model.function_values import Propagated
 from numpyro_dgp.model.joint_values import PropagatedJoint
-from numpyro_dgp.model.site_densities import log_marginal, log_prob
+from numpyro_dgp.model.site_densities import log_marginal, scaled_log_prob, total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.predict import Posterior
 
@@ -136,10 +135,10 @@ def _draw(
     log_p = log_q = jnp.zeros(())
     for name, site in sites.items():
         if site["type"] == "sample" and name not in known.local and name not in known.frames:
-            log_p = log_p + _scaled(site).sum()
+            log_p = log_p + total_log_prob(site)
     for name, site in guide_trace.items():
         if site["type"] == "sample" and name not in known.local:
-            log_q = log_q + _scaled(site).sum()
+            log_q = log_q + total_log_prob(site)
     values = {n: s["value"] for n, s in sites.items() if is_value(s)} if posterior.guide is not None else sample
 
     def local(key: Array) -> Any:
@@ -166,21 +165,17 @@ def _draw(
 
 def _data_terms(known: LocalSites, guide_trace: Trace, sites: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
     """The log weights of one draw of the variables of single data, (N...) aligned with the plates."""
-    target = {name: _over(_scaled(sites[name]), known.frames[name]) for name in known.frames}
+    target = {name: _over(scaled_log_prob(sites[name]), known.frames[name]) for name in known.frames}
     predictive = {name: _over(log_marginal(sites[name]), known.frames[name]) for name in known.frames}
     for name, beside in known.local.items():
-        ratio = _scaled(sites[name])
+        ratio = scaled_log_prob(sites[name])
         if not sites[name]["is_observed"]:  # all observed sites but factors
             if name not in guide_trace or isinstance(unwrap(guide_trace[name]["fn"]), Propagated | PropagatedJoint):
                 continue  # drawn from the model
-            ratio = ratio - _scaled(guide_trace[name])
+            ratio = ratio - scaled_log_prob(guide_trace[name])
         ratio = _over(ratio, known.frames[beside])
         target[beside], predictive[beside] = target[beside] + ratio, predictive[beside] + ratio
     return target, predictive
-
-
-def _scaled(site: Message) -> Array:
-    return scale_and_mask(log_prob(site), site["scale"])
 
 
 def _over(values: Array, frames: tuple[Any, ...]) -> Array:

@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule
-from numpyro_dgp.model.sites import Message
+from numpyro_dgp.model.function_values import Propagated
+from numpyro_dgp.model.joint_values import PropagatedJoint
+from numpyro_dgp.model.sites import Message, unwrap
 
-__all__ = ["SiteRecord", "attach", "record_of"]
+__all__ = ["SiteRecord", "attach", "follows_model", "record_of"]
 
 _KEY = "numpyro_dgp"
 
@@ -56,3 +58,9 @@ def attach(msg: Message, record: SiteRecord) -> None:
 def record_of(site: dict[str, Any]) -> SiteRecord:
     """The record of a site of a trace; one with the default values if no guide of this package has drawn it."""
     return site.get(_KEY, _NOTHING)
+
+
+def follows_model(site: Message) -> bool:
+    """Whether the distribution of a guide of this package at a site is the model's, so that the two cancel."""
+    known = record_of(site)
+    return bool(known.name) and (not known.learned or isinstance(unwrap(site["fn"]), Propagated | PropagatedJoint))

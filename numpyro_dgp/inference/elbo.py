@@ -27,7 +27,7 @@ from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedVal
 from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.outcomes import require_in_range
-from numpyro_dgp.model.site_densities import log_prob
+from numpyro_dgp.model.site_densities import total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.model.untraceable import explained
 
@@ -173,7 +173,7 @@ class ELBO(elbo.ELBO):
         if temperature is not None:
             _require_divergences(found.guide)
             divergence = temperature * divergence
-        return weighted - divergence + sum((_log_prob(site) for site in observed), jnp.zeros(()))
+        return weighted - divergence + sum((total_log_prob(site) for site in observed), jnp.zeros(()))
 
     def _of_particles(self, parts: Any) -> Array:
         """The objective, from the contributions of all particles along a first axis."""
@@ -218,7 +218,7 @@ def terms(found: Run) -> Terms:
             divergence = divergence + _divergence(guide_trace[name], site, in_order, strata.get(name))
     for name, site in guide_trace.items():  # auxiliary sites of autoguides
         if site["type"] == "sample" and name not in model_trace:
-            divergence = divergence + _log_prob(site)
+            divergence = divergence + total_log_prob(site)
     return Terms(weighted, divergence, observed)
 
 
@@ -277,7 +277,7 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratu
             return jnp.sum(scale_and_mask(kl_divergence(q, p), guide_site["scale"]))
         except NotImplementedError:
             pass
-    return _log_prob(guide_site) - _log_prob(model_site)
+    return total_log_prob(guide_site) - total_log_prob(model_site)
 
 
 @kl_divergence.register(FunctionValues, dist.Normal)
@@ -293,10 +293,6 @@ def _kl_independent(q: FunctionValues, p: dist.Independent) -> Array:
         raise NotImplementedError
     numbers = FunctionValues(q.loc, q.conditional_variance, q.spread, event_dim=0)
     return kl_divergence(numbers, p.base_dist).sum(tuple(range(-q.event_dim, 0)))
-
-
-def _log_prob(site: Message) -> Array:
-    return jnp.sum(scale_and_mask(log_prob(site), site["scale"]))
 
 
 def _latent_names(sites: Trace, others: Trace) -> list[str]:

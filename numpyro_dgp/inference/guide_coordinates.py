@@ -24,24 +24,22 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.autoguide import AutoContinuous, AutoDelta
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.guides.record import record_of
+from numpyro_dgp.guides.record import follows_model, record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.inference.integrated_layers import Integrate
 from numpyro_dgp.inference.white_numbers import Coordinates, coordinates_of
 from numpyro_dgp.model.beliefs import Belief, StandardNormal
-from numpyro_dgp.model.function_values import Propagated, Values
-from numpyro_dgp.model.joint_values import PropagatedJoint
+from numpyro_dgp.model.function_values import Values
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
-from numpyro_dgp.model.site_densities import log_prob
+from numpyro_dgp.model.site_densities import total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
@@ -130,9 +128,9 @@ def run_in_coordinates(
             model(*args, **kwargs)
         finish()
     _require_drawn(sites, values)
-    same = {name for name, site in drawn.items() if _follows_model(site)}
-    log_p = sum(_total(site) for name, site in sites.items() if site["type"] == "sample" and name not in same)
-    log_q = sum(_total(site) for name, site in drawn.items() if name not in same)
+    same = {name for name, site in drawn.items() if follows_model(site)}
+    log_p = sum(total_log_prob(site) for name, site in sites.items() if site["type"] == "sample" and name not in same)
+    log_q = sum(total_log_prob(site) for name, site in drawn.items() if name not in same)
     numpyro.factor(LOG_RATIO, log_p - log_q)
     for name, site in sites.items():
         latent = site["type"] == "sample" and not site["is_observed"]
@@ -259,16 +257,6 @@ class _ToWhite(_FromWhite):
             )
         self.white[name] = found.white(jnp.asarray(self.values[name], found.dtype))
         return self.white[name]
-
-
-def _follows_model(site: Message) -> bool:
-    """Whether the distribution of the guide at a site is the model's, so that the two cancel."""
-    known = record_of(site)
-    return bool(known.name) and (not known.learned or isinstance(unwrap(site["fn"]), Propagated | PropagatedJoint))
-
-
-def _total(site: Message) -> Array:
-    return jnp.sum(scale_and_mask(log_prob(site), site["scale"]))
 
 
 def _require_drawn(sites: Trace, values: Mapping[str, Array]) -> None:

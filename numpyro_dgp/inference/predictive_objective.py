@@ -11,7 +11,7 @@ from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.record import record_of
+from numpyro_dgp.guides.record import follows_model, record_of
 from numpyro_dgp.guides.run import Run
 from numpyro_dgp.inference.elbo import ELBO, terms
 from numpyro_dgp.model.site_densities import log_marginal
@@ -117,7 +117,7 @@ def _require_predictive(found: Run) -> None:
         )
     rows = [set(site["cond_indep_stack"]) for site in found.model.values() if _is_observed(site)]
     for name, site in found.model.items():
-        if site["type"] != "sample" or site["is_observed"] or _follows_model(found.guide.get(name, site)):
+        if site["type"] != "sample" or site["is_observed"] or follows_model(found.guide.get(name, site)):
             continue
         if any(plates and plates <= set(site["cond_indep_stack"]) for plates in rows):
             raise ValueError(
@@ -129,9 +129,3 @@ def _require_predictive(found: Run) -> None:
 
 def _is_observed(site: Message) -> bool:
     return site["type"] == "sample" and site["is_observed"]
-
-
-def _follows_model(guide_site: Message) -> bool:
-    """Whether a guide of this package has the model's own distribution at a site."""
-    record = record_of(guide_site)
-    return bool(record.name) and not record.learned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
 
 __all__ = ["require_site"]
 
@@ -15,7 +15,8 @@ def require_site(f_x: Any) -> None:
     Raises:
         ValueError: such values.
     """
-    function = f_x.function if isinstance(f_x, JointValues) else None
+    is_prior = isinstance(f_x, JointValues) and not isinstance(f_x, WhitenedValues)
+    function = f_x.function if is_prior else None
     if function is not None and function.site is None and not hasattr(function, "u"):
         raise ValueError(
             "Likelihood: expected values of a function with inducing points, got those of an exact one "

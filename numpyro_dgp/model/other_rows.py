@@ -16,7 +16,7 @@ from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.sites import Message, site_kind, unwrap, values_of
 
-__all__ = ["OtherRows", "outside", "with_rows"]
+__all__ = ["OtherRows", "at_mean", "outside", "with_rows"]
 
 
 @contextmanager
@@ -29,6 +29,14 @@ def outside(handler: Messenger) -> Iterator[None]:
         yield
     finally:
         _PYRO_STACK.extend(inside)
+
+
+def at_mean(msg: Message) -> Array | None:
+    """Zero for inducing values, the mean for values of a layer; ``None`` for other sites."""
+    kind, fn = site_kind(msg), unwrap(msg["fn"])
+    if kind == "inducing":
+        return jnp.zeros(fn.event_shape, fn.dtype)  # type: ignore[attr-defined]
+    return fn.loc if kind in ("hidden", "exact") else None  # type: ignore[attr-defined]
 
 
 class OtherRows(Messenger):
@@ -77,18 +85,16 @@ class OtherRows(Messenger):
 
     def _value(self, msg: Message) -> Array | None:
         """A value for a site; ``None`` where one from the prior will do."""
-        name, kind, fn = msg["name"], site_kind(msg), unwrap(msg["fn"])
+        name, kind, mean = msg["name"], site_kind(msg), at_mean(msg)
         if kind in ("hidden", "exact"):
-            return fn.loc  # type: ignore[attr-defined]
+            return mean
         if kind == "latent" and name not in self.ends:
             return self.latent(msg)
-        if kind != "inducing":
-            return self.given.get(name)
-        value = self.given.get(name, jnp.zeros(fn.event_shape, fn.dtype))  # type: ignore[attr-defined]
-        if jnp.shape(value) != fn.event_shape:
+        value: Any = self.given.get(name, mean)
+        if kind == "inducing" and jnp.shape(value) != (shape := msg["fn"].event_shape):
             raise ValueError(
                 f"{self.owner}: expected layer {name!r} with inducing values of shape {jnp.shape(value)} at any rows, "
-                f"got {fn.event_shape} at {self.now} rows: arguments with as many rows as the inputs are taken for "
+                f"got {shape} at {self.now} rows: arguments with as many rows as the inputs are taken for "
                 "data; compute inducing inputs outside of the program"
             )
         return value

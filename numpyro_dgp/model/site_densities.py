@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.sites import Message, unwrap
 
-__all__ = ["log_marginal", "log_prob"]
+__all__ = ["log_marginal", "log_prob", "scaled_log_prob", "total_log_prob"]
 
 
 def log_prob(site: Message) -> Array:
     """Log densities of a site, number by number, without the scale of its plates."""
     arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
     return site["fn"].log_prob(*arguments)
+
+
+def scaled_log_prob(site: Message) -> Array:
+    """The same with the scale of its plates."""
+    return scale_and_mask(log_prob(site), site["scale"])
+
+
+def total_log_prob(site: Message) -> Array:
+    """What a site adds to the log of a joint density."""
+    return jnp.sum(scaled_log_prob(site))
 
 
 def log_marginal(site: Message) -> Array:

@@ -96,28 +96,24 @@ class Tempered(_NumPyroOptim):
         self, fn: Callable[[Any], tuple], state: Any, forward_mode_differentiation: bool = False
     ) -> tuple[tuple[Any, Any], Any]:
         """The tempered loss and the state after one step on it."""
-        loss, readers = tempered(fn, jnp.asarray(self.temperature(state[0])))
-        found = self.optimizer.eval_and_update(loss, state, forward_mode_differentiation)
-        _require_read(readers)
-        return found
+        return self._step(self.optimizer.eval_and_update, fn, state, forward_mode_differentiation)
 
     def eval_and_stable_update(
         self, fn: Callable[[Any], tuple], state: Any, forward_mode_differentiation: bool = False
     ) -> tuple[tuple[Any, Any], Any]:
         """The same; where the loss or its gradient is not finite, the state stays and the loss is NaN."""
+        return self._step(self.optimizer.eval_and_stable_update, fn, state, forward_mode_differentiation)
+
+    def _step(self, update: Callable[..., Any], fn: Callable[[Any], tuple], state: Any, forward: bool) -> Any:
         loss, readers = tempered(fn, jnp.asarray(self.temperature(state[0])))
-        found = self.optimizer.eval_and_stable_update(loss, state, forward_mode_differentiation)
-        _require_read(readers)
+        found = update(loss, state, forward)
+        if not readers:
+            raise ValueError(
+                "Tempered: expected an objective with a temperature, dgp.ELBO() or dgp.PredictiveObjective(), got "
+                "another: it would have ignored the schedule"
+            )
         return found
 
 
 def _is_number(value: Any) -> bool:
     return np.issubdtype(np.asarray(value).dtype, np.number)
-
-
-def _require_read(readers: list[str]) -> None:
-    if not readers:
-        raise ValueError(
-            "Tempered: expected an objective with a temperature, dgp.ELBO() or dgp.PredictiveObjective(), got another: "
-            "it would have ignored the schedule"
-        )
