@@ -24,7 +24,6 @@ from numpyro_dgp.draws import BatchKeys, Whole, sample_values
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.model.call_checks import (
-    require_conditionals,
     require_new_rows,
     require_own_functions,
     require_unobserved,
@@ -90,7 +89,6 @@ class Fit:
         call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
         require_unobserved(call)
         require_own_functions(call)
-        require_conditionals(call, below=False)
         require_new_rows(call)
         warn_rows_together(call)
         require_rules(self.guide, self.params, call.sites)

@@ -24,6 +24,7 @@ from numpyro_dgp._checks import require_finite, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
+from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.random_function import RandomFunction
 from numpyro_dgp.model.sites import values_of
 from numpyro_dgp.prediction import quantities
@@ -268,7 +269,9 @@ class Posterior(Fit):
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
         require_arguments(key, jax.tree.leaves((args, kwargs)))
         found, sample = {}, {name: values[0] for name, values in self._predictor.thinned(1).items()}
-        target = Target(None, self.call(args, kwargs).plates)
+        call = self.call(args, kwargs)
+        require_conditionals(call, below=False)
+        target = Target(None, call.plates)
         for name, site in self.trace(target, key, sample, args, kwargs).items():
             values: Any = values_of(site["fn"]) if site["type"] == "sample" else None
             function = getattr(values, "function", None)
