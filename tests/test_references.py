@@ -12,7 +12,7 @@ from source_links import CITATION, anchor, in_page, key  # noqa: E402
 
 PAGE = ROOT / "docs" / "references.md"
 FOLDERS = ("numpyro_dgp", "docs", "tests", "benchmarks", "examples")
-FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "recipes").glob("*.md")]
 FILES += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "_build" not in path.parts]
 TEXTS = {path.relative_to(ROOT): path.read_text() for path in FILES if path not in (PAGE, Path(__file__))}
 # Written so that it does not find itself.
