@@ -26,7 +26,7 @@ from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.random_function import RandomFunction
-from numpyro_dgp.model.sites import values_of
+from numpyro_dgp.model.sites import each_values_of
 from numpyro_dgp.prediction import quantities
 from numpyro_dgp.prediction.predictor import Options, Predictor, Quantity
 
@@ -273,11 +273,13 @@ class Posterior(Fit):
         require_conditionals(call, below=False)
         target = Target(None, call.plates)
         for name, site in self.trace(target, key, sample, args, kwargs).items():
-            values: Any = values_of(site["fn"]) if site["type"] == "sample" else None
-            function = getattr(values, "function", None)
-            if isinstance(function, RandomFunction):
-                function = function.given(values.inputs, site["value"])
-                found[name] = function, values.inputs.reshape(-1, values.inputs.shape[-1])
+            every = each_values_of(site["fn"]) if site["type"] == "sample" else ()
+            for values in every:
+                function = getattr(values, "function", None)
+                if isinstance(function, RandomFunction):
+                    function = function.given(values.inputs, site["value"])
+                    inputs = values.inputs.reshape(-1, values.inputs.shape[-1])
+                    found[name if len(every) == 1 else str(function.site)] = function, inputs
         return found
 
     def __getstate__(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Dependence(IntEnum):
     CONSTANT = 0
     AFFINE = 1  # a v + b, element by element
     LOG_AFFINE = 2  # exp(a v + b), element by element
-    ELEMENTWISE = 3  # the entry [i, ...] depends on the element v[i] only
+    ELEMENTWISE = 3  # the entry [i, ...] depends on the element v[i] only; one column may serve several, v[i, 0]
     MIXED = 4
 
 
@@ -129,7 +129,7 @@ def _kind(equation: Any, kinds: list[Dependence], shape: tuple[int, ...]) -> Dep
         return C
     if not _keeps_elements(equation, kinds, shape):
         return M
-    if name in ("broadcast_in_dim", "reshape") and equation.outvars[0].aval.shape == shape:
+    if name in ("broadcast_in_dim", "reshape") and _fits(equation.outvars[0].aval.shape, shape, len(shape)):
         return kinds[0]
     if len(kinds) == 1:
         return _UNARY.get(name, {}).get(kinds[0], E)
@@ -143,7 +143,7 @@ def _keeps_elements(equation: Any, kinds: list[Dependence], shape: tuple[int, ..
     name, params, n = equation.primitive.name, equation.params, len(shape)
     varying = [atom.aval for atom, kind in zip(equation.invars, kinds, strict=True) if kind is not C]
     avals = varying + [var.aval for var in equation.outvars]
-    if any(aval.shape[:n] != shape for aval in avals):
+    if not all(_fits(aval.shape[:n], shape, n) for aval in avals):
         return False
     if name in ELEMENTWISE or name == "reshape":
         return True
@@ -155,3 +155,8 @@ def _keeps_elements(equation: Any, kinds: list[Dependence], shape: tuple[int, ..
     if name == "slice":
         return params["strides"] is None or all(stride == 1 for stride in params["strides"][:n])
     return False
+
+
+def _fits(found: tuple[int, ...], shape: tuple[int, ...], n: int) -> bool:
+    """Whether an array has the shape of ``v``, or that of ``v`` with its single last column repeated."""
+    return found == shape or (n > 1 and shape[-1] == 1 and len(found) == n and found[:-1] == shape[:-1])

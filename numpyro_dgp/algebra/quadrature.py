@@ -147,7 +147,7 @@ def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) ->
             "or integrate=dgp.MonteCarlo(1000, key)"
         )
     nodes = rule.nodes(jnp.zeros((), dtype), jnp.ones((), dtype))
-    points, log_weights = (jnp.stack([g.ravel() for g in jnp.meshgrid(*[a] * dims)], -1) for a in nodes)
+    points, log_weights = (jnp.stack([g.ravel() for g in jnp.meshgrid(*[a] * dims, indexing="ij")], -1) for a in nodes)
     return Nodes(points, log_weights.sum(-1))
 
 

@@ -12,7 +12,7 @@ from numpyro import handlers
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.other_rows import at_mean
-from numpyro_dgp.model.sites import Message, values_of
+from numpyro_dgp.model.sites import Message, each_values_of
 
 __all__ = ["LayerInputs", "first_rows", "layer_inputs", "require_same_inputs"]
 
@@ -59,11 +59,11 @@ def layer_inputs(
     with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
         given(*args, **kwargs)
     for site in sites.values():
-        drawn: Any = values_of(site["fn"]) if site["type"] == "sample" else None
-        function: Any = getattr(drawn, "function", None)
-        name: str | None = getattr(function, "site", None)
-        if name is not None:
-            found.setdefault(name, []).append(LayerInputs(drawn.inputs, function.inducing_inputs))
+        for drawn in each_values_of(site["fn"]) if site["type"] == "sample" else ():
+            function: Any = getattr(drawn, "function", None)
+            name: str | None = getattr(function, "site", None)
+            if name is not None:
+                found.setdefault(name, []).append(LayerInputs(drawn.inputs, function.inducing_inputs))
     return found
 
 

@@ -16,7 +16,7 @@ from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.refusals import untransformed
-from numpyro_dgp.model.sites import Message, Trace, unwrap, values_of
+from numpyro_dgp.model.sites import Message, Trace, each_values_of, unwrap
 
 __all__ = ["ProgramSite", "Rebuild", "SitesOfFit", "sites_of_fit"]
 
@@ -114,6 +114,7 @@ def _site(msg: Message) -> ProgramSite:
 def _name(fn: dist.Distribution) -> str:
     """The class of a distribution; of values of a function, with the classes of its kernels."""
     fn = unwrap(fn)
-    function = getattr(values_of(fn), "function", None)
-    kernels = re.findall(r"CustomNode\((\w+)\[", str(jax.tree.structure(getattr(function, "kernels", None))))
+    functions = [getattr(values, "function", None) for values in each_values_of(fn)]
+    structures = [str(jax.tree.structure(getattr(function, "kernels", None))) for function in functions]
+    kernels = re.findall(r"CustomNode\((\w+)\[", " ".join(structures))
     return type(fn).__name__ + (f" of a function with kernel {' '.join(kernels)}" if kernels else "")

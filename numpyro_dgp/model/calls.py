@@ -26,7 +26,7 @@ from numpyro_dgp.model.outcomes import Range, value_range
 from numpyro_dgp.model.program import Program, run_on_shapes, structure
 from numpyro_dgp.model.row_values import MarkEntries, exact_at_rows, values_by_row
 from numpyro_dgp.model.rows_together import Together, rows_together
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
+from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap
 
 __all__ = ["Call", "inspect_call"]
 
@@ -182,8 +182,8 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
     for name, several in facts.items():
         used = {label for fact in several.get("function", []) for label in fact if label in rows}
         if used:
-            layer = getattr(values_of(sites[name]["fn"]).function, "site", None) or name
-            from_rows[layer] = sorted(labels[label] for label in used)
+            layers = [getattr(values.function, "site", None) for values in each_values_of(sites[name]["fn"])]
+            from_rows[layers[0] if layers[0] and len(layers) == 1 else name] = sorted(labels[label] for label in used)
     below: dict[str, set[str]] = {}
     for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
         direct = {n for several in facts[name].values() for fact in several for n in fact if n in facts} - {name}
@@ -230,7 +230,7 @@ def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> s
     """The labels of the arguments that have one row per row of the inputs of some function."""
     found = set()
     for site, several in facts.items():
-        inputs: Any = getattr(values_of(sites[site]["fn"]), "inputs", None)
+        inputs: Any = getattr(each_values_of(sites[site]["fn"])[0], "inputs", None)
         for fact in several.get("inputs", []):
             for label, rows in fact.items():
                 if not label.startswith(_ARGUMENT):

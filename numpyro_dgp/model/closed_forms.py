@@ -25,7 +25,7 @@ from jax.scipy.special import gammaln
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence
 
-__all__ = ["ClosedForm", "ClosedForms", "closed_forms", "normal_form"]
+__all__ = ["ClosedForm", "ClosedForms", "closed_forms", "normal_form", "normal_forms"]
 
 # Maps (y, mean, variance) to an expectation, elementwise.
 ClosedForm = Callable[[Array, Array, Array], Array]
@@ -68,7 +68,7 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
         return all(kinds.get(name) in among for name, among in allowed.items())
 
     if isinstance(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
-        return _normal(conditional)
+        return normal_forms(conditional)
     if isinstance(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
         return _rate(conditional, lambda y, r, log_r: y * log_r - r - gammaln(y + 1))
     if isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
@@ -104,7 +104,9 @@ def _gamma(y: Array, r: Array, log_r: Array, a: Array) -> Array:
     return a * log_r + (a - 1) * jnp.log(y) - y * r - gammaln(a)
 
 
-def _normal(conditional: Conditional) -> ClosedForms:
+def normal_forms(conditional: Conditional) -> ClosedForms:
+    """Those of ``Normal(slope * v + offset, scale)``."""
+
     def moments(v: Array) -> tuple[Array, Array, Array]:
         mean, slope, (scale,) = _with_slope(conditional, v, "loc", "scale")
         return mean, slope, scale

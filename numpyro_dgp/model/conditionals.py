@@ -6,6 +6,8 @@ One call gives an example of the distribution; one trace of a second call, read 
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import sys
 import warnings
@@ -20,7 +22,11 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, explained
+from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.several_conditionals import Part, grid_of
+from numpyro_dgp.model.several_values import SeveralValues, of_columns
 from numpyro_dgp.model.shared_rows import Shared, shared_rows
 
 __all__ = ["Reading", "choose_rule", "elementwise", "read", "with_key"]
@@ -37,12 +43,16 @@ class Reading(NamedTuple):
         kinds: how each parameter of one number of y depends on v, by name; empty where ``mixes`` is set.
         mixes: why y is not made of numbers that each have their own number of v, a verb phrase; ``None`` if it is.
         shared: how an entry of y sees several rows of v, where ``mixes`` is set and it does or may.
+        parts: how it depends on the values of each function, where ``mixes`` is set.
+        grid: integrates it where ``mixes`` is set and a number of y sees few numbers of v.
     """
 
     example: dist.Distribution
     kinds: dict[str, Dependence]
     mixes: str | None = None
     shared: Shared | None = None
+    parts: tuple[Part, ...] = ()
+    grid: ProductGrid | None = None
 
     @property
     def family(self) -> str:
@@ -68,13 +78,12 @@ def elementwise(d: dist.Distribution) -> dist.Distribution:
     return d
 
 
-def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim: int) -> Reading:
+def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> Reading:
     """Find out how a conditional depends on v: call it once, and trace it once unless its shapes are enough.
 
     Args:
-        conditional: from v to the distribution of y; it may close over tracers.
-        v: function values (..., N, P), or (..., N) of a scalar function.
-        event_dim: 1 if v has a column per output, else 0.
+        conditional: from v, of every function, to the distribution of y; it may close over tracers.
+        f_x: function values (..., N, P), or (..., N) of a scalar function.
 
     Raises:
         ValueError: sites inside the conditional, something else than a function that returns a distribution, or a
@@ -82,11 +91,12 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> read(lambda v: dist.Normal(2 * v, 0.1), jnp.zeros(3), event_dim=0).kinds["loc"].name
+        >>> f_x = FunctionValues(jnp.zeros(3), jnp.ones(3), event_dim=0)
+        >>> read(lambda v: dist.Normal(2 * v, 0.1), f_x).kinds["loc"].name
         'AFFINE'
-        >>> read(lambda v: dist.Categorical(logits=v), jnp.zeros((3, 2)), event_dim=1).mixes
+        >>> read(lambda v: dist.Categorical(logits=v), FunctionValues(jnp.zeros((3, 2)), jnp.ones((3, 2)))).mixes
         'mixes the 2 outputs of f'
-        >>> read(lambda v: dist.Normal(v, jnp.cumsum(jnp.exp(v))), jnp.zeros(3), event_dim=0)
+        >>> read(lambda v: dist.Normal(v, jnp.cumsum(jnp.exp(v))), f_x)
         Traceback (most recent call last):
         ValueError: Likelihood: expected a conditional in which every y sees one row of v, got Normal, which takes ...
     """
@@ -95,19 +105,58 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
             f"Likelihood: expected a function from v to the distribution of y, got a {type(conditional).__name__}: for "
             "example lambda v: dist.Normal(v, 0.1)"
         )
+    several = f_x.parts if isinstance(f_x, SeveralValues) else (f_x,)
+    values = [part.loc for part in several]
     with _NoSites():
-        example = conditional(v)
+        example = conditional(*values)
     if not isinstance(example, dist.Distribution):
         raise ValueError(
             f"Likelihood: expected conditional(v) to return a NumPyro distribution, got {type(example).__name__}: for "
             "example lambda v: dist.Normal(v, 0.1)"
         )
     numbers = elementwise(example)
-    if numbers.batch_shape != v.shape or numbers.event_shape != ():
-        return _mixed(conditional, v, event_dim, example, _of_shapes(numbers, v.shape, event_dim))
+    found = [_part(conditional, values, f, part.event_dim, numbers) for f, part in enumerate(several)]
+    parts = tuple(part for part, _ in found)
+    if len(parts) == 1 and parts[0].own:
+        return Reading(example, dict(parts[0].kinds))
+    if len(parts) > 1:
+        mixes = f"sees {len(parts)} functions together"
+    else:
+        mixes = found[0][1] or _of_shapes(numbers, values[0].shape, f_x.event_dim)
+    with _NoSites():
+        whole = of_columns(conditional, f_x)
+        shared = shared_rows(lambda u: elementwise(whole(u)), f_x.loc, f_x.loc.ndim - f_x.event_dim)
+    entries = math.prod(numbers.batch_shape[len(numbers.batch_shape) - example.event_dim + numbers.event_dim :])
+    grid = grid_of(parts, entries) if shared is None else None
+    reading = Reading(example, {}, mixes, shared, parts, grid)
+    if shared is not None and shared.known:
+        raise ValueError(
+            f"Likelihood: expected a conditional in which every y sees one row of v, got {reading.family}, which "
+            f"{shared.how}: the rows of f(x) are integrated one by one; draw them together, "
+            'v = numpyro.sample("v", f.joint(X)) outside the plate, and observe numpyro.sample("y", '
+            f"dist.{reading.family}(...), obs=y) given that draw"
+        )
+    return reading
+
+
+def _part(
+    conditional: Callable[..., dist.Distribution],
+    values: list[Array],
+    f: int,
+    event_dim: int,
+    numbers: dist.Distribution,
+) -> tuple[Part, str | None]:
+    """How a conditional depends on the values of one function, and why it may see several of its numbers."""
+    v = values[f]
+    columns = v.shape[-1] if event_dim else 1
+    alone = event_dim and columns == 1 and len(values) > 1 and numbers.batch_shape[:-1] == v.shape[:-1]
+    if numbers.event_shape != () or (numbers.batch_shape != v.shape and not alone):
+        return Part(columns, False, {}), None
     with _NoSites():
         try:
-            named, every = explained(lambda u: _parameters(elementwise(conditional(u))), v)
+            named, every = explained(
+                lambda u: _parameters(elementwise(conditional(*values[:f], u, *values[f + 1 :]))), v
+            )
         except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
             raise ValueError(
                 "Likelihood: expected a conditional of JAX operations on v, got one that turns v into a NumPy array or "
@@ -117,24 +166,9 @@ def read(conditional: Callable[[Array], dist.Distribution], v: Array, event_dim:
         for kind, cause in leaves:
             if kind is Dependence.MIXED:
                 how = f"takes {name} from v by {cause}, which is not known to act number by number"
-                return _mixed(conditional, v, event_dim, example, how)
-    return Reading(example, {name: leaves[0].kind for name, leaves in named.items() if len(leaves) == 1})
-
-
-def _mixed(
-    conditional: Callable[[Array], dist.Distribution], v: Array, event_dim: int, example: dist.Distribution, mixes: str
-) -> Reading:
-    with _NoSites():
-        shared = shared_rows(lambda u: elementwise(conditional(u)), v, v.ndim - event_dim)
-    reading = Reading(example, {}, mixes, shared)
-    if shared is not None and shared.known:
-        raise ValueError(
-            f"Likelihood: expected a conditional in which every y sees one row of v, got {reading.family}, which "
-            f"{shared.how}: the rows of f(x) are integrated one by one; draw them together, "
-            'v = numpyro.sample("v", f.joint(X)) outside the plate, and observe numpyro.sample("y", '
-            f"dist.{reading.family}(...), obs=y) given that draw"
-        )
-    return reading
+                return Part(columns, False, {}), how
+    kinds = {name: leaves[0].kind for name, leaves in named.items() if len(leaves) == 1}
+    return Part(columns, numbers.batch_shape == v.shape, kinds), None
 
 
 def _parameters(d: dist.Distribution) -> tuple[dict[str, list[Any]], list[Any]]:
@@ -151,7 +185,7 @@ def _of_shapes(d: dist.Distribution, shape: tuple[int, ...], event_dim: int) -> 
 
 def choose_rule(
     reading: Reading, integrate: GaussHermite | MonteCarlo | None, *, exact: bool
-) -> GaussHermite | MonteCarlo:
+) -> GaussHermite | MonteCarlo | ProductGrid:
     """The rule for expectations without a closed form. Warns where it falls back on random draws unasked.
 
     Args:
@@ -160,7 +194,7 @@ def choose_rule(
         exact: whether all expectations have a closed form, so that no rule is needed.
 
     Raises:
-        ValueError: no rule, or Gauss-Hermite for numbers of y that do not have their own number of v.
+        ValueError: no rule, or Gauss-Hermite for numbers of y that see many numbers of v.
     """
     if integrate is not None and not isinstance(integrate, GaussHermite | MonteCarlo):
         raise ValueError(
@@ -169,10 +203,12 @@ def choose_rule(
         )
     if reading.mixes is None:
         return with_key(integrate or GaussHermite())
+    if reading.grid is not None and not isinstance(integrate, MonteCarlo):
+        return dataclasses.replace(reading.grid, nodes_each=None if integrate is None else integrate.size)
     if isinstance(integrate, GaussHermite):
         raise ValueError(
-            "Likelihood: expected a conditional that treats every output on its own for GaussHermite, got "
-            f"{reading.family}, which {reading.mixes}: use integrate=dgp.MonteCarlo(n)"
+            f"Likelihood: expected a conditional in which a number of y sees {MOST_DIRECTIONS} numbers of v at most "
+            f"for GaussHermite, got {reading.family}, which {reading.mixes}: use integrate=dgp.MonteCarlo(n)"
         )
     rule = with_key(integrate or MonteCarlo())
     if integrate is None and not exact:

@@ -22,7 +22,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import Rows, mark
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
+from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap, values_of
 
 __all__ = ["Coupling", "MarkRows", "coupling", "seen_by_site"]
 
@@ -50,9 +50,9 @@ def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
         kind = site_kind(site) if site["type"] == "sample" else "inducing"
         if kind == "inducing":
             continue
-        values = values_of(site["fn"])
-        given = {key: getattr(values, key, None) for key in ("inputs", "noise", "function")}
-        seen[name] = {key: _arrays(value) for key, value in given.items() if value is not None}
+        every = each_values_of(site["fn"])
+        given = {key: [getattr(values, key, None) for values in every] for key in ("inputs", "noise", "function")}
+        seen[name] = {key: _arrays(of) for key, of in given.items() if any(value is not None for value in of)}
         if kind not in ("hidden", "exact"):
             seen[name]["density"] = [_density(site)]
         if site["is_observed"]:
@@ -94,7 +94,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
         sites: a trace of the program under :class:`MarkRows`.
         facts: by site, what :func:`seen_by_site` depends on.
     """
-    owner = {n: getattr(getattr(values_of(sites[n]["fn"]), "function", None), "site", None) for n in facts}
+    owners = {n: [_owner(values) for values in each_values_of(sites[n]["fn"])] for n in facts}
     values = {n for n in facts if site_kind(sites[n]) in ("hidden", "exact")}
     above: dict[str, Fact] = {}
     coupled: set[str] = set()
@@ -108,18 +108,24 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
         used |= direct.keys() - {name}
         seen = _all_rows(sites, {below: rows for below, rows in direct.items() if below in values}, above)
         above[name] = seen
-        uses = {(owner[below], below, rows) for below, rows in seen.items()}
-        if isinstance(unwrap(site["fn"]), Likelihood):
-            uses.add((owner[name], name, Rows(())))
+        uses = {(owners[below][0], below, rows) for below, rows in seen.items()}
         functions = [function for function, _, _ in uses]
-        coupled |= {f for f, _, rows in uses if f is not None and (rows is None or functions.count(f) > 1)}
+        if isinstance(unwrap(site["fn"]), Likelihood):
+            functions += owners[name]
+        coupled |= {f for f, _, rows in uses if f is not None and rows is None}
+        coupled |= {f for f in functions if f is not None and functions.count(f) > 1}
         aggregates |= {name} if None in seen.values() else set()
-        if (mine := owner[name]) is not None:
+        for mine in [site for site in owners[name] if site is not None]:
             inputs = _direct(site, {"inputs": facts[name].get("inputs", [])}).keys() & values
-            roots = {owner[below] for below in inputs.union(*(above[below] for below in inputs))}
+            roots = {owners[below][0] for below in inputs.union(*(above[below] for below in inputs))}
             lower[mine] = lower.get(mine, frozenset()).union(n for n in roots if n not in (mine, None))
     ends = frozenset(facts.keys() - used - values)
     return Coupling(frozenset(coupled), frozenset(aggregates), ends, lower)
+
+
+def _owner(values: Any) -> str | None:
+    """The site of the inducing values of the function of some values."""
+    return getattr(getattr(values, "function", None), "site", None)
 
 
 def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:

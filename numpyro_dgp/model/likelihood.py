@@ -5,7 +5,7 @@ Source: Hensman et al. (2015) for the bound on u; Salimbeni (2020), equations 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,15 +16,18 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.algebra.product_grid import ProductGrid
+from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo, Nodes
 from numpyro_dgp.model.closed_forms import ClosedForms, closed_forms, normal_form
-from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
+from numpyro_dgp.model.conditionals import Reading, choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.exact_processes import require_site
-from numpyro_dgp.model.function_values import FunctionValues, MixedValues
+from numpyro_dgp.model.function_values import FunctionValues, MixedValues, sum_event
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.observed_only import ObservedOnly
 from numpyro_dgp.model.open_plates import require_one_row
 from numpyro_dgp.model.outcomes import moments, value_range
+from numpyro_dgp.model.several_conditionals import Given, given_others
+from numpyro_dgp.model.several_values import SeveralValues, of_columns, side_by_side
 
 __all__ = ["Likelihood"]
 
@@ -43,23 +46,30 @@ class Likelihood(dist.Distribution):
     The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal`` with a mean affine in
     v, and for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in v; by the distribution itself if it
     has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when
-    each number of y depends on its own number of v; by Monte Carlo otherwise, with a warning. ``repr`` says which.
+    each number of y depends on three numbers of v at most; by Monte Carlo otherwise, with a warning. ``repr`` says
+    which.
+
+    Parameters of y may come from several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
+    jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in one function and a
+    log scale affine in another, and over nodes of the other functions for ``Normal`` with any scale.
 
     Args:
-        f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or ().
-        conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y. Any NumPyro
-            distribution; ``to_event(1)`` when y has P columns. It is called several times and must give the same each
-            time: draw random numbers and change anything outside of it in the program.
-        integrate: ``GaussHermite(n)`` or ``MonteCarlo(n)`` for what is not in closed form, instead of the automatic
-            choice of 20 nodes or 20 draws.
+        f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
+        conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y; of several functions, from
+            the values of each. Any NumPyro distribution; ``to_event(1)`` when y has P columns. It is called several
+            times and must give the same each time: draw random numbers and change anything outside of it in the
+            program.
+        integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
+            instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
+            20 draws for more.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
 
     Raises:
-        ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; ``conditional`` does not
-            return a distribution, combines rows of v (``v - v.mean()``) or has sites; Gauss-Hermite for a conditional
-            that mixes outputs; observations of the wrong shape or out of range (labels, counts); or the mean or
-            variance of a conditional that has none.
+        ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; several functions at
+            different rows; ``conditional`` does not return a distribution, combines rows of v (``v - v.mean()``) or
+            has sites; Gauss-Hermite for a conditional that mixes more than three numbers of v; observations of the
+            wrong shape or out of range (labels, counts); or the mean or variance of a conditional that has none.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
@@ -83,39 +93,48 @@ class Likelihood(dist.Distribution):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("f_x", "rule")
-    pytree_aux_fields = ("conditional", "collapse", "family", "mixes", "own", "closed", "outcomes")
+    pytree_aux_fields = ("conditional", "collapse", "family", "mixes", "own", "closed", "given", "outcomes")
 
     def __init__(
         self,
-        f_x: FunctionValues | JointValues,
-        conditional: Callable[[Array], dist.Distribution],
+        f_x: FunctionValues | JointValues | Sequence[FunctionValues | JointValues],
+        conditional: Callable[..., dist.Distribution],
         *,
         integrate: GaussHermite | MonteCarlo | None = None,
         collapse: Literal["bound", "marginal"] = "bound",
     ) -> None:
-        if not isinstance(f_x, FunctionValues | JointValues):
-            raise ValueError(
-                f"Likelihood: expected the distribution f(x), got {type(f_x).__name__}: pass g(h) itself; for a draw "
-                'v = numpyro.sample("v", g(h)) write numpyro.sample("y", dist.Normal(v, noise)) instead'
-            )
-        require_site(f_x)
+        several = f_x if isinstance(f_x, tuple | list) else (f_x,)
+        for values in several or (None,):
+            if not isinstance(values, FunctionValues | JointValues):
+                raise ValueError(
+                    f"Likelihood: expected the distribution f(x), got {type(values).__name__}: pass g(h) itself; for a "
+                    'draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", dist.Normal(v, noise)) instead'
+                )
+            require_site(values)
         if collapse not in ("bound", "marginal"):
             raise ValueError(f'Likelihood: expected collapse="bound" or "marginal", got {collapse!r}')
-        if isinstance(f_x, MixedValues) and collapse == "marginal":
+        self.f_x = side_by_side(several)  # type: ignore[arg-type]
+        if isinstance(self.f_x, MixedValues) and collapse == "marginal":
             raise ValueError(
                 'Likelihood: expected collapse="bound" for mixed values, got "marginal": their outputs are correlated; '
                 "scores of them, Posterior.log_density, see that"
             )
-        self.f_x = f_x.marginals() if isinstance(f_x, JointValues) else f_x
-        self.conditional, self.collapse = conditional, collapse
-        reading = read(conditional, self.f_x.loc, self.f_x.event_dim)
+        reading = read(conditional, self.f_x)
         example, self.family, self.mixes = reading.example, reading.family, reading.mixes
-        self.outcomes, independent = value_range(example), True
+        self.conditional, self.collapse, self.outcomes = (
+            of_columns(conditional, self.f_x),
+            collapse,
+            value_range(example),
+        )
+        alone = not isinstance(self.f_x, SeveralValues)
         if isinstance(self.f_x, MixedValues) and not self.factorised:  # the marginals of the mixtures are not enough
-            mixed, independent = self.f_x, False
+            mixed, alone, reading = self.f_x, False, reading._replace(grid=None)
             self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
-        self.own = tuple(independent and hasattr(example, name) for name in ("expected_log_prob", "log_marginal"))
+        elif collapse == "marginal" and self.f_x.spread is not None:  # a grid within a grid
+            reading = reading._replace(grid=None)
+        self.own = tuple(alone and hasattr(example, name) for name in ("expected_log_prob", "log_marginal"))
         self.closed: ClosedForms = closed_forms(self.per_number, elementwise(example), reading.kinds)
+        self.given = self._given(conditional, reading)
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
         require_one_row(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
@@ -133,14 +152,24 @@ class Likelihood(dist.Distribution):
             return None
         if self.own[marginal]:
             return "own integral"
-        return None if self.closed[marginal] is None else "closed form"
+        altogether = None if marginal or self.given is None else self.given.altogether
+        return None if self.closed[marginal] is None and altogether is None else "closed form"
+
+    def _given(self, conditional: Callable[..., dist.Distribution], reading: Reading) -> Given | None:
+        """What is in closed form given other functions."""
+        if not isinstance(self.f_x, SeveralValues):
+            return None
+        example = elementwise(reading.example)
+        event_dim = reading.example.event_dim - example.event_dim
+        return given_others(lambda *v: elementwise(conditional(*v)), example, reading.parts, self.f_x.split, event_dim)
 
     def __repr__(self) -> str:
-        how, size = self._exact, self.rule.size
-        if how is None and isinstance(self.rule, GaussHermite):
-            how = f"{size} Gauss-Hermite nodes"
+        how, rule = self._exact, self.rule
+        if how is None and isinstance(rule, MonteCarlo):
+            how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
         elif how is None:
-            how = f"{size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
+            nodes = self._grid(rule).size if isinstance(rule, ProductGrid) else rule.size
+            how = f"{nodes} Gauss-Hermite nodes"
         return f"Likelihood({self.family}, {how})"
 
     def per_number(self, v: Array) -> dist.Distribution:
@@ -215,6 +244,11 @@ class Likelihood(dist.Distribution):
             return self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
         if self.closed.expected_log_prob is not None:
             return self._sum_events(self.closed.expected_log_prob(y, loc, variance))
+        if self.given is not None and self.given.altogether is not None:
+            return self.given.altogether(y, loc, variance)
+        if isinstance(self.rule, ProductGrid):
+            _, nodes, log_probs = self._over_grid(self.rule, y, loc, variance, marginal=False)
+            return sum_event(nodes.mean(log_probs), self._numbers_dim)
         nodes = self.rule.nodes(loc, variance)
         return self._sum_events(nodes.mean(self._log_probs(y, nodes.points)))
 
@@ -223,8 +257,31 @@ class Likelihood(dist.Distribution):
             return self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
         if self.closed.log_marginal is not None:
             return self._sum_events(self.closed.log_marginal(y, loc, variance))
+        if isinstance(self.rule, ProductGrid):
+            grid, nodes, log_probs = self._over_grid(self.rule, y, loc, variance, marginal=True)
+            return grid.log_mean_exp(nodes, log_probs, self._numbers_dim)
         nodes = self.rule.nodes(loc, variance)
         return self._sum_events(nodes.log_mean_exp(self._log_probs(y, nodes.points)))
+
+    def _grid(self, rule: ProductGrid) -> ProductGrid:
+        """The directions that are not in closed form."""
+        return rule if self.given is None else rule.at_mean(self.given.columns)
+
+    @property
+    def _numbers_dim(self) -> int:
+        """How many axes the numbers of one y have, each of them with a density of its own."""
+        return self.event_dim - self.per_number(self.f_x.loc).event_dim
+
+    def _over_grid(
+        self, rule: ProductGrid, y: Array, loc: Array, variance: Array, marginal: bool
+    ) -> tuple[ProductGrid, Nodes, Array]:
+        """The nodes of a grid, and the log density of every number of y there."""
+        grid = self._grid(rule)
+        nodes = grid.nodes(loc, variance)
+        if self.given is None:
+            return grid, nodes, jax.vmap(lambda v: self.per_number(v).log_prob(y))(nodes.points)
+        form = self.given.log_marginal if marginal else self.given.expected_log_prob
+        return grid, nodes, jax.vmap(lambda v: form(y, v, variance))(nodes.points)
 
     def _log_probs(self, y: Array, points: Array) -> Array:
         part = self.per_number if self.factorised else self.conditional

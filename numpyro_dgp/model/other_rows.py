@@ -14,7 +14,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array
-from numpyro_dgp.model.sites import Message, site_kind, unwrap, values_of
+from numpyro_dgp.model.sites import Message, each_values_of, site_kind, unwrap
 
 __all__ = ["OtherRows", "at_mean", "outside", "with_rows"]
 
@@ -79,9 +79,9 @@ class OtherRows(Messenger):
         msg["stop"] = msg["type"] not in ("param", "mutable")
 
     def postprocess_message(self, msg: Message) -> None:
-        values = values_of(msg["fn"]) if msg["type"] == "sample" else None
-        if getattr(values, "function", None) is not None:
-            self.values.append(values)
+        for values in each_values_of(msg["fn"]) if msg["type"] == "sample" else ():
+            if getattr(values, "function", None) is not None:
+                self.values.append(values)
 
     def _value(self, msg: Message) -> Array | None:
         """A value for a site; ``None`` where one from the prior will do."""

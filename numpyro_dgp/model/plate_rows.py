@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_dgp.algebra.index_bounds import ShortArray
 from numpyro_dgp.algebra.row_dependence import Rows
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, Trace, unwrap, values_of
+from numpyro_dgp.model.sites import Message, Trace, each_values_of, unwrap
 
 Fact = dict[str, Rows | None]
 
@@ -137,8 +137,10 @@ def require_indexed(sites: Trace, facts: Mapping[str, Mapping[str, list[Fact]]],
             continue
         size = sites[frame.name]["args"][0]
         for name, fact in inside.items():
-            site, inputs = sites[name], getattr(values_of(sites[name]["fn"]), "inputs", None)
-            if inputs is not None and not any(fact.get("inputs", [])) and _has_rows(inputs, 1, frame):
+            site = sites[name]
+            inputs = [getattr(values, "inputs", None) for values in each_values_of(site["fn"])]
+            rows = [each for each in inputs if each is not None and _has_rows(each, 1, frame)]
+            if rows and not any(fact.get("inputs", [])):
                 _refuse_unindexed(name, "inputs", frame, size)
             given = any(site["value"] is leaf for leaf in leaves)
             if site["is_observed"] and given and _has_rows(site["value"], site["fn"].event_dim, frame):

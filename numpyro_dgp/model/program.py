@@ -25,7 +25,7 @@ from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
 from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
 from numpyro_dgp.model.refusals import initialised, untransformed
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
+from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap
 from numpyro_dgp.model.untraceable import NotTraceableError, explained
 
 __all__ = [
@@ -191,7 +191,7 @@ def structure(sites: Trace) -> Program:
         fn = unwrap(site["fn"])
         if kind in values:
             data.append(_plates(site))
-            values[kind].append(getattr(values_of(fn), "function", None))
+            values[kind] += [getattr(each, "function", None) for each in each_values_of(fn)]
         if site["is_observed"]:
             observed.append(_plates(site))
     # The last layer is the one under a likelihood; if all layers are drawn explicitly, it is the last one drawn.

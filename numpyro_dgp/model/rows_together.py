@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_dgp.algebra.row_dependence import Several
-from numpyro_dgp.model.sites import Trace, values_of
+from numpyro_dgp.model.sites import Trace, each_values_of
 
 __all__ = ["Together", "rows_together"]
 
@@ -49,7 +49,7 @@ def rows_together(
     batches |= {name: site["fn"].batch_shape for name, site in sites.items() if site["type"] == "sample"}
     found = []
     for name, seen in reasons.items():
-        inputs: Any = getattr(values_of(sites[name]["fn"]), "inputs", None)
+        inputs: Any = getattr(each_values_of(sites[name]["fn"])[0], "inputs", None)
         rows = {"inputs": np.shape(inputs)[-2:-1], "density": batches[name][-1:]}
         for what, own in rows.items():
             for source, why in ((s, w) for fact in seen.get(what, []) for s, w in fact.items()):

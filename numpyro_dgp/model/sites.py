@@ -11,8 +11,9 @@ from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.function_values import FunctionValues, Values
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.several_values import SeveralValues
 
-__all__ = ["Message", "Trace", "hide", "rewrap", "site_kind", "unwrap", "values_of"]
+__all__ = ["Message", "Trace", "each_values_of", "hide", "rewrap", "site_kind", "unwrap", "values_of"]
 
 # A message of NumPyro, while handlers process it or recorded in a trace; and a trace, by name.
 Message = dict[str, Any]
@@ -33,6 +34,12 @@ def values_of(fn: dist.Distribution) -> Any:
     """The function values at a site with this distribution, or those that its likelihood integrates."""
     inside: Any = unwrap(fn)
     return getattr(inside, "f_x", inside)
+
+
+def each_values_of(fn: dist.Distribution) -> tuple[Any, ...]:
+    """The same by function: a likelihood may see several of them."""
+    values = values_of(fn)
+    return values.parts if isinstance(values, SeveralValues) else (values,)
 
 
 def rewrap(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
