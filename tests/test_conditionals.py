@@ -71,14 +71,15 @@ def test_rows_that_may_be_seen_together_are_warned_of(name):
     dgp.Likelihood(f_x, conditional, integrate=dgp.MonteCarlo(7))
 
 
-MIXING = jnp.array([[1.0, 1.0], [0.0, 1.0]])
+MIXING = jnp.eye(4)[::-1] + jnp.eye(4)
+FOUR = FunctionValues(jnp.linspace(-1.0, 1.0, 12).reshape(3, 4), jnp.full((3, 4), 0.3))
 # values, conditional, why its numbers of y do not have their own number of v
 MIXED = {
-    "classes": (CLASSES, lambda v: dist.Categorical(logits=v), "Categorical mixes the 3 outputs of f"),
-    "scale": (PAIRS, lambda v: dist.Normal(v[..., 0], jnp.exp(v[..., 1])), "Normal mixes the 2 outputs of f"),
-    "event": (PAIRS, lambda v: dist.MultivariateNormal(v, jnp.eye(2)), "MultivariateNormal mixes the 2 outputs of f"),
+    "classes": (FOUR, lambda v: dist.Categorical(logits=v), "Categorical mixes the 4 outputs of f"),
+    "scale": (FOUR, lambda v: dist.Normal(v[..., 0], jnp.exp(v[..., 1])), "Normal mixes the 4 outputs of f"),
+    "event": (FOUR, lambda v: dist.MultivariateNormal(v, jnp.eye(4)), "MultivariateNormal mixes the 4 outputs of f"),
     "product": (
-        PAIRS,
+        FOUR,
         lambda v: dist.Normal(v @ MIXING, 1.0).to_event(1),
         "Normal takes loc from v by dot_general, which is not known to act number by number",
     ),
@@ -88,7 +89,7 @@ MIXED = {
         "Poisson takes rate from v by scan, which is not known",
     ),
     "nested": (
-        F,
+        FOUR,
         lambda v: dist.ZeroInflatedPoisson(0.1, jnp.exp(v[::-1])),
         "ZeroInflatedPoisson takes base_dist from v by rev,",
     ),
@@ -112,7 +113,7 @@ def test_draws_nobody_asked_for_are_warned_of_with_their_cause(name):
 def test_warned_once_per_line_of_a_program():
     def model(n):
         for _ in range(n):
-            numpyro.sample("y", dgp.Likelihood(CLASSES, lambda v: dist.Categorical(logits=v)), obs=jnp.array([2, 0]))
+            numpyro.sample("y", dgp.Likelihood(FOUR, lambda v: dist.Categorical(logits=v)), obs=jnp.array([2, 0, 3]))
 
     for action, expected in (("default", 1), ("always", 3)):
         with warnings.catch_warnings(record=True) as caught:

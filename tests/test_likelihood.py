@@ -151,8 +151,9 @@ def test_mixed_outputs_are_integrated_by_draws(key):
     m, g, a, b = MEANS[:, 0], MEANS[:, 1], VARIANCES[:, 0], VARIANCES[:, 1]
     exact = -0.5 * jnp.log(2 * jnp.pi) - g - 0.5 * ((y - m) ** 2 + a) * jnp.exp(-2 * g + 2 * b)
     np.testing.assert_allclose(likelihood.log_prob(y), exact, rtol=0.05)
-    with pytest.raises(ValueError, match=r"Normal, which mixes the 2 outputs of f: use integrate=dgp\.MonteCarlo"):
-        dgp.Likelihood(PAIRS, conditional, integrate=dgp.GaussHermite(5))
+    four = FunctionValues(jnp.zeros((3, 4)), jnp.ones((3, 4)))
+    with pytest.raises(ValueError, match=r"Normal, which mixes the 4 outputs of f: use integrate=dgp\.MonteCarlo"):
+        dgp.Likelihood(four, conditional, integrate=dgp.GaussHermite(5))
 
 
 CLASSES = FunctionValues(jnp.array([[0.3, -0.5, 1.0], [0.2, 1.0, -2.0]]), jnp.array([[0.4, 0.2, 0.3], [1.0, 0.3, 0.1]]))
