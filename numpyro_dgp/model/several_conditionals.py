@@ -10,7 +10,7 @@ that function in closed form at every node of the others, and altogether where i
             - \tfrac12 \bigl((y - \alpha \mu_v - \beta)^2 + \alpha^2 \sigma_v^2\bigr)
               e^{-2(\gamma \mu_s + \delta) + 2 \gamma^2 \sigma_s^2} .
 
-Source: Lázaro-Gredilla and Titsias (2011); Saul et al. (2016) for quadrature over several functions.
+Source: Lazaro-Gredilla and Titsias (2011); Saul et al. (2016) for quadrature over several functions.
 """
 
 from __future__ import annotations
