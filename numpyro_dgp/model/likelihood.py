@@ -5,6 +5,7 @@ Source: Hensman et al. (2015) for the bound on u; Salimbeni (2020), equations 1.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,11 +23,14 @@ from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_
 from numpyro_dgp.model.exact_processes import require_site
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.missing import are_entries, observed_entries, of_entries, of_rows, only_observed, with_entries
 from numpyro_dgp.model.observed_only import ObservedOnly
 from numpyro_dgp.model.open_plates import require_one_row
 from numpyro_dgp.model.outcomes import moments, value_range
 
 __all__ = ["Likelihood"]
+
+_MISSING = "drop the rows with missing values, or y, observed = dgp.missing(y) and Likelihood(..., observed=observed)"
 
 
 class Likelihood(dist.Distribution):
@@ -54,12 +58,16 @@ class Likelihood(dist.Distribution):
             choice of 20 nodes or 20 draws.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
+        observed: which entries of y have a value, booleans of the shape of y, or one per row: the others count nothing
+            in densities, whatever number stands there, and are predicted as all are. ``y, observed = dgp.missing(data)``
+            reads them from data. ``None`` for all.
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; ``conditional`` does not
             return a distribution, combines rows of v (``v - v.mean()``) or has sites; Gauss-Hermite for a conditional
-            that mixes outputs; observations of the wrong shape or out of range (labels, counts); or the mean or
-            variance of a conditional that has none.
+            that mixes outputs; observations of the wrong shape or out of range (labels, counts); ``observed`` of
+            another shape, or for single entries of a distribution with one density per row, such as
+            ``MultivariateNormal``; or the mean or variance of a conditional that has none.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
@@ -82,7 +90,7 @@ class Likelihood(dist.Distribution):
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("f_x", "rule")
+    pytree_data_fields = ("f_x", "rule", "observed")
     pytree_aux_fields = ("conditional", "collapse", "family", "mixes", "own", "closed", "outcomes")
 
     def __init__(
@@ -92,6 +100,7 @@ class Likelihood(dist.Distribution):
         *,
         integrate: GaussHermite | MonteCarlo | None = None,
         collapse: Literal["bound", "marginal"] = "bound",
+        observed: ArrayLike | None = None,
     ) -> None:
         if not isinstance(f_x, FunctionValues | JointValues):
             raise ValueError(
@@ -110,6 +119,7 @@ class Likelihood(dist.Distribution):
         self.conditional, self.collapse = conditional, collapse
         reading = read(conditional, self.f_x.loc, self.f_x.event_dim)
         example, self.family, self.mixes = reading.example, reading.family, reading.mixes
+        self.observed = None if observed is None else observed_entries(observed, example)
         self.outcomes, independent = value_range(example), True
         if isinstance(self.f_x, MixedValues) and not self.factorised:  # the marginals of the mixtures are not enough
             mixed, independent = self.f_x, False
@@ -154,6 +164,21 @@ class Likelihood(dist.Distribution):
         """
         return None if self.closed.normal is None else normal_form(self.per_number, self.f_x.loc)
 
+    def mask(self, mask: Any) -> dist.Distribution:
+        """The distribution in which masked entries of y, ``mask`` of its shape, or masked rows count nothing."""
+        if not are_entries(mask, self.batch_shape, self.event_shape):
+            return super().mask(mask)
+        return self._observing(mask if self.observed is None else jnp.logical_and(mask, self.observed))
+
+    def everywhere(self) -> Likelihood:
+        """The distribution of all entries of y, as if all were observed."""
+        return self._observing(None)
+
+    def _observing(self, observed: ArrayLike | None) -> Likelihood:
+        found = copy.copy(self)
+        found.observed = None if observed is None else jnp.asarray(observed, bool)
+        return found
+
     @property
     def support(self) -> constraints.Constraint:
         support = self.conditional(self.f_x.loc).support
@@ -189,10 +214,11 @@ class Likelihood(dist.Distribution):
         if not isinstance(f, MixedValues):
             return self._log_marginal(y, f.loc, f.variance)
         if self.closed.normal is not None:
-            return f.observed(*self.closed.normal(f.loc)).log_prob(y)
+            return f.log_prob_observed(y, *self.closed.normal(f.loc), self.observed)
         rule = with_key(self.rule if isinstance(self.rule, MonteCarlo) else MonteCarlo())
         nodes = rule.nodes(f.functions.loc, f.functions.variance)
-        return nodes.log_mean_exp(jax.vmap(lambda g: self.conditional(f.mixed(g)).log_prob(y))(nodes.points))
+        densities = jax.vmap(lambda g: of_entries(self.conditional(f.mixed(g)), y, self.observed))(nodes.points)
+        return nodes.log_mean_exp(densities)
 
     @property
     def mean(self) -> Array:
@@ -212,7 +238,8 @@ class Likelihood(dist.Distribution):
 
     def _expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
         if self.own[0]:
-            return self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
+            own = self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
+            return of_rows(own, self.observed, self.event_dim)
         if self.closed.expected_log_prob is not None:
             return self._sum_events(self.closed.expected_log_prob(y, loc, variance))
         nodes = self.rule.nodes(loc, variance)
@@ -220,19 +247,22 @@ class Likelihood(dist.Distribution):
 
     def _log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
         if self.own[1]:
-            return self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
+            own = self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
+            return of_rows(own, self.observed, self.event_dim)
         if self.closed.log_marginal is not None:
             return self._sum_events(self.closed.log_marginal(y, loc, variance))
         nodes = self.rule.nodes(loc, variance)
         return self._sum_events(nodes.log_mean_exp(self._log_probs(y, nodes.points)))
 
     def _log_probs(self, y: Array, points: Array) -> Array:
-        part = self.per_number if self.factorised else self.conditional
-        return jax.vmap(lambda v: part(v).log_prob(y))(points)
+        if self.factorised:
+            return jax.vmap(lambda v: only_observed(self.per_number(v).log_prob(y), self.observed))(points)
+        return jax.vmap(lambda v: of_entries(self.conditional(v), y, self.observed))(points)
 
     def _sum_events(self, values: Array) -> Array:
-        if not self.factorised or not self.event_dim:
+        if not self.factorised:
             return values
+        values = only_observed(values, self.observed)
         return values.sum(tuple(range(-self.event_dim, 0)))
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
@@ -258,9 +288,14 @@ class Likelihood(dist.Distribution):
             )
             raise ValueError(f"Likelihood: expected observations y of shape {expected}, got {shape}: {advice}")
 
+    def complete(self, value: ArrayLike) -> ArrayLike:
+        """Observations with some possible number in place of each that is not observed."""
+        return value if self.observed is None else with_entries(value, self.observed, self.conditional(self.f_x.loc))
+
     def _observations(self, value: ArrayLike) -> Array:
         self.require_shape(np.shape(value))
-        require_finite("observations y", value, "drop the rows with missing values, or mask them")
+        value = self.complete(value)
+        require_finite("observations y", value, _MISSING)
         if jnp.iscomplexobj(value):
             raise ValueError("Likelihood: expected real observations y, got complex numbers: write y.real, or |y|")
         self.outcomes.require("Likelihood", value)
