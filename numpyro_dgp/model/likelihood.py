@@ -15,7 +15,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.model.closed_forms import ClosedForms, closed_forms, normal_form
@@ -29,8 +29,6 @@ from numpyro_dgp.model.open_plates import require_one_row
 from numpyro_dgp.model.outcomes import moments, value_range
 
 __all__ = ["Likelihood"]
-
-_MISSING = "drop the rows with missing values, or y, observed = dgp.missing(y) and Likelihood(..., observed=observed)"
 
 
 class Likelihood(dist.Distribution):
@@ -58,9 +56,9 @@ class Likelihood(dist.Distribution):
             choice of 20 nodes or 20 draws.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
-        observed: which entries of y have a value, booleans of the shape of y, or one per row: the others count nothing
-            in densities, whatever number stands there, and are predicted as all are. ``y, observed = dgp.missing(data)``
-            reads them from data. ``None`` for all.
+        observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
+            in densities, whatever number stands there, and are predicted as all are. From data with gaps,
+            ``y, observed = dgp.missing(data)``. ``None`` for all.
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; ``conditional`` does not
@@ -295,7 +293,7 @@ class Likelihood(dist.Distribution):
     def _observations(self, value: ArrayLike) -> Array:
         self.require_shape(np.shape(value))
         value = self.complete(value)
-        require_finite("observations y", value, _MISSING)
+        require_finite("observations y", value, MISSING)
         if jnp.iscomplexobj(value):
             raise ValueError("Likelihood: expected real observations y, got complex numbers: write y.real, or |y|")
         self.outcomes.require("Likelihood", value)

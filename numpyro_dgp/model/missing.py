@@ -37,7 +37,8 @@ def missing(y: Any) -> tuple[Array, Array]:
 
     Example:
         >>> import numpy as np
-        >>> y, observed = missing(np.array([[1.0, np.nan], [np.nan, 2.0], [3.0, 4.0]]))
+        >>> import numpyro_dgp as dgp
+        >>> y, observed = dgp.missing(np.array([[1.0, np.nan], [np.nan, 2.0], [3.0, 4.0]]))
         >>> print(y)
         [[1. 2.]
          [1. 2.]
@@ -100,15 +101,15 @@ def observed_entries(observed: ArrayLike, example: dist.Distribution) -> Array:
     own = numbers.event_dim
     if own and mask.shape[mask.ndim - own :] != (1,) * own:
         raise ValueError(
-            f"Likelihood: expected observed with one number per row, shape {batch}, for {type(numbers).__name__}, which "
-            f"has one density for all entries of a row, got {shape}: give every entry its own, "
+            f"Likelihood: expected observed with one number per row, shape {batch}, for {type(numbers).__name__}, "
+            f"which has one density for all entries of a row, got {shape}: give every entry its own, "
             "dist.Normal(...).to_event(1), with f(x).mix(W) for columns that are correlated; or leave out whole rows, "
             "observed.all(-1)"
         )
     return mask
 
 
-def with_entries(value: Array, observed: Array, conditional: dist.Distribution) -> Array:
+def with_entries(value: ArrayLike, observed: Array, conditional: dist.Distribution) -> Array:
     """Observations with a number that the distribution of y can have in place of every missing one.
 
     Raises:
@@ -127,7 +128,7 @@ def with_entries(value: Array, observed: Array, conditional: dist.Distribution) 
         possible = jnp.zeros_like(value)
     # Known values stay known, so that they can be checked.
     where: Any = np.where if is_concrete(value, observed, possible) else jnp.where
-    return where(observed, value, jnp.asarray(possible, value.dtype))
+    return where(observed, value, jnp.asarray(possible, jnp.result_type(value)))
 
 
 def only_observed(values: Array, observed: Array | None) -> Array:

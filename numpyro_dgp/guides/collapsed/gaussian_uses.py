@@ -102,7 +102,15 @@ class Use:
         if f.outputs_differ:
             each = [jnp.broadcast_to(a, (N, P)) for a in each]
             found = [
-                output(p, target[:, p], self.target_variance[:, p], *(a[:, p] for a in each), slopes[:, p])
+                output(
+                    p,
+                    target[:, p],
+                    self.target_variance[:, p],
+                    each[0][:, p],
+                    each[1][:, p],
+                    each[2][:, p],
+                    slopes[:, p],
+                )
                 for p in range(P)
             ]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
