@@ -116,7 +116,7 @@ def with_entries(value: ArrayLike, observed: Array, conditional: dist.Distributi
         ValueError: more rows of ``observed`` than of observations.
     """
     full = np.broadcast_shapes(np.shape(value), conditional.batch_shape + conditional.event_shape)
-    if not _fits(observed.shape, full):
+    if np.broadcast_shapes(observed.shape[-len(full) :], full) != full or observed.ndim > len(full):
         raise ValueError(
             f"Likelihood: expected observed to have the rows of the observations, shape {np.shape(value)}, got "
             f"{observed.shape}: y, observed = dgp.missing(y)"
