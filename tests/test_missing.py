@@ -250,6 +250,33 @@ def test_optimum_of_one_layer():
     np.testing.assert_allclose(bound(dgp.ELBO(), params, columns, guide, X, GAPPY, OBSERVED), expected, 1e-4)
 
 
+def uncertain(X, y, observed, together):
+    """Outputs of one function of a latent with gaps of their own, or a function per output with masked rows."""
+    wide = dgp.Points(jnp.hstack([Z, jnp.sin(9 * Z)]))
+    functions = [dgp.gp(f"g{p}", dgp.kernels.RBF(1.2, 0.7), wide, outputs=P if together else None)
+                 for p in range(1 if together else P)]  # fmt: skip
+    with numpyro.plate("data", len(X)):
+        x = dgp.latent("w", X, 1)
+        if together:
+            numpyro.sample("y", dgp.Likelihood(functions[0](x), normal, observed=observed), obs=y)
+            return
+        for p, g in enumerate(functions):
+            column = dgp.Likelihood(g(x), partial(dist.Normal, scale=NOISE[p])).mask(observed[:, p])
+            numpyro.sample(f"y{p}", column, obs=y[:, p])
+
+
+@pytest.mark.slow
+def test_optimum_above_gaussian_inputs():
+    values = []
+    for program in (partial(uncertain, together=True), partial(uncertain, together=False)):
+        guide = G.Collapsed(program)
+        svi = SVI(program, guide, optax.sgd(0.0), dgp.ELBO())
+        params = svi.get_params(svi.init(KEY, X, GAPPY, OBSERVED))
+        params |= {"w_auto_loc": 0.3 * jnp.ones((N, 1)), "w_auto_scale": 0.2 * jnp.ones((N, 1))}
+        values.append(bound(dgp.ELBO(), params, program, guide, X, GAPPY, OBSERVED))
+    np.testing.assert_allclose(*values, rtol=1e-5)
+
+
 GUIDES = {
     "inducing-point": G.InducingPoint,
     "diagonal": partial(G.InducingPoint, inducing=G.Diagonal()),
