@@ -20,6 +20,7 @@ from numpyro_dgp.inference.predictive_objective import PredictiveObjective
 from numpyro_dgp.inference.sghmc import SGHMC
 from numpyro_dgp.inference.streams import BatchSource, Stream
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.missing import missing
 from numpyro_dgp.model.projections import projection
 from numpyro_dgp.model.random_function import RandomFunction, Representation
 from numpyro_dgp.model.robustmax import RobustMax
@@ -46,6 +47,7 @@ __all__ = [
     "projection",
     "Likelihood",
     "RobustMax",
+    "missing",
     "Points",
     "Grid",
     "Representation",

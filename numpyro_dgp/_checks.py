@@ -20,6 +20,7 @@ from jax.experimental import checkify
 from numpyro_dgp._typing import ArrayLike
 
 __all__ = [
+    "MISSING",
     "compiled_with_checks",
     "is_concrete",
     "nearest",
@@ -36,6 +37,12 @@ __all__ = [
     "violated",
     "with_nearest",
 ]
+
+
+MISSING = (
+    "drop or impute rows with missing inputs; of observations with gaps, y, observed = dgp.missing(y) gives what "
+    "dgp.Likelihood(..., observed=observed) takes"
+)
 
 
 def is_concrete(*values: Any) -> bool:
@@ -118,7 +125,7 @@ def require_finite_leaves(what: str, leaves: list[Any]) -> None:
     """Raise unless every floating array among ``leaves`` is finite."""
     for leaf in leaves:
         if np.ndim(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            require_finite(what, leaf, "drop, impute or mask the rows with missing values")
+            require_finite(what, leaf, MISSING)
 
 
 def _is_real(dtype: np.dtype) -> bool:

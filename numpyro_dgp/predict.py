@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_finite, require_key
+from numpyro_dgp._checks import MISSING, require_finite, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
@@ -126,7 +126,7 @@ class Posterior(Fit):
         Raises:
             ValueError: as :meth:`predict`, or observations of the wrong shape or out of range (labels, counts).
         """
-        require_finite("observations y", y, "drop the rows with missing values")
+        require_finite("observations y", y, MISSING)
         self._predictor.range(args, kwargs).require("Posterior.log_density", y)
         options = Options(num_samples, batch_size, progress_bar)
         return self._predictor(_DENSITIES, key, options, (jnp.asarray(y), *args), kwargs)

@@ -352,3 +352,26 @@ def test_guides_and_optimisers(key):
         SVI(model, dgp.guides.Collapsed(model), optax.adam(0.01), dgp.ELBO()).run(
             key, 2, X, y, False, progress_bar=False
         )
+
+
+def _first(d):
+    """Of a distribution of two numbers per row, that of the first."""
+    parameters = {name: getattr(d, name) for name in d.arg_constraints}
+    return type(d)(
+        **{name: value[..., :1] if np.ndim(value) > 1 else value for name, value in parameters.items()}
+    ).to_event(1)
+
+
+@pytest.mark.parametrize("name", ["columns that share a scale", "columns that share a scalar scale"])
+def test_missing_entries_count_nothing(name):
+    """Of two columns that share a scale, one is missing in the first row: as if the row had the other only."""
+    values, conditional, of_all, y, _ = CASES[name]
+    observed = jnp.array([[True, False], [True, True], [False, False]])
+    likelihood = dgp.Likelihood(values, conditional, observed=observed)
+    expected, marginal = dense(lambda a: _first(of_all(a).base_dist), [0, 1, 2], y[:, :1], 41)
+    both = dgp.Likelihood(values, conditional)
+    for method, alone in (("log_prob", expected), ("log_marginal", marginal)):
+        found = getattr(likelihood, method)(y.at[0, 1].set(jnp.nan))
+        np.testing.assert_allclose(found[0], alone[0], atol=5e-3)
+        np.testing.assert_allclose(found[1], getattr(both, method)(y)[1], rtol=1e-10)
+        np.testing.assert_allclose(found[2], 0, atol=1e-12)

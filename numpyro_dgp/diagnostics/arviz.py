@@ -16,6 +16,7 @@ from numpyro.infer import MCMC
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.diagnostics.gaps import counted, with_gaps, without_empty_rows
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
 from numpyro_dgp.inference.fit import split_arguments
@@ -61,7 +62,8 @@ def to_arviz(
       to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.
     - ``posterior_predictive``: y drawn again, with new latents, as for new data.
     - ``prior``, ``prior_predictive``: the program before it saw data.
-    - ``observed_data``, and ``constant_data``: the other arrays among the arguments of the program.
+    - ``observed_data``, and ``constant_data``: the other arrays among the arguments of the program. Missing and masked
+      entries are NaN, and rows in which nothing is observed are no rows of the groups of log densities.
     - ``sample_stats``: of chains, divergences and the other fields of the sampler; of a guide, ``lp``, the log joint
       density of data and shared sites, and ``log_q``, their log density under the guide.
     - ``fit``: the trace of the bound, and the ``numpyro.param`` sites of the program.
@@ -144,9 +146,16 @@ def to_arviz(
     chains = source.num_chains if isinstance(source, MCMC) else 1
     draws = draw(posterior, draw_key, num_samples, local_samples, args, kwargs)
     before = prior(posterior, prior_key, num_samples, args, kwargs)
-    observed, params = _fixed(posterior, known, trace_key, args, kwargs)
+    observed, params, masks = _fixed(posterior, known, trace_key, args, kwargs)
     constant, names = _constants(posterior, known, observed, args, kwargs)
-    return _tree(source, known, draws, before, observed, constant, params, losses, chains, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
+    observed |= {name: with_gaps(observed[name], mask) for name, mask in masks.items()}
+    tree = _tree(source, known, draws, before, observed, constant, params, losses, chains, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
+    for name, mask in masks.items():
+        if len(known.frames[name]) == 1:
+            (row, *_), densities = (dims or {}).get(name, known.dims[name]), [n for n in tree if "log_lik" in n]
+            for group in densities:
+                tree[group] = tree[group].map_over_datasets(without_empty_rows, name, row, mask)
+    return tree
 
 
 def _require_names(known: LocalSites, coords: Mapping[str, Any], dims: Mapping[str, Any]) -> None:
@@ -241,16 +250,18 @@ def _tree(
 
 def _fixed(
     posterior: Posterior, known: LocalSites, key: Array, args: Any, kwargs: Any
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Observed values, and values of the program's ``numpyro.param`` sites."""
+) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Observed values, values of the program's ``numpyro.param`` sites, and which observed values count, where some do
+    not."""
     arrays, rebuild = split_arguments(args, kwargs)
 
     @jax.jit  # which leaves out all the rest
-    def run(arrays: list[Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    def run(arrays: list[Array]) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
         again, options = rebuild(arrays)
         sites = handlers.trace(posterior.seeded(posterior.model, key)).get_trace(*again, **options)
         params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
-        return {name: sites[name]["value"] for name in known.frames}, params
+        masks = {name: mask for name in known.frames if (mask := counted(sites[name])) is not None}
+        return {name: sites[name]["value"] for name in known.frames}, params, masks
 
     return run(arrays)
 

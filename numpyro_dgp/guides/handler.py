@@ -16,6 +16,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows
+from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
 from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
@@ -214,8 +215,10 @@ class Replace(Messenger):
         beside = getattr(unwrap(msg["fn"]), "inputs", None)
         columns = [] if beside is None else [beside]
         for site in mine:
-            batch = np.shape(site["value"])[: np.ndim(site["value"]) - site["fn"].event_dim]
-            columns.append(jnp.reshape(site["value"], (*batch, -1)))
+            likelihood: Any = unwrap(site["fn"])
+            value = likelihood.complete(site["value"]) if isinstance(likelihood, Likelihood) else site["value"]
+            batch = np.shape(value)[: np.ndim(value) - site["fn"].event_dim]
+            columns.append(jnp.reshape(value, (*batch, -1)))
         rows = jnp.broadcast_shapes(*(column.shape[:-1] for column in columns))
         dtype = jnp.result_type(*columns, float)
         return jnp.concatenate([jnp.broadcast_to(c, (*rows, c.shape[-1])).astype(dtype) for c in columns], -1)

@@ -15,7 +15,7 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
-from numpyro_dgp._checks import is_concrete, require_count, require_finite, require_key
+from numpyro_dgp._checks import MISSING, is_concrete, require_count, require_finite, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.run import Run, mutable, run
@@ -125,7 +125,7 @@ class ELBO(elbo.ELBO):
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
             if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
-                require_finite(f"data in the model's {where}", value, "drop, impute or mask missing values")
+                require_finite(f"data in the model's {where}", value, MISSING)
         plate_key, particle_key = jax.random.split(rng_key)
 
         def particle(key: Array, number: Array | int = 0) -> tuple[Any, dict[str, Any]]:
@@ -237,13 +237,6 @@ def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:
     for name, site in model_trace.items():
         if site["type"] != "sample" or site["is_observed"] or name in guide_trace:
             continue
-        stem = name.removesuffix("_unobserved")
-        if f"{stem}_observed" in model_trace and stem != name:
-            raise ValueError(
-                f"ELBO: expected {stem!r} to be observed without obs_mask=, got a site {name!r} for the rest, which no "
-                "guide draws: write numpyro.handlers.mask(mask=...) around the observed site, so that its other rows "
-                "count nothing"
-            )
         if site_kind(site) == "observed":
             raise ValueError(
                 f"ELBO: expected observations at {name!r}, got none: pass them to the call, as in "

@@ -190,7 +190,7 @@ def _read_by(site: Message) -> list[Array]:
     if form is None or isinstance(fn.f_x, MixedValues) or not isinstance(fn.f_x.function, InducedFunction):
         return arrays_of([seen, site["fn"], fn.conditional(fn.f_x.loc)])
     fixed = dataclasses.replace(fn.f_x.function, u=None)  # type: ignore[type-var]
-    return arrays_of([seen, form, fixed, fn.f_x.inputs, fn.f_x.noise, _masks(site["fn"])])
+    return arrays_of([seen, form, fixed, fn.f_x.inputs, fn.f_x.noise, fn.observed, _masks(site["fn"])])
 
 
 def _masks(fn: Any) -> list[Any]:

@@ -244,6 +244,20 @@ class MixedValues(FunctionValues):
         diagonal = jnp.square(jnp.broadcast_to(scale, mean.shape))
         return dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
 
+    def log_prob_observed(
+        self, y: Array, mean: Array, slope: Array, scale: ArrayLike, observed: Array | None = None
+    ) -> Array:
+        r"""The log density of y under :meth:`observed`, of those columns that ``observed`` says, or of all.
+
+        A column that is left out gets a factor :math:`N(y_p; y_p, 1)` of its own, which is taken off again.
+        """
+        if observed is None:
+            return self.observed(mean, slope, scale).log_prob(y)
+        observed, slope, scale = (jnp.broadcast_to(a, mean.shape) for a in (observed, slope, scale))
+        kept = self.observed(mean, jnp.where(observed, slope, 0.0), jnp.where(observed, scale, 1.0))
+        left_out = 0.5 * math.log(2 * math.pi) * (~observed).sum(-1)
+        return kept.log_prob(jnp.where(observed, y, mean)) + left_out
+
     def expand(self, batch_shape: Any) -> MixedValues:
         return MixedValues(self.functions.expand(batch_shape), self.W)
 

@@ -5,6 +5,7 @@ Source: Hensman et al. (2015) for the bound on u; Salimbeni (2020), equations 1.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -14,15 +15,16 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.product_grid import ProductGrid
-from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo, Nodes
-from numpyro_dgp.model.closed_forms import ClosedForms, closed_forms, normal_form
-from numpyro_dgp.model.conditionals import Reading, choose_rule, elementwise, read, with_key
+from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
+from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.exact_processes import require_site
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues, sum_event
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.missing import are_entries, observed_entries, of_entries, of_rows, with_entries
 from numpyro_dgp.model.observed_only import ObservedOnly
 from numpyro_dgp.model.open_plates import require_one_row
 from numpyro_dgp.model.outcomes import moments, value_range
@@ -64,12 +66,17 @@ class Likelihood(dist.Distribution):
             20 draws for more.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
+        observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
+            in densities, whatever number stands there, and are predicted as all are. From data with gaps,
+            ``y, observed = dgp.missing(data)``. ``None`` for all.
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; several functions at
             different rows; ``conditional`` does not return a distribution, combines rows of v (``v - v.mean()``) or
             has sites; Gauss-Hermite for a conditional that mixes more than three numbers of v; observations of the
-            wrong shape or out of range (labels, counts); or the mean or variance of a conditional that has none.
+            wrong shape or out of range (labels, counts); ``observed`` of another shape, or for single entries of a
+            distribution with one density per row, such as ``MultivariateNormal``; or the mean or variance of a
+            conditional that has none.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
@@ -92,8 +99,18 @@ class Likelihood(dist.Distribution):
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("f_x", "rule")
-    pytree_aux_fields = ("conditional", "collapse", "family", "mixes", "own", "closed", "given", "outcomes")
+    pytree_data_fields = ("f_x", "rule", "observed")
+    pytree_aux_fields = (
+        "conditional",
+        "collapse",
+        "family",
+        "mixes",
+        "own",
+        "closed",
+        "given",
+        "number_dim",
+        "outcomes",
+    )
 
     def __init__(
         self,
@@ -102,6 +119,7 @@ class Likelihood(dist.Distribution):
         *,
         integrate: GaussHermite | MonteCarlo | None = None,
         collapse: Literal["bound", "marginal"] = "bound",
+        observed: ArrayLike | None = None,
     ) -> None:
         several = f_x if isinstance(f_x, tuple | list) else (f_x,)
         for values in several or (None,):
@@ -121,11 +139,9 @@ class Likelihood(dist.Distribution):
             )
         reading = read(conditional, self.f_x)
         example, self.family, self.mixes = reading.example, reading.family, reading.mixes
-        self.conditional, self.collapse, self.outcomes = (
-            of_columns(conditional, self.f_x),
-            collapse,
-            value_range(example),
-        )
+        self.conditional, self.collapse = of_columns(conditional, self.f_x), collapse
+        self.outcomes = value_range(example)
+        self.observed = None if observed is None else observed_entries(observed, example)
         alone = not isinstance(self.f_x, SeveralValues)
         if isinstance(self.f_x, MixedValues) and not self.factorised:  # the marginals of the mixtures are not enough
             mixed, alone, reading = self.f_x, False, reading._replace(grid=None)
@@ -134,7 +150,11 @@ class Likelihood(dist.Distribution):
             reading = reading._replace(grid=None)
         self.own = tuple(alone and hasattr(example, name) for name in ("expected_log_prob", "log_marginal"))
         self.closed: ClosedForms = closed_forms(self.per_number, elementwise(example), reading.kinds)
-        self.given = self._given(conditional, reading)
+        self.number_dim = elementwise(example).event_dim
+        self.given: Given | None = None
+        if isinstance(self.f_x, SeveralValues):
+            of_each = lambda *v: elementwise(conditional(*v))  # noqa: E731
+            self.given = given_others(of_each, elementwise(example), reading.parts, self.f_x.split)
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
         require_one_row(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
@@ -155,21 +175,12 @@ class Likelihood(dist.Distribution):
         altogether = None if marginal or self.given is None else self.given.altogether
         return None if self.closed[marginal] is None and altogether is None else "closed form"
 
-    def _given(self, conditional: Callable[..., dist.Distribution], reading: Reading) -> Given | None:
-        """What is in closed form given other functions."""
-        if not isinstance(self.f_x, SeveralValues):
-            return None
-        example = elementwise(reading.example)
-        event_dim = reading.example.event_dim - example.event_dim
-        return given_others(lambda *v: elementwise(conditional(*v)), example, reading.parts, self.f_x.split, event_dim)
-
     def __repr__(self) -> str:
         how, rule = self._exact, self.rule
         if how is None and isinstance(rule, MonteCarlo):
             how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
         elif how is None:
-            nodes = self._grid(rule).size if isinstance(rule, ProductGrid) else rule.size
-            how = f"{nodes} Gauss-Hermite nodes"
+            how = f"{self._open_directions().size} Gauss-Hermite nodes"
         return f"Likelihood({self.family}, {how})"
 
     def per_number(self, v: Array) -> dist.Distribution:
@@ -182,6 +193,21 @@ class Likelihood(dist.Distribution):
         They broadcast against v; the slope of ``Normal(v, scale)`` is a single one.
         """
         return None if self.closed.normal is None else normal_form(self.per_number, self.f_x.loc)
+
+    def mask(self, mask: Any) -> dist.Distribution:
+        """The distribution in which masked entries of y, ``mask`` of its shape, or masked rows count nothing."""
+        if not are_entries(mask, self.batch_shape, self.event_shape):
+            return super().mask(mask)
+        return self._observing(mask if self.observed is None else jnp.logical_and(mask, self.observed))
+
+    def everywhere(self) -> Likelihood:
+        """The distribution of all entries of y, as if all were observed."""
+        return self._observing(None)
+
+    def _observing(self, observed: ArrayLike | None) -> Likelihood:
+        found = copy.copy(self)
+        found.observed = None if observed is None else jnp.asarray(observed, bool)
+        return found
 
     @property
     def support(self) -> constraints.Constraint:
@@ -218,10 +244,11 @@ class Likelihood(dist.Distribution):
         if not isinstance(f, MixedValues):
             return self._log_marginal(y, f.loc, f.variance)
         if self.closed.normal is not None:
-            return f.observed(*self.closed.normal(f.loc)).log_prob(y)
+            return f.log_prob_observed(y, *self.closed.normal(f.loc), self.observed)
         rule = with_key(self.rule if isinstance(self.rule, MonteCarlo) else MonteCarlo())
         nodes = rule.nodes(f.functions.loc, f.functions.variance)
-        return nodes.log_mean_exp(jax.vmap(lambda g: self.conditional(f.mixed(g)).log_prob(y))(nodes.points))
+        densities = jax.vmap(lambda g: of_entries(self.conditional(f.mixed(g)), y, self.observed))(nodes.points)
+        return nodes.log_mean_exp(densities)
 
     @property
     def mean(self) -> Array:
@@ -241,56 +268,55 @@ class Likelihood(dist.Distribution):
 
     def _expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
         if self.own[0]:
-            return self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
-        if self.closed.expected_log_prob is not None:
-            return self._sum_events(self.closed.expected_log_prob(y, loc, variance))
-        if self.given is not None and self.given.altogether is not None:
-            return self.given.altogether(y, loc, variance)
-        if isinstance(self.rule, ProductGrid):
-            _, nodes, log_probs = self._over_grid(self.rule, y, loc, variance, marginal=False)
-            return sum_event(nodes.mean(log_probs), self._numbers_dim)
-        nodes = self.rule.nodes(loc, variance)
-        return self._sum_events(nodes.mean(self._log_probs(y, nodes.points)))
+            own = self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
+            return of_rows(own, self.observed, self.event_dim)
+        closed = self.closed.expected_log_prob or (self.given and self.given.altogether)
+        if closed is not None:
+            return self._sum_numbers(closed(y, loc, variance))
+        rule = self._open_directions()
+        nodes = rule.nodes(loc, variance)
+        if isinstance(rule, MonteCarlo) and not self.factorised:
+            return nodes.mean(self._log_probs_of_rows(y, nodes.points))
+        form = None if self.given is None else self.given.expected_log_prob
+        return self._sum_numbers(nodes.mean(self._log_probs(y, nodes.points, variance, form)))
 
     def _log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
         if self.own[1]:
-            return self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
+            own = self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
+            return of_rows(own, self.observed, self.event_dim)
         if self.closed.log_marginal is not None:
-            return self._sum_events(self.closed.log_marginal(y, loc, variance))
-        if isinstance(self.rule, ProductGrid):
-            grid, nodes, log_probs = self._over_grid(self.rule, y, loc, variance, marginal=True)
-            return grid.log_mean_exp(nodes, log_probs, self._numbers_dim)
-        nodes = self.rule.nodes(loc, variance)
-        return self._sum_events(nodes.log_mean_exp(self._log_probs(y, nodes.points)))
+            return self._sum_numbers(self.closed.log_marginal(y, loc, variance))
+        rule = self._open_directions()
+        nodes = rule.nodes(loc, variance)
+        if isinstance(rule, MonteCarlo) and not self.factorised:
+            return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
+        form = None if self.given is None else self.given.log_marginal
+        log_probs = self._log_probs(y, nodes.points, variance, form)
+        if isinstance(rule, ProductGrid):
+            return rule.log_mean_exp(nodes, self._only_observed(log_probs), self.event_dim - self.number_dim)
+        return self._sum_numbers(nodes.log_mean_exp(log_probs))
 
-    def _grid(self, rule: ProductGrid) -> ProductGrid:
-        """The directions that are not in closed form."""
-        return rule if self.given is None else rule.at_mean(self.given.columns)
+    def _open_directions(self) -> GaussHermite | MonteCarlo | ProductGrid:
+        """The rule for what is not in closed form given the rest."""
+        if self.given is None or not isinstance(self.rule, ProductGrid):
+            return self.rule
+        return self.rule.at_mean(self.given.columns)
 
-    @property
-    def _numbers_dim(self) -> int:
-        """How many axes the numbers of one y have, each of them with a density of its own."""
-        return self.event_dim - self.per_number(self.f_x.loc).event_dim
+    def _log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None) -> Array:
+        """Log densities of every number of y at points (K, ...)."""
+        if form is None:
+            return jax.vmap(lambda v: self.per_number(v).log_prob(y))(points)
+        return jax.vmap(lambda v: form(y, v, variance))(points)
 
-    def _over_grid(
-        self, rule: ProductGrid, y: Array, loc: Array, variance: Array, marginal: bool
-    ) -> tuple[ProductGrid, Nodes, Array]:
-        """The nodes of a grid, and the log density of every number of y there."""
-        grid = self._grid(rule)
-        nodes = grid.nodes(loc, variance)
-        if self.given is None:
-            return grid, nodes, jax.vmap(lambda v: self.per_number(v).log_prob(y))(nodes.points)
-        form = self.given.log_marginal if marginal else self.given.expected_log_prob
-        return grid, nodes, jax.vmap(lambda v: form(y, v, variance))(nodes.points)
+    def _log_probs_of_rows(self, y: Array, points: Array) -> Array:
+        return jax.vmap(lambda v: of_entries(self.conditional(v), y, self.observed))(points)
 
-    def _log_probs(self, y: Array, points: Array) -> Array:
-        part = self.per_number if self.factorised else self.conditional
-        return jax.vmap(lambda v: part(v).log_prob(y))(points)
+    def _only_observed(self, values: Array) -> Array:
+        return of_rows(values, self.observed, self.number_dim)
 
-    def _sum_events(self, values: Array) -> Array:
-        if not self.factorised or not self.event_dim:
-            return values
-        return values.sum(tuple(range(-self.event_dim, 0)))
+    def _sum_numbers(self, values: Array) -> Array:
+        """Sums over the numbers of each y that are observed."""
+        return sum_event(self._only_observed(values), self.event_dim - self.number_dim)
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
         """Refuse observations of another shape than draws, but for batch dimensions to the left.
@@ -315,9 +341,14 @@ class Likelihood(dist.Distribution):
             )
             raise ValueError(f"Likelihood: expected observations y of shape {expected}, got {shape}: {advice}")
 
+    def complete(self, value: ArrayLike) -> ArrayLike:
+        """Observations with some possible number in place of each that is not observed."""
+        return value if self.observed is None else with_entries(value, self.observed, self.conditional(self.f_x.loc))
+
     def _observations(self, value: ArrayLike) -> Array:
         self.require_shape(np.shape(value))
-        require_finite("observations y", value, "drop the rows with missing values, or mask them")
+        value = self.complete(value)
+        require_finite("observations y", value, MISSING)
         if jnp.iscomplexobj(value):
             raise ValueError("Likelihood: expected real observations y, got complex numbers: write y.real, or |y|")
         self.outcomes.require("Likelihood", value)

@@ -52,7 +52,8 @@ class ObservedOnly(constraints.Constraint):
 def _refuse(constraint: ObservedOnly) -> NoReturn:
     raise ValueError(
         f"{constraint.owner}: expected observations in every run of a sampler or an autoguide, got a site without: "
-        "pass y, as in mcmc.run(key, X, y); rows that have none belong in numpyro.handlers.mask, not in obs_mask"
+        "pass y, as in mcmc.run(key, X, y); for rows that have none write dgp.Likelihood(..., observed=mask), and not "
+        "obs_mask=mask"
     )
 
 

@@ -24,7 +24,7 @@ from numpyro_dgp.algebra.row_dependence import known_rows, mark, result_reasons
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
 from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
-from numpyro_dgp.model.refusals import initialised, untransformed
+from numpyro_dgp.model.refusals import initialised, unmasked, untransformed
 from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap
 from numpyro_dgp.model.untraceable import NotTraceableError, explained
 
@@ -132,7 +132,16 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     def run(key: Array) -> dict[str, Any]:
         minibatch = handlers.substitute(substitute_fn=first_rows)
         seeded = handlers.seed(rng_seed=key)
-        with handlers.block(), handlers.trace() as sites, minibatch, MarkRows(), seeded, untransformed(), initialised():
+        with (
+            handlers.block(),
+            handlers.trace() as sites,
+            minibatch,
+            MarkRows(),
+            seeded,
+            untransformed(),
+            initialised(),
+            unmasked(),
+        ):
             model(*args, **kwargs)
         require_rows_once(sites)
         found.append(sites)

@@ -9,9 +9,10 @@ import jax
 import jax.extend.core
 from numpyro.primitives import Messenger
 
-from numpyro_dgp.model.sites import Message
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.sites import Message, unwrap
 
-__all__ = ["fixed_parameters", "initialised", "untransformed", "whole_data"]
+__all__ = ["fixed_parameters", "initialised", "unmasked", "untransformed", "whole_data"]
 
 
 class whole_data(Messenger):  # noqa: N801 - a handler, named like NumPyro's
@@ -115,6 +116,41 @@ class initialised(Messenger):  # noqa: N801 - a handler, named like NumPyro's
                 "...), since programs are inspected before a fit; init_params and params take its place where they "
                 "are given"
             ) from exc
+
+
+class unmasked(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which ``obs_mask=`` beside a ``Likelihood`` is an error: NumPyro would make unobserved rows of y
+    latent variables, and exp(``log_prob``) of a ``Likelihood`` is no density of y.
+
+    Raises:
+        ValueError: when a program runs that has such a site.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
+        >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> y = Likelihood(FunctionValues(jnp.zeros(2), jnp.ones(2), event_dim=0), lambda v: dist.Normal(v, 0.5))
+        >>> with numpyro.handlers.seed(rng_seed=0), unmasked():  # doctest: +ELLIPSIS
+        ...     numpyro.sample("y", y, obs=jnp.zeros(2), obs_mask=jnp.array([True, False]))
+        Traceback (most recent call last):
+        ValueError: site 'y': expected a Likelihood that is told which entries are observed, got obs_mask=, which ...
+    """
+
+    def __init__(self) -> None:
+        self._likelihoods: set[str] = set()
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample" or not isinstance(unwrap(msg["fn"]), Likelihood):
+            return
+        name = msg["name"]
+        self._likelihoods.add(name)
+        stem = name.removesuffix("_unobserved")
+        if stem != name and f"{stem}_observed" in self._likelihoods:  # what NumPyro calls the two
+            raise ValueError(
+                f"site {stem!r}: expected a Likelihood that is told which entries are observed, got obs_mask=, which "
+                f"would infer the rest as a latent site {name!r}: write numpyro.sample({stem!r}, dgp.Likelihood(f(x), "
+                "conditional, observed=mask), obs=y), where missing entries count nothing; posterior.predict gives all"
+            )
 
 
 # JAX moved it from the one module to the other.

@@ -27,7 +27,6 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence
 from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
 from numpyro_dgp.model.closed_forms import ClosedForm, normal_forms
-from numpyro_dgp.model.function_values import sum_event
 from numpyro_dgp.model.several_values import Split
 
 __all__ = ["Given", "Part", "given_others", "grid_of"]
@@ -94,7 +93,6 @@ def given_others(
     example: dist.Distribution,
     seen: Sequence[Part],
     split: Split,
-    event_dim: int,
 ) -> Given | None:
     """What is in closed form of a conditional of several functions; ``None`` if nothing is.
 
@@ -103,7 +101,6 @@ def given_others(
         example: one such distribution.
         seen: how it depends on each function.
         split: where the values of each function are among all columns.
-        event_dim: how many of its last axes are one y.
     """
     if not isinstance(example, dist.Normal):
         return None
@@ -130,7 +127,7 @@ def given_others(
         spread, change = _slope(lambda u: at(parts, scale, u).scale, parts[scale])
         rate = jnp.square(change / spread) * variances[scale]
         square = (jnp.square(y - centre) + jnp.square(slope) * variances[mean]) / jnp.square(spread)
-        return sum_event(-0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(spread), event_dim)
+        return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(spread)
 
     return Given(
         split.columns[mean],

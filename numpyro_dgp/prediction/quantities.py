@@ -42,6 +42,7 @@ def densities_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, k
 def probabilities_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
     """Probabilities of the labels of y, along the last axis."""
     fn: Any = unwrap(_observed(fit, target, key, sample, args, kwargs)["fn"])
+    fn = fn.everywhere() if isinstance(fn, Likelihood) else fn
     values = labels("Posterior.probs", fn)
     y = jnp.broadcast_to(values.reshape(-1, *(1,) * len(fn.batch_shape)), (len(values), *fn.batch_shape))
     return jnp.moveaxis(jnp.exp(_log_density(fn, y)), 0, -1)

@@ -138,7 +138,7 @@ FOR_MCMC = [
         "for_mcmc, site 'y': expected observations in every run",
     ),
     Wrong("no y under NUTS", lambda: chain_of(shallow, X), NOT_OBSERVED),
-    Wrong("obs_mask under NUTS", lambda: chain_of(partly, X, Y, Y > 0), "numpyro.handlers.mask, not in obs_mask"),
+    Wrong("obs_mask under NUTS", lambda: chain_of(partly, X, Y, Y > 0), "observed=mask.*, and not obs_mask=mask"),
     Wrong("no y in an autoguide", lambda: handlers.seed(AutoNormal(shallow), 0)(X), NOT_OBSERVED),
     Wrong(
         "Predictive at fewer rows",

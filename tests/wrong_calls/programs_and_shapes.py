@@ -241,7 +241,9 @@ WRONG = [
     Wrong("ELBO: a list", lambda: loss(shallow, X, Y, params=[1.0]), "expected params as a dict, got list"),
     Wrong("ELBO: NaN", lambda: loss(shallow, X, Y.at[0].set(jnp.nan)), "expected finite data in the model's"),
     Wrong("ELBO: no y", lambda: loss(one_layer, X), "expected observations at 'y', got none: pass them to the call"),
-    Wrong("ELBO: obs_mask", lambda: loss(partly, X, Y), "expected 'y' to be observed without obs_mask=.*handlers.mask"),
+    Wrong(
+        "ELBO: obs_mask", lambda: loss(partly, X, Y), "site 'y': expected a Likelihood that is told .*, got obs_mask="
+    ),
     Wrong("ELBO: no rows", lambda: loss(one_layer, X[:0], Y[:0]), "plates with at least one row, got one of size 0"),
     Wrong(
         "ELBO: a table that is indexed", lambda: loss(shallow, pd.DataFrame(np.asarray(X)), Y), "got a pandas DataFrame"

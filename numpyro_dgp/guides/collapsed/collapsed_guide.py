@@ -209,7 +209,7 @@ class Collapsed(Guide):
         for name, use in uses.items():
             if name not in followed and name in known and isinstance(unwrap(guide_sites[name]["fn"]), FunctionValues):
                 entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
-                bound = bound + (use.weights[:, None] * entropy).sum()
+                bound = bound + (use.weights * entropy).sum()
         drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
         kinds = {n: record_of(guide_sites[n]).kind for n in drawn}
         return _Solution(beliefs, followed, bound, tuple(done), drawn, kinds)

@@ -145,7 +145,7 @@ def _optimum(
     ratio = use.target_variance / jnp.square(noise)
 
     def output(data: Quadratic, features: Array, noise: Array, ratio: Array) -> Any:
-        return follow(data, features, noise, ratio, weights=use.weights / beta)
+        return follow(data, features, noise, ratio, weights=use.weights[:, 0] / beta)
 
     each = None if data.Phi.ndim == 2 else 0
     tempered = Quadratic(*(part / beta for part in data))

@@ -36,7 +36,7 @@ class Use:
     """A likelihood or a hidden layer: values of a function under Gaussian noise, known or with Gaussian posteriors.
 
     Rows are data, all leading dimensions flattened: targets and their variances (N, P); slope, noise and weights
-    broadcast against them. The noise has one column where outputs share it. ``open`` says whether the variance of the
+    broadcast against them. They have one column where outputs share it. ``open`` says whether the variance of the
     function given its inducing values is still to be added to that of the targets.
     """
 
@@ -64,7 +64,6 @@ class Use:
         f, P = self.function, self.target.shape[-1]
         exact = all(column is None for column in columns)
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
-        weights = jnp.broadcast_to(self.weights, self.target.shape[:1])
         if exact:
             A, k = f.features(rows), f.prior_variance(rows) if self.open else None
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
@@ -75,7 +74,7 @@ class Use:
             target = self.target - self.slope * offset
 
         def output(
-            p: Any, y: Array, y_variance: Array, noise: Array, slope: Array, w: Array
+            p: Any, y: Array, y_variance: Array, noise: Array, slope: Array, weights: Array, w: Array
         ) -> tuple[Quadratic, Array]:
             options: dict[str, Any] = {"slope": slope, "y_variance": y_variance, "weights": weights}
             if exact:
@@ -99,19 +98,27 @@ class Use:
             )
 
         N = self.target.shape[0]
-        each = [jnp.broadcast_to(a, (N, a.shape[-1])) for a in (self.noise, self.slope)]
+        each = [jnp.broadcast_to(a, (N, a.shape[-1])) for a in (self.noise, self.slope, self.weights)]
         if f.outputs_differ:
             each = [jnp.broadcast_to(a, (N, P)) for a in each]
             found = [
-                output(p, target[:, p], self.target_variance[:, p], each[0][:, p], each[1][:, p], slopes[:, p])
+                output(
+                    p,
+                    target[:, p],
+                    self.target_variance[:, p],
+                    each[0][:, p],
+                    each[1][:, p],
+                    each[2][:, p],
+                    slopes[:, p],
+                )
                 for p in range(P)
             ]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
         shared = all(a.shape[-1] == 1 for a in each)  # if so, all outputs have the same Phi
-        axes = [None if shared else 1] * 2
+        axes = [None if shared else 1] * 3
         each = [a[:, 0] if shared else jnp.broadcast_to(a, (N, P)) for a in each]
         map_outputs: Any = jax.vmap(
-            lambda y, v, s, a, w: output(None, y, v, s, a, w),
+            lambda y, v, s, a, weights, w: output(None, y, v, s, a, weights, w),
             (1, 1, *axes, 1),
             (Quadratic(None if shared else 0, 0, 0), None if shared else 0),  # type: ignore[arg-type]
         )
@@ -185,9 +192,9 @@ def _under_noise(fn: Likelihood, site: Message, variance: ArrayLike, open: bool)
     assert form is not None
     shape, event_dim, dtype = values.loc.shape, values.event_dim, values.loc.dtype
     slope, offset, scale = (_rows(jnp.asarray(a), shape, event_dim) for a in form)
-    y = _rows(jnp.asarray(site["value"], dtype), shape, event_dim) - offset
+    y = _rows(jnp.asarray(fn.complete(site["value"]), dtype), shape, event_dim) - offset
     doubt = jnp.square(slope) * _rows(jnp.asarray(variance, dtype), shape, event_dim) + jnp.zeros_like(y)
-    return Use(values.function, values.inputs, y, doubt, slope, scale, _weights(site), open)
+    return Use(values.function, values.inputs, y, doubt, slope, scale, _entry_weights(fn, site), open)
 
 
 def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief:
@@ -218,15 +225,26 @@ def _rows(value: Array, shape: tuple[int, ...], event_dim: int) -> Array:
     return jnp.broadcast_to(value, shape).reshape(-1, P)
 
 
+def _entry_weights(fn: Likelihood, site: Message) -> Array:
+    """How much each entry counts (N, P), or (N, 1) and (1, 1): masks and scales of the program, missing entries."""
+    weights = _weights(site)
+    if fn.observed is None:
+        return weights
+    shape, event_dim = fn.f_x.loc.shape, fn.f_x.event_dim
+    columns = shape[-1] if fn.observed.shape[-1:] == shape[-1:] and event_dim else 1
+    observed = jnp.broadcast_to(fn.observed, (*shape[: len(shape) - event_dim], *(columns,) * event_dim))
+    return weights * observed.reshape(-1, columns)
+
+
 def _weights(site: Message) -> Array:
-    """How much each row counts (N,) or (1,): masks and scales of the program."""
+    """How much each row counts (N, 1) or (1, 1): masks and scales of the program."""
     scale, fn = site["scale"], site["fn"]
     weights = jnp.asarray(1.0 if scale is None else scale)
     while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
         if isinstance(fn, dist.MaskedDistribution):
             weights = weights * jnp.broadcast_to(fn._mask, fn.batch_shape)
         fn = fn.base_dist
-    return weights.reshape(-1)
+    return weights.reshape(-1, 1)
 
 
 def _moments(rows: Array, columns: tuple[Column, ...], known: dict[str, Gaussian]) -> tuple[Array, Array]:
