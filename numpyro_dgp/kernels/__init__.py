@@ -1,6 +1,7 @@
 """Covariance functions: frozen pytrees, called as ``k(X1, X2)``; see :class:`Kernel`."""
 
 from numpyro_dgp.kernels.base import ActiveDims, Constant, FromCallable, Kernel, Product, Sum, as_kernel
+from numpyro_dgp.kernels.categorical import Categorical, Embedding
 from numpyro_dgp.kernels.nonstationary import ArcCosine, Linear, Polynomial, White
 from numpyro_dgp.kernels.stationary import (
     RBF,
@@ -17,8 +18,10 @@ __all__ = [
     "RBF",
     "ActiveDims",
     "ArcCosine",
+    "Categorical",
     "Constant",
     "Cosine",
+    "Embedding",
     "FromCallable",
     "Kernel",
     "Linear",

@@ -37,6 +37,7 @@ class Kernel(Covariance):
     ``frequencies(key, ...)``    draws of functions on a ``dgp.Grid``; for subclasses of ``Stationary``,
                                  which have ``features`` from it
     ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
+    ``check_inputs(X)``          an error where known inputs are none of the kernel's, such as labels out of range
     ============================ ========================================================================
 
     Sums, products, positive multiples and ``.on(...)`` have the methods that their parts have; there is no spectral
@@ -84,6 +85,10 @@ class Sum(Kernel):
     def diagonal(self, X: Array) -> Array:
         return self.left.diagonal(X) + self.right.diagonal(X)
 
+    def check_inputs(self, X: Any) -> None:
+        self.left.check_inputs(X)
+        self.right.check_inputs(X)
+
     def features(self, key: Array, X: Array, num: int) -> Array:
         left, right = jax.random.split(key)
         return self.left.features(left, X, num) + self.right.features(right, X, num)
@@ -111,6 +116,10 @@ class Product(Kernel):
 
     def diagonal(self, X: Array) -> Array:
         return self.left.diagonal(X) * self.right.diagonal(X)
+
+    def check_inputs(self, X: Any) -> None:
+        self.left.check_inputs(X)
+        self.right.check_inputs(X)
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         left, right = jax.random.split(key)
@@ -160,6 +169,9 @@ class ActiveDims(Kernel):
 
     def diagonal(self, X: Array) -> Array:
         return self.kernel.diagonal(self._columns(X))
+
+    def check_inputs(self, X: Any) -> None:
+        self.kernel.check_inputs(self._columns(X))
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         return self.kernel.features(key, self._columns(X), num)

@@ -36,6 +36,9 @@ class Covariance:
         """Variances k(x, x), shape (..., N)."""
         raise NotImplementedError
 
+    def check_inputs(self, X: Any) -> None:
+        """Raise a ``ValueError`` where known inputs (..., N, D) are none of the kernel's; nothing by default."""
+
     def features(self, key: Array, X: Array, num: int) -> Array:
         r"""``num`` random functions with covariance k, evaluated at ``X``: shape (..., N, num).
 
@@ -103,6 +106,8 @@ class Covariance:
                 f"{owner}: expected two sets of inputs with the same number of columns, got "
                 f"{' and '.join(str(np.shape(a)) for a in arrays)}: rows are data, columns dimensions"
             )
+        for array in arrays:
+            self.check_inputs(array)
         dtype = jnp.result_type(*arrays, float)
         return tuple(jnp.asarray(array, dtype) for array in arrays)
 
