@@ -21,7 +21,7 @@ def no_spectral_density(name: str) -> ValueError:
     """What to raise for the kernel ``name``, which has none."""
     return ValueError(
         f"{name} has no spectral density: expected a stationary kernel with one "
-        "(RBF, Matern12, Matern32, Matern52, or sums and positive multiples of them)"
+        "(RBF, Matern12, Matern32, Matern52, SpectralMixture, or sums and positive multiples of them)"
     )
 
 
