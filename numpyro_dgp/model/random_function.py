@@ -342,7 +342,10 @@ class InducedFunction:
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         """Inputs as an array, checked, with their noise."""
-        return checked_inputs(x, self.dims, noise)
+        found = checked_inputs(x, self.dims, noise)
+        for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
+            kernel.check_inputs(found)
+        return found
 
     def by_output(self, v: Array) -> Array:
         """Whitened values as (P, M), P = 1 for a scalar function."""

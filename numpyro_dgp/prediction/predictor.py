@@ -88,7 +88,20 @@ class Predictor:
             options: how.
             args: arguments of the model, behind those of the quantity.
             kwargs: its keyword arguments.
+
+        Raises:
+            ValueError: what the program says of these values where it runs without being compiled, if it predicts NaN.
         """
+        found = self._run(quantity, key, options, args, kwargs)
+        if is_concrete(found) and any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if _is_float(leaf)):
+            args, kwargs = jax.tree.map(as_data, (args, kwargs))
+            seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
+            sample = jax.tree.map(lambda draws: draws[0], self.thinned(1))
+            target = Target(seen.site, seen.plates)
+            quantity.of_draw(*quantity.settings, self.fit, target, key, sample, args, kwargs)
+        return found
+
+    def _run(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
         num_samples, samples = self._samples(options)
         if options.batch_size is not None:
             require_count("Posterior", "batch_size", options.batch_size, "10_000")
@@ -191,6 +204,10 @@ class Predictor:
                 finished = [axis if axis is None or quantity.finish else axis + 1 for axis in rows.results]
                 return rows._replace(total=count, size=size, results=tuple(finished))
         return None
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
 def _arguments(treedef: Any, constants: tuple[Any, ...], arrays: list[Any]) -> Any:
