@@ -17,8 +17,8 @@ from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.means import Constant, Identity, Linear, Zero
 from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
+from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.random_function import InducedFunction
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 
 __all__ = ["Gaussian", "Use", "optimal_belief", "use_of_likelihood", "uses_of"]
@@ -137,7 +137,7 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
         elif (fn is not None and site_kind(site) == "hidden") or isinstance(fn, FunctionValues):
             found[name] = _of_hidden(name, fn, site, known)
     for name, use in found.items():
-        if not isinstance(use.function, InducedFunction) or use.function.at_points(None) is None:
+        if not isinstance(use.function, InducedFunction) or not use.function.dense:
             raise ValueError(
                 f"Collapsed: expected the layer at {name!r} to be on dgp.Points, got {type(use.function).__name__}: on "
                 "a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means"
