@@ -69,6 +69,11 @@ class Use:
             A, k = f.features(rows), f.prior_variance(rows) if self.open else None
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
+        elif f.at_points(None) is None:
+            raise ValueError(
+                f"Collapsed: expected known inputs for slopes and sums of layer {f.site!r}, got Gaussian ones: their "
+                "expectations have no closed form here; use guides.InducingPoint()"
+            )
         else:
             loc, variance = _moments(rows, columns, known)
             slopes, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
