@@ -164,7 +164,9 @@ def test_predictions_are_those_of_the_dense_gaussian():
     found = posterior.predict(jax.random.key(0), X, XS, num_samples=1)
     close(found.mean, mean[len(X) :] + 0.5, 1e-6)
     close(found.variance, np.diag(covariance)[len(X) :] + NOISE**2, 1e-6)
-    f, _ = posterior.layers(jax.random.key(0), X, XS)["y"]
+    layers = posterior.layers(jax.random.key(0), X, XS)
+    f, slopes = layers["y"][0], layers["dy"][0]
+    close(slopes.function(XS).variance, f(XS).variance, 1e-12)
     close(f.grad(XS, joint=True).covariance[0], covariance[len(X) :, len(X) :], 1e-6)
 
 

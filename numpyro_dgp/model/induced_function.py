@@ -169,55 +169,60 @@ class FunctionalOf(InducedFunction):
     """A linear functional of a random function, itself a random function with the same whitened values v.
 
     Args:
-        function: the random function, without its v.
+        base: the random function, without its v.
         functional: L, whose rows are the inputs of this function.
         u: the value at the site of v.
     """
 
-    function: Any
+    base: Any
     functional: LinearFunctional
     u: Array | Belief | FunctionDraw
 
     @property
+    def function(self) -> InducedFunction:
+        """The random function itself."""
+        return dataclasses.replace(self.base, u=self.u)
+
+    @property
     def kernels(self) -> Kernels:  # type: ignore[override]
         """Those of the function."""
-        return self.function.kernels
+        return self.base.kernels
 
     @property
     def outputs(self) -> int | None:  # type: ignore[override]
-        return self.function.outputs
+        return self.base.outputs
 
     @property
     def mean(self) -> Mean:  # type: ignore[override]
-        return MeanOf(self.function.mean, self.functional)
+        return MeanOf(self.base.mean, self.functional)
 
     @property
     def site(self) -> str | None:  # type: ignore[override]
-        return self.function.site
+        return self.base.site
 
     @property
     def slopes_taken(self) -> tuple[int, ...]:
-        taken = self.function.slopes_taken
+        taken = self.base.slopes_taken
         return (*taken, self.functional.column) if isinstance(self.functional, Slope) else taken
 
     @property
     def size(self) -> int:
-        return self.function.size
+        return self.base.size
 
     @property
     def dims(self) -> int:
-        return self.functional.width(self.function.dims)
+        return self.functional.width(self.base.dims)
 
     @property
     def outputs_differ(self) -> bool:
-        return self.function.outputs_differ
+        return self.base.outputs_differ
 
     @property
     def dense(self) -> bool:
-        return self.function.dense
+        return self.base.dense
 
     def features(self, rows: Array) -> Array:
-        return self.functional(self.function.features, rows)
+        return self.functional(self.base.features, rows)
 
     def prior_variance(self, rows: Array) -> Array:
         variances = jax.vmap(lambda row: self._between(row[None], row[None])[:, 0, 0], out_axes=1)(rows)
@@ -233,17 +238,17 @@ class FunctionalOf(InducedFunction):
         return set_diagonal(found, jnp.moveaxis(variances.reshape(-1, *x.shape[:-1]), 0, -2))
 
     def _between(self, x: Array, y: Array) -> Array:
-        return between(self.functional, self.function.covariance, x, y)
+        return between(self.functional, self.base.covariance, x, y)
 
     def held(self) -> FunctionalOf:
-        function, functional = self.function.held(), jax.lax.stop_gradient(self.functional)
-        return dataclasses.replace(self, function=function, functional=functional)
+        function, functional = self.base.held(), jax.lax.stop_gradient(self.functional)
+        return dataclasses.replace(self, base=function, functional=functional)
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         def values(x: Array) -> Array:
-            return self.function.prior_draw(key, weights, x)[0]
+            return self.base.prior_draw(key, weights, x)[0]
 
-        _, whitened = self.function.prior_draw(key, weights, self.functional.inputs(rows))
+        _, whitened = self.base.prior_draw(key, weights, self.functional.inputs(rows))
         return self.functional(values, rows), whitened
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
