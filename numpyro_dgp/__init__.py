@@ -19,6 +19,7 @@ from numpyro_dgp.inference.parameter_files import load, save
 from numpyro_dgp.inference.predictive_objective import PredictiveObjective
 from numpyro_dgp.inference.sghmc import SGHMC
 from numpyro_dgp.inference.streams import BatchSource, Stream
+from numpyro_dgp.model.cumulative import cumulative
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.missing import missing
 from numpyro_dgp.model.projections import projection
@@ -45,6 +46,7 @@ __all__ = [
     "gp",
     "latent",
     "projection",
+    "cumulative",
     "Likelihood",
     "RobustMax",
     "missing",

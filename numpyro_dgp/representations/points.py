@@ -20,7 +20,8 @@ from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, relat
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
-from numpyro_dgp.model.random_function import InducedFunction, Moments, PointValues
+from numpyro_dgp.model.induced_function import InducedFunction
+from numpyro_dgp.model.random_function import Moments, PointValues
 
 __all__ = ["Points", "SparseFunction", "whiten_columns"]
 
