@@ -165,10 +165,10 @@ def require_levels(owner: str, q: ArrayLike) -> None:
     """Raise unless levels of quantiles lie between 0 and 1."""
     require_finite(f"levels of {owner}", q, "0.9 is the level of the quantile that 90 % of y are below")
     if violated(lambda v: (v > 0) & (v < 1), q):
-        array = np.asarray(q)
+        wrong = next(v for v in np.ravel(q) if not 0 < v < 1)
         raise ValueError(
-            f"{owner}: expected levels between 0 and 1, got {array[~((array > 0) & (array < 1))][0]:.4g}: 0.9 is the level "
-            "of the quantile that 90 % of y are below"
+            f"{owner}: expected levels between 0 and 1, got {wrong:.4g}: 0.9 is the level of the quantile that 90 % of "
+            "y are below"
         )
 
 

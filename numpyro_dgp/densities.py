@@ -20,7 +20,7 @@ from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussian_mixtures import mixture_cdf, mixture_quantiles
 
-__all__ = ["Mixture", "MomentsOnly", "ShapiroWilk", "kde_log_density", "log_mean_exp", "require_levels", "shapiro_wilk"]
+__all__ = ["Mixture", "MomentsOnly", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
 
 # SciPy's p-values are accurate up to this many samples.
 _SHAPIRO_LIMIT = 5000

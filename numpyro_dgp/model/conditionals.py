@@ -21,6 +21,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, explained
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.model.censoring import CENSORED
 from numpyro_dgp.model.shared_rows import Shared, shared_rows
 
 __all__ = ["Reading", "choose_rule", "elementwise", "read", "with_key"]
@@ -140,6 +141,8 @@ def _mixed(
 def _parameters(d: dist.Distribution) -> tuple[dict[str, list[Any]], list[Any]]:
     """The named parameters of a distribution, and all arrays that it flattens into."""
     named = {name: jax.tree.leaves(d.__dict__.get(name)) for name in type(d).gather_pytree_data_fields()}
+    if isinstance(d, CENSORED):
+        named |= _parameters(d.base_dist)[0]
     return named, jax.tree.leaves(d)
 
 

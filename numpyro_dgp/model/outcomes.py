@@ -11,6 +11,7 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.model.censoring import CENSORED
 from numpyro_dgp.model.robustmax import RobustMax
 
 __all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "value_range"]
@@ -47,6 +48,8 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
             "mean and variance: expected a y on a line, got angles, whose average depends on where the circle is cut: "
             "the mean direction is jnp.angle(jnp.exp(1j * posterior.sample(key, X)).mean(0))"
         )
+    if isinstance(inner, CENSORED):  # of the times themselves, as its draws are
+        return moments(inner.base_dist.expand(inner.batch_shape))
     try:
         found = None if isinstance(inner, _WITHOUT_MOMENTS) else (d.mean, d.variance)
     except NotImplementedError:
