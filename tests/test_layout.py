@@ -32,7 +32,7 @@ ALLOWED = {
     "extend": "algebra kernels model guides.rules",
     "inference": "algebra bounds model rings guides.rules guides guides.collapsed",
     "optim": "algebra model guides inference",
-    "densities": "",
+    "densities": "algebra",
     "draws": "algebra model",
     "fitted": "model guides draws",
     "prediction": "algebra model guides densities draws fitted",

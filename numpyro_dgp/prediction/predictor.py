@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ class Quantity(NamedTuple):
         finish: from the quantities of all draws, along the first axis, to the result; ``None`` to leave them.
         needs_site: whether it is of a single observed site.
         observations: how many of the arguments come before those of the model.
+        leading: how many axes ``finish`` puts before those of one draw.
     """
 
     of_draw: Callable[..., Any]
@@ -55,6 +56,13 @@ class Quantity(NamedTuple):
     finish: Callable[[Any], Any] | None = None
     needs_site: bool = True
     observations: int = 0
+    leading: int = 0
+
+    def axes_of_rows(self, of_draw: Sequence[int | None]) -> tuple[int | None, ...]:
+        """The axis of rows of every result, given that of everything computed from one draw."""
+        leading = self.leading if self.finish else 1
+        axes = tuple(None if axis is None else axis + leading for axis in of_draw)
+        return axes[:1] if self.finish else axes
 
 
 class _Seen(NamedTuple):
@@ -201,8 +209,7 @@ class Predictor:
             known = self._rows[place]
             rows = known.rows
             if rows is not None and known.at(count) and known.at(size):
-                finished = [axis if axis is None or quantity.finish else axis + 1 for axis in rows.results]
-                return rows._replace(total=count, size=size, results=tuple(finished))
+                return rows._replace(total=count, size=size, results=quantity.axes_of_rows(rows.results))
         return None
 
 
