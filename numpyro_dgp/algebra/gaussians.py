@@ -18,6 +18,7 @@ from numpyro_dgp.algebra.whitening import inverse_cholesky
 __all__ = [
     "entropy",
     "expected_kl",
+    "expected_log_ratio",
     "given_observations",
     "kl_between",
     "kl_diagonal",
@@ -74,6 +75,38 @@ def kl_between(q: tuple[Array, Array], p: tuple[Array, Array]) -> Array:
     r""":math:`\mathrm{KL}[N(m_q, R_q R_q^\top) \,\|\, N(m_p, R_p R_p^\top)]`: :func:`kl_full` in p's own units."""
     shift = solve_lower(p[1], (q[0] - p[0])[..., None])[..., 0]
     return kl_full(shift, solve_lower(p[1], q[1]))
+
+
+def expected_log_ratio(q: tuple[Array, Array], mean: Array, covariance: Array) -> Array:
+    r"""The expected log ratio of a Gaussian to N(0, I), at values that are Gaussian themselves.
+
+    .. math::
+        E_{N(v;\, \mu, V)} \log \frac{N(v; m, R R^\top)}{N(v; 0, I)}
+        = \tfrac12 \bigl( \lVert \mu \rVert^2 + \mathrm{tr}\, V - \lVert R^{-1} (\mu - m) \rVert^2
+          - \mathrm{tr}\, R^{-1} V R^{-\top} \bigr) - \log\lvert\det R\rvert
+
+    It needs no factor of V, which may be singular.
+
+    Args:
+        q: mean m (..., n) and triangular factor R (..., n, n).
+        mean: :math:`\mu` (..., n).
+        covariance: V (..., n, n).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> one = jnp.ones(1)
+        >>> print(expected_log_ratio((one, 0.5 * jnp.eye(1)), one, 0.25 * jnp.eye(1)).round(4))
+        0.8181
+        >>> print(kl_full(one, 0.5 * jnp.eye(1)).round(4))  # under q itself it is the divergence from N(0, I)
+        0.8181
+    """
+    loc, root = q
+    shift = solve_lower(root, (mean - loc)[..., None])[..., 0]
+    within = solve_lower(root, solve_lower(root, covariance).mT)
+    prior, own = (
+        jnp.square(m).sum(-1) + jnp.trace(V, axis1=-2, axis2=-1) for m, V in ((mean, covariance), (shift, within))
+    )
+    return 0.5 * (prior - own) - log_determinant(root)
 
 
 def kl_diagonal(loc: Array, scale: Array) -> Array:

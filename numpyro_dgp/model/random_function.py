@@ -138,8 +138,8 @@ class InducedFunction:
 
     A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five members of its own: ``size``,
     ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. Importance weights also need
-    :meth:`held`, draws of whole functions :meth:`prior_draw`. :meth:`conditional_variance` and
-    :meth:`block_moments` can be overridden by what is more accurate or faster.
+    :meth:`held`, draws of whole functions :meth:`prior_draw`, new data :meth:`whitened_values_of`.
+    :meth:`conditional_variance` and :meth:`block_moments` can be overridden by what is more accurate or faster.
 
     Args:
         kernels: one kernel, or one per output.
@@ -207,6 +207,18 @@ class InducedFunction:
     def held(self) -> Self:
         """The same function with hyperparameters held fixed (no gradient)."""
         raise NotImplementedError
+
+    def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
+        """What this function says of the whitened values of ``other``, an earlier fit of it: their mean (P, M) and
+        covariances (P, M, M).
+
+        Raises:
+            ValueError: a representation without it.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot tell the whitened values of an earlier fit, which dgp.update needs: give "
+            f"the layer {self.site!r} dgp.Points(Z)"
+        )
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         """Random functions weighted by ``weights`` (P, num): at rows (N, P), and their whitened values (P, M).

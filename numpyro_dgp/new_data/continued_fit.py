@@ -1,0 +1,110 @@
+"""A fit to new rows that begins at a fit to others and has its layers in place of their rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+from numpyro import handlers
+from numpyro.infer import SVI
+
+from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.inference.fit import fit, split_arguments
+from numpyro_dgp.inference.fit_start import require_compiling_itself
+from numpyro_dgp.inference.program_sites import SitesOfFit, sites_of_fit
+from numpyro_dgp.new_data.fitted_layers import OpenLayer, fitted_layers, open_layers
+from numpyro_dgp.new_data.moved_layers import kept_parameters, moved_parameters, require_layers, require_same_layers
+from numpyro_dgp.new_data.streaming_bound import StreamingBound
+from numpyro_dgp.predict import Posterior
+
+__all__ = ["Continued"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Continued:
+    """How a fit goes on.
+
+    Args:
+        owner: the function that the user has called, for messages.
+        num_steps: steps of the optimiser.
+        optimizer: gives it, from the guide and the layers of the program.
+        program: the model and guide to go on with; ``None`` for those of the fit.
+        num_particles: draws of the hidden layers in a step.
+        memory: how much what is known counts.
+        progress_bar: show a progress bar.
+        own_rows: whether rows may have parameters of their own.
+    """
+
+    owner: str
+    num_steps: int
+    optimizer: Callable[[Guide, Mapping[str, OpenLayer]], Any]
+    program: tuple[Callable[..., Any], Guide] | None
+    num_particles: int
+    memory: float
+    progress_bar: bool
+    own_rows: bool = True
+
+    def run(self, posterior: Posterior, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posterior:
+        """The posterior after the rows of ``args`` and ``kwargs``."""
+        owner = self.owner
+        _require_fit(owner, posterior, None if self.program is None else self.program[1])
+        require_compiling_itself(owner, rng_key, args, kwargs)
+        require_key(owner, rng_key)
+        require_count(owner, "num_steps", self.num_steps, "1000")
+        require_count(owner, "num_particles", self.num_particles, "1")
+        old: Any = posterior.guide
+        model, guide = self.program or (posterior.model, old)
+        arrays, rebuild = split_arguments(args, kwargs)
+        fitted = layers = open_layers(owner, posterior.model, old, posterior.seeded, rebuild, arrays)
+        bound = StreamingBound(fitted_layers(fitted), self.num_particles, memory=self.memory)
+        sites = sites_of_fit(SVI(model, guide, optax.identity(), bound), rebuild, arrays)
+        self._require_shared(sites)
+        require_layers(owner, fitted, sites, guide)
+        start = kept_parameters(owner, posterior.params, old.prefix, sites)
+        if self.program is not None:
+            start = {name: value for name, value in start.items() if name not in {f"{site}_Z" for site in fitted}}
+
+            def seeded(program: Callable[..., Any], key: Array) -> Callable[..., Any]:
+                seeded: Callable[..., Any] = handlers.substitute(handlers.seed(program, key), data=start)
+                return seeded
+
+            layers = open_layers(owner, model, guide, seeded, rebuild, arrays)
+            require_same_layers(owner, fitted, layers)
+            start |= moved_parameters(fitted, layers)
+        svi = SVI(model, guide, self.optimizer(guide, layers), bound)
+        result = fit(svi, rng_key, self.num_steps, *args, init_params=start, progress_bar=self.progress_bar, **kwargs)
+        return Posterior(model, guide, result.params, site=posterior.site)
+
+    def _require_shared(self, sites: SitesOfFit) -> None:
+        own = sorted(name for name, site in sites.parameters.items() if site.per_row)
+        if own and not self.own_rows:
+            raise ValueError(
+                f"{self.owner}: expected parameters that all rows share, got {own[0]!r} with values of every row: "
+                "call dgp.update, which learns those of the new rows"
+            )
+
+
+def _require_fit(owner: str, posterior: Any, guide: Any) -> None:
+    example = "dgp.Posterior(model, dgp.guides.InducingPoint(model), result.params)"
+    if not isinstance(posterior, Posterior):
+        raise ValueError(f"{owner}: expected a Posterior, got {type(posterior).__name__}: {example}")
+    if posterior.samples is not None:
+        raise ValueError(
+            f"{owner}: expected a Posterior with a guide, got one with draws of MCMC, which hold no q(v) to go on "
+            f"from: fit a guide, {example}, or run the chain on all rows"
+        )
+    for which in (posterior.guide, posterior.guide if guide is None else guide):
+        if not isinstance(which, Guide):
+            raise ValueError(
+                f"{owner}: expected a guide of dgp.guides, got {type(which).__name__}, of which it is not known what "
+                f"belongs to which layer: {example}"
+            )
+        if which.companion is not None:
+            raise ValueError(
+                f"{owner}: expected points for hyperparameters, got {type(which.companion).__name__} for them: "
+                "other=dgp.guides.Delta(), the default"
+            )
