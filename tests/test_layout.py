@@ -38,7 +38,7 @@ ALLOWED = {
     "prediction": "algebra model guides densities draws fitted",
     "predict": "model densities fitted prediction",
     "deepening": "guides inference model predict",
-    "new_data": "algebra guides inference model optim predict",
+    "new_data": "algebra guides inference model optim prediction predict",
     "plots": "kernels rings densities predict",
     "diagnostics": "model guides inference densities draws predict plots",
     "testing": "algebra kernels model guides inference",

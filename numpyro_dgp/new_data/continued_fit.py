@@ -6,20 +6,26 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import optax
 from numpyro import handlers
 from numpyro.infer import SVI
+from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.inference.fit import fit, split_arguments
-from numpyro_dgp.inference.fit_start import require_compiling_itself
-from numpyro_dgp.inference.program_sites import SitesOfFit, sites_of_fit
+from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.fit import split_arguments, steps_of
+from numpyro_dgp.inference.fit_loop import run_steps
+from numpyro_dgp.inference.fit_start import require_compiling_itself, start_of_fit
+from numpyro_dgp.inference.program_sites import Rebuild, SitesOfFit, sites_of_fit
 from numpyro_dgp.new_data.fitted_layers import OpenLayer, fitted_layers, open_layers
 from numpyro_dgp.new_data.moved_layers import kept_parameters, moved_parameters, require_layers, require_same_layers
 from numpyro_dgp.new_data.streaming_bound import StreamingBound
 from numpyro_dgp.predict import Posterior
+from numpyro_dgp.prediction.compiled import Compiled
 
 __all__ = ["Continued"]
 
@@ -76,8 +82,26 @@ class Continued:
             require_same_layers(owner, fitted, layers)
             start |= moved_parameters(fitted, layers)
         svi = SVI(model, guide, self.optimizer(guide, layers), bound)
-        result = fit(svi, rng_key, self.num_steps, *args, init_params=start, progress_bar=self.progress_bar, **kwargs)
+        result = self._fit(svi, rng_key, rebuild, arrays, start)
         return Posterior(model, guide, result.params, site=posterior.site)
+
+    def _fit(
+        self, svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array], start: dict[str, Array]
+    ) -> SVIRunResult:
+        """``dgp.fit``, compiled once for all fits that go on with as many rows of the same program."""
+        compiled = Compiled(steps_of(svi.update, rebuild))
+
+        def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
+            state, losses = compiled(state, arrays, jnp.asarray(count))
+            return state, np.asarray(losses)[:count]
+
+        def evaluate(state: SVIState, step: int) -> Array:
+            args, kwargs = rebuild(arrays)
+            return svi.evaluate(state, *args, **kwargs)
+
+        state, _ = start_of_fit(self.owner, svi, rng_key, rebuild, arrays, start)
+        no_file = Checkpoint(self.owner, None, self.num_steps)
+        return run_steps(svi, state, self.num_steps, advance, evaluate, no_file, self.progress_bar)
 
     def _require_shared(self, sites: SitesOfFit) -> None:
         own = sorted(name for name, site in sites.parameters.items() if site.per_row)

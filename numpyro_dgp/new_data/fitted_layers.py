@@ -23,6 +23,7 @@ from numpyro_dgp.model.calls import inspect_call
 from numpyro_dgp.model.program import Program, full_plates, structure
 from numpyro_dgp.model.random_function import InducedFunction
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
+from numpyro_dgp.prediction.compiled import Compiled
 
 __all__ = ["FittedLayer", "OpenLayer", "fitted_layers", "functions_of", "open_layers"]
 
@@ -55,6 +56,8 @@ class FittedLayer(NamedTuple):
 
 def fitted_layers(layers: Mapping[str, OpenLayer]) -> dict[str, FittedLayer]:
     """The layers of a fit with the moments of their posteriors, which all have a ``belief``."""
+    for layer in layers.values():
+        jax.eval_shape(layer.function.whitened_values_of, layer.function)  # refused before anything is computed
     return {name: FittedLayer(layer.function, *_moments(name, layer)) for name, layer in layers.items()}
 
 
@@ -102,7 +105,6 @@ def open_layers(
     plates = tuple(frozenset(f.name for f in call.sites[name]["cond_indep_stack"]) for name in call.candidates)
     records: dict[str, SiteRecord] = {}
 
-    @jax.jit
     def opened(arrays: list[Array]) -> dict[str, tuple[Any, Any]]:
         keys = jax.random.split(jax.random.key(0))
         programs = seeded(model, keys[0]), full_plates(marginal(seeded(guide.predicting(*plates), keys[1])))
@@ -119,7 +121,7 @@ def open_layers(
             found[name] = (function if belief is None else dataclasses.replace(known, u=belief)), belief
         return found
 
-    layers = {name: OpenLayer(f, belief, records[name]) for name, (f, belief) in opened(arrays).items()}
+    layers = {name: OpenLayer(f, belief, records[name]) for name, (f, belief) in Compiled(opened)(arrays).items()}
     if not layers:
         raise ValueError(
             f"{owner}: expected a program with layers that have inducing points, got none: dgp.gp(name, kernel, "

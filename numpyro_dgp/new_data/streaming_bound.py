@@ -35,9 +35,11 @@ class StreamingBound(ELBO):
 
     def __init__(self, fitted: Mapping[str, FittedLayer], num_particles: int = 1, *, memory: float = 1.0) -> None:
         super().__init__(num_particles)
-        self.fitted, self.memory = dict(fitted), memory
+        self.fitted = dict(fitted)
+        self.memory = jnp.asarray(memory)  # an array, so that compiled steps are for any
 
     def _of_run(self, found: Run, temperature: Array | None) -> Any:
         functions = functions_of(found.model)
         ratios = [layer.log_ratio(functions[name]) for name, layer in self.fitted.items()]
-        return super()._of_run(found, temperature) + self.memory * jnp.sum(jnp.stack(ratios))
+        ratio = jnp.sum(jnp.stack(ratios))
+        return super()._of_run(found, temperature) + self.memory.astype(ratio.dtype) * ratio
