@@ -10,8 +10,11 @@ import pytest
 from dense import rbf
 from numpyro.distributions import kl_divergence
 from programs import NOISE, X, Y, Z, bayesian, deep, random_params, shallow
+from sizes import mostly_slow
+from wrong_calls.new_data import TRACED
 
 import numpyro_dgp as dgp
+from numpyro_dgp.algebra.gaussians import expected_log_ratio
 from numpyro_dgp.algebra.linalg import with_jitter
 from numpyro_dgp.bounds import from_features
 from numpyro_dgp.inference.fit import split_arguments
@@ -46,19 +49,23 @@ def loss(objective, params, model, guide, *args, key=KEY):
 
 
 def test_bound_of_new_rows_and_a_fit_is_that_of_all_rows():
-    """With the optimum of the first rows: at any q(v), up to the bound of the first rows, which no q changes."""
+    """With the optimum of the first rows: at any q(v), up to the bound of the first rows, which no q changes. With a
+    memory, they count that much."""
     guide = dgp.guides.InducingPoint(shallow)
     first, evidence = optimum(FIRST)
     params = random_params(shallow, guide, X, Y)
-    fitted = fitted_layers(opened(shallow, guide, first, X[LAST], Y[LAST]))
-    here = -loss(StreamingBound(fitted), params, shallow, guide, X[LAST], Y[LAST])
-    assert np.isclose(here, -loss(dgp.ELBO(), params, shallow, guide, X, Y) - evidence, rtol=0, atol=1e-7)
-    # With memory, the first rows count that much.
+    fitted = fitted_layers(opened(shallow, guide, first, X[LAST], Y[LAST]), bounded=True)
     divergence = kl_divergence(FullBelief(*params.values()), InducingPrior((8,), jnp.result_type(float)))
-    bounds = [-loss(dgp.ELBO(), params, shallow, guide, X[rows], Y[rows]) for rows in (FIRST, LAST)]
-    expected = bounds[1] + 0.3 * (bounds[0] + divergence - evidence)
-    here = -loss(StreamingBound(fitted, memory=0.3), params, shallow, guide, X[LAST], Y[LAST])
-    assert np.isclose(here, expected, rtol=0, atol=1e-7)
+
+    @jax.jit
+    def bounds(params):
+        forgetful = [(StreamingBound(fitted, memory=memory), LAST) for memory in (1.0, 0.3)]
+        both = (*forgetful, (dgp.ELBO(), FIRST), (dgp.ELBO(), LAST))
+        return [-bound.loss(KEY, params, shallow, guide, X[rows], Y[rows]) for bound, rows in both]
+
+    *streams, before, now = bounds(params)
+    for memory, stream in zip((1.0, 0.3), streams, strict=True):
+        assert np.isclose(stream, now + memory * (before + divergence - evidence), rtol=0, atol=1e-7)
 
 
 def dense_ratio(old, new, means=(0.0, 0.0)):
@@ -79,7 +86,7 @@ def dense_ratio(old, new, means=(0.0, 0.0)):
     return expected(*q) - expected(np.zeros(len(m0)), K0)
 
 
-@pytest.mark.parametrize("per_output", [False, True])
+@pytest.mark.parametrize("per_output", mostly_slow([True], [False, True]))
 def test_ratio_with_other_inducing_points_and_hyperparameters(per_output):
     """Against dense Gaussians over the values at the old points, for three outputs."""
     P, ks = 3, [dict(variance=1.3, lengthscale=0.6), dict(variance=0.8, lengthscale=0.9)]
@@ -111,11 +118,12 @@ def test_points_in_both_sets_leave_nothing_open():
     np.testing.assert_allclose(values[1], values[0][[2, 0, 3]], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_layers_remember_each_by_itself(key):
     """The difference to the bound of the new rows alone, against draws of the values at the old points."""
     guide = dgp.guides.InducingPoint(deep)
     old, new = (random_params(deep, guide, X, Y, key=k) for k in jax.random.split(key))
-    fitted = fitted_layers(opened(deep, guide, old, X[LAST], Y[LAST]))
+    fitted = fitted_layers(opened(deep, guide, old, X[LAST], Y[LAST]), bounded=False)
     assert fitted.keys() == {"f", "g"}
     losses = [loss(bound, new, deep, guide, X[LAST], Y[LAST]) for bound in (dgp.ELBO(), StreamingBound(fitted))]
     layers = opened(deep, guide, new, X[LAST], Y[LAST])
@@ -135,6 +143,25 @@ def test_two_layers_remember_each_by_itself(key):
     assert abs(losses[0] - losses[1] - draws.mean()) < 4 * draws.std() / np.sqrt(len(draws))
 
 
+@pytest.mark.slow
+def test_what_is_wider_than_the_prior_counts_as_not_known():
+    """Random steps leave it so; its ratio would grow without limit as values do."""
+    layer = opened(shallow, dgp.guides.InducingPoint(shallow), PRIOR, X, Y)["g"]
+    root = jnp.array(np.linalg.qr(rng.normal(size=(8, 8)))[0] * np.array([0.1, 0.5, 0.9, 1.0, 1.0, 1.0, 1.001, 1.2]))
+    q = FullBelief(jnp.array(rng.normal(size=8)), jnp.linalg.cholesky(root @ root.T))
+    layer = layer._replace(belief=q)
+    ratios = []
+    for bounded in (True, False):
+        fitted = fitted_layers({"g": layer}, bounded=bounded)["g"]
+        mean, covariance = root[:, -1] * jnp.array([[1.0], [1e4]]), jnp.zeros((2, 8, 8))
+        ratios.append(expected_log_ratio((fitted.loc, fitted.root), mean, covariance))
+    known = root[:, :3] / jnp.linalg.norm(root[:, :3], axis=0)
+    own = known.T @ q.loc, jnp.diag(jnp.array([0.1, 0.5, 0.9]))
+    np.testing.assert_allclose(ratios[0], expected_log_ratio(own, jnp.zeros(3), jnp.zeros((3, 3))), rtol=1e-6)
+    assert ratios[1][1] > 1e6
+
+
+@pytest.mark.slow
 def test_moved_points_start_as_the_fit(key):
     """At the new inducing inputs the function is that of the fit."""
 
@@ -152,6 +179,7 @@ def test_moved_points_start_as_the_fit(key):
     np.testing.assert_allclose(here.covariance, there.covariance, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_condition_is_exact(key):
     guide = dgp.guides.InducingPoint(shallow)
     fitted = dgp.Posterior(shallow, guide, optimum(FIRST)[0])
@@ -255,7 +283,9 @@ def test_guides_with_other_gaussians(key, rule):
     params = random_params(deep, guide, X[FIRST], Y[FIRST], process_noise=0.1)
     fitted = dgp.Posterior(deep, guide, params)
     after = dgp.update(fitted, key, X[LAST], Y[LAST], process_noise=0.1, num_steps=30, progress_bar=False)
-    layers = fitted_layers(opened(lambda X, y=None: deep(X, y, process_noise=0.1), guide, params, X[LAST], Y[LAST]))
+    layers = fitted_layers(
+        opened(lambda X, y=None: deep(X, y, process_noise=0.1), guide, params, X[LAST], Y[LAST]), bounded=True
+    )
     bound = StreamingBound(layers, num_particles=50)
     before = after.params | {name: value for name, value in params.items() if name[0] != "h"}
     losses = [bound.loss(KEY, p, deep, guide, X[LAST], Y[LAST], process_noise=0.1) for p in (before, after.params)]
@@ -270,7 +300,9 @@ def test_condition_of_two_layers_averages_draws(key):
     after = dgp.condition(fitted, key, X[LAST], Y[LAST], num_steps=200, progress_bar=False)
     for name in ("f_auto_loc", "f_auto_scale_tril"):
         np.testing.assert_allclose(after.params[name], fitted.params[name], rtol=1e-12)
-    bound = StreamingBound(fitted_layers(opened(deep, guide, fitted.params, X[LAST], Y[LAST])), num_particles=200)
+    bound = StreamingBound(
+        fitted_layers(opened(deep, guide, fitted.params, X[LAST], Y[LAST]), bounded=False), num_particles=200
+    )
     slopes = [jax.grad(lambda p: bound.loss(KEY, p, deep, guide, X[LAST], Y[LAST]))(p.params) for p in (fitted, after)]
     before, now = (float(jnp.abs(slope["g_auto_loc"]).max()) for slope in slopes)
     assert now < 0.05 * before
@@ -293,3 +325,10 @@ def test_single_precision(x32):
     A = jnp.linalg.solve(jnp.linalg.cholesky(with_jitter(kernel.gram(z))), kernel(z, x)).T
     loc, _ = from_features(A, kernel.diag(x), jnp.array(y), NOISE).optimum()
     np.testing.assert_allclose(fitted.params["g_auto_loc"], loc, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [pytest.param(wrong, id=wrong.name) for wrong in TRACED])
+def test_message(wrong):
+    with pytest.raises(wrong.raises, match=wrong.match):
+        wrong.call()

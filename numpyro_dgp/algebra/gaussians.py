@@ -25,6 +25,7 @@ __all__ = [
     "kl_full",
     "log_density",
     "log_determinant",
+    "narrower_than_prior",
     "opper_archambeau",
 ]
 
@@ -107,6 +108,34 @@ def expected_log_ratio(q: tuple[Array, Array], mean: Array, covariance: Array) -
         jnp.square(m).sum(-1) + jnp.trace(V, axis1=-2, axis2=-1) for m, V in ((mean, covariance), (shift, within))
     )
     return 0.5 * (prior - own) - log_determinant(root)
+
+
+def narrower_than_prior(loc: Array, scale_tril: Array) -> tuple[Array, Array]:
+    r"""The Gaussian with N(0, 1) in every principal direction in which it is wider than that.
+
+    The ratio of :math:`N(v; m, \Sigma)` to N(0, I) can stand for a likelihood only where it is bounded, that is where
+    :math:`\Sigma < I`, by more than rounding.
+
+    Args:
+        loc: m (..., n).
+        scale_tril: triangular factor R of :math:`\Sigma = R R^\top` (..., n, n); returned as it is if nothing is wider.
+
+    Returns:
+        The mean and a triangular factor.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loc, root = narrower_than_prior(jnp.array([3.0, 3.0]), jnp.diag(jnp.array([0.5, 1.1])))
+        >>> print(loc, jnp.square(root))
+        [3. 0.] [[0.25 0.  ]
+         [0.   1.  ]]
+    """
+    U, scales, _ = jnp.linalg.svd(scale_tril)
+    narrow = scales < 1 - math.sqrt(jnp.finfo(scales.dtype).eps)
+    within = jnp.where(narrow, matmul(U.mT, loc[..., None])[..., 0], 0)
+    factor = jnp.linalg.qr((U * jnp.where(narrow, scales, 1)[..., None, :]).mT, mode="r").mT
+    kept = narrow.all(-1)[..., None]
+    return jnp.where(kept, loc, matmul(U, within[..., None])[..., 0]), jnp.where(kept[..., None], scale_tril, factor)
 
 
 def kl_diagonal(loc: Array, scale: Array) -> Array:

@@ -80,5 +80,5 @@ def condition(
                 )
         return NaturalGradient(guide, lambda step: 2 / (step + 2), optax.set_to_zero())
 
-    job = Continued("condition", num_steps, chosen, None, num_particles, 1.0, progress_bar, own_rows=False)
+    job = Continued("condition", num_steps, chosen, None, num_particles, 1.0, progress_bar, moves=False)
     return job.run(posterior, rng_key, args, kwargs)

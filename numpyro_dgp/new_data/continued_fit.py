@@ -42,7 +42,7 @@ class Continued:
         num_particles: draws of the hidden layers in a step.
         memory: how much what is known counts.
         progress_bar: show a progress bar.
-        own_rows: whether rows may have parameters of their own.
+        moves: whether hyperparameters, and what single rows have, are learned too.
     """
 
     owner: str
@@ -52,7 +52,7 @@ class Continued:
     num_particles: int
     memory: float
     progress_bar: bool
-    own_rows: bool = True
+    moves: bool = True
 
     def run(self, posterior: Posterior, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posterior:
         """The posterior after the rows of ``args`` and ``kwargs``."""
@@ -66,7 +66,7 @@ class Continued:
         model, guide = self.program or (posterior.model, old)
         arrays, rebuild = split_arguments(args, kwargs)
         fitted = layers = open_layers(owner, posterior.model, old, posterior.seeded, rebuild, arrays)
-        bound = StreamingBound(fitted_layers(fitted), self.num_particles, memory=self.memory)
+        bound = StreamingBound(fitted_layers(fitted, bounded=self.moves), self.num_particles, memory=self.memory)
         sites = sites_of_fit(SVI(model, guide, optax.identity(), bound), rebuild, arrays)
         self._require_shared(sites)
         require_layers(owner, fitted, sites, guide)
@@ -105,7 +105,7 @@ class Continued:
 
     def _require_shared(self, sites: SitesOfFit) -> None:
         own = sorted(name for name, site in sites.parameters.items() if site.per_row)
-        if own and not self.own_rows:
+        if own and not self.moves:
             raise ValueError(
                 f"{self.owner}: expected parameters that all rows share, got {own[0]!r} with values of every row: "
                 "call dgp.update, which learns those of the new rows"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.gaussians import expected_log_ratio
+from numpyro_dgp.algebra.gaussians import expected_log_ratio, narrower_than_prior
 from numpyro_dgp.algebra.linalg import checked_factor
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import SiteRecord, record_of
@@ -54,11 +54,20 @@ class FittedLayer(NamedTuple):
         return expected_log_ratio((self.loc, self.root), *function.whitened_values_of(self.function)).sum()
 
 
-def fitted_layers(layers: Mapping[str, OpenLayer]) -> dict[str, FittedLayer]:
-    """The layers of a fit with the moments of their posteriors, which all have a ``belief``."""
+def fitted_layers(layers: Mapping[str, OpenLayer], *, bounded: bool) -> dict[str, FittedLayer]:
+    """The layers of a fit with the moments of their posteriors, which all have a ``belief``.
+
+    Args:
+        layers: by the names of their sites.
+        bounded: whether q(v) counts as p(v) in directions in which it is wider, which no rows make it: steps that are
+            random do. The ratio of the two is unbounded there, and hyperparameters that are learned run after it.
+    """
     for layer in layers.values():
         jax.eval_shape(layer.function.whitened_values_of, layer.function)  # refused before anything is computed
-    return {name: FittedLayer(layer.function, *_moments(name, layer)) for name, layer in layers.items()}
+    moments = {name: _moments(name, layer) for name, layer in layers.items()}
+    if bounded:
+        moments = {name: narrower_than_prior(*q) for name, q in moments.items()}
+    return {name: FittedLayer(layer.function, *moments[name]) for name, layer in layers.items()}
 
 
 def _moments(name: str, layer: OpenLayer) -> tuple[Array, Array]:

@@ -112,14 +112,6 @@ WRONG = [
         ),
         r"expected a Gaussian q\(v\) of every layer by itself, got BeliefMixture at 'g'.*InducingPoint\(model\)",
     ),
-    Wrong("a ring", under(on_a_ring, dgp.guides.InducingPoint, RING), r"RingFunction cannot tell.*dgp.Points\(Z\)"),
-    Wrong(
-        "an exact process",
-        under(
-            exact, dgp.guides.InducingPoint, {"v_auto_loc": jnp.zeros((1, 30)), "v_auto_scale_tril": jnp.eye(30)[None]}
-        ),
-        "update: expected layers with inducing points, got values of an exact process .* at 'v'",
-    ),
     Wrong("no key", lambda: dgp.update(FITTED, X, Y, **OPTIONS), "update: expected a PRNG key, got .*of shape"),
     Wrong("no observations", update(y=None), r"update: expected the observations of the new rows, got none at 'y'"),
     Wrong("another width", update(X=jnp.hstack([X, X])), r"expected inputs with D = 1 columns"),
@@ -133,6 +125,21 @@ WRONG = [
     Wrong("functions of the rows", under(of_rows, dgp.guides.InducingPoint), "do not depend on the rows of the call"),
     Wrong("a model without its guide", update(model=noisy), "update: expected a guide with the model, got none"),
     Wrong("a guide that is none", update(guide="full"), "update: expected guide= to be a function, got str"),
+    Wrong("no memory", update(memory=0.0), "update: expected memory above 0 and up to 1, got 0.0"),
+    Wrong("no steps", update(num_steps=0), "update: expected num_steps to be a positive integer, got 0"),
+    Wrong("no particles", update(num_particles=0), "update: expected num_particles to be a positive integer, got 0"),
+]
+
+# These trace a second program or a step of the fit: tests/test_new_data.py has them among the slow tests.
+TRACED = [
+    Wrong("a ring", under(on_a_ring, dgp.guides.InducingPoint, RING), r"RingFunction cannot tell.*dgp.Points\(Z\)"),
+    Wrong(
+        "an exact process",
+        under(
+            exact, dgp.guides.InducingPoint, {"v_auto_loc": jnp.zeros((1, 30)), "v_auto_scale_tril": jnp.eye(30)[None]}
+        ),
+        "update: expected layers with inducing points, got values of an exact process .* at 'v'",
+    ),
     Wrong("another layer", other(renamed), r"with the layers of the fit, \['g'\], got \['f'\]"),
     Wrong("one layer more", other(deep), r"with the layers of the fit, \['g'\], got \['f', 'g'\].*initial.deepen"),
     Wrong("other inputs", other(wide), r"outputs of the fit, \(1, None\), got \(2, None\)"),
@@ -148,9 +155,6 @@ WRONG = [
         update(guide=dgp.guides.Collapsed(shallow)),
         r"update: expected a guide with parameters for q\(v\) of 'g', got Collapsed",
     ),
-    Wrong("no memory", update(memory=0.0), "update: expected memory above 0 and up to 1, got 0.0"),
-    Wrong("no steps", update(num_steps=0), "update: expected num_steps to be a positive integer, got 0"),
-    Wrong("no particles", update(num_particles=0), "update: expected num_particles to be a positive integer, got 0"),
     Wrong(
         "condition: rows with parameters",
         lambda: dgp.condition(
