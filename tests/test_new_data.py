@@ -226,7 +226,7 @@ def test_counts_in_two_pieces_are_nearly_the_whole(key):
 @pytest.mark.slow
 def test_everything_is_learned_on(key):
     """Hyperparameters with priors, learned inducing inputs, a latent per row, minibatches."""
-    guide = dgp.guides.InducingPoint(bayesian)
+    guide = dgp.guides.ImportanceWeighted(bayesian, num_samples=2)
     fitted = dgp.Posterior(bayesian, guide, random_params(bayesian, guide, X[FIRST], Y[FIRST]))
     assert fitted.params["w_auto_loc"].shape == (18, 1)
     after = dgp.update(fitted, key, X[LAST], Y[LAST], batch=4, num_steps=3, progress_bar=False)

@@ -65,10 +65,10 @@ def condition(
         >>> fitted = dgp.Posterior(model, dgp.guides.InducingPoint(model), prior)
         >>> X, key = jnp.array([[0.5]]), jax.random.key(0)
         >>> after = dgp.condition(fitted, key, X, jnp.array([1.0]), num_steps=1, progress_bar=False)
-        >>> print(after.predict(key, X).mean.round(2))  # 1 / (1 + 0.1**2)
-        [0.99]
+        >>> print(f"{after.predict(key, X).mean[0]:.2f}")  # 1 / (1 + 0.1**2)
+        0.99
 
-    Source: Bui, Nguyen and Turner (2017), section 3; Salimbeni (2020), section 3.2, for the step.
+    Source: Bui et al. (2017), section 3; Salimbeni (2020), section 3.2, for the step.
     """
 
     def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:

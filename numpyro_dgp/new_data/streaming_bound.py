@@ -30,7 +30,7 @@ class StreamingBound(ELBO):
         num_particles: as in :class:`~numpyro_dgp.ELBO`.
         memory: :math:`\lambda`.
 
-    Source: Bui, Nguyen and Turner (2017), equation 6, here for each layer of a program.
+    Source: Bui et al. (2017), equation 6, here for each layer of a program.
     """
 
     def __init__(self, fitted: Mapping[str, FittedLayer], num_particles: int = 1, *, memory: float = 1.0) -> None:

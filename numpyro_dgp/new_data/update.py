@@ -95,7 +95,7 @@ def update(
         >>> bool(error[1] < 0.1 < error[0])
         True
 
-    Source: Bui, Nguyen and Turner (2017), section 3.
+    Source: Bui et al. (2017), section 3.
     """
     if model is not None and guide is None:
         raise ValueError("update: expected a guide with the model, got none: guide=dgp.guides.InducingPoint(model)")
