@@ -99,7 +99,7 @@ def test_ratio_with_other_inducing_points_and_hyperparameters(per_output):
         points = np.broadcast_to(z, (P, *z.shape)) if per_output else z
         with numpyro.handlers.substitute(data={"f": FullBelief(*map(jnp.array, q))}):
             f = dgp.gp("f", kernel, dgp.Points(points), outputs=P, mean=mean)
-        layers.append(FittedLayer(f, f.u.loc, f.u.scale_tril))
+        layers.append(FittedLayer(f, f.u.loc, jnp.linalg.inv(f.u.scale_tril)))
     expected = sum(
         dense_ratio(*((z, k, q[0][p], q[1][p]) for z, k, q in zip(Zs, ks, beliefs, strict=True)), means=(0.3, -0.2))
         for p in range(P)
@@ -154,10 +154,10 @@ def test_what_is_wider_than_the_prior_counts_as_not_known():
     for bounded in (True, False):
         fitted = fitted_layers({"g": layer}, bounded=bounded)["g"]
         mean, covariance = root[:, -1] * jnp.array([[1.0], [1e4]]), jnp.zeros((2, 8, 8))
-        ratios.append(expected_log_ratio((fitted.loc, fitted.root), mean, covariance))
+        ratios.append(expected_log_ratio(fitted.loc, fitted.inverse, mean, covariance))
     known = root[:, :3] / jnp.linalg.norm(root[:, :3], axis=0)
-    own = known.T @ q.loc, jnp.diag(jnp.array([0.1, 0.5, 0.9]))
-    np.testing.assert_allclose(ratios[0], expected_log_ratio(own, jnp.zeros(3), jnp.zeros((3, 3))), rtol=1e-6)
+    own = known.T @ q.loc, jnp.diag(1 / jnp.array([0.1, 0.5, 0.9]))
+    np.testing.assert_allclose(ratios[0], expected_log_ratio(*own, jnp.zeros(3), jnp.zeros((3, 3))), rtol=1e-6)
     assert ratios[1][1] > 1e6
 
 

@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.gaussians import expected_log_ratio, narrower_than_prior
 from numpyro_dgp.algebra.linalg import checked_factor
+from numpyro_dgp.algebra.whitening import inverse_lower
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import SiteRecord, record_of
 from numpyro_dgp.guides.run import marginal, traces
@@ -22,7 +23,7 @@ from numpyro_dgp.model.call_checks import require_own_functions
 from numpyro_dgp.model.calls import inspect_call
 from numpyro_dgp.model.program import Program, full_plates, structure
 from numpyro_dgp.model.random_function import InducedFunction
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap, values_of
+from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.prediction.compiled import Compiled
 
 __all__ = ["FittedLayer", "OpenLayer", "fitted_layers", "functions_of", "open_layers"]
@@ -43,15 +44,15 @@ class OpenLayer(NamedTuple):
 
 
 class FittedLayer(NamedTuple):
-    """A layer of a fit: its function, and the mean (P, M) and triangular factor (P, M, M) of q(v)."""
+    """A layer of a fit: its function, and of q(v) the mean (P, M) and the inverse of a triangular factor (P, M, M)."""
 
     function: InducedFunction
     loc: Array
-    root: Array
+    inverse: Array
 
     def log_ratio(self, function: InducedFunction) -> Array:
         r"""What ``function``, the layer now, expects of :math:`\log q(v) - \log p(v)` of the fit, in nats."""
-        return expected_log_ratio((self.loc, self.root), *function.whitened_values_of(self.function)).sum()
+        return expected_log_ratio(self.loc, self.inverse, *function.whitened_values_of(self.function)).sum()
 
 
 def fitted_layers(layers: Mapping[str, OpenLayer], *, bounded: bool) -> dict[str, FittedLayer]:
@@ -67,7 +68,7 @@ def fitted_layers(layers: Mapping[str, OpenLayer], *, bounded: bool) -> dict[str
     moments = {name: _moments(name, layer) for name, layer in layers.items()}
     if bounded:
         moments = {name: narrower_than_prior(*q) for name, q in moments.items()}
-    return {name: FittedLayer(layer.function, *moments[name]) for name, layer in layers.items()}
+    return {name: FittedLayer(layers[name].function, loc, inverse_lower(root)) for name, (loc, root) in moments.items()}
 
 
 def _moments(name: str, layer: OpenLayer) -> tuple[Array, Array]:
@@ -140,13 +141,28 @@ def open_layers(
 
 
 def functions_of(sites: Trace) -> dict[str, InducedFunction]:
-    """The random functions of a run with inducing values, by the names of their sites."""
+    """The random functions with inducing values that the distributions of a run refer to, by the names of their sites.
+
+    Raises:
+        ValueError: a layer that none refers to.
+    """
     found: dict[str, InducedFunction] = {}
     for site in sites.values():
-        function = getattr(values_of(site["fn"]), "function", None) if site["type"] == "sample" else None
-        if isinstance(function, InducedFunction) and function.site is not None:
-            found.setdefault(function.site, function)
+        if site["type"] == "sample":
+            for part in jax.tree.leaves(site["fn"], is_leaf=_is_function):
+                if _is_function(part):
+                    found.setdefault(part.site, part)
+    layers = [name for name, site in sites.items() if site["type"] == "sample" and site_kind(site) == "inducing"]
+    if lost := [name for name in layers if name not in found]:
+        raise ValueError(
+            f"update: expected layers whose values are hidden sites or under a Likelihood, got {lost[0]!r}, whose "
+            "values are used in another way: write numpyro.sample('h', f(x)) or dgp.Likelihood(f(x), ...)"
+        )
     return found
+
+
+def _is_function(part: Any) -> bool:
+    return isinstance(part, InducedFunction) and part.site is not None
 
 
 def _belief(site: Message) -> Belief | None:

@@ -77,6 +77,14 @@ def other(model, guide=None, y=Y, posterior=FITTED):
 
 MIXTURE = {f"g_auto_{i}_{name}": PARAMS[f"g_auto_{name}"] for i in range(2) for name in ("loc", "scale_tril")}
 MIXTURE["g_auto_logits"] = jnp.zeros(2)
+
+
+def by_hand(X, y=None):
+    g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(g(X).loc, 0.1), obs=y)
+
+
 ROW = {"w_auto_loc": jnp.zeros((30, 1)), "w_auto_scale": jnp.ones((30, 1))}
 SCALE = {"scale_auto_loc": jnp.ones(()), "scale_auto_scale": jnp.ones(())}
 RING = {"g_auto_loc": jnp.zeros(20), "g_auto_scale_tril": jnp.eye(20)}
@@ -111,6 +119,11 @@ WRONG = [
             MIXTURE,
         ),
         r"expected a Gaussian q\(v\) of every layer by itself, got BeliefMixture at 'g'.*InducingPoint\(model\)",
+    ),
+    Wrong(
+        "values used by hand",
+        under(by_hand, dgp.guides.InducingPoint),
+        "update: expected layers whose values are hidden sites or under a Likelihood, got 'g'",
     ),
     Wrong("no key", lambda: dgp.update(FITTED, X, Y, **OPTIONS), "update: expected a PRNG key, got .*of shape"),
     Wrong("no observations", update(y=None), r"update: expected the observations of the new rows, got none at 'y'"),
