@@ -25,6 +25,8 @@ from numpyro_dgp.model.missing import missing
 from numpyro_dgp.model.projections import projection
 from numpyro_dgp.model.random_function import RandomFunction, Representation
 from numpyro_dgp.model.robustmax import RobustMax
+from numpyro_dgp.new_data.condition import condition
+from numpyro_dgp.new_data.update import update
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.grid import Grid
@@ -70,6 +72,8 @@ __all__ = [
     "updates",
     "SGHMC",
     "Posterior",
+    "update",
+    "condition",
     "Mixture",
     "densities",
     "to_arviz",

@@ -81,7 +81,7 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
     if isinstance(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
         return _rate(conditional, _gamma, "concentration")
     if isinstance(example, dist.LogNormal) and matches(loc=_AFFINE, scale=_CONSTANT):
-        return _lognormal_forms(conditional)
+        return _log_normal(conditional)
     if isinstance(example, dist.VonMises) and matches(loc=_AFFINE, concentration=_CONSTANT):
         return ClosedForms(partial(_von_mises, conditional))
     if isinstance(example, dist.RightCensoredDistribution) and matches(censored=_CONSTANT):

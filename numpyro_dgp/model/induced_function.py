@@ -38,9 +38,9 @@ class InducedFunction(FeatureFunction):
 
     A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five members of its own: ``size``,
     ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. Importance weights also need
-    :meth:`held`, draws of whole functions :meth:`prior_draw`. :meth:`conditional_variance` and
-    :meth:`block_moments` can be overridden by what is more accurate or faster. :meth:`grad` and :meth:`linear` need
-    features and covariances that JAX can differentiate by the inputs.
+    :meth:`held`, draws of whole functions :meth:`prior_draw`, new data :meth:`whitened_values_of`.
+    :meth:`conditional_variance` and :meth:`block_moments` can be overridden by what is more accurate or faster.
+    :meth:`grad` and :meth:`linear` need features and covariances that JAX can differentiate by the inputs.
 
     Args:
         kernels: one kernel, or one per output.
@@ -57,6 +57,18 @@ class InducedFunction(FeatureFunction):
     def slopes_taken(self) -> tuple[int, ...]:
         """The columns of the slopes that this function already is of another one."""
         return ()
+
+    def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
+        """What this function says of the whitened values of ``other``, an earlier fit of it: their mean (P, M) and
+        covariances (P, M, M).
+
+        Raises:
+            ValueError: a representation without it.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot tell the whitened values of an earlier fit, which dgp.update needs: give "
+            f"the layer {self.site!r} dgp.Points(Z)"
+        )
 
     def grad(
         self, x: ArrayLike, column: int | None = None, *, noise: ArrayLike | None = None, joint: bool = False
