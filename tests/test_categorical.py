@@ -281,3 +281,51 @@ def test_no_grid_of_labels():
         pytest.raises(ValueError, match="Categorical has no spectral density: expected a stationary kernel"),
     ):
         dgp.gp("f", K.Categorical(3), dgp.Grid(0.0, 3.0, 8))
+
+
+def with_gaps(X, y=None, gone=None):
+    """A number that may be missing, drawn in its place, and a label."""
+    f = dgp.gp(
+        "f", K.RBF().on(0) * K.Categorical(3).on(1), dgp.Points(np.stack([np.linspace(-2, 2, 9), [0, 1, 2] * 3], 1))
+    )
+    with numpyro.plate("data", len(X)):
+        if gone is not None:
+            w = dgp.latent("w", None, 1)[..., 0]
+            number = jnp.where(gone, w, X[:, 0])
+            X = jnp.stack([number, jnp.broadcast_to(X[:, 1], number.shape)], -1)
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+
+@pytest.mark.slow
+def test_numbers_that_are_missing_are_latents():
+    X, y = data(20)
+    X, gone = X[:, :2], jnp.arange(20) % 3 == 0
+    other = X.at[:, 0].set(jnp.where(gone, 100.0, X[:, 0]))
+    found = {}
+    for latent in (dgp.guides.Normal(), dgp.guides.Quadrature(40)):
+        guide = dgp.guides.InducingPoint(with_gaps, latent=latent)
+        results = [
+            dgp.fit(
+                SVI(with_gaps, guide, optax.adam(0.05), dgp.ELBO()),
+                jax.random.key(0),
+                60,
+                x,
+                y,
+                gone,
+                progress_bar=False,
+            )
+            for x in (X, other)
+        ]
+        np.testing.assert_array_equal(results[0].losses, results[1].losses)  # what stands there is not looked at
+        found[type(latent)] = results[0].losses[-20:].mean()
+    assert found[dgp.guides.Quadrature] < found[dgp.guides.Normal] + 0.5
+    # A prediction is the mixture over what may be missing.
+    result = results[0]
+    posterior = dgp.Posterior(with_gaps, guide, result.params)
+    row, label = X[:1], jnp.ones(1, bool)
+    mixed = posterior.log_density(jax.random.key(1), y[:1], row, gone=label, num_samples=4000)
+    w = np.linspace(-5, 5, 401)
+    rows = jnp.stack([jnp.asarray(w), jnp.full(401, row[0, 1])], 1)
+    at = posterior.log_density(jax.random.key(1), jnp.full(401, y[0]), rows, num_samples=1)
+    expected = np.log((np.exp(at) * np.exp(-0.5 * w**2) / np.sqrt(2 * np.pi)).sum() * (w[1] - w[0]))
+    np.testing.assert_allclose(mixed[0], expected, atol=0.1)

@@ -257,6 +257,47 @@ def test_the_lengthscale_of_another_layer():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
 
 
+def lengthscale_of_a_layer(X, y=None, *, thin=False, grid=False, noise=None):
+    z = np.linspace(-1, 1, 6)[:, None]
+    mean = (lambda x: jnp.ones_like(x)) if thin else None
+    s = dgp.gp("s", K.RBF(0.5), dgp.Points(z), outputs=1, mean=mean)
+    inducing = dgp.Grid(-2.0, 2.0, 8) if grid else dgp.Points(z if thin else np.hstack([z, 0 * z]))
+    f = dgp.gp("f", K.RBF(1.0, 0.5) if thin else K.Gibbs(1.0, 0.5), inducing)
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", s(X, noise=noise))
+        x = h * X if thin else jnp.concatenate([jnp.broadcast_to(X, h.shape), h], -1)
+        numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thin", [False, True])
+@pytest.mark.parametrize(
+    "guide", [dgp.guides.InducingPoint, dgp.guides.MeanField, lambda m: dgp.guides.GlobalInducing(m, num_inducing=5)]
+)
+def test_guides_of_a_lengthscale_from_a_layer(guide, thin):
+    X = jnp.linspace(-1, 1, 12)[:, None]
+    guide = guide(lambda X, y=None: lengthscale_of_a_layer(X, y, thin=thin))
+    svi = SVI(guide.model, guide, optax.adam(0.02), dgp.ELBO())
+    assert np.isfinite(svi.run(jax.random.key(0), 3, X, X[:, 0], progress_bar=False).losses).all()
+
+
+@pytest.mark.slow
+def test_a_lengthscale_from_a_layer_elsewhere():
+    X = jnp.linspace(-1, 1, 12)[:, None]
+    program = dgp.for_mcmc(lengthscale_of_a_layer)
+    info = initialize_model(jax.random.key(0), program, model_args=(X, X[:, 0]))
+    gradient = jax.grad(info.potential_fn)(info.param_info.z)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError, match="Gibbs has no spectral density"):
+        lengthscale_of_a_layer(X, grid=True)
+    noisy = lambda X, y=None: lengthscale_of_a_layer(X, y, noise=0.1)  # noqa: E731
+    with pytest.raises(ValueError, match=r"closed form .*, got Gibbs: pass integrate=dgp.GaussHermite"):
+        SVI(noisy, dgp.guides.Collapsed(noisy), optax.adam(0.02), dgp.ELBO()).init(jax.random.key(0), X, X[:, 0])
+    guide = dgp.guides.Collapsed(noisy, integrate=dgp.MonteCarlo(20, jax.random.key(1)))
+    svi = SVI(noisy, guide, optax.adam(0.02), dgp.ELBO())
+    assert np.isfinite(svi.evaluate(svi.init(jax.random.key(0), X, X[:, 0]), X, X[:, 0]))
+
+
 @pytest.mark.slow
 def test_parameters_of_a_network_are_those_of_the_kernel():
     X = jnp.asarray(plane(5, 0))
