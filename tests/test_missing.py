@@ -151,6 +151,8 @@ def test_ways_to_write_a_mask():
     np.testing.assert_allclose(sites["y"]["fn"].log_prob(GAPPY), expected)
     inside = dgp.Likelihood(VALUES, lambda v: dist.Normal(v, NOISE).mask(OBSERVED).to_event(1))
     np.testing.assert_allclose(inside.log_prob(GAPPY), expected, rtol=1e-5)
+    for mask in (KNOWN, KNOWN.tolist(), pd.DataFrame(WITH_NAN).notna()):
+        np.testing.assert_allclose(dgp.Likelihood(VALUES, normal, observed=mask).log_prob(GAPPY), expected)
     whole, twice = OBSERVED.all(1), OBSERVED & (jnp.arange(P) > 0)
     for one in (
         dgp.Likelihood(VALUES, normal, observed=whole),
@@ -357,3 +359,26 @@ def test_rows_with_integrated_latents():
     params = random_params(latents, guide, X, Y[:, 0])
     expected = bound(dgp.ELBO(), params, latents, guide, X[kept], Y[kept, 0])
     np.testing.assert_allclose(bound(dgp.ELBO(), params, latents, guide, X, GAPPY[:, 0], kept), expected, rtol=1e-5)
+
+
+SEVERAL = {
+    "normal": lambda v, s: dist.Normal(v, jnp.exp(s)),
+    "softplus": lambda v, s: dist.Normal(v, jax.nn.softplus(s)),
+    "student-t": lambda v, s: dist.StudentT(4.0, v, jnp.exp(s)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEVERAL)
+def test_entries_given_several_functions(name):
+    """Columns whose mean and scale come from two layers, against the densities of single entries."""
+    conditional, values = SEVERAL[name], (VALUES.loc, VALUES.variance)
+    wide = (FunctionValues(*values), FunctionValues(*values))
+    single = tuple(FunctionValues(*values, event_dim=0) for _ in wide)
+    masked = dgp.Likelihood(wide, lambda v, s: conditional(v, s).to_event(1), observed=OBSERVED)
+    alone = dgp.Likelihood(single, conditional)
+    for method in ("log_prob", "log_marginal"):
+        expected = jnp.where(OBSERVED, getattr(alone, method)(Y), 0).sum(1)
+        np.testing.assert_allclose(getattr(masked, method)(GAPPY), expected, rtol=1e-5, atol=1e-5)
+    rows = dgp.Likelihood(wide, lambda v, s: conditional(v, s).to_event(1), observed=OBSERVED.all(1))
+    assert (rows.log_prob(GAPPY)[~OBSERVED.all(1)] == 0).all()

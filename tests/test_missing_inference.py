@@ -97,7 +97,7 @@ def test_leave_one_out():
     np.testing.assert_array_equal(np.isnan(trees[0]["observed_data"]["y"].values), ~kept)
     assert "y" not in trees[0]["constant_data"]
     found, expected = (loo(tree) for tree in trees)
-    np.testing.assert_allclose((found.elpd, found.p), (expected.elpd, expected.p), rtol=1e-5)
+    np.testing.assert_allclose((found.elpd, found.p, found.se), (expected.elpd, expected.p, expected.se), rtol=1e-5)
     assert found.n_data_points == expected.n_data_points
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -80,7 +81,9 @@ def observed_entries(observed: ArrayLike, example: dist.Distribution) -> Array:
     Raises:
         ValueError: no booleans; another shape; or single entries of a distribution that has no density for each.
     """
-    dtype = jnp.result_type(observed)
+    if not isinstance(observed, jax.Array):  # a list, or a table such as y.notna()
+        observed = np.asarray(observed)
+    dtype = observed.dtype
     if dtype != jnp.bool_:
         raise ValueError(
             f"Likelihood: expected observed as booleans, True where y has a value, got {dtype}: y, observed = "
