@@ -19,11 +19,14 @@ from numpyro_dgp.inference.parameter_files import load, save
 from numpyro_dgp.inference.predictive_objective import PredictiveObjective
 from numpyro_dgp.inference.sghmc import SGHMC
 from numpyro_dgp.inference.streams import BatchSource, Stream
+from numpyro_dgp.model.cumulative import cumulative
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.missing import missing
 from numpyro_dgp.model.projections import projection
 from numpyro_dgp.model.random_function import RandomFunction, Representation
 from numpyro_dgp.model.robustmax import RobustMax
+from numpyro_dgp.new_data.condition import condition
+from numpyro_dgp.new_data.update import update
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.grid import Grid
@@ -45,6 +48,7 @@ __all__ = [
     "gp",
     "latent",
     "projection",
+    "cumulative",
     "Likelihood",
     "RobustMax",
     "missing",
@@ -68,6 +72,8 @@ __all__ = [
     "updates",
     "SGHMC",
     "Posterior",
+    "update",
+    "condition",
     "Mixture",
     "densities",
     "to_arviz",

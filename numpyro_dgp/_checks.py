@@ -29,6 +29,7 @@ __all__ = [
     "require_finite_leaves",
     "require_inputs",
     "require_key",
+    "require_levels",
     "require_noise",
     "require_params",
     "require_positive",
@@ -165,6 +166,17 @@ def require_key(owner: str, key: Any) -> None:
     if shape != () if typed else dtype != jnp.uint32 or shape != jax.eval_shape(jax.random.PRNGKey, 0).shape:
         got = f"{key!r}" if isinstance(key, int) else f"{type(key).__name__} of shape {shape}"
         raise ValueError(f"{owner}: expected a PRNG key, got {got}: jax.random.key(0)")
+
+
+def require_levels(owner: str, q: ArrayLike) -> None:
+    """Raise unless levels of quantiles lie between 0 and 1."""
+    require_finite(f"levels of {owner}", q, "0.9 is the level of the quantile that 90 % of y are below")
+    if violated(lambda v: (v > 0) & (v < 1), q):
+        wrong = next(v for v in np.ravel(q) if not 0 < v < 1)
+        raise ValueError(
+            f"{owner}: expected levels between 0 and 1, got {wrong:.4g}: 0.9 is the level of the quantile that 90 % of "
+            "y are below"
+        )
 
 
 def require_scalar(owner: str, name: str, value: ArrayLike) -> None:

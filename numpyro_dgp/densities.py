@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from numpyro_dgp._checks import is_concrete, require_finite
+from numpyro_dgp._checks import is_concrete, require_finite, require_levels
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.gaussian_mixtures import mixture_cdf, mixture_quantiles
 
-__all__ = ["Mixture", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
+__all__ = ["Mixture", "MomentsOnly", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
 
 # SciPy's p-values are accurate up to this many samples.
 _SHAPIRO_LIMIT = 5000
@@ -28,14 +29,19 @@ _BLOCK = 500
 
 
 class Mixture(NamedTuple):
-    """A predictive mixture over S draws, by the moments of y given each draw.
+    r"""A predictive mixture over S draws, by the moments of y given each draw.
+
+    .. math:: p(y) = \tfrac1S \sum_s N(y; \mu_s, \sigma_s^2)
+
+    with the means and variances of y given each draw, where y is Gaussian given each draw. Where it is not, they
+    are moments and nothing more (:class:`MomentsOnly`).
 
     Args:
         means: of y given each draw (S, N, ...).
         variances: of y given each draw (S, N, ...), squared units of y.
 
     Raises:
-        ValueError: :attr:`mean` and :attr:`variance`, where means and variances are not of one shape.
+        ValueError: by its methods, where means and variances are not of one shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,6 +49,9 @@ class Mixture(NamedTuple):
         >>> mixture = Mixture(means=jnp.array([[0.0], [2.0]]), variances=jnp.array([[1.0], [3.0]]))  # S = 2, N = 1
         >>> print(mixture.mean, mixture.variance)
         [1.] [3.]
+        >>> print(mixture.interval(0.5).round(2), mixture.cdf(1.0).round(2))
+        [[-0.18]
+         [ 1.98]] [0.56]
     """
 
     means: Array
@@ -60,6 +69,62 @@ class Mixture(NamedTuple):
         self._require_one_shape()
         return self.variances.mean(0) + self.means.var(0)
 
+    def cdf(self, y: ArrayLike) -> Array:
+        r"""The probability of at most y, entry by entry: :math:`\tfrac1S \sum_s \Phi((y - \mu_s) / \sigma_s)`.
+
+        Args:
+            y: numbers that broadcast against (N, ...), such as (G, N) for G numbers at each of N inputs.
+
+        Returns:
+            Probabilities, of the shape that y and (N, ...) have together.
+
+        Raises:
+            ValueError: moments of a y that is not Gaussian given each draw, or y that are no numbers.
+        """
+        self._require_gaussians("cdf")
+        return mixture_cdf(*map(jnp.asarray, self), jnp.asarray(as_numbers("y of Mixture.cdf", y)))
+
+    def quantile(self, q: ArrayLike) -> Array:
+        """The number that y is below with probability q, entry by entry, to rounding error.
+
+        It lies between the smallest and the largest of the quantiles of the S Gaussians, where it is found by steps of
+        Newton and bisection. Its derivatives with respect to means, variances and levels are exact.
+
+        Args:
+            q: levels between 0 and 1, a number or an array.
+
+        Returns:
+            Quantiles (N, ...), for an array q behind the axes of q.
+
+        Raises:
+            ValueError: levels that are not between 0 and 1, or moments of a y that is not Gaussian given each draw.
+        """
+        self._require_gaussians("quantile")
+        require_levels("Mixture.quantile", q)
+        return mixture_quantiles(*map(jnp.asarray, self), jnp.asarray(q))
+
+    def interval(self, level: float = 0.9) -> Array:
+        """The central interval that y is in with probability ``level``: as often below it as above it.
+
+        Args:
+            level: between 0 and 1.
+
+        Returns:
+            Lower and upper ends (2, N, ...), as ``lower, upper = mixture.interval(0.9)``.
+
+        Raises:
+            ValueError: as :meth:`quantile`, or several levels.
+        """
+        require_levels("Mixture.interval", level)
+        if np.ndim(level):
+            raise ValueError(
+                f"Mixture.interval: expected one level, got shape {np.shape(level)}: mixture.quantile(q) takes several"
+            )
+        return self.quantile(jnp.stack([jnp.asarray(0.5 - 0.5 * level), jnp.asarray(0.5 + 0.5 * level)]))
+
+    def _require_gaussians(self, method: str) -> None:
+        self._require_one_shape()
+
     def _require_one_shape(self) -> None:
         shape = np.shape(self.means)
         if not shape or shape != np.shape(self.variances):
@@ -67,6 +132,34 @@ class Mixture(NamedTuple):
                 f"Mixture: expected means and variances of one shape (S, N, ...), draws along the first axis, got "
                 f"{shape} and {np.shape(self.variances)}: of a single Gaussian take means[None] and variances[None]"
             )
+
+
+class MomentsOnly(Mixture):
+    """A predictive mixture of distributions that are not Gaussian: mean and variance, but no quantiles.
+
+    ``posterior.predict`` gives it where y is not Gaussian given each draw: counts, labels, Student-t.
+
+    Args:
+        means: of y given each draw (S, N, ...).
+        variances: of y given each draw (S, N, ...), squared units of y.
+
+    Raises:
+        ValueError: by :meth:`cdf`, :meth:`quantile` and :meth:`interval`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.densities import MomentsOnly
+        >>> MomentsOnly(jnp.zeros((1, 1)), jnp.ones((1, 1))).quantile(0.9)
+        Traceback (most recent call last):
+        ValueError: Mixture.quantile: expected a y that is Gaussian given each draw, got only moments of ...
+    """
+
+    def _require_gaussians(self, method: str) -> None:
+        raise ValueError(
+            f"Mixture.{method}: expected a y that is Gaussian given each draw, got only moments of others: use "
+            "posterior.quantile(key, q, X) for its quantiles, posterior.sample(key, X) for draws, "
+            "posterior.predict_function(key, X) for the function without noise, which is Gaussian"
+        )
 
 
 class ShapiroWilk(NamedTuple):

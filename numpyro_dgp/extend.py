@@ -10,8 +10,9 @@ from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.model.function_values import FunctionValues, Origin
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues
+from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.joint_values import JointValues
-from numpyro_dgp.model.random_function import InducedFunction, PointValues, RandomFunction, Representation
+from numpyro_dgp.model.random_function import PointValues, RandomFunction, Representation
 
 __all__ = [
     "Belief",

@@ -14,7 +14,7 @@ from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, req
 from numpyro_dgp._data import as_numbers, known_numbers, require_apart, warn_of_units
 from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.kernels import Kernel, as_kernel
-from numpyro_dgp.means import Mean, Zero, pca
+from numpyro_dgp.means import Linear, Mean, Zero, pca
 
 __all__ = ["LayerStart", "Standardizer", "kmeans", "layers", "mixing"]
 
@@ -59,11 +59,16 @@ class Standardizer:
         require_positive("Standardizer", "scale", self.scale, "Standardizer.fit(values) finds one")
 
     @classmethod
-    def fit(cls, values: ArrayLike) -> Standardizer:
+    def fit(cls, values: ArrayLike, *, keep: Sequence[int] = ()) -> Standardizer:
         """From the mean and standard deviation of the rows of ``values`` (N, ...); constant columns keep their scale.
 
+        Args:
+            values: the data.
+            keep: columns that stay as they are, such as labels of categories or angles.
+
         Raises:
-            ValueError: values that are not numbers or not known, no rows, NaN or infinite values.
+            ValueError: values that are not numbers or not known, no rows, NaN or infinite values, columns to keep that
+                are not there.
         """
         rows = known_numbers("data to standardise", values)
         require_finite("data to standardise", rows, "drop or impute the rows with missing values")
@@ -72,8 +77,11 @@ class Standardizer:
                 f"Standardizer.fit: expected values of shape (N, ...), got {rows.shape}: it needs the rows of all data"
             )
         rows = rows.astype(float)
-        scale = rows.std(0)
-        return cls(rows.mean(0), np.where(scale > 1e-12 * (1 + np.abs(rows).max(0)), scale, 1.0))
+        loc, scale = rows.mean(0), rows.std(0)
+        scale = np.where(scale > 1e-12 * (1 + np.abs(rows).max(0)), scale, 1.0)
+        if kept := _columns("Standardizer.fit", "keep", keep, rows):
+            loc[..., kept], scale[..., kept] = 0.0, 1.0
+        return cls(loc, scale)
 
     def __call__(self, values: ArrayLike) -> Array:
         """To standard units: an array of JAX, in the precision of ``values`` or the default one, whichever is lower."""
@@ -111,6 +119,18 @@ class Standardizer:
         return given
 
 
+def _columns(owner: str, name: str, columns: Sequence[int], rows: np.ndarray) -> list[int]:
+    """Numbers of columns of ``rows``, counted from 0, checked."""
+    width = rows.shape[-1] if rows.ndim > 1 else 0
+    given = list(columns) if np.iterable(columns) else [columns]
+    if not all(isinstance(d, int | np.integer) and not isinstance(d, bool) and 0 <= d < width for d in given):
+        raise ValueError(
+            f"{owner}: expected {name} to be numbers of columns, counted from 0, of values of shape {rows.shape}, got "
+            f"{columns!r}: {name}=[0] is the first"
+        )
+    return sorted({int(d) for d in given})
+
+
 def _difference(values: Array, loc: ArrayLike, dtype: Any) -> Array:
     """``values - loc`` under ``jit``: what a float does not hold of whole numbers and of ``loc``, a second does."""
     values, rest = jnp.asarray(values), jnp.zeros((), dtype)
@@ -123,27 +143,32 @@ def _difference(values: Array, loc: ArrayLike, dtype: Any) -> Array:
     return values.astype(dtype) - first + (rest - (np.asarray(loc, float) - first.astype(float)).astype(dtype))
 
 
-def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
+def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0, labels: Sequence[int] = ()) -> np.ndarray:
     """Inducing inputs (M, D): the centres of k-means clusters of the rows of ``X``, by SciPy.
 
-    Beyond 20 000 rows a random 20 000 of them are clustered.
+    Beyond 20 000 rows a random 20 000 of them are clustered. A mean of labels is none: with ``labels`` two rows are
+    further apart by a standard deviation of the other columns for each label in which they differ, and of every cluster
+    the row nearest to its centre is taken.
 
     Args:
         X: inputs (N, D).
         num_inducing: M, at most the number of distinct rows.
         seed: of the random start.
+        labels: columns that hold labels of categories.
 
     Returns:
         Inducing inputs (M, D), in the units of ``X``.
 
     Raises:
-        ValueError: more inducing points than distinct rows, or NaN or infinite inputs.
+        ValueError: more inducing points than distinct rows, NaN or infinite inputs, or columns that are not there.
 
     Example:
         >>> import numpy as np
         >>> from numpyro_dgp.initial import kmeans
         >>> print(sorted(kmeans(np.array([[0.0], [0.1], [5.0], [5.1]]), 2)[:, 0].round(2).tolist()))
         [0.05, 5.05]
+        >>> kmeans(np.array([[0.1, 2.0], [0.2, 1.0], [0.2, 2.0], [0.3, 2.0]]), 1, labels=[1])
+        array([[0.2, 2. ]])
 
     Source: Salimbeni (2020), section 2.4.
     """
@@ -154,7 +179,7 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
     if not isinstance(seed, int | np.integer) or seed < 0:
         raise ValueError(f"kmeans: expected seed to be an integer, zero or more, got {seed!r}: seed=0")
     rng = np.random.default_rng(seed)
-    distinct = np.unique(X, axis=0)
+    distinct, named = np.unique(X, axis=0), _columns("kmeans", "labels", labels, X)
     if not isinstance(num_inducing, int) or not 1 <= num_inducing <= len(distinct):
         raise ValueError(
             f"kmeans: expected between 1 and {len(distinct)} inducing points, the number of distinct rows of X, got "
@@ -163,12 +188,33 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0) -> np.ndarray:
     if len(distinct) == num_inducing:
         return distinct
     rows = X if len(X) <= _KMEANS_ROWS else X[rng.choice(len(X), _KMEANS_ROWS, replace=False)]
+    if not named:
+        return _clusters(rows.astype(float), num_inducing, rng)[0].astype(X.dtype)
+    found = _central_rows(rows, num_inducing, named, rng)
+    others = rng.permutation(distinct)  # where clusters are empty, rows that have not been taken
+    _, first = np.unique(np.concatenate([found, others]), axis=0, return_index=True)
+    return np.concatenate([found, others])[np.sort(first)[:num_inducing]]
+
+
+def _clusters(rows: np.ndarray, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Centres of clusters of ``rows``, and the number of the cluster of every row."""
     from scipy.cluster.vq import kmeans2  # imported here, since it takes 0.05 s
 
     with warnings.catch_warnings():  # an empty cluster keeps its last centre, which is good enough here
         warnings.filterwarnings("ignore", message="One of the clusters is empty")
-        centres, _ = kmeans2(rows.astype(float), num_inducing, minit="++", seed=rng)
-    return centres.astype(X.dtype)
+        return kmeans2(rows, count, minit="++", seed=rng)
+
+
+def _central_rows(rows: np.ndarray, count: int, labels: list[int], rng: np.random.Generator) -> np.ndarray:
+    """Of at most ``count`` clusters of ``rows``, in each the row nearest to the centre."""
+    numbers = np.delete(rows, labels, axis=1).astype(float)
+    spread = numbers.std(0).mean() if numbers.size else 1.0
+    codes = [rows[:, d, None] == np.unique(rows[:, d]) for d in labels]
+    places = np.hstack([numbers, *(math.sqrt(0.5) * (spread or 1.0) * code for code in codes)])
+    centres, cluster = _clusters(places, count, rng)
+    distance = np.square(places - centres[cluster]).sum(1)
+    order = np.lexsort((distance, cluster))
+    return rows[order[np.unique(cluster[order], return_index=True)[1]]]
 
 
 class LayerStart(NamedTuple):
@@ -190,7 +236,9 @@ class LayerStart(NamedTuple):
     """sqrt(D), the typical distance between standardised inputs."""
 
 
-def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int = 0) -> list[LayerStart]:
+def layers(
+    X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int = 0, labels: Sequence[int] = ()
+) -> list[LayerStart]:
     r"""Starting points of a deep model: one :class:`LayerStart` per hidden layer, then one for the last.
 
     Inner layers start as the identity, a projection on principal directions, or a padded copy
@@ -202,12 +250,14 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
         widths: output dimensions of the hidden layers; empty for a shallow model.
         num_inducing: M.
         seed: of k-means.
+        labels: columns of ``X`` that hold labels of categories, as in :func:`kmeans`. The mean of the first layer does
+            not see them; the first layer is the only one that does.
 
     Returns:
         Initial values of every layer, the last one included.
 
     Raises:
-        ValueError: as :func:`kmeans` and :func:`numpyro_dgp.means.pca`.
+        ValueError: as :func:`kmeans` and :func:`numpyro_dgp.means.pca`; nothing but labels below a hidden layer.
 
     Example:
         >>> import numpy as np
@@ -221,13 +271,28 @@ def layers(X: ArrayLike, widths: Sequence[int], num_inducing: int, *, seed: int 
     inputs = known_numbers("inputs of initial.layers", X)
     require_inputs("initial.layers", inputs)
     warn_of_units("initial.layers", "inputs", inputs)
-    starts = []
+    starts, named = [], _columns("initial.layers", "labels", labels, inputs)
     for width in [*widths, None]:
-        mean = Zero() if width is None else pca(inputs, width)
-        Z = kmeans(inputs, num_inducing, seed=seed)
+        mean = Zero() if width is None else _mean(inputs, width, named)
+        Z = kmeans(inputs, num_inducing, seed=seed, labels=named)
         starts.append(LayerStart(Z, mean, math.sqrt(inputs.shape[1])))
-        inputs = np.asarray(mean(jnp.asarray(inputs)))
+        inputs, named = np.asarray(mean(jnp.asarray(inputs))), []
     return starts
+
+
+def _mean(inputs: np.ndarray, width: int, labels: list[int]) -> Mean:
+    """The mean function of an inner layer, which does not see the columns of labels."""
+    if not labels:
+        return pca(inputs, width)
+    numbers = np.delete(np.arange(inputs.shape[1]), labels)
+    if not len(numbers):
+        raise ValueError(
+            "initial.layers: expected a column beside those of labels below a hidden layer, got none: embed the labels "
+            "in the first layer, widths=[]"
+        )
+    W = np.zeros((inputs.shape[1], width), inputs.dtype if inputs.dtype.kind == "f" else float)
+    W[numbers] = np.asarray(pca(inputs[:, numbers], width)(jnp.eye(len(numbers))))
+    return Linear(W)
 
 
 def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Array], functions: int) -> np.ndarray:

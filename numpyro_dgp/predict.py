@@ -29,6 +29,7 @@ from numpyro_dgp.model.random_function import RandomFunction
 from numpyro_dgp.model.sites import each_values_of
 from numpyro_dgp.prediction import quantities
 from numpyro_dgp.prediction.predictor import Options, Predictor, Quantity
+from numpyro_dgp.prediction.quantiles import Levels, spread_of
 
 __all__ = ["Posterior"]
 
@@ -100,7 +101,9 @@ class Posterior(Fit):
                 subsamples or whose functions depend on the inputs, parameters or draws that are missing, a
                 distribution of y that has no mean, or ``batch_size`` with rows that are not predicted independently.
         """
-        return self._predictor(_MOMENTS, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
+        found = self._predictor(_MOMENTS, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
+        quantities.warn_infinite(found)
+        return found
 
     def log_density(
         self,
@@ -204,6 +207,82 @@ class Posterior(Fit):
         """
         return self._predictor(_DRAWS, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
 
+    def quantile(
+        self,
+        key: Array,
+        q: ArrayLike,
+        *args: Any,
+        num_samples: int | None = None,
+        batch_size: int | None = None,
+        progress_bar: bool = True,
+        **kwargs: Any,
+    ) -> Array:
+        """Quantiles of y at new inputs, entry by entry, for any distribution of y on a line.
+
+        They are those of the mixture over draws: in closed form where y is Gaussian given each draw, or one of a few
+        labels in order. Else they are quantiles of 50 draws of y for each of the S draws, values that y can take:
+        counts are whole. The probability below such a quantile is q up to 0.7 / sqrt(50 S) at most, 0.01 by default.
+
+        Args:
+            key: PRNG key.
+            q: levels between 0 and 1, a number or an array, such as ``[0.05, 0.95]`` for an interval of 90 %.
+            *args: arguments of the model without observations.
+            num_samples: S.
+            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
+            progress_bar: show a progress bar over batches.
+            **kwargs: keyword arguments of the model.
+
+        Returns:
+            Quantiles (N, ...), for an array q behind the axes of q.
+
+        Raises:
+            ValueError: as :meth:`predict`, levels that are not between 0 and 1, or a y without order: classes, angles.
+
+        Example:
+            >>> import jax, numpyro
+            >>> import jax.numpy as jnp
+            >>> import numpyro.distributions as dist
+            >>> import numpyro_dgp as dgp
+            >>> def model(X, y=None):
+            ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+            ...     with numpyro.plate("data", len(X)):
+            ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(5 * jnp.exp(v))), obs=y)
+            >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((100, 5))})
+            >>> print(posterior.quantile(jax.random.key(0), [0.05, 0.95], jnp.array([[0.0], [1.0]])))
+            [[2. 2.]
+             [9. 9.]]
+        """
+        levels = Levels.of(q)
+        quantity = Quantity(spread_of, finish=levels, leading=len(levels.shape))
+        return self._predictor(quantity, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
+
+    def predict_function(
+        self,
+        key: Array,
+        *args: Any,
+        num_samples: int | None = None,
+        batch_size: int | None = None,
+        progress_bar: bool = True,
+        **kwargs: Any,
+    ) -> Mixture:
+        """Moments of the function under the observed ``Likelihood``, without the noise of y: a mixture over draws.
+
+        It is Gaussian given each draw whatever the distribution of y, so that it has quantiles:
+        ``posterior.predict_function(key, X).interval(0.9)`` is a band around the function.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_samples: S.
+            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
+            progress_bar: show a progress bar over batches.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: as :meth:`predict`, or an observed site that is not a ``Likelihood``.
+        """
+        return self._predictor(_FUNCTION, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
+
     def hidden(
         self,
         key: Array,
@@ -300,5 +379,6 @@ def _mean_probabilities(p: Array) -> Array:
 _MOMENTS = Quantity(quantities.moments_of)
 _DENSITIES = Quantity(quantities.densities_of, finish=log_mean_exp, observations=1)
 _PROBABILITIES = Quantity(quantities.probabilities_of, finish=_mean_probabilities)
+_FUNCTION = Quantity(quantities.function_of)
 _DRAWS = Quantity(quantities.draws_of)
 _HIDDEN = Quantity(quantities.hidden_of, needs_site=False)

@@ -138,6 +138,12 @@ TABLE = {
     "expected_kl": (gaussians.expected_kl, "variance: N P, square: N P, prior_variance: N 1", "N P"),
     "kl_full": (gaussians.kl_full, "loc: P M, scale_tril: P M M", "P"),
     "kl_diagonal": (gaussians.kl_diagonal, "loc: P M, scale: P M", "P"),
+    "expected_log_ratio": (
+        gaussians.expected_log_ratio,
+        "loc: P M, inverse: P M M, mean: P M, covariance: P M M",
+        "P",
+    ),
+    "narrower_than_prior": (gaussians.narrower_than_prior, "loc: P M, scale_tril: P M M", "P M, P M M"),
     "log_density": (gaussians.log_density, "white: N M, log_det: N", "N"),
     "opper_archambeau": (gaussians.opper_archambeau, "L: N N, alpha: N, lam: N", "N, N N"),
     "natural_step": (step, "pair_m: P M, pair_L: P M M, by_m: P M, by_L: P M M, size: P", "P M, P M M"),

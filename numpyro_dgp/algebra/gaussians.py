@@ -12,18 +12,20 @@ import math
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.linalg import matmul, solve_lower
+from numpyro_dgp.algebra.linalg import fused, matmul, solve_lower
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 
 __all__ = [
     "entropy",
     "expected_kl",
+    "expected_log_ratio",
     "given_observations",
     "kl_between",
     "kl_diagonal",
     "kl_full",
     "log_density",
     "log_determinant",
+    "narrower_than_prior",
     "opper_archambeau",
 ]
 
@@ -74,6 +76,65 @@ def kl_between(q: tuple[Array, Array], p: tuple[Array, Array]) -> Array:
     r""":math:`\mathrm{KL}[N(m_q, R_q R_q^\top) \,\|\, N(m_p, R_p R_p^\top)]`: :func:`kl_full` in p's own units."""
     shift = solve_lower(p[1], (q[0] - p[0])[..., None])[..., 0]
     return kl_full(shift, solve_lower(p[1], q[1]))
+
+
+def expected_log_ratio(loc: Array, inverse: Array, mean: Array, covariance: Array) -> Array:
+    r"""The expected log ratio of a Gaussian to N(0, I), at values that are Gaussian themselves.
+
+    .. math::
+        E_{N(v;\, \mu, V)} \log \frac{N(v; m, R R^\top)}{N(v; 0, I)}
+        = \tfrac12 \bigl( \lVert \mu \rVert^2 + \mathrm{tr}\, V - \lVert R^{-1} (\mu - m) \rVert^2
+          - \mathrm{tr}\, R^{-1} V R^{-\top} \bigr) - \log\lvert\det R\rvert
+
+    It needs no factor of V, which may be singular.
+
+    Args:
+        loc: m (..., n).
+        inverse: :math:`R^{-1}`, triangular (..., n, n).
+        mean: :math:`\mu` (..., n).
+        covariance: V (..., n, n).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> one = jnp.ones(1)
+        >>> print(expected_log_ratio(one, 2.0 * jnp.eye(1), one, 0.25 * jnp.eye(1)).round(4))
+        0.8181
+        >>> print(kl_full(one, 0.5 * jnp.eye(1)).round(4))  # under q itself it is the divergence from N(0, I)
+        0.8181
+    """
+    shift = matmul(inverse, (mean - loc)[..., None])[..., 0]
+    within = (matmul(inverse, covariance) * inverse).sum((-2, -1))
+    prior = jnp.square(mean).sum(-1) + jnp.trace(covariance, axis1=-2, axis2=-1)
+    return 0.5 * (prior - jnp.square(shift).sum(-1) - within) + log_determinant(inverse)
+
+
+@fused
+def narrower_than_prior(loc: Array, scale_tril: Array) -> tuple[Array, Array]:
+    r"""The Gaussian with N(0, 1) in every principal direction in which it is wider than that.
+
+    The ratio of :math:`N(v; m, \Sigma)` to N(0, I) can stand for a likelihood only where it is bounded, that is where
+    :math:`\Sigma < I`, by more than rounding.
+
+    Args:
+        loc: m (..., n).
+        scale_tril: triangular factor R of :math:`\Sigma = R R^\top` (..., n, n); returned as it is if nothing is wider.
+
+    Returns:
+        The mean and a triangular factor.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loc, root = narrower_than_prior(jnp.array([3.0, 3.0]), jnp.diag(jnp.array([0.5, 1.1])))
+        >>> print(loc, jnp.square(root))
+        [3. 0.] [[0.25 0.  ]
+         [0.   1.  ]]
+    """
+    U, scales, _ = jnp.linalg.svd(scale_tril)
+    narrow = scales < 1 - math.sqrt(jnp.finfo(scales.dtype).eps)
+    within = jnp.where(narrow, matmul(U.mT, loc[..., None])[..., 0], 0)
+    factor = jnp.linalg.qr((U * jnp.where(narrow, scales, 1)[..., None, :]).mT, mode="r").mT
+    kept = narrow.all(-1)[..., None]
+    return jnp.where(kept, loc, matmul(U, within[..., None])[..., 0]), jnp.where(kept[..., None], scale_tril, factor)
 
 
 def kl_diagonal(loc: Array, scale: Array) -> Array:

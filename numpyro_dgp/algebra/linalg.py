@@ -26,6 +26,7 @@ __all__ = [
     "jitter",
     "joint_cholesky",
     "matmul",
+    "nugget",
     "rounding_scale",
     "rows_times",
     "safe_sqrt",
@@ -127,9 +128,13 @@ def cholesky(K: Array, owner: str = "K") -> Array:
 @fused
 def with_jitter(K: Array) -> Array:
     """A matrix with the jitter of its size and dtype on its diagonal."""
+    return K + nugget(K)[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
+
+
+def nugget(K: Array) -> Array:
+    """What :func:`with_jitter` adds to the diagonal of a matrix (..., M, M): shape (...)."""
     size = K.shape[-1]
-    nugget = jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
-    return K + nugget[..., None, None] * jnp.eye(size, dtype=K.dtype)
+    return jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
 
 
 def checked_factor(factor: Array, owner: str, advice: str = _ADVICE) -> Array:

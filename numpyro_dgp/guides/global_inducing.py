@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpyro_dgp.guides.presets import InducingPoint
@@ -46,12 +46,15 @@ class GlobalInducing(InducingPoint):
         diagonal: whether :math:`\Gamma` is diagonal: positive numbers (P, G), or (G,).
         scale: initial standard deviation s of pseudo-observations, relative to that of the function; by default 1e-2
             for inner layers, else 1.
+        labels: columns of the argument that hold labels of categories; those of the pseudo-inputs are labels then, and
+            stay as they are.
         **options: those of :class:`InducingPoint` but ``inducing``.
 
     Raises:
         ValueError: a number of pseudo-inputs that is not a positive integer, a scale that is not positive, options that
             it does not have; in a call, an argument that does not hold rows, fewer distinct rows than pseudo-inputs,
-            layers in another order, or inducing values of something that is no function with features.
+            columns of labels that it does not have, layers in another order, or inducing values of something that is no
+            function with features.
 
     Example:
         >>> import jax, numpyro, optax
@@ -84,6 +87,7 @@ class GlobalInducing(InducingPoint):
         inputs: str | None = None,
         diagonal: bool = False,
         scale: float | None = None,
+        labels: Sequence[int] = (),
         **options: Any,
     ) -> None:
         if "inducing" in options:
@@ -91,5 +95,5 @@ class GlobalInducing(InducingPoint):
                 "GlobalInducing: expected no rule for inducing values, which follow pseudo-observations here, got "
                 "inducing=...: give one layer a rule of its own by sites={'f': ...}"
             )
-        rule = PseudoObservations(num_inducing, inputs, diagonal, scale)
+        rule = PseudoObservations(num_inducing, inputs, diagonal, scale, labels)
         super().__init__(model, inducing=rule, **options)

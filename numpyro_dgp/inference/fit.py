@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
 from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit
 from numpyro_dgp.inference.program_sites import Rebuild
 
-__all__ = ["fit", "split_arguments"]
+__all__ = ["fit", "split_arguments", "steps_of"]
 
 
 def fit(
@@ -96,16 +97,7 @@ def fit(
     args, kwargs = rebuild(arrays)
     update = svi.stable_update if stable_update else svi.update
 
-    @jax.jit
-    def compiled(state: SVIState, arrays: list[Array], count: Array) -> tuple[SVIState, Array]:
-        """``count`` updates, at most a chunk, by a loop of dynamic length: compiled once."""
-        args, kwargs = rebuild(arrays)
-
-        def body(i: Array, carry: tuple[SVIState, Array]) -> tuple[SVIState, Array]:
-            state, loss = update(carry[0], *args, **kwargs)
-            return state, carry[1].at[i].set(loss.astype(carry[1].dtype))
-
-        return jax.lax.fori_loop(0, count, body, (state, jnp.zeros(CHUNK, jnp.result_type(float))))
+    compiled = jax.jit(steps_of(update, rebuild))
 
     def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
         state, losses = compiled(state, arrays, count)
@@ -120,6 +112,31 @@ def fit(
             step = compiled.trace(start, arrays, 1).jaxpr
             file = dataclasses.replace(file, identity=identify("dgp.fit", svi, arguments, sites, start, step))
         return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
+
+
+def steps_of(
+    update: Callable[..., tuple[SVIState, Array]], rebuild: Rebuild
+) -> Callable[[SVIState, list[Array], Array], tuple[SVIState, Array]]:
+    """``count`` updates, at most a chunk, by a loop of dynamic length, as a function to compile: it is compiled once.
+
+    Args:
+        update: ``svi.update`` or ``svi.stable_update``.
+        rebuild: the arguments of the model, from arrays.
+
+    Returns:
+        A function of a state, the arrays and the count, that gives the new state and a chunk of losses.
+    """
+
+    def steps(state: SVIState, arrays: list[Array], count: Array) -> tuple[SVIState, Array]:
+        args, kwargs = rebuild(arrays)
+
+        def body(i: Array, carry: tuple[SVIState, Array]) -> tuple[SVIState, Array]:
+            state, loss = update(carry[0], *args, **kwargs)
+            return state, carry[1].at[i].set(loss.astype(carry[1].dtype))
+
+        return jax.lax.fori_loop(0, count, body, (state, jnp.zeros(CHUNK, jnp.result_type(float))))
+
+    return steps
 
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Array], Rebuild]:

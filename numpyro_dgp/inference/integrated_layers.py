@@ -31,9 +31,9 @@ from numpyro_dgp.bounds.collapsed import Quadratic
 from numpyro_dgp.guides.collapsed.gaussian_uses import arrays_of, optimal_belief, use_of_likelihood
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.function_values import MixedValues
+from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.program import with_traceable
-from numpyro_dgp.model.random_function import InducedFunction
 from numpyro_dgp.model.sites import Message, Trace, hide, site_kind, unwrap
 
 __all__ = ["Integrate", "integrated_in", "layers_to_integrate"]
@@ -224,7 +224,7 @@ def _not_gaussian(name: str, site: Message) -> str | None:
         return f"the likelihood at {name!r} sees mixtures of its outputs"
     if fn.closed.normal is None:
         return f"the likelihood at {name!r} is {fn.family}, and not dist.Normal(a * v + b, scale)"
-    if not isinstance(function, InducedFunction) or function.at_points(None) is None:
+    if not isinstance(function, InducedFunction) or not function.dense:
         return f"it is on a {type(function).__name__} and not on dgp.Points"
     if np.shape(site["value"]) != fn.f_x.loc.shape or site["fn"].batch_shape != fn.f_x.batch_shape:
         return f"{name!r} has several observations of one value"

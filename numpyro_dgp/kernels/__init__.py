@@ -1,7 +1,13 @@
 """Covariance functions: frozen pytrees, called as ``k(X1, X2)``; see :class:`Kernel`."""
 
 from numpyro_dgp.kernels.base import ActiveDims, Constant, FromCallable, Kernel, Product, Sum, as_kernel
+from numpyro_dgp.kernels.brownian import Brownian, IntegratedBrownian
+from numpyro_dgp.kernels.categorical import Categorical, Embedding
+from numpyro_dgp.kernels.change_point import ChangePoint
+from numpyro_dgp.kernels.changing_lengthscale import Gibbs
 from numpyro_dgp.kernels.nonstationary import ArcCosine, Linear, Polynomial, White
+from numpyro_dgp.kernels.spectral_mixture import SpectralMixture
+from numpyro_dgp.kernels.sphere import Chordal, GreatCircle
 from numpyro_dgp.kernels.stationary import (
     RBF,
     Cosine,
@@ -12,14 +18,23 @@ from numpyro_dgp.kernels.stationary import (
     RationalQuadratic,
 )
 from numpyro_dgp.kernels.terms import Term
+from numpyro_dgp.kernels.transformed import Transformed
 
 __all__ = [
     "RBF",
     "ActiveDims",
     "ArcCosine",
+    "Brownian",
+    "Categorical",
+    "ChangePoint",
+    "Chordal",
     "Constant",
     "Cosine",
+    "Embedding",
     "FromCallable",
+    "Gibbs",
+    "GreatCircle",
+    "IntegratedBrownian",
     "Kernel",
     "Linear",
     "Matern12",
@@ -29,8 +44,10 @@ __all__ = [
     "Polynomial",
     "Product",
     "RationalQuadratic",
+    "SpectralMixture",
     "Sum",
     "Term",
+    "Transformed",
     "White",
     "as_kernel",
 ]

@@ -1,4 +1,4 @@
-"""The base class of kernels and their algebra. A new kernel defines ``evaluate`` and ``diagonal``."""
+"""The base class of kernels: their algebra. A new kernel defines ``evaluate`` and ``diagonal``."""
 
 from __future__ import annotations
 
@@ -9,26 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_inputs, require_positive, require_scalar
-from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
-from numpyro_dgp.algebra.linalg import set_diagonal
+from numpyro_dgp._checks import require_positive, require_scalar
+from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.callables import matrix, variances
+from numpyro_dgp.kernels.covariance import Covariance, no_spectral_density
 from numpyro_dgp.kernels.summands import Factor, Summand
-from numpyro_dgp.kernels.terms import Term
 
 __all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel", "expand"]
 
 
-def _no_spectral_density(name: str) -> ValueError:
-    """What to raise for the kernel ``name``."""
-    return ValueError(
-        f"{name} has no spectral density: expected a stationary kernel with one "
-        "(RBF, Matern12, Matern32, Matern52, or sums and positive multiples of them)"
-    )
-
-
-class Kernel:
+class Kernel(Covariance):
     r"""A positive semi-definite function :math:`k(x, x')`: a frozen pytree of plain arrays.
 
     Calling it gives the Gram matrix between two sets of inputs. Kernels add, multiply (also by a
@@ -47,6 +37,7 @@ class Kernel:
     ``frequencies(key, ...)``    draws of functions on a ``dgp.Grid``; for subclasses of ``Stationary``,
                                  which have ``features`` from it
     ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
+    ``check_inputs(X)``          an error where known inputs are none of the kernel's, such as labels out of range
     ============================ ========================================================================
 
     Sums, products, positive multiples and ``.on(...)`` have the methods that their parts have; there is no spectral
@@ -60,70 +51,6 @@ class Kernel:
         (3, 5)
     """
 
-    def evaluate(self, X1: Array, X2: Array) -> Array:
-        """Gram matrix (..., N1, N2) of inputs (..., N1, D) and (..., N2, D)."""
-        raise NotImplementedError
-
-    def diagonal(self, X: Array) -> Array:
-        """Variances k(x, x), shape (..., N)."""
-        raise NotImplementedError
-
-    def features(self, key: Array, X: Array, num: int) -> Array:
-        r"""``num`` random functions with covariance k, evaluated at ``X``: shape (..., N, num).
-
-        Each column is an independent random function :math:`f` with :math:`E[f(x)] = 0` and
-        :math:`E[f(x) f(x')] = k(x, x')`, fixed by ``key``; a Gaussian mixture of many is a draw
-        from the process (random Fourier features where the kernel is stationary).
-        """
-        raise ValueError(
-            f"{type(self).__name__} has no features, which function draws need: define "
-            "features(key, X, num) on the kernel, or draw at fixed inputs with f.joint(x)"
-        )
-
-    def spectral_density(self, omega: Array) -> Array:
-        r"""Spectral density :math:`\varrho(\omega) = \int k(r)\, e^{-i \omega \cdot r}\, dr`.
-
-        Args:
-            omega: angular frequencies (..., D), in radians per unit of input.
-
-        Returns:
-            Densities (...,), so that :math:`k(r) = (2\pi)^{-D} \int \varrho(\omega) e^{i\omega r} d\omega`.
-        """
-        raise _no_spectral_density(type(self).__name__)
-
-    def tilts(self, dims: int) -> tuple[Term, ...]:
-        r"""The kernel as a sum of :class:`Term`, for which Gaussian expectations have a closed form.
-
-        Args:
-            dims: columns of the inputs.
-
-        Returns:
-            Terms whose diagonals have shape (dims,), and the dtype of the hyperparameters.
-
-        Not inherited: a subclass may compute another kernel. One with the same closed form says so:
-        ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
-        """
-        raise ValueError(
-            "expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, their sums, "
-            f"products and .on(...)), got {type(self).__name__}: pass integrate=dgp.GaussHermite(20) for up to three "
-            "input columns, or integrate=dgp.MonteCarlo(1000, key) for any number; or define tilts(dims) on the kernel"
-        )
-
-    def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
-        """Gram matrix (..., N1, N2) between inputs (..., N1, D) and (..., N2, D)."""
-        X1, X2 = self._inputs(X1, X2)
-        # Outside of a compiled program this call is compiled as a whole; inside of one it is inlined.
-        return jax.jit(type(self).evaluate, inline=True)(self.cast(X1.dtype), X1, X2)
-
-    def diag(self, X: ArrayLike) -> Array:
-        """Variances k(x, x) of inputs (..., N, D): shape (..., N), without an N x N matrix."""
-        (X,) = self._inputs(X)
-        return self.cast(X.dtype).diagonal(X)
-
-    def gram(self, X: ArrayLike) -> Array:
-        """``k(X, X)`` with the diagonal from :meth:`diag`, free of the rounding of distances."""
-        return set_diagonal(self(X, X), self.diag(X))
-
     def on(self, *dims: int) -> ActiveDims:
         """The same kernel on the columns ``dims`` of its inputs only; ``k.on(0).on(2)`` is ``k.on(2)``."""
         return ActiveDims(self, dims)
@@ -136,23 +63,6 @@ class Kernel:
 
     __radd__ = __add__
     __rmul__ = __mul__
-
-    def _inputs(self, *arrays: ArrayLike) -> tuple[Array, ...]:
-        owner = f"kernel {type(self).__name__}"
-        arrays = tuple(as_numbers(f"inputs of {owner}", array) for array in arrays)
-        for array in arrays:
-            require_inputs(owner, array)
-        columns = {np.shape(array)[-1] for array in arrays}
-        if len(columns) > 1:
-            raise ValueError(
-                f"{owner}: expected two sets of inputs with the same number of columns, got "
-                f"{' and '.join(str(np.shape(a)) for a in arrays)}: rows are data, columns dimensions"
-            )
-        dtype = jnp.result_type(*arrays, float)
-        return tuple(jnp.asarray(array, dtype) for array in arrays)
-
-    def cast(self, dtype: jnp.dtype) -> Any:
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self)
 
 
 @pytree
@@ -174,6 +84,10 @@ class Sum(Kernel):
 
     def diagonal(self, X: Array) -> Array:
         return self.left.diagonal(X) + self.right.diagonal(X)
+
+    def check_inputs(self, X: Any) -> None:
+        self.left.check_inputs(X)
+        self.right.check_inputs(X)
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         left, right = jax.random.split(key)
@@ -202,6 +116,10 @@ class Product(Kernel):
 
     def diagonal(self, X: Array) -> Array:
         return self.left.diagonal(X) * self.right.diagonal(X)
+
+    def check_inputs(self, X: Any) -> None:
+        self.left.check_inputs(X)
+        self.right.check_inputs(X)
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         left, right = jax.random.split(key)
@@ -251,6 +169,9 @@ class ActiveDims(Kernel):
 
     def diagonal(self, X: Array) -> Array:
         return self.kernel.diagonal(self._columns(X))
+
+    def check_inputs(self, X: Any) -> None:
+        self.kernel.check_inputs(self._columns(X))
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         return self.kernel.features(key, self._columns(X), num)
@@ -368,7 +289,7 @@ def _spectral_density(kernel: Kernel, omega: Array) -> Array:
     total: Any = 0
     for summand in expand(kernel):
         if summand.alone is None:
-            raise _no_spectral_density(str(summand))
+            raise no_spectral_density(str(summand))
         total = total + summand.scale * summand.alone.spectral_density(omega)
     return total
 

@@ -41,6 +41,8 @@ class White(Kernel):
     Source: Salimbeni (2020), section 1.4.
     """
 
+    num_derivatives = 0
+
     variance: Number = 1.0
 
     def __post_init__(self) -> None:
@@ -223,6 +225,11 @@ class ArcCosine(Kernel):
             raise ValueError(
                 f"expected ArcCosine(order=...) to be 0, 1 or 2, got {self.order!r}: 1 is rectified linear"
             )
+
+    @property
+    def num_derivatives(self) -> int:
+        """How many derivatives the random functions have, in mean square."""
+        return self.order
 
     def _squared_norm(self, X: Array) -> Array:
         return (jnp.square(X) * self.weight_variances).sum(-1) + self.bias_variance

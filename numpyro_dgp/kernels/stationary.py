@@ -16,7 +16,8 @@ from jax.scipy.special import gammaln
 from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.distances import squared_distances
-from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.algebra.matern import matern12, matern32, matern52
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.terms import Term
 
@@ -130,6 +131,11 @@ class _Matern(Stationary):
     def nu(self) -> float:
         raise NotImplementedError
 
+    @property
+    def num_derivatives(self) -> int:
+        """How many derivatives the random functions have, in mean square."""
+        return math.ceil(self.nu) - 1
+
     def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         normal_key, gamma_key = jax.random.split(key)
         precision = jax.random.gamma(gamma_key, self.nu, shape[-1:], dtype) / self.nu
@@ -170,7 +176,7 @@ class Matern12(_Matern):
     nu = 0.5
 
     def profile(self, r2: Array) -> Array:
-        return jnp.exp(-safe_sqrt(r2))
+        return matern12(r2)
 
 
 @pytree
@@ -197,8 +203,7 @@ class Matern32(_Matern):
     nu = 1.5
 
     def profile(self, r2: Array) -> Array:
-        s = math.sqrt(3) * safe_sqrt(r2)
-        return (1 + s) * jnp.exp(-s)
+        return matern32(3 * r2)
 
 
 @pytree
@@ -225,8 +230,7 @@ class Matern52(_Matern):
     nu = 2.5
 
     def profile(self, r2: Array) -> Array:
-        s = math.sqrt(5) * safe_sqrt(r2)
-        return (1 + s + jnp.square(s) / 3) * jnp.exp(-s)
+        return matern52(5 * r2)
 
 
 @pytree

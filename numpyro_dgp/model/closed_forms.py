@@ -6,7 +6,11 @@ With function values :math:`v \sim N(\mu, \sigma^2)`, a slope :math:`\alpha` and
   :math:`\log N(y; \alpha\mu + \beta, \tau^2) - \tfrac12 \alpha^2 \sigma^2 / \tau^2`;
 - a rate :math:`e^{\alpha v + \beta}` of ``Poisson``, ``Exponential`` or ``Gamma``:
   :math:`E[\log \mathrm{rate}] = \alpha\mu + \beta` and
-  :math:`E[\mathrm{rate}] = e^{\alpha\mu + \beta + \alpha^2 \sigma^2/2}`.
+  :math:`E[\mathrm{rate}] = e^{\alpha\mu + \beta + \alpha^2 \sigma^2/2}`;
+- a time t with the cumulative hazard :math:`e^{\alpha v + \beta} t^k`, of ``Weibull`` and of right-censored
+  ``Exponential`` and ``Weibull``: the log hazard, if the time was observed, less the cumulative hazard, likewise;
+- an angle y of ``VonMises`` around :math:`\alpha v + \beta`:
+  :math:`E[\cos(y - \alpha v - \beta)] = e^{-\alpha^2 \sigma^2/2} \cos(y - \alpha\mu - \beta)`.
 
 The user does not pass the slope and the offset: they come from one forward-mode derivative at :math:`\mu`.
 Source: Salimbeni (2020), section 1.2.
@@ -15,12 +19,13 @@ Source: Salimbeni (2020), section 1.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import gammaln
+from jax.scipy.special import gammaln, i0e, xlogy
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence
@@ -29,7 +34,7 @@ __all__ = ["ClosedForm", "ClosedForms", "closed_forms", "normal_form", "normal_f
 
 # Maps (y, mean, variance) to an expectation, elementwise.
 ClosedForm = Callable[[Array, Array, Array], Array]
-Conditional = Callable[[Array], dist.Distribution]
+Conditional = Callable[[Array], Any]
 
 _CONSTANT = (Dependence.CONSTANT,)
 _AFFINE, _LOG_AFFINE = (*_CONSTANT, Dependence.AFFINE), (*_CONSTANT, Dependence.LOG_AFFINE)
@@ -75,6 +80,15 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
         return _rate(conditional, lambda y, r, log_r: log_r - y * r)
     if isinstance(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
         return _rate(conditional, _gamma, "concentration")
+    if isinstance(example, dist.LogNormal) and matches(loc=_AFFINE, scale=_CONSTANT):
+        return _log_normal(conditional)
+    if isinstance(example, dist.VonMises) and matches(loc=_AFFINE, concentration=_CONSTANT):
+        return ClosedForms(partial(_von_mises, conditional))
+    if isinstance(example, dist.RightCensoredDistribution) and matches(censored=_CONSTANT):
+        example = example.base_dist
+    of_weibull = isinstance(example, dist.Weibull) and matches(concentration=_CONSTANT, scale=_LOG_AFFINE)
+    if of_weibull or (isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE)):
+        return ClosedForms(partial(_times, conditional))
     return ClosedForms()
 
 
@@ -122,6 +136,49 @@ def normal_forms(conditional: Conditional) -> ClosedForms:
         return dist.Normal(mean, total, validate_args=False).log_prob(y)
 
     return ClosedForms(expected_log_prob, log_marginal, moments)
+
+
+def _log_normal(conditional: Conditional) -> ClosedForms:
+    def of_times(form: ClosedForm | None) -> ClosedForm | None:
+        return None if form is None else partial(_of_logarithm, form)
+
+    of_logarithms = normal_forms(conditional)
+    return ClosedForms(of_times(of_logarithms.expected_log_prob), of_times(of_logarithms.log_marginal))
+
+
+def _of_logarithm(form: ClosedForm, y: Array, loc: Array, variance: Array) -> Array:
+    log_y = jnp.log(jnp.where(y > 0, y, 1))
+    return jnp.where(y > 0, form(log_y, loc, variance) - log_y, -jnp.inf)
+
+
+def _von_mises(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
+    mean, slope, (kappa,) = _with_slope(conditional, loc, "loc", "concentration")
+    cosine = jnp.exp(-0.5 * jnp.square(slope) * variance) * jnp.cos(y - mean)
+    return kappa * (cosine - 1) - jnp.log(2 * jnp.pi * i0e(kappa))
+
+
+class _Hazard(NamedTuple):
+    """Of times with the cumulative hazard rate * t**power."""
+
+    log_rate: Array
+    power: Array | float
+    censored: Array | bool
+
+
+def _hazard(d: Any) -> _Hazard:
+    base, censored = (d.base_dist, d.censored) if isinstance(d, dist.RightCensoredDistribution) else (d, False)
+    if isinstance(base, dist.Exponential):
+        return _Hazard(jnp.log(base.rate), 1.0, censored)
+    return _Hazard(-base.concentration * jnp.log(base.scale), base.concentration, censored)
+
+
+def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
+    found = _with_slope(lambda v: _hazard(conditional(v)), loc, "log_rate", "power", "censored")
+    log_rate, slope, (power, censored) = found
+    log_y = jnp.log(jnp.where(y > 0, y, 1))
+    cumulative = jnp.where(y > 0, jnp.exp(log_rate + 0.5 * jnp.square(slope) * variance + power * log_y), 0)
+    log_hazard = log_rate + jnp.log(power) + xlogy(power - 1, jnp.where(censored, 1, y))
+    return jnp.where(y < 0, -jnp.inf, jnp.where(censored, 0, log_hazard) - cumulative)
 
 
 def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str) -> ClosedForms:

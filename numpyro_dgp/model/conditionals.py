@@ -24,6 +24,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, explained
 from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.model.censoring import CENSORED
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.several_conditionals import Part, grid_of
 from numpyro_dgp.model.several_values import SeveralValues, of_columns
@@ -174,6 +175,8 @@ def _part(
 def _parameters(d: dist.Distribution) -> tuple[dict[str, list[Any]], list[Any]]:
     """The named parameters of a distribution, and all arrays that it flattens into."""
     named = {name: jax.tree.leaves(d.__dict__.get(name)) for name in type(d).gather_pytree_data_fields()}
+    if isinstance(d, CENSORED):
+        named |= _parameters(d.base_dist)[0]
     return named, jax.tree.leaves(d)
 
 

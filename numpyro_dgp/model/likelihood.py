@@ -19,6 +19,7 @@ from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.product_grid import ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.model.censoring import log_density
 from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.exact_processes import require_site
@@ -45,9 +46,10 @@ class Likelihood(dist.Distribution):
     belong to inference and do not change the model. NUTS, NumPyro's ELBOs and ``dgp.ELBO`` then all have the same
     target. Scores and LOO use ``log_marginal``, which is normalised.
 
-    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal`` with a mean affine in
-    v, and for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in v; by the distribution itself if it
-    has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when
+    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal``, ``LogNormal`` and
+    ``VonMises`` with a location affine in v, for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in
+    v, for ``Weibull`` with such a scale, right-censored ``Exponential`` and ``Weibull``; by the distribution itself if
+    it has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when
     each number of y depends on three numbers of v at most; by Monte Carlo otherwise, with a warning. ``repr`` says
     which.
 
@@ -305,7 +307,7 @@ class Likelihood(dist.Distribution):
     def _log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None) -> Array:
         """Log densities of every number of y at points (K, ...)."""
         if form is None:
-            return jax.vmap(lambda v: self.per_number(v).log_prob(y))(points)
+            return jax.vmap(lambda v: log_density(self.per_number(v), y))(points)
         return jax.vmap(lambda v: form(y, v, variance))(points)
 
     def _log_probs_of_rows(self, y: Array, points: Array) -> Array:

@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.model.censoring import log_density
 from numpyro_dgp.model.conditionals import elementwise
 
 __all__ = ["are_entries", "missing", "observed_entries", "of_entries", "of_rows", "only_observed", "with_entries"]
@@ -147,9 +148,9 @@ def of_rows(values: Array, observed: Array | None, event_dim: int) -> Array:
 def of_entries(d: dist.Distribution, y: Array, observed: Array | None) -> Array:
     """Log densities of the observed entries of every row, from the distribution of y given v."""
     if observed is None:
-        return d.log_prob(y)
+        return log_density(d, y)
     numbers = elementwise(d)
-    values = of_rows(numbers.log_prob(y), observed, numbers.event_dim)
+    values = of_rows(log_density(numbers, y), observed, numbers.event_dim)
     return values.sum(tuple(range(numbers.event_dim - d.event_dim, 0)))
 
 

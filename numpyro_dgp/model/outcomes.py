@@ -11,11 +11,15 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.model.censoring import CENSORED
+from numpyro_dgp.model.robustmax import RobustMax
 
 __all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "value_range"]
 
 # Labels and counts.
 _WHOLE = constraints.integer_interval, constraints.integer_greater_than
+_OF_CLASSES = dist.CategoricalLogits, dist.CategoricalProbs, RobustMax
+_ANGLES = "angles"
 # Their mean or variance in NumPyro is NaN or infinite, whatever their parameters.
 _WITHOUT_MOMENTS = (dist.CategoricalLogits, dist.CategoricalProbs, dist.Cauchy, dist.HalfCauchy)
 
@@ -39,6 +43,13 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
         NoMomentsError: it has none, or does not say what they are.
     """
     inner = list(_nested(d))[-1]
+    if _unordered(inner) == _ANGLES:
+        raise NoMomentsError(
+            "mean and variance: expected a y on a line, got angles, whose average depends on where the circle is cut: "
+            "the mean direction is jnp.angle(jnp.exp(1j * posterior.sample(key, X)).mean(0))"
+        )
+    if isinstance(inner, CENSORED):  # of the times themselves, as its draws are
+        return moments(inner.base_dist.expand(inner.batch_shape))
     try:
         found = None if isinstance(inner, _WITHOUT_MOMENTS) else (d.mean, d.variance)
     except NotImplementedError:
@@ -46,15 +57,15 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
     if found is None:
         raise NoMomentsError(
             f"mean and variance: expected a distribution of y that has them, got {type(inner).__name__}: use "
-            "posterior.probs(key, X) for the probabilities of labels, posterior.sample(key, X) for draws, "
-            "posterior.log_density(key, y, X) for scores"
+            "posterior.probs(key, X) for the probabilities of labels, posterior.quantile(key, q, X) for quantiles, "
+            "posterior.sample(key, X) for draws, posterior.log_density(key, y, X) for scores"
         )
     return found
 
 
 class Range(NamedTuple):
     """Numbers that an observation may lie between; ``finite`` where they are labels, whole and with both ends known;
-    ``whole`` where they are labels or counts.
+    ``whole`` where they are labels or counts; ``unordered`` says what they are where one is not below another.
 
     The ends of an open range count as inside, since a density there may be finite.
     """
@@ -63,6 +74,15 @@ class Range(NamedTuple):
     high: float | None = None
     finite: bool = False
     whole: bool = False
+    unordered: str | None = None
+
+    def require_order(self, owner: str) -> None:
+        """Raise unless observations are numbers on a line."""
+        if self.unordered is not None:
+            raise ValueError(
+                f"{owner}: expected a y whose values are in order, got {self.unordered}: posterior.probs(key, X) has "
+                "the probabilities of labels, posterior.sample(key, X) draws of angles"
+            )
 
     def require(self, owner: str, value: ArrayLike) -> None:
         """Raise where a concrete observation is outside: a label, a count, a positive number."""
@@ -91,20 +111,36 @@ def value_range(d: dist.Distribution) -> Range:
     """The range of the numbers of an observation, as far as plain numbers say it; unlimited under a mask."""
     parts = list(_nested(d))
     if any(isinstance(part, dist.MaskedDistribution) for part in parts):
-        return Range()
+        return Range(unordered=_unordered(parts[-1]))
     if isinstance(known := getattr(parts[-1], "outcomes", None), Range):  # a likelihood has looked before
         return known
-    support: Any = d.support
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
+    support, unordered = _support(d), _unordered(parts[-1])
     if support is constraints.boolean:
         return Range(0, 1, finite=True)  # not whole: soft labels are in use
-    if isinstance(support, type(constraints.circular)):  # its densities are periodic
-        return Range()
+    if unordered == _ANGLES:  # its densities are periodic
+        return Range(unordered=unordered)
     ends = [getattr(support, name, None) for name in ("lower_bound", "upper_bound")]
     low, high = (float(end) if isinstance(end, int | float | np.number) else None for end in ends)
     finite = isinstance(support, constraints.integer_interval) and None not in (low, high)
-    return Range(low, high, finite, isinstance(support, _WHOLE))
+    return Range(low, high, finite, isinstance(support, _WHOLE), unordered)
+
+
+def _support(d: dist.Distribution) -> Any:
+    """The constraint on single numbers of an observation."""
+    support: Any = d.support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support
+
+
+def _unordered(d: dist.Distribution) -> str | None:
+    """What the values of a distribution are if one is not below another."""
+    if isinstance(known := getattr(d, "outcomes", None), Range):
+        return known.unordered
+    if isinstance(_support(d), type(constraints.circular)):
+        return _ANGLES
+    classes = isinstance(d, _OF_CLASSES) and not isinstance(d, dist.OrderedLogistic)
+    return "labels of classes" if classes else None
 
 
 def labels(owner: str, d: dist.Distribution) -> np.ndarray:
@@ -117,14 +153,14 @@ def labels(owner: str, d: dist.Distribution) -> np.ndarray:
     Raises:
         ValueError: the distribution has no finite set of labels, or has several numbers per datum.
     """
-    low, high, finite, _ = value_range(d)
-    if d.event_shape or not finite or low is None or high is None:
+    found = value_range(d)
+    if d.event_shape or not found.finite or found.low is None or found.high is None:
         raise ValueError(
             f"{owner}: expected an observed site with one label of K per datum (Categorical, Bernoulli, RobustMax), "
             f"got {d!r} with event shape {d.event_shape}: use posterior.predict(key, X) for means and variances, "
             "posterior.log_density(key, y, X) for densities"
         )
-    return np.arange(int(low), int(high) + 1)
+    return np.arange(int(found.low), int(found.high) + 1)
 
 
 def require_in_range(owner: str, value: ArrayLike, d: dist.Distribution) -> None:

@@ -39,7 +39,7 @@ from numpyro_dgp.model.function_values import FunctionValues, Origin
 from numpyro_dgp.model.joint_values import JointValues, KnownValues
 
 __all__ = [
-    "InducedFunction",
+    "FeatureFunction",
     "Moments",
     "PointValues",
     "RandomFunction",
@@ -62,7 +62,7 @@ class RandomFunction(Protocol):
     The distribution that it returns is :math:`p(f(x) \mid v)` where the value at its site is a draw of v,
     :math:`q(f(x)) = \int p(f(x) \mid v)\, q(v)\, dv` where it is a ``Belief`` q(v), and a single number where it is a
     ``FunctionDraw``. Guides, predictions and diagnostics use functions through these members only, and through those of
-    :class:`InducedFunction` where there is a v.
+    :class:`~numpyro_dgp.model.induced_function.InducedFunction` where there is a v.
 
     Example:
         >>> import jax.numpy as jnp
@@ -100,7 +100,8 @@ class Representation(Protocol):
     .. math:: p(f(x) \mid v) = N\bigl(m(x) + A(x)\, v,\; k(x, x) - A(x) A(x)^\top\bigr) .
 
     ``dgp.Points`` and ``dgp.Grid`` are representations; ``None`` stands for an exact process, which opens no site. A
-    new representation is a class with this method and a subclass of :class:`InducedFunction` (``docs/extending.md``).
+    new representation is a class with this method and a subclass of
+    :class:`~numpyro_dgp.model.induced_function.InducedFunction` (``docs/extending.md``).
 
     Example:
         >>> import jax.numpy as jnp
@@ -133,23 +134,11 @@ class PointValues(NamedTuple):
     whiten: Array
 
 
-class InducedFunction:
-    r"""A random function that is represented by whitened values v; subclasses define its features.
+class FeatureFunction:
+    """A random function that is represented by whitened values v, of which it knows its features only.
 
-    A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five members of its own: ``size``,
-    ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. Importance weights also need
-    :meth:`held`, draws of whole functions :meth:`prior_draw`. :meth:`conditional_variance` and
-    :meth:`block_moments` can be overridden by what is more accurate or faster.
-
-    Args:
-        kernels: one kernel, or one per output.
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
-        outputs: P, or ``None`` for a scalar function.
-        mean: the mean function.
-        site: name of the site of v.
-
-    Raises:
-        ValueError: where it is called, inputs of another width, NaN or infinite inputs, noise that is not positive.
+    Here is what follows from the features: values at inputs, each on its own or jointly, under any belief about v, and
+    draws. :class:`~numpyro_dgp.model.induced_function.InducedFunction` says what a subclass defines.
     """
 
     kernels: Kernels
@@ -187,6 +176,11 @@ class InducedFunction:
             output: its number, or ``None`` for one that stands for all.
         """
         return None
+
+    @property
+    def dense(self) -> bool:
+        """Whether closed forms at known inputs may build matrices (M, M) from its features: it is on ``dgp.Points``."""
+        return self.at_points(None) is not None
 
     def features(self, rows: Array) -> Array:
         """A, the covariance of f at rows (N, D) with v: shape (N, M), or (P, N, M) where outputs differ."""
@@ -342,7 +336,10 @@ class InducedFunction:
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         """Inputs as an array, checked, with their noise."""
-        return checked_inputs(x, self.dims, noise)
+        found = checked_inputs(x, self.dims, noise)
+        for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
+            kernel.check_inputs(found)
+        return found
 
     def by_output(self, v: Array) -> Array:
         """Whitened values as (P, M), P = 1 for a scalar function."""

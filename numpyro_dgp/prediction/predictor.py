@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ class Quantity(NamedTuple):
         finish: from the quantities of all draws, along the first axis, to the result; ``None`` to leave them.
         needs_site: whether it is of a single observed site.
         observations: how many of the arguments come before those of the model.
+        leading: how many axes ``finish`` puts before those of one draw.
     """
 
     of_draw: Callable[..., Any]
@@ -55,6 +56,13 @@ class Quantity(NamedTuple):
     finish: Callable[[Any], Any] | None = None
     needs_site: bool = True
     observations: int = 0
+    leading: int = 0
+
+    def axes_of_rows(self, of_draw: Sequence[int | None]) -> tuple[int | None, ...]:
+        """The axis of rows of every result, given that of everything computed from one draw."""
+        leading = self.leading if self.finish else 1
+        axes = tuple(None if axis is None else axis + leading for axis in of_draw)
+        return axes[:1] if self.finish else axes
 
 
 class _Seen(NamedTuple):
@@ -88,7 +96,20 @@ class Predictor:
             options: how.
             args: arguments of the model, behind those of the quantity.
             kwargs: its keyword arguments.
+
+        Raises:
+            ValueError: what the program says of these values where it runs without being compiled, if it predicts NaN.
         """
+        found = self._run(quantity, key, options, args, kwargs)
+        if is_concrete(found) and any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if _is_float(leaf)):
+            args, kwargs = jax.tree.map(as_data, (args, kwargs))
+            seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
+            sample = jax.tree.map(lambda draws: draws[0], self.thinned(1))
+            target = Target(seen.site, seen.plates)
+            quantity.of_draw(*quantity.settings, self.fit, target, key, sample, args, kwargs)
+        return found
+
+    def _run(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
         num_samples, samples = self._samples(options)
         if options.batch_size is not None:
             require_count("Posterior", "batch_size", options.batch_size, "10_000")
@@ -188,9 +209,12 @@ class Predictor:
             known = self._rows[place]
             rows = known.rows
             if rows is not None and known.at(count) and known.at(size):
-                finished = [axis if axis is None or quantity.finish else axis + 1 for axis in rows.results]
-                return rows._replace(total=count, size=size, results=tuple(finished))
+                return rows._replace(total=count, size=size, results=quantity.axes_of_rows(rows.results))
         return None
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
 def _arguments(treedef: Any, constants: tuple[Any, ...], arrays: list[Any]) -> Any:

@@ -5,27 +5,60 @@ Each function takes the fit, what is predicted, a key, one draw of MCMC and the 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
 from numpyro import handlers
 
+from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.densities import Mixture
+from numpyro_dgp.densities import Mixture, MomentsOnly
 from numpyro_dgp.draws import DrawFunctions, hidden_values, sample_values
 from numpyro_dgp.fitted import Fit, Target
 from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.model.function_values import Values
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import labels, moments
 from numpyro_dgp.model.sites import Message, unwrap
 
-__all__ = ["densities_of", "draws_of", "functions_of", "hidden_of", "moments_of", "probabilities_of"]
+__all__ = [
+    "densities_of",
+    "draws_of",
+    "function_of",
+    "functions_of",
+    "hidden_of",
+    "is_gaussian",
+    "label_probabilities",
+    "moments_of",
+    "observed_distribution",
+    "probabilities_of",
+    "warn_infinite",
+]
+
+_GAUSSIAN = dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal, Values
 
 
 def moments_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
     """Mean and variance of y."""
-    return Mixture(*moments(_observed(fit, target, key, sample, args, kwargs)["fn"]))
+    fn = observed_distribution(fit, target, key, sample, args, kwargs)
+    return (Mixture if is_gaussian(fn) else MomentsOnly)(*moments(fn))
+
+
+def warn_infinite(found: Mixture) -> None:
+    """Warn the caller of a method of ``Posterior`` of moments that do not exist."""
+    if isinstance(found, MomentsOnly) and is_concrete(found):
+        rows = ~np.isfinite(found.variances).all(0)
+        if rows.any():
+            warnings.warn(
+                f"Posterior.predict: mean or variance of y is infinite or NaN at {rows.sum()} of {rows.size} entries, "
+                "as of a Student-t with no more than two degrees of freedom: posterior.quantile(key, q, X) has "
+                "quantiles, which any distribution has",
+                stacklevel=3,
+            )
 
 
 def draws_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
@@ -36,16 +69,31 @@ def draws_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwarg
 def densities_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
     """Log densities of the observations, which are the first of ``args``."""
     y, *args = args
-    return _log_density(unwrap(_observed(fit, target, key, sample, args, kwargs)["fn"]), y)
+    return _log_density(observed_distribution(fit, target, key, sample, args, kwargs), y)
 
 
 def probabilities_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
     """Probabilities of the labels of y, along the last axis."""
-    fn: Any = unwrap(_observed(fit, target, key, sample, args, kwargs)["fn"])
+    return label_probabilities("Posterior.probs", observed_distribution(fit, target, key, sample, args, kwargs))
+
+
+def label_probabilities(owner: str, fn: Any) -> Array:
+    """Probabilities of the labels of a distribution (..., K)."""
     fn = fn.everywhere() if isinstance(fn, Likelihood) else fn
-    values = labels("Posterior.probs", fn)
+    values = labels(owner, fn)
     y = jnp.broadcast_to(values.reshape(-1, *(1,) * len(fn.batch_shape)), (len(values), *fn.batch_shape))
     return jnp.moveaxis(jnp.exp(_log_density(fn, y)), 0, -1)
+
+
+def function_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
+    """Mean and variance of the function that the observed site is a ``Likelihood`` of."""
+    fn = observed_distribution(fit, target, key, sample, args, kwargs)
+    if not isinstance(fn, Likelihood):
+        raise ValueError(
+            f"Posterior.predict_function: expected an observed dgp.Likelihood, which has a function, got "
+            f"{type(fn).__name__} at site {target.site!r}: posterior.hidden(key, X) draws the values of layers"
+        )
+    return Mixture(fn.f_x.loc, fn.f_x.variance)
 
 
 def hidden_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:
@@ -74,6 +122,18 @@ def functions_of(
 def _observed(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Message:
     """The observed site in one run of the model."""
     return fit.trace(target, key, sample, args, kwargs)[target.site or ""]
+
+
+def observed_distribution(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Any:
+    """The distribution of y in one run of the model."""
+    return unwrap(_observed(fit, target, key, sample, args, kwargs)["fn"])
+
+
+def is_gaussian(fn: dist.Distribution) -> bool:
+    """Whether every number of y is Gaussian."""
+    if isinstance(fn, dist.Independent):
+        return is_gaussian(unwrap(fn.base_dist))
+    return fn.closed.normal is not None if isinstance(fn, Likelihood) else isinstance(fn, _GAUSSIAN)
 
 
 def _log_density(fn: Any, y: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -62,6 +64,22 @@ class ExactFunction:
 
     joint = __call__
 
+    def grad(self, x: ArrayLike, column: int | None = None, **options: Any) -> NoReturn:
+        """Refused: an exact process knows its slopes only together with all its values.
+
+        Raises:
+            ValueError: always.
+        """
+        _refuse("grad", "grad(x)")
+
+    def linear(self, x: ArrayLike, A: ArrayLike, **options: Any) -> NoReturn:
+        """Refused: an exact process knows its sums only together with all its values.
+
+        Raises:
+            ValueError: always.
+        """
+        _refuse("linear", "linear(x, A)")
+
     def given(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
         """The process conditioned on ``values`` at ``x``, as :meth:`condition`."""
         return self.condition(x, values)
@@ -96,3 +114,10 @@ class ExactFunction:
         whiten = inverse_cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
         u = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
         return SparseFunction(self.kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)
+
+
+def _refuse(name: str, call: str) -> NoReturn:
+    raise ValueError(
+        f"f.{name}: expected a layer with inducing values, got an exact process, inducing=None: open it on "
+        f"dgp.Points(Z), or write f.condition(X, values).{call} where its values at X are known"
+    )

@@ -14,13 +14,14 @@ from numpyro_dgp._checks import require_finite, require_squares
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
-from numpyro_dgp.algebra.linalg import jitter, matmul, rows_times
+from numpyro_dgp.algebra.linalg import jitter, matmul, nugget, rows_times
 from numpyro_dgp.algebra.row_blocks import rows_in_block
 from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, relative_change
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
-from numpyro_dgp.model.random_function import InducedFunction, Moments, PointValues
+from numpyro_dgp.model.induced_function import InducedFunction
+from numpyro_dgp.model.random_function import Moments, PointValues
 
 __all__ = ["Points", "SparseFunction", "whiten_columns"]
 
@@ -177,3 +178,41 @@ class SparseFunction(InducedFunction):
             return project(weights, features(self.kernels, key, x, weights.shape[-1]))
 
         return values(rows), whiten_columns(self.whiten, values(self.Z))
+
+    def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
+        if not isinstance(other, SparseFunction) or not isinstance(self.u, Array | Belief):
+            return super().whitened_values_of(other)
+        differ = self.outputs_differ or other.outputs_differ
+        found = []
+        for output in range(self.outputs or 1) if differ else (None,):
+            ours, theirs = self.at_points(output), other.at_points(output)
+            values = (self.mean_at(theirs.Z) - other.mean_at(theirs.Z)).reshape(len(theirs.Z), -1)
+            means = values if output is None else values[:, output, None]
+            found.append((*_whitened_values(ours, theirs), whiten_columns(theirs.whiten, means)))
+        A, open_, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
+        known = self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u)
+        spread = self.u.spread_covariance(A) if isinstance(self.u, Belief) else 0.0
+        return matmul(A, known[..., None])[..., 0] + shift, open_ + spread
+
+
+def _whitened_values(ours: PointValues, theirs: PointValues) -> tuple[Array, Array]:
+    r"""Whitened values at other points given ours: the slope (1, M', M) and the covariance (1, M', M').
+
+    The jitter of k(Z, Z) is the variance of independent noise on the inducing values. Points that are in both sets
+    have the same noise: where all are, the slope is the identity and nothing is left open.
+    """
+    K, noise = ours.kernel.gram(theirs.Z), nugget(ours.kernel.gram(ours.Z))
+    cross = ours.kernel(theirs.Z, ours.Z) + noise * _same_rows(theirs.Z, ours.Z)
+    A = matmul(matmul(theirs.whiten, cross), ours.whiten.mT)
+    prior = matmul(matmul(theirs.whiten, K + noise * jnp.eye(len(K), dtype=K.dtype)), theirs.whiten.mT)
+    return A[None], (prior - matmul(A, A.mT))[None]
+
+
+def _same_rows(X: Array, Y: Array) -> Array:
+    """One where two rows are the same point (N, M): the first of several equal rows is the first of the others."""
+
+    def equal(X: Array, Y: Array) -> Array:
+        return (X[:, None] == Y).all(-1)
+
+    first, second = (jnp.tril(equal(rows, rows), -1).sum(-1) for rows in (X, Y))
+    return (equal(X, Y) & (first[:, None] == second)).astype(X.dtype)

@@ -16,7 +16,8 @@ from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, project
-from numpyro_dgp.model.random_function import InducedFunction, Moments
+from numpyro_dgp.model.induced_function import InducedFunction
+from numpyro_dgp.model.random_function import Moments
 from numpyro_dgp.rings.circulant import Circulant, hartley, split
 from numpyro_dgp.rings.features import RingFeatures, random_waves
 from numpyro_dgp.rings.ring_beliefs import RingBelief

@@ -17,8 +17,8 @@ from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.means import Constant, Identity, Linear, Zero
 from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
+from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.random_function import InducedFunction
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 
 __all__ = ["Gaussian", "Use", "optimal_belief", "use_of_likelihood", "uses_of"]
@@ -68,6 +68,11 @@ class Use:
             A, k = f.features(rows), f.prior_variance(rows) if self.open else None
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
+        elif f.at_points(None) is None:
+            raise ValueError(
+                f"Collapsed: expected known inputs for slopes and sums of layer {f.site!r}, got Gaussian ones: their "
+                "expectations have no closed form here; use guides.InducingPoint()"
+            )
         else:
             loc, variance = _moments(rows, columns, known)
             slopes, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
@@ -144,7 +149,7 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
         elif (fn is not None and site_kind(site) == "hidden") or isinstance(fn, FunctionValues):
             found[name] = _of_hidden(name, fn, site, known)
     for name, use in found.items():
-        if not isinstance(use.function, InducedFunction) or use.function.at_points(None) is None:
+        if not isinstance(use.function, InducedFunction) or not use.function.dense:
             raise ValueError(
                 f"Collapsed: expected the layer at {name!r} to be on dgp.Points, got {type(use.function).__name__}: on "
                 "a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means"

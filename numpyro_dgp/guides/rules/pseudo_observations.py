@@ -13,6 +13,7 @@ open variance of a layer given v and its process noise are left out.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,23 +46,26 @@ class PseudoObservations(Rule):
         diagonal: whether the precision is diagonal.
         scale: initial standard deviation of pseudo-observations, relative to that of the function; by default 1e-2 for
             inner layers, else 1.
+        labels: columns of the argument that hold labels of categories.
     """
 
     num_inducing: int
     inputs: str | None = None
     diagonal: bool = False
     scale: float | None = None
+    labels: Sequence[int] = ()
     follows_layers = True
 
     def __post_init__(self) -> None:
         require_count("GlobalInducing", "num_inducing", self.num_inducing, "50")
         require_positive("GlobalInducing", "scale", 1.0 if self.scale is None else self.scale)
+        object.__setattr__(self, "labels", tuple(np.atleast_1d(self.labels).tolist()))
 
     def __call__(self, site: Site) -> FullBelief:
         require_site(InducingPrior, self, site, "inducing values")
 
         def pseudo_inputs(X: Array) -> Array:
-            return numpyro.param(f"{site.prefix}_pseudo_inputs", lambda _: _centres(X, self.num_inducing))
+            return numpyro.param(f"{site.prefix}_pseudo_inputs", lambda _: _centres(X, self.num_inducing, self.labels))
 
         def pseudo_value(msg: dict[str, Any]) -> Array:
             fn = msg["fn"]
@@ -107,7 +111,7 @@ class PseudoObservations(Rule):
         return jnp.tril(root).reshape(-1, rows, rows)
 
 
-def _centres(X: Array, count: int) -> Array:
+def _centres(X: Array, count: int, labels: Sequence[int]) -> Array:
     """Centres of the rows of X by k-means; where X is traced, as in a compiled first step, when that runs."""
     rows = jnp.asarray(X, jnp.result_type(X, float)).reshape(len(X), -1)
     found = jax.ShapeDtypeStruct((count, rows.shape[1]), rows.dtype)
@@ -119,7 +123,7 @@ def _centres(X: Array, count: int) -> Array:
                 f"GlobalInducing: expected num_inducing of at most {distinct}, the number of distinct rows of the "
                 f"inputs, got {count}: more cannot add anything"
             )
-        return kmeans(np.asarray(rows), count)
+        return kmeans(np.asarray(rows), count, labels=labels)
 
     values = centres(rows) if is_concrete(rows) else jax.pure_callback(centres, found, rows, vmap_method="sequential")
     return jnp.asarray(values).reshape(count, *X.shape[1:])

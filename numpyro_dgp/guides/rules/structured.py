@@ -23,7 +23,7 @@ from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
-from numpyro_dgp.model.random_function import InducedFunction
+from numpyro_dgp.model.induced_function import InducedFunction
 
 __all__ = ["GivenBelow", "GivenInducing", "JointOutputs"]
 

@@ -1,0 +1,92 @@
+r"""Linear functionals of functions, one for each row of numbers: slopes along a column, and weighted sums over points.
+
+A functional L takes a function of rows, such as the covariances of f with something else, to an array of the same rows:
+it acts on their axis, the last but one, and carries the other axes along. Where f has the covariance k,
+
+.. math:: \operatorname{Cov}[(L f)_n, (L f)_{n'}] = (L_x L_{x'}\, k)_{nn'} .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array, pytree, static
+from numpyro_dgp.algebra.linalg import matmul
+
+__all__ = ["LinearFunctional", "Slope", "WeightedSum", "between"]
+
+
+@pytree
+class Slope:
+    r"""Partial derivatives at rows (N, D), :math:`\partial f(x) / \partial x_d`.
+
+    Args:
+        column: d, counted from 0.
+    """
+
+    column: int = static()
+
+    def width(self, dims: int) -> int:
+        """Columns of the rows, where the function has ``dims``."""
+        return dims
+
+    def inputs(self, rows: Array) -> Array:
+        """Inputs of the function that the functionals look at."""
+        return rows
+
+    def __call__(self, values: Callable[[Array], Array], rows: Array) -> Array:
+        """The functionals of ``values``, a function that treats rows one by one."""
+        along = jnp.zeros_like(rows).at[..., self.column].set(1)
+        return jax.jvp(values, (rows,), (along,))[1]
+
+
+@pytree
+class WeightedSum:
+    r"""Weighted sums over the same points, :math:`\sum_q a_{nq} f(x_q)` for rows of weights (N, Q).
+
+    Args:
+        points: :math:`x_q` (Q, D).
+    """
+
+    points: Array
+
+    def width(self, dims: int) -> int:
+        """Columns of the rows, where the function has ``dims``."""
+        return len(self.points)
+
+    def inputs(self, rows: Array) -> Array:
+        """Inputs of the function that the functionals look at."""
+        return self.points
+
+    def __call__(self, values: Callable[[Array], Array], rows: Array) -> Array:
+        """The functionals of ``values``."""
+        return matmul(rows, values(self.points))
+
+
+LinearFunctional = Slope | WeightedSum
+
+
+def between(functional: LinearFunctional, covariance: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:
+    """Covariances of functionals at rows x (N, C) with those at rows y (N', C): (..., N, N').
+
+    Args:
+        functional: L.
+        covariance: from inputs (n, D) and (n', D) to the covariances of the function (..., n, n').
+        x: rows.
+        y: rows.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.array([[0.0], [1.0]])
+        >>> print(between(Slope(0), lambda s, t: (s * t.T) ** 2, x, x))  # of x^2 with a random factor
+        [[0. 0.]
+         [0. 4.]]
+    """
+
+    def with_functionals(inputs: Array) -> Array:
+        return functional(lambda others: covariance(inputs, others).mT, y).mT
+
+    return functional(with_functionals, x)

@@ -1,0 +1,118 @@
+r"""Distribution functions and quantiles of mixtures of Gaussians with equal weights, entry by entry.
+
+.. math:: F(y) = \tfrac1S \sum_s \Phi\Big(\frac{y - \mu_s}{\sigma_s}\Big), \qquad F(y_q) = q
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import ndtr, ndtri
+from jax.scipy.stats import norm
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import safe_sqrt
+
+__all__ = ["mixture_cdf", "mixture_quantiles"]
+
+
+@jax.jit
+def mixture_cdf(means: Array, variances: Array, y: Array) -> Array:
+    """The probability of at most y.
+
+    Args:
+        means: of the Gaussians (S, ...).
+        variances: of them (S, ...); zero for a certain value.
+        y: numbers that broadcast against (...,).
+
+    Example:
+        >>> mixture_cdf(jnp.array([-1.0, 1.0]), jnp.ones(2), jnp.array([-9.0, 0.0, 9.0])).tolist()
+        [0.0, 0.5, 1.0]
+    """
+    return _beyond(means, safe_sqrt(variances), y, 1)
+
+
+@jax.jit
+def mixture_quantiles(means: Array, variances: Array, q: Array) -> Array:
+    """The numbers y with F(y) = q, for every q. Their derivatives are those of the equation.
+
+    Args:
+        means: of the Gaussians (S, ...).
+        variances: of them (S, ...).
+        q: levels between 0 and 1, of any shape.
+
+    Returns:
+        Quantiles, (*q.shape, ...).
+
+    Example:
+        >>> print(mixture_quantiles(jnp.array([-1.0, 1.0]), jnp.ones(2), jnp.array([0.1, 0.5])).round(3) + 0.0)
+        [-1.846  0.   ]
+    """
+    dtype = jnp.result_type(means, variances, jnp.float32)
+    means, scales, q = means.astype(dtype), safe_sqrt(variances.astype(dtype)), q.astype(dtype)
+    found = jax.lax.map(lambda level: _quantile(means, scales, level), q.ravel())
+    return found.reshape(*q.shape, *means.shape[1:])
+
+
+def _beyond(means: Array, scales: Array, y: Array, side: Array | int) -> Array:
+    """The probability of less than y (``side`` 1), or of more (-1)."""
+
+    def of_one(mean: Array, scale: Array) -> Array:
+        away, certain = side * (y - mean), scale <= 0
+        return jnp.where(certain, away >= 0, ndtr(away / jnp.where(certain, 1, scale)))
+
+    return jax.vmap(of_one)(means, scales).mean(0)
+
+
+def _quantile(means: Array, scales: Array, q: Array) -> Array:
+    # Above the median the probability on the other side is compared: it has more digits.
+    side, tail = jnp.where(q > 0.5, -1, 1), jnp.where(q > 0.5, 1 - q, q)
+
+    def excess(means: Array, scales: Array, y: Array) -> Array:
+        return side * (_beyond(means, scales, y, side) - tail)
+
+    fixed = jax.lax.stop_gradient((means, scales))
+    y = jax.lax.stop_gradient(_root(partial(excess, *fixed), fixed, q))
+    # The theorem of implicit functions, in a term whose value is zero.
+    step = -excess(means, scales, y) * _inverse(_density(*fixed, y))
+    return y + step - jax.lax.stop_gradient(step)
+
+
+def _density(means: Array, scales: Array, y: Array) -> Array:
+    return jax.vmap(lambda mean, scale: norm.pdf(y, mean, scale))(means, scales).mean(0)
+
+
+def _inverse(slope: Array) -> Array:
+    usable = slope > jnp.finfo(slope.dtype).tiny
+    return jnp.where(usable, 1 / jnp.where(usable, slope, 1), 0)
+
+
+def _root(excess: Callable[[Array], Array], gaussians: tuple[Array, Array], q: Array) -> Array:
+    """Newton's steps where they stay between the ends and get shorter, halves elsewhere."""
+    of_each = gaussians[0] + gaussians[1] * ndtri(q)
+    info = jnp.finfo(of_each.dtype)
+    close = 0.1 * info.eps**0.5 * gaussians[1].min(0)
+
+    def unfinished(state: tuple[Array, ...]) -> Array:
+        _, low, high, _, step = state
+        return (jnp.abs(step) > close) & (high - low > close)
+
+    def some_unfinished(state: tuple[Array, ...]) -> Array:
+        return (state[0] < info.nmant + 12) & unfinished(state).any()
+
+    def halve_or_step(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        count, low, high, y, before = state
+        above, going = excess(y), unfinished(state)
+        low, high = jnp.where(going & (above < 0), y, low), jnp.where(going & (above >= 0), y, high)
+        slope = _inverse(_density(*gaussians, y))
+        step = -above * slope
+        newton = (slope > 0) & (y + step >= low) & (y + step <= high) & (jnp.abs(step) < 0.5 * jnp.abs(before))
+        step = jnp.where(newton, step, low + 0.5 * (high - low) - y)
+        return count + 1, low, high, jnp.where(going, y + step, y), jnp.where(going, step, 0)
+
+    low, high = of_each.min(0), of_each.max(0)
+    start: tuple[Array, ...] = jnp.zeros((), int), low, high, low + 0.5 * (high - low), high - low
+    return jax.lax.while_loop(some_unfinished, halve_or_step, start)[3]

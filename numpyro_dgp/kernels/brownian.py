@@ -1,0 +1,106 @@
+"""Random walks: Brownian motion and its integral."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from numpyro_dgp._checks import require_finite, require_positive, require_scalar
+from numpyro_dgp._typing import Array, Number, pytree
+from numpyro_dgp.kernels.base import Kernel
+
+__all__ = ["Brownian", "IntegratedBrownian"]
+
+
+@pytree
+class Brownian(Kernel):
+    r"""Brownian motion (Wiener process) from :math:`x_0`, both ways:
+
+    .. math:: k(x, x') = \sigma^2 \min(|x - x_0|, |x' - x_0|) \text{ on one side of } x_0,
+              \quad 0 \text{ across it} .
+
+    It is zero at :math:`x_0` and has independent increments; ``Brownian() + Constant()`` starts anywhere. In units of
+    mean zero (``dgp.initial.Standardizer``) the origin is in the middle of the data unless you set it. It has no random
+    features and no spectral density.
+
+    Args:
+        variance: :math:`\sigma^2`, squared units of the output per unit of input.
+        origin: :math:`x_0`, units of the input.
+
+    Raises:
+        ValueError: a variance that is not positive, an origin that is not finite; where it is called, more than one
+            column.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Brownian
+        >>> x = jnp.array([[-1.0], [0.5], [2.0]])
+        >>> print(Brownian()(x, x))
+        [[1.  0.  0. ]
+         [0.  0.5 0.5]
+         [0.  0.5 2. ]]
+
+    Source: Rasmussen and Williams (2006), appendix B.
+    """
+
+    variance: Number = 1.0
+    origin: Number = 0.0
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        require_scalar(owner, "variance", self.variance)
+        require_positive(owner, "variance", self.variance)
+        require_scalar(owner, "origin", self.origin)
+        require_finite(f"origin of {owner}", self.origin, "a place along the input, 0.0")
+
+    def _from_origin(self, X: Array) -> Array:
+        """The column of inputs (..., N, 1), counted from the origin: (..., N)."""
+        if X.shape[-1] != 1:
+            raise ValueError(
+                f"kernel {type(self).__name__}: expected inputs with one column, got shape {X.shape}: "
+                "kernel.on(0) picks one"
+            )
+        return X[..., 0] - self.origin
+
+    def covariance(self, nearer: Array, further: Array) -> Array:
+        """Of two values on one side of the origin, at distances from it of which the first is not the larger one."""
+        return nearer
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        a, b = self._from_origin(X1)[..., :, None], self._from_origin(X2)[..., None, :]
+        near, far = jnp.minimum(jnp.abs(a), jnp.abs(b)), jnp.maximum(jnp.abs(a), jnp.abs(b))
+        return self.variance * jnp.where(a * b > 0, self.covariance(near, far), 0)
+
+    def diagonal(self, X: Array) -> Array:
+        distance = jnp.abs(self._from_origin(X))
+        return self.variance * self.covariance(distance, distance)
+
+
+@pytree
+class IntegratedBrownian(Brownian):
+    r"""The integral of Brownian motion from :math:`x_0`, both ways; its mean given data is a cubic spline.
+
+    .. math:: k(x, x') = \tfrac16 \sigma^2 a^2 (3 b - a), \quad a \le b \text{ the distances of x and x' from } x_0
+
+    on one side of :math:`x_0`, and zero across it. Value and slope are zero at :math:`x_0`:
+    ``IntegratedBrownian() + Linear() + Constant()`` starts anywhere, in any direction.
+
+    Args:
+        variance: :math:`\sigma^2`, squared units of the output per cubed unit of input.
+        origin: :math:`x_0`, units of the input.
+
+    Raises:
+        ValueError: as :class:`Brownian`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import IntegratedBrownian
+        >>> x = jnp.array([[1.0], [3.0]])
+        >>> print(IntegratedBrownian(6.0)(x, x))
+        [[ 2.  8.]
+         [ 8. 54.]]
+
+    Source: Rasmussen and Williams (2006), section 6.3.1.
+    """
+
+    def covariance(self, nearer: Array, further: Array) -> Array:
+        return jnp.square(nearer) * (3 * further - nearer) / 6

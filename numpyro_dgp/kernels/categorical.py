@@ -1,0 +1,211 @@
+"""Kernels of categories: columns of labels 0, 1, 2, ... beside columns of numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import require_count, require_finite, require_positive, require_scalar, violated
+from numpyro_dgp._data import as_numbers
+from numpyro_dgp._typing import Array, Number, pytree, static
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.stationary import RBF
+
+__all__ = ["Categorical", "Embedding"]
+
+
+def _is_label(labels: Any, levels: Any) -> Any:
+    return (labels % 1 == 0) & (labels >= 0) & (labels < levels)
+
+
+def _require_labels(owner: str, X: Any, levels: tuple[int, ...]) -> None:
+    """Raise where the columns of known inputs (..., N, D) are no labels from 0 to ``levels`` - 1, one number each."""
+    columns = np.shape(X)[-1]
+    if columns != len(levels):
+        raise ValueError(
+            f"kernel {owner}: expected {len(levels)} column(s) of labels, got inputs of shape {np.shape(X)}: "
+            f"kernel.on(*columns) picks them, {owner}(...).on({', '.join(map(str, range(1, len(levels) + 1)))})"
+        )
+    if not violated(lambda X: _is_label(X, np.array(levels)), X):
+        return
+    bad = ~_is_label(np.asarray(X), np.array(levels))
+    column = int(np.argwhere(bad)[0][-1])
+    worst = np.asarray(X)[bad][0]
+    what = "column 0 of its inputs" if columns == 1 else f"column {column} of its {columns}"
+    advice = (
+        "count them with levels; a missing entry, -1 in pandas, is a level of its own"
+        if worst % 1 == 0
+        else "say which columns are not numbers, dgp.initial.Standardizer.fit(X, keep=[...]), "
+        "dgp.initial.kmeans(X, M, labels=[...]), dgp.guides.GlobalInducing(model, labels=[...])"
+    )
+    raise ValueError(
+        f"kernel {owner}: expected labels 0 to {levels[column] - 1} in {what}, got {worst:g} ({int(bad.sum())} such "
+        f"value(s)): {advice}"
+    )
+
+
+def _nothing(X: Array, levels: tuple[int, ...]) -> Array:
+    """Zero for rows (..., N, D) of labels and NaN for others, shape (..., N): traced values cannot raise."""
+    return jnp.where(_is_label(X, jnp.array(levels, X.dtype)).all(-1), jnp.zeros((), X.dtype), jnp.nan)
+
+
+def _indicators(labels: Array, levels: int) -> Array:
+    """Labels (..., N) as rows of zeros with a one, (..., N, levels)."""
+    return (labels[..., None] == jnp.arange(levels, dtype=labels.dtype)).astype(labels.dtype)
+
+
+@pytree
+class Categorical(Kernel):
+    r"""Categories that are all equally alike: :math:`\sigma^2 \prod_d \rho_d^{[c_d \ne c'_d]}`.
+
+    With one column the functions of any two categories have correlation :math:`\rho`; with several, correlation falls
+    with the Hamming distance, the number of columns in which labels differ. Multiplied by a kernel of other columns,
+    ``RBF().on(0) * Categorical(3).on(1)``, it gives every category a function of its own, all with that
+    correlation; added, an offset. Inputs have the dtype of all others, so that labels are 0.0, 1.0, 2.0, ...; what is
+    no label raises an error, and in compiled programs values are then NaN. The derivative with respect to labels is
+    zero: with ``dgp.Points(Z, learn=True)`` they stay where they are.
+
+    Args:
+        levels: number of categories, a positive integer, or a tuple of one per column.
+        variance: :math:`\sigma^2`, squared units of the output.
+        correlation: :math:`\rho`, from 0 (unrelated) to 1 (all the same); a number, or (D,) for one per column.
+
+    Raises:
+        ValueError: levels that are no positive integers, a variance that is not positive, a correlation that is not
+            between 0 and 1 or of another shape; where it is called, inputs that are no labels.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Categorical
+        >>> labels = jnp.array([[0.0], [1.0], [2.0]])
+        >>> print(Categorical(3, correlation=0.25)(labels, labels))
+        [[1.   0.25 0.25]
+         [0.25 1.   0.25]
+         [0.25 0.25 1.  ]]
+
+    Source: Roustant et al. (2020), compound symmetry.
+    """
+
+    levels: Any = static()
+    variance: Number = 1.0
+    correlation: Number = 0.5
+
+    def __post_init__(self) -> None:
+        levels = tuple(self.levels) if isinstance(self.levels, list | tuple) else (self.levels,)
+        if not levels:
+            raise ValueError("Categorical: expected levels of at least one column, got (): Categorical(3)")
+        for count in levels:
+            require_count("Categorical", "levels", count, "int(labels.max()) + 1")
+        object.__setattr__(self, "levels", tuple(map(int, levels)))
+        require_scalar("Categorical", "variance", self.variance)
+        require_positive("Categorical", "variance", self.variance)
+        if isinstance(self.correlation, list | tuple):
+            object.__setattr__(self, "correlation", jnp.asarray(self.correlation))
+        if np.shape(self.correlation) not in ((), (len(levels),)):
+            raise ValueError(
+                f"Categorical: expected a correlation of shape () or ({len(levels)},), got "
+                f"{np.shape(self.correlation)}: one per column"
+            )
+        if violated(lambda r: (r >= 0) & (r <= 1), self.correlation):
+            raise ValueError(
+                f"expected the correlation of Categorical to be between 0 and 1, got {self.correlation}: give it a "
+                "Beta prior or constraint=constraints.unit_interval"
+            )
+
+    def check_inputs(self, X: Any) -> None:
+        _require_labels("Categorical", X, self.levels)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        self.check_inputs(X1)
+        correlation = jnp.broadcast_to(self.correlation, len(self.levels))
+        same = [X1[..., :, None, d] == X2[..., None, :, d] for d in range(len(correlation))]
+        product = math.prod(jnp.where(s, 1, r) for s, r in zip(same, correlation, strict=True))
+        return self.variance * product + self._nothing(X1)[..., :, None] + self._nothing(X2)[..., None, :]
+
+    def diagonal(self, X: Array) -> Array:
+        return jnp.broadcast_to(self.variance, X.shape[:-1]) + self._nothing(X)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        correlation = jnp.broadcast_to(self.correlation, len(self.levels))
+        values: Any = jnp.sqrt(self.variance)
+        for d, (count, column_key) in enumerate(zip(self.levels, jax.random.split(key, len(correlation)), strict=True)):
+            draws = jax.random.normal(column_key, (count + 1, num), X.dtype)
+            own = jnp.sqrt(1 - correlation[d]) * matmul(_indicators(X[..., d], count), draws[1:])
+            values = values * (jnp.sqrt(correlation[d]) * draws[0] + own)
+        return values + self._nothing(X)[..., None]
+
+    def _nothing(self, X: Array) -> Array:
+        return _nothing(X, self.levels)
+
+
+@pytree
+class Embedding(Kernel):
+    r"""Categories that have places: :math:`k(e_c, e_{c'})`, with a row :math:`e_c` of a table for every category.
+
+    Where the places are learned, categories that behave alike come to lie together. With ``Linear()`` in place of the
+    RBF the covariance of the categories is a matrix of rank Q, :math:`E E^\top`; adding ``Categorical(L,
+    correlation=0.0)`` gives every category variance of its own.
+
+    Args:
+        table: the places (L, Q), one row per category: a draw from a prior, a site "places" with the distribution
+            ``dist.Normal(0, 1).expand([L, Q]).to_event(2)``, or a parameter.
+        kernel: k, a kernel of Q columns; an RBF by default.
+
+    Raises:
+        ValueError: a table that is no finite matrix, another kernel than those of :mod:`numpyro_dgp.kernels`; where it
+            is called, inputs that are no single column of labels 0 to L - 1.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import Embedding
+        >>> places = jnp.array([[0.0], [0.1], [2.0]])  # the first two categories are alike
+        >>> labels = jnp.array([[0.0], [1.0], [2.0]])
+        >>> print(np.array(Embedding(places)(labels, labels)).round(3))
+        [[1.    0.995 0.135]
+         [0.995 1.    0.164]
+         [0.135 0.164 1.   ]]
+
+    Source: Guo and Berkhahn (2016), for the table.
+    """
+
+    table: Any
+    kernel: Kernel = RBF()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", as_numbers("table of Embedding", self.table))
+        if np.ndim(self.table) != 2 or 0 in np.shape(self.table):
+            raise ValueError(
+                f"Embedding: expected a table of shape (L, Q), one row per category, got {np.shape(self.table)}: for "
+                "one number per category write table[:, None]"
+            )
+        require_finite("table of Embedding", self.table, "draw it from a Normal")
+        if not isinstance(self.kernel, Kernel):
+            raise ValueError(
+                f"Embedding: expected a kernel of the places, got {type(self.kernel).__name__}: for example "
+                "dgp.kernels.RBF(), or dgp.kernels.as_kernel(k) for a function k(X1, X2)"
+            )
+
+    def check_inputs(self, X: Any) -> None:
+        _require_labels("Embedding", X, np.shape(self.table)[:1])
+
+    def _places(self, X: Array) -> Array:
+        self.check_inputs(X)
+        places = matmul(_indicators(X[..., 0], len(self.table)), self.table)
+        return places + self._nothing(X)[..., None]
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return self.kernel.evaluate(self._places(X1), self._places(X2))
+
+    def diagonal(self, X: Array) -> Array:
+        return self.kernel.diagonal(self._places(X)) + self._nothing(X)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        return self.kernel.features(key, self._places(X), num)
+
+    def _nothing(self, X: Array) -> Array:
+        return _nothing(X, np.shape(self.table)[:1])

@@ -1,0 +1,75 @@
+"""A kernel of what a function makes of the inputs, such as a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_dgp._typing import Array, pytree, static
+from numpyro_dgp.kernels.base import Kernel, as_kernel
+
+__all__ = ["Transformed"]
+
+
+@pytree
+class Transformed(Kernel):
+    r"""A kernel of features, :math:`k(\varphi_\theta(x), \varphi_\theta(x'))`.
+
+    With a network for :math:`\varphi` it is a deep kernel. Diagonal and draws of functions are those of k at the
+    features. Give numbers that are learned as ``parameters``: then they are part of the kernel, as its hyperparameters
+    are. Flax: ``Transformed(RBF(), network.apply, parameters)``. Equinox: ``Transformed(RBF(), lambda arrays, X:
+    jax.vmap(eqx.combine(arrays, rest))(X), arrays)`` with ``arrays, rest = eqx.partition(network, eqx.is_array)``.
+
+    Args:
+        kernel: k, a kernel of the features.
+        function: :math:`\varphi`, from ``(parameters, X)`` to features (..., N, Q), or from ``X`` where there are no
+            parameters. Rows must not depend on each other.
+        parameters: :math:`\theta`, a pytree of arrays.
+
+    Raises:
+        ValueError: something else than a kernel or a function; where it is called, features that are not one row for
+            each input.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import RBF, Transformed
+        >>> circle = Transformed(RBF(), lambda X: jnp.concatenate([jnp.cos(X), jnp.sin(X)], -1))
+        >>> x = jnp.array([[0.0], [jnp.pi], [2 * jnp.pi]])
+        >>> print(np.array(circle(x[:1], x)).round(3))
+        [[1.    0.135 1.   ]]
+
+    Source: Wilson et al. (2016).
+    """
+
+    kernel: Kernel
+    function: Callable[..., Any] = static()
+    parameters: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernel", as_kernel(self.kernel))
+        if not callable(self.function) or isinstance(self.function, type | Kernel):
+            raise ValueError(
+                f"Transformed: expected a function from inputs (..., N, D) to features (..., N, Q), got "
+                f"{getattr(self.function, '__name__', type(self.function).__name__)}: Transformed(RBF(), jnp.sin)"
+            )
+
+    def _features(self, X: Array) -> Array:
+        found = self.function(X) if self.parameters is None else self.function(self.parameters, X)
+        if np.ndim(found) != X.ndim or np.shape(found)[:-1] != X.shape[:-1]:
+            raise ValueError(
+                f"kernel Transformed: expected features of shape (..., N, Q) of inputs of shape {X.shape}, got "
+                f"{np.shape(found)}: of a function of a single row take jax.vmap(function)"
+            )
+        return jax.numpy.asarray(found, X.dtype)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        return self.kernel.evaluate(self._features(X1), self._features(X2))
+
+    def diagonal(self, X: Array) -> Array:
+        return self.kernel.diagonal(self._features(X))
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        return self.kernel.features(key, self._features(X), num)

@@ -1,0 +1,1 @@
+"""A fitted program that gets new data, without those of the fit."""

@@ -1,0 +1,84 @@
+"""``condition``: fitted functions given new rows, with hyperparameters as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import optax
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.new_data.continued_fit import Continued
+from numpyro_dgp.new_data.fitted_layers import OpenLayer
+from numpyro_dgp.optim.natural import NaturalGradient
+from numpyro_dgp.predict import Posterior
+
+__all__ = ["condition"]
+
+
+def condition(
+    posterior: Posterior,
+    rng_key: Array,
+    *args: Any,
+    num_steps: int = 100,
+    num_particles: int = 1,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Posterior:
+    r"""The fitted functions given new rows, with hyperparameters and inducing points as they are.
+
+    Natural-gradient steps of sizes 1, 2/3, 1/2, 2/5, ... for q(v) of the last layers only. With a Gaussian likelihood
+    the first step goes to the optimum: in natural parameters
+
+    .. math:: \theta_\mathrm{new} = \theta_\mathrm{old} + \sum_n \theta_n,
+
+    where :math:`\theta_n` is that of the likelihood of a row. With one layer this is exact, and further steps change
+    nothing. In a deep program the layers below stay, and the steps average over their draws.
+
+    Args:
+        posterior: the fitted program, as for :func:`update`; q(v) of the last layers are ``Full()`` or ``Diagonal()``.
+        rng_key: PRNG key.
+        *args: arguments of the model for the new rows, observations included.
+        num_steps: natural-gradient steps; one is enough for one layer with a Gaussian likelihood.
+        num_particles: draws of the hidden layers in a step.
+        progress_bar: show a progress bar.
+        **kwargs: keyword arguments of the model.
+
+    Returns:
+        The posterior of the program given the rows of the fit and the new ones.
+
+    Raises:
+        ValueError: as :func:`update`; last layers whose q(v) has other parameters than those of a Gaussian; latents
+            with a posterior of their own for every row.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> prior = {"f_auto_loc": jnp.zeros(5), "f_auto_scale_tril": jnp.eye(5)}  # no rows so far
+        >>> fitted = dgp.Posterior(model, dgp.guides.InducingPoint(model), prior)
+        >>> X, key = jnp.array([[0.5]]), jax.random.key(0)
+        >>> after = dgp.condition(fitted, key, X, jnp.array([1.0]), num_steps=1, progress_bar=False)
+        >>> print(f"{after.predict(key, X).mean[0]:.2f}")  # 1 / (1 + 0.1**2)
+        0.99
+
+    Source: Bui et al. (2017), section 3; Salimbeni (2020), section 3.2, for the step.
+    """
+
+    def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
+        for name, layer in layers.items():
+            if layer.record.gaussian is None and not layer.record.inner:
+                raise ValueError(
+                    f"condition: expected a q(v) of layer {name!r} that is Full() or Diagonal(), got one with other "
+                    "parameters: fit with dgp.guides.InducingPoint(model), or call dgp.update"
+                )
+        return NaturalGradient(guide, lambda step: 2 / (step + 2), optax.set_to_zero())
+
+    job = Continued("condition", num_steps, chosen, None, num_particles, 1.0, progress_bar, moves=False)
+    return job.run(posterior, rng_key, args, kwargs)

@@ -1,0 +1,118 @@
+"""``update``: a fitted program goes on with new rows, and forgets those of the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.new_data.continued_fit import Continued
+from numpyro_dgp.new_data.fitted_layers import OpenLayer
+from numpyro_dgp.optim.natural import NaturalGradient
+from numpyro_dgp.predict import Posterior
+
+__all__ = ["update"]
+
+
+def update(
+    posterior: Posterior,
+    rng_key: Array,
+    *args: Any,
+    num_steps: int = 1000,
+    optimizer: Any = None,
+    model: Callable[..., Any] | None = None,
+    guide: Guide | None = None,
+    memory: float = 1.0,
+    num_particles: int = 1,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Posterior:
+    r"""A fitted program goes on with new rows; the rows of the fit are not needed any more.
+
+    What the earlier rows said of a layer is in its posterior: the ratio of q(u) to the prior p(u), of the function
+    values u = f(Z) at the inducing inputs and with the hyperparameters of the fit, stands for their likelihood. With
+    it the bound of the new rows is
+
+    .. math:: \mathcal L = E_q[\log p(y_\mathrm{new} \mid f)] - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)]
+              + \lambda \sum_\ell E_q\Bigl[\log \frac{q_\mathrm{old}(u^\ell)}{p_\mathrm{old}(u^\ell)}\Bigr] .
+
+    Where one layer has a Gaussian likelihood, and hyperparameters and inducing points stay, this is the posterior of
+    all rows, and their order does not matter. In all other cases it is an approximation: the rows of the fit cannot be
+    looked at again with other hyperparameters, and of a deep program every layer is remembered by itself.
+
+    Everything is learned on: hyperparameters, inducing inputs that are learned, q(v) of all layers. Rows have latents
+    of their own. :func:`condition` leaves hyperparameters as they are.
+
+    Other inducing points come with ``model=``: the same program with another ``dgp.Points(Z)``, more of them or fewer,
+    and a ``guide=`` of it. Then q(v) starts as what the fit says of the function there, and inputs that are learned
+    start where the program says.
+
+    Args:
+        posterior: the fitted program, with a guide of this package under which every layer has a Gaussian q(v) by
+            itself and hyperparameters are points: ``InducingPoint``, ``MeanField``, ``ImportanceWeighted``, or
+            ``Collapsed(model).on(X, y)`` with a ``guide=`` to go on with.
+        rng_key: PRNG key.
+        *args: arguments of the model for the new rows, observations included.
+        num_steps: steps of the optimiser.
+        optimizer: of optax or NumPyro; by default ``optim.NaturalGradient(guide, 0.1, optax.adam(0.01))`` where the
+            last layers have Gaussian parameters, and else ``optax.adam(0.01)``.
+        model: the program with other inducing points; by default that of the fit.
+        guide: a guide of it; by default that of the fit.
+        memory: :math:`\lambda`, above 0 and up to 1: how much what is known counts. With 0.9, rows that came k updates
+            ago count :math:`0.9^k` times, so that a function that changes is followed.
+        num_particles: draws of the hidden layers in a step.
+        progress_bar: show a progress bar.
+        **kwargs: keyword arguments of the model.
+
+    Returns:
+        The posterior of the program after the new rows, for predictions or the next update.
+
+    Raises:
+        ValueError: a posterior without a guide of this package; posteriors of layers that are no Gaussians by
+            themselves, or of hyperparameters that are no points; a model without its guide, or with other layers; no
+            observations; whatever ``dgp.fit`` raises.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> y, guide = X[:, 0] ** 2, dgp.guides.InducingPoint(model)
+        >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
+        >>> result = dgp.fit(svi, jax.random.key(0), 200, X[:10], y[:10], progress_bar=False)
+        >>> fitted = dgp.Posterior(model, guide, result.params)
+        >>> after = dgp.update(fitted, jax.random.key(1), X[10:], y[10:], num_steps=100, progress_bar=False)
+        >>> error = [abs(p.predict(jax.random.key(2), X).mean - y).max() for p in (fitted, after)]
+        >>> bool(error[1] < 0.1 < error[0])
+        True
+
+    Source: Bui et al. (2017), section 3.
+    """
+    if model is not None and guide is None:
+        raise ValueError("update: expected a guide with the model, got none: guide=dgp.guides.InducingPoint(model)")
+    for name, value in (("model", model), ("guide", guide)):
+        if value is not None and not callable(value):
+            raise ValueError(f"update: expected {name}= to be a function, got {type(value).__name__}: leave it out")
+    if not 0 < memory <= 1:
+        raise ValueError(
+            f"update: expected memory above 0 and up to 1, got {memory}: 1 keeps what is known, 0.9 forgets a tenth"
+        )
+    program = None if guide is None else (model or posterior.model, guide)
+
+    def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
+        if optimizer is not None:
+            return optimizer
+        known = all(layer.record.gaussian is not None for layer in layers.values() if not layer.record.inner)
+        return NaturalGradient(guide, 0.1, optax.adam(0.01)) if known else optax.adam(0.01)
+
+    job = Continued("update", num_steps, chosen, program, num_particles, memory, progress_bar)
+    return job.run(posterior, rng_key, args, kwargs)
