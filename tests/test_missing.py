@@ -284,7 +284,6 @@ GUIDES = {
     "diagonal": partial(G.InducingPoint, inducing=G.Diagonal()),
     "low-rank": partial(G.InducingPoint, inducing=G.LowRank(2)),
     "mixture": partial(G.InducingPoint, inducing=G.MixtureOfGaussians(2)),
-    "flow": partial(G.InducingPoint, inducing=G.Flow()),
     "markov": partial(G.InducingPoint, sites={"g": G.MarkovInducing()}),
     "joint-outputs": partial(G.InducingPoint, sites={"h": G.JointOutputs()}),
     "given-inducing": partial(G.InducingPoint, sites={"h": G.GivenInducing()}),
@@ -299,7 +298,7 @@ GUIDES = {
     "autoguide-hyperparameters": partial(G.InducingPoint, other=AutoNormal),
     "stock-auto-normal": AutoNormal,
 }
-OBJECTIVES = {"elbo": dgp.ELBO(), "particles": dgp.ELBO(2), "numpyro": Trace_ELBO()}
+OBJECTIVES = {"elbo": dgp.ELBO(), "numpyro": Trace_ELBO()}
 
 
 def same_bound(guide, objective, latent=True):
