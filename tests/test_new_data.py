@@ -233,8 +233,6 @@ def test_everything_is_learned_on(key):
     assert after.params["w_auto_loc"].shape == (12, 1)
     for name in ("noise_auto_loc", "scales_auto_loc", "g_Z", "g_auto_loc", "f_auto_loc"):
         assert 0 < np.abs(after.params[name] - fitted.params[name]).max() < 1
-    again = dgp.update(after, key, X[FIRST], Y[FIRST], num_steps=2, optimizer=optax.adam(0.01), progress_bar=False)
-    assert np.isfinite(again.predict(key, X[:3]).mean).all()
 
 
 @pytest.mark.slow
@@ -276,10 +274,9 @@ def test_after_a_collapsed_fit(key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [dgp.guides.Diagonal(), dgp.guides.LowRank(2)])
-def test_guides_with_other_gaussians(key, rule):
-    """Each step lowers the loss of the streaming bound from where the fit left it."""
-    guide = dgp.guides.MeanField(deep, inducing=rule)
+def test_guides_with_other_gaussians(key):
+    """Independent numbers, low rank, a posterior for every hidden value: the streaming bound rises from the fit on."""
+    guide = dgp.guides.MeanField(deep, sites={"g": dgp.guides.LowRank(2)})
     params = random_params(deep, guide, X[FIRST], Y[FIRST], process_noise=0.1)
     fitted = dgp.Posterior(deep, guide, params)
     after = dgp.update(fitted, key, X[LAST], Y[LAST], process_noise=0.1, num_steps=30, progress_bar=False)

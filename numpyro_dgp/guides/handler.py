@@ -95,7 +95,8 @@ class Replace(Messenger):
         if exc_type is not None:
             return
         owner = self.choices.owner
-        if self.choices.num_samples is not None and self.program.observed_plates and not self.weighted:
+        in_fit = self.choices.num_samples is not None and not self.predicted
+        if in_fit and self.program.observed_plates and not self.weighted:
             raise ValueError(
                 f"{owner}: expected a model with latent variables per datum, got one with "
                 f"{sorted(self.met)}: draw them by dgp.latent inside the data plate, or use guides.InducingPoint"
