@@ -81,7 +81,7 @@ def expected(scipys, tail, n, exponential=False):
     return np.log(value) if exponential else value
 
 
-@pytest.mark.parametrize("name", mostly_slow(["censored weibull", "angles"], CASES))
+@pytest.mark.parametrize("name", mostly_slow(["censored weibull"], CASES))
 def test_expectations_against_adaptive_quadrature(name):
     conditional, scipys, tail, closed = CASES[name]
     likelihood = dgp.Likelihood(F, conditional)
