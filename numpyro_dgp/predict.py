@@ -87,6 +87,9 @@ class Posterior(Fit):
     ) -> Mixture:
         """Moments of y at new inputs, a mixture over draws.
 
+        Where y is Gaussian given each draw, the mixture has quantiles; where it is not, only a mean and a variance, and
+        :meth:`quantile` has quantiles.
+
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
@@ -100,6 +103,9 @@ class Posterior(Fit):
             ValueError: NaN or infinite inputs, observations of the predicted site among the arguments, a model that
                 subsamples or whose functions depend on the inputs, parameters or draws that are missing, a
                 distribution of y that has no mean, or ``batch_size`` with rows that are not predicted independently.
+
+        Warns:
+            UserWarning: a mean or variance that is infinite or NaN.
         """
         found = self._predictor(_MOMENTS, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
         quantities.warn_infinite(found)

@@ -1,5 +1,7 @@
 """Closed forms of times, censored or not, and of angles, against adaptive quadrature of SciPy's densities."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import SVI
+from numpyro.infer import MCMC, NUTS, SVI
 from scipy import integrate, stats
 from sizes import mostly_slow
 
@@ -79,7 +81,7 @@ def expected(scipys, tail, n, exponential=False):
     return np.log(value) if exponential else value
 
 
-@pytest.mark.parametrize("name", mostly_slow(["censored weibull", "angles"], CASES))
+@pytest.mark.parametrize("name", mostly_slow(["censored weibull"], CASES))
 def test_expectations_against_adaptive_quadrature(name):
     conditional, scipys, tail, closed = CASES[name]
     likelihood = dgp.Likelihood(F, conditional)
@@ -151,3 +153,37 @@ def test_censoring_is_not_a_bias(key):
     truth = scale * np.log(2) ** (1 / 1.5)
     assert abs(np.log(medians["flags"] / truth)).mean() < 0.15
     assert np.log(medians["none"] / truth).mean() < -0.3
+
+
+def censored_program(x, censored=False, y=None, *, deep=False):
+    g = dgp.gp("g", dgp.kernels.RBF(1.0, 1.0), dgp.Points(jnp.linspace(-1, 1, 4)[:, None]))
+    f = deep and dgp.gp("f", dgp.kernels.RBF(1.0, 1.0), dgp.Points(jnp.linspace(-1, 1, 4)[:, None]), outputs=1)
+    with numpyro.plate("data", len(x)):
+        x = numpyro.sample("h", f(x)) if f else x
+        base = dist.RightCensoredDistribution
+        numpyro.sample("y", dgp.Likelihood(g(x), lambda v: base(dist.Weibull(jnp.exp(v), 1.5), censored)), obs=y)
+
+
+ROWS = jnp.linspace(-1, 1, 6)[:, None], jnp.arange(6) % 2 == 0, jnp.linspace(0.2, 3, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [dgp.guides.InducingPoint, dgp.guides.MeanField])
+def test_guides_take_censored_times(make, key):
+    model = partial(censored_program, deep=True)
+    svi = SVI(model, make(model), optax.adam(0.01), dgp.ELBO())
+    assert np.isfinite(svi.run(key, 3, *ROWS, progress_bar=False).losses).all()
+
+
+@pytest.mark.slow
+def test_chains_take_censored_times(key):
+    mcmc = MCMC(NUTS(dgp.for_mcmc(censored_program)), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc.run(key, *ROWS)
+    posterior = dgp.Posterior(censored_program, samples=mcmc.get_samples())
+    assert np.isfinite(posterior.predict(key, ROWS[0]).mean).all()
+
+
+def test_the_collapsed_guide_refuses_censored_times(key):
+    guide = dgp.guides.Collapsed(censored_program)
+    with pytest.raises(ValueError, match=r"Collapsed: expected a Gaussian likelihood at 'y'"):
+        SVI(censored_program, guide, optax.adam(0.01), dgp.ELBO()).init(key, *ROWS)
