@@ -171,6 +171,20 @@ def test_predictions_are_those_of_the_dense_gaussian():
 
 
 @pytest.mark.slow
+def test_rows_of_slopes_are_predicted_apart():
+    def program(X, dy=None):
+        f = dgp.gp("f", k.RBF(V, L), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("dy", dgp.Likelihood(f.grad(X), lambda v: dist.Normal(v, NOISE)), obs=dy)
+
+    posterior = dgp.Posterior(program, dgp.guides.Collapsed(program).on(XS, DY), {})
+    parts = posterior.predict(jax.random.key(0), X, batch_size=4, num_samples=1, progress_bar=False)
+    whole = posterior.predict(jax.random.key(0), X, num_samples=1)
+    close(parts.mean, whole.mean, 1e-6)
+    close(parts.variance, whole.variance, 1e-6)
+
+
+@pytest.mark.slow
 def test_optimum_in_closed_form_is_that_of_the_dense_gaussian():
     expected, m, S = titsias(RESIDUAL, NOISE, *dense(X, XS))
     guide = dgp.guides.Collapsed(model)

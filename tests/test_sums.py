@@ -121,6 +121,21 @@ def test_sums_over_a_hidden_layer_couple_its_rows():
 
 
 @pytest.mark.slow
+def test_points_may_be_arguments():
+    """At other points it is the same function."""
+
+    def program(x, A, y=None):
+        f = dgp.gp("f", k.RBF(V, L), dgp.Points(Z))
+        with numpyro.plate("bins", len(A)):
+            numpyro.sample("y", dgp.Likelihood(f.linear(x, A), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+    posterior = dgp.Posterior(program, dgp.guides.Collapsed(program).on(CELLS, BINS, SUMS), {})
+    f = posterior.layers(jax.random.key(0), CELLS, BINS)["y"][0].function
+    found = posterior.predict(jax.random.key(0), X, jnp.ones((2, len(X))), num_samples=1)
+    close(found.mean, jnp.full(2, f(X).mean.sum()), 1e-6)
+
+
+@pytest.mark.slow
 def test_deep_bound_is_that_of_numpyro():
     guide = dgp.guides.InducingPoint(deep)
     params = random_params(deep, guide, CELLS, SUMS, scale=0.1)

@@ -39,8 +39,8 @@ class Slope:
 
     def __call__(self, values: Callable[[Array], Array], rows: Array) -> Array:
         """The functionals of ``values``, a function that treats rows one by one."""
-        along = jnp.zeros_like(rows).at[..., self.column].set(1)
-        return jax.jvp(values, (rows,), (along,))[1]
+        along = jnp.asarray(jnp.arange(rows.shape[-1]) == self.column, rows.dtype)
+        return jax.jvp(values, (rows,), (jnp.broadcast_to(along, rows.shape),))[1]
 
 
 @pytree

@@ -17,8 +17,8 @@ Fact = TypeVar("Fact")
 
 # Primitives whose outputs have the shape of their arguments, entry by entry.
 ELEMENTWISE = frozenset(
-    "abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp conj convert_element_type copy cos cosh "
-    "digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p "
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp conj convert_element_type copy cos "
+    "cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p "
     "logistic lt max min mul ne neg nextafter not or pow real reduce_precision rem round rsqrt select_n sign sin sinh "
     "sqrt square stop_gradient sub tan tanh xor "
     "bitcast_convert_type shift_left shift_right_arithmetic shift_right_logical".split()

@@ -20,6 +20,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import Rows, mark
+from numpyro_dgp.model.induced_function import FunctionalOf
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap, values_of
@@ -43,21 +44,30 @@ class MarkRows(Messenger):
 
 
 def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
-    """The arrays that the density at each site is computed from: inputs, noise and hyperparameters of a function, and
-    observations."""
+    """The arrays that the density at each site is computed from: inputs, noise and hyperparameters of a function, the
+    points of weighted sums, all of which each row sees, and observations."""
     seen: dict[str, dict[str, list[Array]]] = {}
     for name, site in sites.items():
         kind = site_kind(site) if site["type"] == "sample" else "inducing"
         if kind == "inducing":
             continue
-        every = each_values_of(site["fn"])
-        given = {key: [getattr(values, key, None) for values in every] for key in ("inputs", "noise", "function")}
-        seen[name] = {key: _arrays(of) for key, of in given.items() if any(value is not None for value in of)}
+        seen[name] = {}
+        for values in each_values_of(site["fn"]):
+            for key, value in _given(values).items():
+                seen[name].setdefault(key, []).extend(_arrays(value))
         if kind not in ("hidden", "exact"):
             seen[name]["density"] = [_density(site)]
         if site["is_observed"]:
             seen[name]["observed"] = _arrays(site["value"])
     return seen
+
+
+def _given(values: Any) -> dict[str, Any]:
+    """What function values are computed from."""
+    given = {key: getattr(values, key, None) for key in ("inputs", "noise", "function")}
+    if isinstance(given["function"], FunctionalOf):
+        given |= {"function": given["function"].base, "points": given["function"].functional}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _arrays(tree: Any) -> list[Array]:
@@ -116,7 +126,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
         coupled |= {f for f in functions if f is not None and functions.count(f) > 1}
         aggregates |= {name} if None in seen.values() else set()
         for mine in [site for site in owners[name] if site is not None]:
-            inputs = _direct(site, {"inputs": facts[name].get("inputs", [])}).keys() & values
+            inputs = _direct(site, {key: facts[name].get(key, []) for key in ("inputs", "points")}).keys() & values
             roots = {owners[below][0] for below in inputs.union(*(above[below] for below in inputs))}
             lower[mine] = lower.get(mine, frozenset()).union(n for n in roots if n not in (mine, None))
     ends = frozenset(facts.keys() - used - values)
