@@ -61,7 +61,7 @@ def test_values(name):
     np.testing.assert_allclose(kernel(np.stack([X, X[::-1]]), Z)[0], kernel(X, Z), rtol=1e-12)
 
 
-@each
+@pytest.mark.parametrize("name", mostly_slow(["hamming"], KERNELS))
 @pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.slow), np.float32])
 def test_is_a_kernel(name, dtype):
     dgp.testing.check_kernel(KERNELS[name][0], rows().astype(dtype))
