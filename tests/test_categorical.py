@@ -52,7 +52,7 @@ def rows(n=9, seed=1):
     return np.stack([r.normal(size=n), r.integers(0, 3, n), r.integers(0, 2, n)], 1)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@each
 def test_values(name):
     kernel, scalar = KERNELS[name]
     X, Z = rows(), rows(5, 2)
@@ -61,7 +61,7 @@ def test_values(name):
     np.testing.assert_allclose(kernel(np.stack([X, X[::-1]]), Z)[0], kernel(X, Z), rtol=1e-12)
 
 
-@each
+@pytest.mark.parametrize("name", mostly_slow(["hamming"], KERNELS))
 @pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.slow), np.float32])
 def test_is_a_kernel(name, dtype):
     dgp.testing.check_kernel(KERNELS[name][0], rows().astype(dtype))

@@ -111,7 +111,7 @@ TABLE = {
     "transformed": (K.Transformed(K.RBF(1.0, 0.7), network, {"weights": WEIGHTS}), deep, plane),
 }
 FEATURES = [name for name in TABLE if name not in ("brownian", "integrated-brownian", "great-circle")]
-every = pytest.mark.parametrize("name", TABLE)
+every = pytest.mark.parametrize("name", mostly_slow(["gibbs", "spectral-mixture", "great-circle"], TABLE))
 
 
 @every
@@ -123,7 +123,7 @@ def test_values(name):
 
 
 @pytest.mark.slow
-@every
+@pytest.mark.parametrize("name", TABLE)
 def test_leading_dimensions_broadcast(name):
     kernel, _, inputs = TABLE[name]
     X, Z = inputs(6, 0), inputs(4, 1)
@@ -308,6 +308,11 @@ def test_parameters_of_a_network_are_those_of_the_kernel():
     )
     np.testing.assert_allclose(slope, by_closure, rtol=1e-10)
     assert jnp.abs(slope).max() > 0.01
+    one_row = lambda W, x: jnp.tanh(x @ W)  # noqa: E731
+    by_row = jnp.vectorize(one_row, excluded={0}, signature="(d)->(q)")
+    kernel = K.Transformed(K.RBF(1.0, 0.7), by_row, WEIGHTS)
+    np.testing.assert_allclose(kernel(X, X), TABLE["transformed"][0](X, X), rtol=1e-12)
+    assert kernel(jnp.stack([X, X]), X).shape == (2, 5, 5)
 
 
 X2, L1 = plane(4, 0), line(4, 0)

@@ -20,8 +20,9 @@ class Transformed(Kernel):
 
     With a network for :math:`\varphi` it is a deep kernel. Diagonal and draws of functions are those of k at the
     features. Give numbers that are learned as ``parameters``: then they are part of the kernel, as its hyperparameters
-    are. Flax: ``Transformed(RBF(), network.apply, parameters)``. Equinox: ``Transformed(RBF(), lambda arrays, X:
-    jax.vmap(eqx.combine(arrays, rest))(X), arrays)`` with ``arrays, rest = eqx.partition(network, eqx.is_array)``.
+    are. A Flax network: ``Transformed(RBF(), network.apply, parameters)``. A function of one row, such as an Equinox
+    module, takes all by ``jnp.vectorize(module, signature="(d)->(q)")``; its arrays are split off by ``eqx.partition``
+    and put back in the function by ``eqx.combine``.
 
     Args:
         kernel: k, a kernel of the features.
@@ -61,7 +62,7 @@ class Transformed(Kernel):
         if np.ndim(found) != X.ndim or np.shape(found)[:-1] != X.shape[:-1]:
             raise ValueError(
                 f"kernel Transformed: expected features of shape (..., N, Q) of inputs of shape {X.shape}, got "
-                f"{np.shape(found)}: of a function of a single row take jax.vmap(function)"
+                f'{np.shape(found)}: of a function of a single row take jnp.vectorize(function, signature="(d)->(q)")'
             )
         return jax.numpy.asarray(found, X.dtype)
 
