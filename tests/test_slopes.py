@@ -312,6 +312,8 @@ def two(inducing=dgp.Points(jnp.zeros((1, 2))), kernel=k.RBF(), **options):
         (lambda: two(kernel=k.Matern12()).grad(jnp.zeros((3, 2)), 1), r"1 derivative\(s\), got Matern12.* have 0: M"),
         (lambda: two(kernel=k.RBF() + k.White(0.1)).grad(jnp.zeros((3, 2)), 1), "got White, whose functions have 0"),
         (lambda: two(kernel=[k.RBF(), k.Matern12()], outputs=2).grad(jnp.zeros((3, 2)), 1), "got Matern12"),
+        (lambda: opened(k.Brownian(), dgp.Points(Z + 3)).grad(X), "got Brownian, whose functions have 0"),
+        (lambda: two(kernel=k.Transformed(k.Matern12().on(1), jnp.sin)).grad(jnp.zeros((3, 2)), 0), "got Matern12"),
         (
             lambda: two(kernel=k.Matern32()).grad(jnp.zeros((3, 2)), 1).function.grad(jnp.zeros((3, 2)), 0),
             r"have 2 derivative\(s\), got Matern32.* have 1",

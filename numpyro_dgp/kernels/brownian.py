@@ -42,6 +42,8 @@ class Brownian(Kernel):
     Source: Rasmussen and Williams (2006), appendix B.
     """
 
+    num_derivatives = 0
+
     variance: Number = 1.0
     origin: Number = 0.0
 

@@ -91,6 +91,8 @@ class Categorical(Kernel):
     Source: Roustant et al. (2020), compound symmetry.
     """
 
+    num_derivatives = 0
+
     levels: Any = static()
     variance: Number = 1.0
     correlation: Number = 0.5

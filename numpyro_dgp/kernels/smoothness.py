@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from numpyro_dgp.kernels.base import ActiveDims, Kernel
+from numpyro_dgp.kernels.base import ActiveDims, Kernel, Product, Sum
 
 __all__ = ["Smoothness", "smoothness"]
 
@@ -24,15 +24,15 @@ class Smoothness(NamedTuple):
     part: str
 
 
-def smoothness(kernel: Kernel, column: int) -> Smoothness:
+def smoothness(kernel: Kernel, column: int | None) -> Smoothness:
     """Derivatives in mean square along a column: infinitely many, unless a kernel inside says how few it has.
 
-    A kernel says so by an attribute ``num_derivatives``. Of kernels made of others each part counts that sees the
-    column. Of kernels of other libraries nothing is known: they count as smooth.
+    A kernel says so by an attribute ``num_derivatives``. Of sums and products each part counts that sees the column, of
+    other kernels made of kernels each part. Of kernels of other libraries nothing is known: they count as smooth.
 
     Args:
         kernel: k; only its structure matters.
-        column: number of the column, counted from 0.
+        column: number of the column, counted from 0; ``None`` for the roughest one.
 
     Example:
         >>> from numpyro_dgp.kernels import RBF, Matern12, Matern52
@@ -41,10 +41,11 @@ def smoothness(kernel: Kernel, column: int) -> Smoothness:
         (Smoothness(derivatives=2, part='Matern52'), inf)
     """
     if isinstance(kernel, ActiveDims):
-        if column not in kernel.dims:
+        if column is not None and column not in kernel.dims:
             return Smoothness(math.inf, type(kernel).__name__)
-        return smoothness(kernel.kernel, kernel.dims.index(column))
+        return smoothness(kernel.kernel, None if column is None else kernel.dims.index(column))
     nodes = jax.tree.leaves(kernel, is_leaf=lambda node: isinstance(node, Kernel) and node is not kernel)
-    parts = [smoothness(node, column) for node in nodes if isinstance(node, Kernel)]
+    inside = column if isinstance(kernel, Sum | Product) else None  # others may give their parts other columns
+    parts = [smoothness(node, inside) for node in nodes if isinstance(node, Kernel)]
     own = Smoothness(getattr(kernel, "num_derivatives", math.inf), type(kernel).__name__)
     return min([own, *parts], key=lambda found: found.derivatives)

@@ -120,6 +120,8 @@ class GreatCircle(Kernel):
     Source: Gneiting (2013), table 1.
     """
 
+    num_derivatives = 0
+
     variance: Number = 1.0
     lengthscale: Number = 1.0
     radius: Number = 1.0
