@@ -115,6 +115,7 @@ def test_weights_have_the_ratio_as_their_mean_where_the_target_ends():
     assert abs(found.upper - (exact - scipy.stats.norm.logcdf(1))) < 4 * found.upper_se
 
 
+@pytest.mark.slow
 def test_hyperparameters_by_quadrature():
     """The layer is integrated; its draws are not needed. Exact draws of the noise, grouped by chain."""
     weights = np.exp(quadrature() - quadrature().max())

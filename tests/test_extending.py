@@ -92,6 +92,7 @@ GUIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GUIDES)
 def test_bounds_agree(name):
     guide = GUIDES[name](deep)

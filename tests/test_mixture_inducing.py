@@ -69,6 +69,7 @@ def test_one_component_is_the_plain_rule(of):
         np.testing.assert_allclose(by_one[name], by_two[name.replace("auto", "auto_0")], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_bound_is_that_of_quadrature():
     """In expectation over the draws from the components, with its derivative by the weights."""
     guide = G.InducingPoint(squares, inducing=G.MixtureOfGaussians(2))

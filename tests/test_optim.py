@@ -160,8 +160,9 @@ def test_the_scale_of_a_plate_is_that_of_this_fit():
         assert gaussian_sites(guide, sites)["w"].plate_scale == scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
-@pytest.mark.parametrize("batch", mostly_slow([10], [None, 10]))
+@pytest.mark.parametrize("batch", [None, 10])
 def test_all_sites_of_every_guide(guide, batch):
     """Deep, with a latent, hyperparameters and minibatches: everything stays finite and the bound rises."""
     svi = natural(bayesian, log_linear(1e-3, 0.05, 30), optax.adam(0.01), guide=guide, sites="all")

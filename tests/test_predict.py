@@ -45,6 +45,7 @@ def test_prediction_of_a_shallow_model_is_analytic(key):
     np.testing.assert_allclose(mixture.variance, mixture.variances[0], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_mixture_agrees_with_stock_predictive(key):
     draws = Predictive(deep, guide=GUIDE, params=PARAMS, num_samples=8000, parallel=True)(key, NEW)["y"]
     mixture = POSTERIOR.predict(key, NEW, num_samples=4000)

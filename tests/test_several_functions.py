@@ -157,7 +157,10 @@ CASES = {  # values, conditional of each, conditional of all columns, observatio
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("log scale", "softplus", "student-t", "columns that share a scale", "two outputs of one function")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_expectations_are_those_of_a_dense_grid(name):
     values, conditional, of_all, y, how = CASES[name]
     likelihood = dgp.Likelihood(values, conditional)  # without a warning: they are errors here
@@ -179,6 +182,7 @@ def test_moments_of_two_functions():
     np.testing.assert_allclose(likelihood.variance, 4 * F.variance + jnp.exp(G.loc + 0.5 * G.variance), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_more_nodes_are_more_exact():
     _, marginal = dense(CASES["student-t"][2], [0, 1], Y, 401)
     errors = [

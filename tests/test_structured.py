@@ -65,8 +65,9 @@ def moved(model, guide, *args, **kwargs):
     return params
 
 
-@pytest.mark.parametrize("belief", [G.Full(), pytest.param(G.Diagonal(), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [n if n == "model" else pytest.param(n, marks=pytest.mark.slow) for n in RULES])
+@pytest.mark.slow
+@pytest.mark.parametrize("belief", [G.Full(), G.Diagonal()])
+@pytest.mark.parametrize("name", RULES)
 def test_same_bound_as_with_drawn_inducing_values(name, belief):
     """Integrating v out, with the gap between the two means, against NumPyro's objective, which draws v."""
     guide = G.InducingPoint(deep, sites={"h": RULES[name], "m": RULES[name]}, inducing=belief)

@@ -62,9 +62,8 @@ def test_numpy_data_and_keyword_arguments():
     assert np.isfinite(ours.losses).all()
 
 
-@pytest.mark.parametrize(
-    "guide", [dgp.guides.InducingPoint, pytest.param(dgp.guides.MeanField, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
 def test_an_interrupted_fit_resumes_with_identical_results(tmp_path, guide):
     schedule = optax.chain(optax.clip_by_global_norm(100.0), optax.adam(optax.cosine_decay_schedule(0.01, 350)))
     whole = fit(make(bayesian, guide, schedule), 350, X, Y, 10)
@@ -102,6 +101,7 @@ def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_p
     same(resumed.params, whole.params)
 
 
+@pytest.mark.slow
 def test_parameters_in_one_file(tmp_path):
     params = random_params(bayesian, dgp.guides.InducingPoint(bayesian), X, Y)
     nested = params | {
