@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -19,6 +20,7 @@ def test_code_runs(page, x32, tmp_path, monkeypatch):
     matplotlib.use("Agg")
     assert not jax.config.jax_enable_x64
     exec(compile("\n".join(CODE[page]), page, "exec"), {})
+    plt.close("all")
 
 
 def test_the_readme_is_short():
