@@ -49,9 +49,8 @@ class Mixture(NamedTuple):
         >>> mixture = Mixture(means=jnp.array([[0.0], [2.0]]), variances=jnp.array([[1.0], [3.0]]))  # S = 2, N = 1
         >>> print(mixture.mean, mixture.variance)
         [1.] [3.]
-        >>> print(mixture.interval(0.5).round(2), mixture.cdf(1.0).round(2))
-        [[-0.18]
-         [ 1.98]] [0.56]
+        >>> print(mixture.interval(0.5).round(2).ravel(), mixture.cdf(1.0).round(2))
+        [-0.25  2.08] [0.56]
     """
 
     means: Array

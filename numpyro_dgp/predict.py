@@ -255,8 +255,8 @@ class Posterior(Fit):
             ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(5 * jnp.exp(v))), obs=y)
             >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((100, 5))})
             >>> print(posterior.quantile(jax.random.key(0), [0.05, 0.95], jnp.array([[0.0], [1.0]])))
-            [[2. 2.]
-             [9. 9.]]
+            [[2 2]
+             [9 9]]
         """
         levels = Levels.of(q)
         quantity = Quantity(spread_of, finish=levels, leading=len(levels.shape))

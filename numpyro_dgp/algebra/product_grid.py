@@ -36,8 +36,8 @@ class ProductGrid:
     Example:
         >>> import jax.numpy as jnp
         >>> nodes = ProductGrid((0, 1)).nodes(jnp.array([1.0, 2.0]), jnp.array([0.5, 0.1]))
-        >>> print(nodes.mean(nodes.points[:, 0] ** 2 * nodes.points[:, 1]).round(3))  # (1 + 0.5) * 2
-        3.0
+        >>> print(f"{nodes.mean(nodes.points[:, 0] ** 2 * nodes.points[:, 1]):.3f}")  # (1 + 0.5) * 2
+        3.000
     """
 
     directions: tuple[int, ...] = static()
