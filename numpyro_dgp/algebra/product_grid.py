@@ -18,7 +18,7 @@ __all__ = ["MOST_DIRECTIONS", "ProductGrid"]
 
 MOST_DIRECTIONS = 3
 # Nodes per direction, by the number of directions: about six, five and four digits for log densities.
-_SIZES = {0: 20, 1: 20, 2: 15, 3: 8}
+_SIZES = {1: 20, 2: 15, 3: 8}
 
 
 @pytree
@@ -86,10 +86,10 @@ class ProductGrid:
             log_values: :math:`\ell` at the nodes (K, ...).
             event_dim: how many of the last axes are results of one datum.
         """
-        outer = max(1, round(len(nodes.log_weights) ** (self.shared / max(1, self.count))))
+        outer = round(len(nodes.log_weights) ** (self.shared / self.count))
         weights = nodes.log_weights.reshape(outer, -1)
         of_outer = logsumexp(weights, 1)
         own = (weights - of_outer[:, None]).reshape(outer, -1, *(1,) * (log_values.ndim - 1))
         inner = logsumexp(log_values.reshape(outer, -1, *log_values.shape[1:]) + own, 1)
-        total = inner.sum(tuple(range(-event_dim, 0))) if event_dim else inner
+        total = inner.sum(tuple(range(-event_dim, 0)))
         return logsumexp(total + of_outer.reshape(-1, *(1,) * (total.ndim - 1)), 0)

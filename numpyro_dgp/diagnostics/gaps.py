@@ -6,25 +6,20 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, unwrap
+from numpyro_dgp.model.sites import Message, masks_around, unwrap
 
 __all__ = ["counted", "with_gaps", "without_empty_rows"]
 
 
 def counted(site: Message) -> Array | None:
     """Which entries of an observed site count, in the shape of its value; ``None`` where all do."""
-    fn, shape = site["fn"], jnp.shape(site["value"])
-    masks, inner = [], unwrap(fn)
+    shape, inner = jnp.shape(site["value"]), unwrap(site["fn"])
+    masks = [jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * fn.event_dim) for fn in masks_around(site["fn"])]
     if isinstance(inner, Likelihood) and inner.observed is not None:
         masks.append(inner.observed)
-    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
-        if isinstance(fn, dist.MaskedDistribution):
-            masks.append(jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * fn.event_dim))
-        fn = fn.base_dist
     total = jnp.ones(shape, bool)
     for mask in masks:
         total = total & mask

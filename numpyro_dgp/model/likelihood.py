@@ -155,8 +155,9 @@ class Likelihood(dist.Distribution):
         self.number_dim = elementwise(example).event_dim
         self.given: Given | None = None
         if isinstance(self.f_x, SeveralValues):
-            of_each = lambda *v: elementwise(conditional(*v))  # noqa: E731
-            self.given = given_others(of_each, elementwise(example), reading.parts, self.f_x.split)
+            self.given = given_others(
+                lambda *v: elementwise(conditional(*v)), elementwise(example), reading.parts, self.f_x.split
+            )
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
         require_one_row(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)

@@ -14,8 +14,9 @@ from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.model.censoring import log_density
 from numpyro_dgp.model.conditionals import elementwise
+from numpyro_dgp.model.function_values import sum_event
 
-__all__ = ["are_entries", "missing", "observed_entries", "of_entries", "of_rows", "only_observed", "with_entries"]
+__all__ = ["are_entries", "missing", "observed_entries", "of_entries", "of_rows", "with_entries"]
 
 
 def missing(y: Any) -> tuple[Array, Array]:
@@ -135,14 +136,11 @@ def with_entries(value: ArrayLike, observed: Array, conditional: dist.Distributi
     return where(observed, value, jnp.asarray(possible, jnp.result_type(value)))
 
 
-def only_observed(values: Array, observed: Array | None) -> Array:
-    """Numbers, one per entry of y, with zero for missing ones."""
-    return values if observed is None else jnp.where(observed, values, 0.0)
-
-
 def of_rows(values: Array, observed: Array | None, event_dim: int) -> Array:
     """Numbers, one per row of y, with zero for missing rows; ``observed`` is one number per row."""
-    return values if observed is None else only_observed(values, observed.reshape(observed.shape[: -event_dim or None]))
+    if observed is None:
+        return values
+    return jnp.where(observed.reshape(observed.shape[: -event_dim or None]), values, 0.0)
 
 
 def of_entries(d: dist.Distribution, y: Array, observed: Array | None) -> Array:
@@ -151,7 +149,7 @@ def of_entries(d: dist.Distribution, y: Array, observed: Array | None) -> Array:
         return log_density(d, y)
     numbers = elementwise(d)
     values = of_rows(log_density(numbers, y), observed, numbers.event_dim)
-    return values.sum(tuple(range(numbers.event_dim - d.event_dim, 0)))
+    return sum_event(values, d.event_dim - numbers.event_dim)
 
 
 def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:

@@ -13,7 +13,7 @@ from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.several_values import SeveralValues
 
-__all__ = ["Message", "Trace", "each_values_of", "hide", "rewrap", "site_kind", "unwrap", "values_of"]
+__all__ = ["Message", "Trace", "each_values_of", "hide", "masks_around", "rewrap", "site_kind", "unwrap", "values_of"]
 
 # A message of NumPyro, while handlers process it or recorded in a trace; and a trace, by name.
 Message = dict[str, Any]
@@ -28,6 +28,15 @@ def unwrap(fn: dist.Distribution) -> dist.Distribution:
         inside = unwrap(fn.base_dist)
         return inside if isinstance(inside, Values | Likelihood) else fn
     return fn
+
+
+def masks_around(fn: dist.Distribution) -> list[Any]:
+    """The masked distributions among the wrappers that plates and masks put around ``fn``, outermost first."""
+    found = []
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution):
+        found += [fn] if isinstance(fn, dist.MaskedDistribution) else []
+        fn = fn.base_dist
+    return found
 
 
 def values_of(fn: dist.Distribution) -> Any:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_rows, with_features
@@ -19,7 +18,7 @@ from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, masks_around, site_kind, unwrap
 
 __all__ = ["Gaussian", "Use", "optimal_belief", "use_of_likelihood", "uses_of"]
 
@@ -243,12 +242,10 @@ def _entry_weights(fn: Likelihood, site: Message) -> Array:
 
 def _weights(site: Message) -> Array:
     """How much each row counts (N, 1) or (1, 1): masks and scales of the program."""
-    scale, fn = site["scale"], site["fn"]
+    scale = site["scale"]
     weights = jnp.asarray(1.0 if scale is None else scale)
-    while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):
-        if isinstance(fn, dist.MaskedDistribution):
-            weights = weights * jnp.broadcast_to(fn._mask, fn.batch_shape)
-        fn = fn.base_dist
+    for fn in masks_around(site["fn"]):
+        weights = weights * jnp.broadcast_to(fn._mask, fn.batch_shape)
     return weights.reshape(-1, 1)
 
 
