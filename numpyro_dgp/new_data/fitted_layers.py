@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.algebra.gaussians import expected_log_ratio, narrower_than_prior
 from numpyro_dgp.algebra.linalg import checked_factor
 from numpyro_dgp.algebra.whitening import inverse_lower
@@ -24,7 +25,6 @@ from numpyro_dgp.model.calls import inspect_call
 from numpyro_dgp.model.induced_function import FunctionalOf, InducedFunction
 from numpyro_dgp.model.program import Program, full_plates, structure
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
-from numpyro_dgp.prediction.compiled import Compiled
 
 __all__ = ["FittedLayer", "OpenLayer", "fitted_layers", "functions_of", "open_layers"]
 
