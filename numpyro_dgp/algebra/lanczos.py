@@ -30,7 +30,9 @@ from numpyro_dgp._typing import Array
 __all__ = ["Estimate", "UnitTrace", "log_determinant_by_probes"]
 
 # The recursion stops when a step changes the quadrature by less than this share of |z|^2, or the rounding of numbers.
-_TOL = 1e-10
+_TOL = 1e-9
+# Share of the largest term below which the terms of a slope are left out.
+_NEGLIGIBLE = 1e-9
 # Of the square of A - I, where its trace is known: small enough for eigenvalues far above one.
 _SECOND = 0.25
 
@@ -192,7 +194,7 @@ def _divided_differences(theta: Array, second: bool) -> Array:
 def _slope(matrix: UnitTrace, basis: Array, core: Array) -> UnitTrace:
     """The slope of the form sum C_ab v_a' A v_b by the matrix's arrays, one eigenvector of C after the other."""
     weights, vectors = jnp.linalg.eigh(core)
-    least = 0.01 * jnp.finfo(weights.dtype).eps * jnp.abs(weights).max()
+    least = _NEGLIGIBLE * jnp.abs(weights).max()
 
     def add(total: UnitTrace, pair: tuple[Array, Array]) -> tuple[UnitTrace, None]:
         weight, vector = pair

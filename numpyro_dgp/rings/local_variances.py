@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -90,25 +91,31 @@ def local_variances(
         ValueError: windows with so many unobserved points that their systems take too long.
     """
     (sizes,) = process.blocks
-    smooth = Circulant(process.spectrum / (process.spectrum + base), process.blocks).row().reshape(sizes)
+    smooth = Circulant(process.spectrum / (process.spectrum + base), process.blocks).row()
+    found = jnp.zeros_like(share)
+    for inner, outer in _windows(sizes, reach, counted):
+        values = _explained(smooth, share, jnp.asarray(inner, jnp.int32), jnp.asarray(outer, jnp.int32), sizes)
+        found = found.at[inner.reshape(-1)].set(values.reshape(-1))
+    return base * (smooth[0] + found)
+
+
+@partial(jax.jit, static_argnames="sizes")
+def _explained(smooth: Array, share: Array, inner: Array, outer: Array, sizes: tuple[int, ...]) -> Array:
+    """What K gets added on its diagonal at the points of tiles (tiles, points), from those around (tiles, most)."""
+    row = smooth.reshape(sizes)
 
     def entries(i: Array, j: Array) -> Array:
         pairs = zip(jnp.unravel_index(i, sizes), jnp.unravel_index(j, sizes), sizes, strict=True)
-        return smooth[tuple((a[:, None] - b) % m for a, b, m in pairs)]
+        return row[tuple((a[:, None] - b) % m for a, b, m in pairs)]
 
     def in_window(window: tuple[Array, Array]) -> Array:
-        inner, outer = window
-        known = share.at[outer].get(mode="fill", fill_value=0)[:, None]
-        between = entries(outer, inner)
-        system = jnp.eye(len(outer), dtype=share.dtype) - known * entries(outer, outer)
-        explained = (between * jnp.linalg.solve(system, known * between)).sum(0)
-        return base * (smooth.reshape(-1)[0] + explained)
+        tile, around = window
+        known = share.at[around].get(mode="fill", fill_value=0)[:, None]
+        between = entries(around, tile)
+        system = jnp.eye(len(around), dtype=share.dtype) - known * entries(around, around)
+        return (between * jnp.linalg.solve(system, known * between)).sum(0)
 
-    found = jnp.zeros_like(share)
-    for inner, outer in _windows(sizes, reach, counted):
-        values = jax.lax.map(in_window, (jnp.asarray(inner, jnp.int32), jnp.asarray(outer, jnp.int32)))
-        found = found.at[inner.reshape(-1)].set(values.reshape(-1))
-    return found
+    return jax.lax.map(in_window, (inner, outer))
 
 
 def _windows(sizes: tuple[int, ...], reach: tuple[int, ...], counted: np.ndarray) -> list[Windows]:
@@ -127,7 +134,7 @@ def _windows(sizes: tuple[int, ...], reach: tuple[int, ...], counted: np.ndarray
         around = _box(tuple(s - h for s, h in zip(start, reach, strict=True)), wide, sizes)
         outer.append(around[counted[around]])
     counts = np.array([len(points) for points in outer])
-    most = np.ceil(np.log2(np.maximum(counts, 8)) * 2).astype(int)
+    most = np.ceil(np.log2(np.maximum(counts, 8))).astype(int)
     groups = []
     work = 0.0
     for group in np.unique(most):

@@ -10,11 +10,11 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp.rings.spectra import Ring, require_ring
 
-__all__ = ["Pattern", "Runs"]
+__all__ = ["LONGEST", "Pattern", "Runs"]
 
 Runs = tuple[tuple[int, int], ...]
 # Longer runs are cut: their blocks of a matrix are factorised as dense ones.
-_LONGEST = 2048
+LONGEST = 2048
 
 
 class Pattern:
@@ -96,7 +96,7 @@ class Pattern:
         begins |= self.missing % last == 0
         start = np.flatnonzero(begins)
         within = np.arange(len(self.missing)) - np.repeat(start, np.diff(start, append=len(self.missing)))
-        start = np.flatnonzero(within % _LONGEST == 0)
+        start = np.flatnonzero(within % LONGEST == 0)
         lengths = np.diff(start, append=len(self.missing))
         order = np.argsort(np.repeat(lengths, lengths), kind="stable")
         found, counts = np.unique(lengths, return_counts=True)

@@ -32,14 +32,14 @@ class Solver:
     """
 
     exact: int = 3000
-    probes: int = 16
+    probes: int = 8
     steps: int = 60
     tol: float = 1e-8
     maxiter: int = 1000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, hint in (("probes", "16"), ("steps", "60"), ("maxiter", "1000")):
+        for name, hint in (("probes", "8"), ("steps", "60"), ("maxiter", "1000")):
             require_count("Solver", name, getattr(self, name), hint)
         if type(self.exact) is not int or self.exact < 0:
             raise ValueError(
