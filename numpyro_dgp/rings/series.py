@@ -161,11 +161,11 @@ def _fast_size(least: int, span: int, observed: int) -> int:
 
     Sizes from ``least`` to a few margins more, ``least - span`` being the margin, cost
     :math:`t\, M\, \mathrm{work}(M)` for t Fourier transforms, with
-    :math:`\mathrm{work}(M) = \min(\sum_{p \mid M} p, 12 \log_2 M)`: a prime factor p of M, as often as it divides M, costs
-    about p operations per point, and Bluestein's algorithm, which takes over where factors are large, three transforms
-    of twice the length. To these comes a third of the cube of the number of rows that are factorised: the unobserved
-    points, or the observed if they are fewer, as long as these are few (:class:`Solver`); otherwise the padding, as far
-    as one block goes, and t is larger.
+    :math:`\mathrm{work}(M) = \min(\sum_{p \mid M} p, 12 \log_2 M)`: a prime factor p of M, as often as it divides M,
+    costs about p operations per point, and Bluestein's algorithm, which takes over where factors are large, three
+    transforms of twice the length. To these comes a third of the cube of the number of rows that are factorised: the
+    unobserved points, or the observed if they are fewer, as long as these are few (:class:`Solver`); otherwise the
+    padding, as far as one block goes, and t is larger.
     """
     bluestein, exact = 12 * math.log2(least), Solver().exact
     longest = least + max(_MARGINS * (least - span), _POINTS)
