@@ -59,7 +59,8 @@ def one(what, kind, points):
         seconds, (value, error) = timed(jax.jit(lambda h, y: model(*h).log_prob_and_error(y)), hyper, y)
         found = f"{float(value):.2f} +- {float(error):.2f}"
     else:
-        seconds, (mean, variance) = timed(lambda y: model(*hyper).posterior(y), y)
+        fitted = model(*hyper)
+        seconds, (mean, variance) = timed(jax.jit(fitted.posterior), y)
         z = (mean[observed] - f) / jnp.sqrt(variance[observed])
         found = f"mean square of standardised errors {float(jnp.square(z).mean()):.4f}"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -273,3 +273,9 @@ def test_bad_input():
         regular(scattered, 6.0)
     with pytest.raises(ValueError, match="expected margin to be a finite number of at least zero, got"):
         regular(grid, [1.0, 2.0, 3.0])
+
+
+def test_a_compiled_posterior_of_known_hyperparameters_finds_its_reach():
+    y = rng.normal(size=SCATTERED.sum())
+    d = RingNormal(KERNEL, LINE, 0.3 + 0 * y, SCATTERED, solver=ESTIMATED)
+    assert [a.shape for a in jax.eval_shape(d.posterior, y)] == [(120,), (120,)]

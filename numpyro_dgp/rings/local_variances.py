@@ -38,33 +38,35 @@ _MOST = 3e13
 Windows = tuple[np.ndarray, np.ndarray]
 
 
-def reach_of(process: Circulant, base: Array, pattern: Pattern) -> tuple[int, ...]:
+def reach_of(process: Circulant, noise_variance: Array, pattern: Pattern) -> tuple[int, ...]:
     """How many points per dimension the posterior variance at a point depends on, on either side of it.
 
     Args:
         process: C, known.
-        base: the reference variance, known.
+        noise_variance: of the noise, one number or one per observed point, known.
         pattern: which points are observed.
 
     Raises:
         ValueError: hyperparameters that are traced.
     """
-    if not is_concrete(process.spectrum, base):
+    if not is_concrete(process.spectrum, noise_variance):
         raise ValueError(
             "RingNormal.posterior: expected known hyperparameters, or reach=, to find the points that a variance "
             "depends on, got traced ones: posterior(y, reach=...) with some lengthscales in steps of the grid"
         )
-    found = _beyond(Circulant(process.spectrum / (process.spectrum + base), process.blocks))
+    # In NumPy, because inside of a compiled program JAX would trace what is known.
+    spectrum, noise = np.asarray(process.spectrum, float), np.asarray(noise_variance, float)
+    base = noise if noise.ndim == 0 else pattern.size / (1 / noise).sum()
+    found = _beyond(spectrum / (spectrum + base), pattern.sizes)
     longest = max((length for _, length in pattern.runs()[1]), default=0) if len(pattern.missing) else 0
     if longest > found[-1] or len(pattern.sizes) > 1:
-        found = tuple(map(max, found, _beyond(process)))
+        found = tuple(map(max, found, _beyond(spectrum, pattern.sizes)))
     return found
 
 
-def _beyond(matrix: Circulant) -> tuple[int, ...]:
-    """The lag in every dimension beyond which the share of a row is below the tolerance."""
-    (sizes,) = matrix.blocks
-    square = np.square(np.asarray(matrix.row(), float)).reshape(sizes)
+def _beyond(eigenvalues: np.ndarray, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The lag in every dimension beyond which the share of a circulant matrix's row is below the tolerance."""
+    square = np.square(np.fft.ifftn(eigenvalues.reshape(sizes)).real)
     found = []
     for d, size in enumerate(sizes):
         along = square.sum(tuple(i for i in range(len(sizes)) if i != d))

@@ -280,7 +280,7 @@ class RingNormal(dist.Distribution):
         counted = np.zeros(size, bool)
         counted[self.missing if self.has_even_noise else slice(None)] = True
         every = len(self.pattern.sizes)
-        found = (reach,) * every if reach else reach_of(self.process, base, self.pattern)
+        found = (reach,) * every if reach else reach_of(self.process, noise, self.pattern)
         return local_variances(self.process, base, 1 - base * precision, counted, found)
 
     def _per_point(self, name: str, value: ArrayLike, one: bool = False) -> Any:
