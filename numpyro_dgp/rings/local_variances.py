@@ -32,6 +32,8 @@ __all__ = ["local_variances", "reach_of"]
 _TOL = 1e-3
 # Points of a tile at least: fewer would make more systems than they make them smaller.
 _TILE = {1: 64, 2: 8, 3: 4}
+# Entries of the systems that are solved at once.
+_TOGETHER = 2**22
 # Multiplications, above which variances are refused.
 _MOST = 3e13
 
@@ -117,7 +119,9 @@ def _explained(smooth: Array, share: Array, inner: Array, outer: Array, sizes: t
         system = jnp.eye(len(around), dtype=share.dtype) - known * entries(around, around)
         return (between * jnp.linalg.solve(system, known * between)).sum(0)
 
-    return jax.lax.map(in_window, (inner, outer))
+    width = outer.shape[-1]
+    together = max(1, min(64, _TOGETHER // (width * (width + inner.shape[-1]))))
+    return jax.lax.map(in_window, (inner, outer), batch_size=together)
 
 
 def _windows(sizes: tuple[int, ...], reach: tuple[int, ...], counted: np.ndarray) -> list[Windows]:
