@@ -140,8 +140,8 @@ def _quadrature(
         m, basis, diagonal, beside, value, _ = state
         product = matrix.apply(basis[m])
         diagonal = diagonal.at[m].set(product @ basis[m])
-        for _ in range(2):  # once more: what rounding left
-            product = product - (basis @ product) @ basis
+        product = product - diagonal[m] * basis[m]
+        product = product - (basis @ product) @ basis  # of the vector before, and what rounding left of all
         norm = jnp.sqrt(jnp.square(product).sum())
         theta, vectors = _ritz(diagonal, beside)
         found = n * (jnp.square(vectors[0]) * _function(theta, second)).sum()
