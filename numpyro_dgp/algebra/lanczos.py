@@ -80,7 +80,7 @@ def log_determinant_by_probes(matrix: UnitTrace, seed: int, probes: int, steps: 
         The estimate; its standard error over the probes; the change by the last step, mean over the probes; the
         smallest Ritz value.
 
-    Source: Ubaru, Chen and Saad (2017) for the quadrature; Gardner et al. (2018) for its use in regression.
+    Source: Ubaru et al. (2017) for the quadrature; Gardner et al. (2018) for its use in regression.
     """
     known = matrix.squared_rest()
     if known is None:

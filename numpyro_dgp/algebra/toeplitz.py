@@ -26,7 +26,7 @@ def toeplitz_log_determinant(column: Array) -> Array:
         >>> print(float(jnp.exp(toeplitz_log_determinant(jnp.array([2.0, 1.0]))).round(4)))
         3.0
 
-    Source: Golub and Van Loan (2013), section 4.7; Trench (1964) for the inverse.
+    Source: Trench (1964).
     """
     return _durbin(column)[0]
 

@@ -13,7 +13,7 @@ are the leading parts of one. What is left, :math:`A = F^{-1} G_{uu} F^{-\top}`,
 identity but for what gaps know of each other. Its log determinant is estimated (``algebra.lanczos``), unless there is
 one gap only, whose determinant ``algebra.toeplitz`` has exactly.
 
-Source: Gardner et al. (2018) for the estimate; Stroud, Stein and Lysen (2017) for values that are filled in on a ring.
+Source: Gardner et al. (2018) for the estimate; Stroud et al. (2017) for values that are filled in on a ring.
 """
 
 from __future__ import annotations

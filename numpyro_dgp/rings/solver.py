@@ -29,6 +29,8 @@ class Solver:
         >>> from numpyro_dgp.rings import Solver
         >>> Solver(probes=32).exact
         3000
+
+    Source: Gardner et al. (2018); Ubaru et al. (2017).
     """
 
     exact: int = 3000
