@@ -16,6 +16,7 @@ from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_rows, require_site
 from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief, InducingPrior
 from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
+from numpyro_dgp.rings.ring_beliefs import RingPrior, require_room
 
 __all__ = ["Diagonal", "Full"]
 
@@ -63,6 +64,8 @@ class Full(Rule):
             shift, root = self._parameters(site, rows.shape, rows.dtype)
             require_rows(self, site, shift.shape, rows.shape)
             return WhitenedValues(site.fn, shift, root)
+        if isinstance(site.fn, RingPrior):
+            require_room("rule Full", "its covariance", *2 * site.fn.event_shape[-1:])
         return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
 
     def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
