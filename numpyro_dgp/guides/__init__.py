@@ -22,6 +22,7 @@ from numpyro_dgp.guides.rules.ring_families import (
 )
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
+from numpyro_dgp.guides.rules.sparse_factor import SparseFactor
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
@@ -55,5 +56,6 @@ __all__ = [
     "ScaledProduct",
     "Site",
     "SiteDiagonal",
+    "SparseFactor",
     "WhitenedSites",
 ]

@@ -81,9 +81,9 @@ def require_conditionals(call: Call, below: bool) -> None:
             )
             raise ValueError(
                 "Posterior: expected functions with inducing points, got values of one without (inducing=None or "
-                f"dgp.Neighbours) at {name!r}: at new rows they depend on the data of the fit, which its parameters and "
-                "draws do not hold. Give the layer dgp.Points(X), and y a dgp.Likelihood; or condition it on the data, "
-                f"{by_hand}"
+                f"dgp.Neighbours) at {name!r}: at new rows they depend on the data of the fit, which its parameters "
+                "and draws do not hold. Give the layer dgp.Points(X), and y a dgp.Likelihood; or condition it on the "
+                f"data, {by_hand}"
             )
 
 

@@ -22,6 +22,7 @@ def require_site(f_x: Any) -> None:
         raise ValueError(
             "Likelihood: expected values of a function with inducing points, got those of one without "
             "(inducing=None or dgp.Neighbours), which would be integrated over their prior, whatever y is: draw them "
-            'outside the plate, v = numpyro.sample("v", f(X)), and write numpyro.sample("y", dist.Normal(v, noise)) inside; with Gaussian '
-            'noise numpyro.sample("y", f(X, noise=noise)) does both; or give the layer dgp.Points(X)'
+            'outside the plate, v = numpyro.sample("v", f(X)), and write numpyro.sample("y", dist.Normal(v, noise)) '
+            'inside; with Gaussian noise numpyro.sample("y", f(X, noise=noise)) does both; or give the layer '
+            "dgp.Points(X)"
         )

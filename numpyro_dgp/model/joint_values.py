@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve
 from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array, ArrayLike
@@ -73,8 +72,8 @@ class JointValues(ProcessValues):
         return (-0.5 * (square + size * math.log(2 * math.pi)) - log_determinant(L)).sum(-1)
 
     def precision_times(self, residual: Array) -> Array:
-        weights = cho_solve((self.factor(), True), self.to_output_major(residual)[..., None])
-        return self.to_value(weights[..., 0])
+        L, rows = self.factor(), self.to_output_major(residual)[..., None]
+        return self.to_value(solve_lower(L, solve_lower(L, rows), transpose=True)[..., 0])
 
     def excess(self, L: Array) -> Array | float:
         """The increase of the expected squared residual, in units of ``L``, by the variance of u: (..., P)."""
