@@ -135,7 +135,7 @@ def gp(
     representation = Exact() if inducing is None else inducing
     if not hasattr(representation, "open") or isinstance(representation, type):
         raise ValueError(
-            f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size) or None, got "
+            f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size), dgp.Neighbours(X) or None, got "
             f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
         )
     return representation.open(name, kernels, outputs, as_mean(mean))

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from dense import log_normal
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, SVI
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS, SVI, autoguide
 from numpyro.infer.util import log_density
 from sizes import mostly_slow
 
@@ -121,12 +122,12 @@ def test_nearest_rows_of_traced_inputs():
 
 # --- all neighbours: the exact process
 
-CASES = [(K, (0.1, 0.3)), (K, None), (TWO, 0.2)]
+CASES = {"noise of two sizes": (K, jnp.array([0.1, 0.3])), "none": (K, None), "two kernels": (TWO, 0.2)}
 
 
-@pytest.mark.parametrize(("kernel", "noise"), mostly_slow([CASES[0]], CASES))
-def test_all_neighbours_are_the_exact_process(kernel, noise):
-    noise = jnp.asarray(noise) if isinstance(noise, tuple) else noise
+@pytest.mark.parametrize("case", mostly_slow(["noise of two sizes"], CASES))
+def test_all_neighbours_are_the_exact_process(case):
+    kernel, noise = CASES[case]
     y = jnp.asarray(values())
 
     @jax.jit
@@ -283,9 +284,15 @@ LABELS = (X[:, 0] > 0) * 1
 
 
 def test_sites_and_blocks():
-    with handlers.seed(rng_seed=0), handlers.trace() as sites:
-        layered(Y)
-    assert site_kind(sites["h"]) == "exact"
+    kinds = {}
+
+    def run():
+        with handlers.seed(rng_seed=0), handlers.trace() as sites:
+            layered(Y)
+        kinds.update({name: site_kind(site) for name, site in sites.items()})
+
+    jax.eval_shape(run)
+    assert kinds == {"scale": "other", "h": "exact", "y": "observed"}
     assert dgp.gp("f", K, FEW).site is None
     assert isinstance(dgp.gp("f", K, FEW), dgp.RandomFunction)
     found = planned(latents(lambda: handlers.seed(dgp.Gibbs(layered).model, 0)(Y)), {}, dgp.updates.NUTS())
@@ -310,7 +317,225 @@ def test_the_density_of_a_program_is_that_of_the_exact_one():
 
 
 def fitted(model, guide, *args, steps=1, rate=0.05):
-    import optax
-
     svi = SVI(model, guide, optax.adam(rate), dgp.ELBO())
     return svi.run(jax.random.key(0), steps, *args, progress_bar=False)
+
+
+# --- guides
+
+WORKS = {
+    "sparse factor": lambda model: G.InducingPoint(model, exact=G.SparseFactor()),
+    "diagonal": lambda model: G.InducingPoint(model, exact=G.Diagonal(scale=0.1)),
+    "mean field": G.MeanField,
+    "points": lambda model: G.InducingPoint(model, exact=G.Delta()),
+    "as the model": lambda model: G.InducingPoint(model, exact=G.Propagate()),
+    "prior": lambda model: G.InducingPoint(model, exact=G.Prior()),
+    "AutoNormal": autoguide.AutoNormal,
+    "AutoMultivariateNormal": autoguide.AutoMultivariateNormal,
+    "AutoLowRankMultivariateNormal": autoguide.AutoLowRankMultivariateNormal,
+    "AutoDelta": autoguide.AutoDelta,
+}
+RULES = [G.Full(), G.OpperArchambeau(), G.LowRank(2), G.MixtureOfGaussians(2), G.Flow(), G.GivenInducing()]
+RULES += [G.JointOutputs(), G.GivenBelow(), G.MarkovInducing(), G.Circulant(), G.ScaledPrior()]
+REFUSES = {type(rule).__name__: lambda model, rule=rule: G.InducingPoint(model, exact=rule) for rule in RULES}
+REFUSES |= {
+    "InducingPoint": G.InducingPoint,
+    "Collapsed": G.Collapsed,
+    "GlobalInducing": lambda model: G.GlobalInducing(model, num_inducing=4),
+    "ImportanceWeighted": lambda model: G.ImportanceWeighted(model, num_samples=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize(("model", "args"), [(classed, (LABELS,)), (layered, (Y,))])
+def test_guides_that_serve(name, model, args):
+    guide = WORKS[name](model)
+    result = fitted(model, guide, *args, steps=3)
+    assert jnp.isfinite(result.losses).all()
+    with handlers.seed(rng_seed=0), handlers.substitute(data=result.params):
+        draw = guide(*args)
+    assert draw["h" if model is layered else "v"].shape == ((N, 1) if model is layered else (N,))
+
+
+@pytest.mark.parametrize("name", REFUSES)
+def test_guides_that_refuse(name):
+    with (
+        pytest.raises(ValueError, match=r"site 'v' to be .* NeighbourValues: .*\{'v': dgp.guides.SparseFactor\(\)\}"),
+        handlers.seed(rng_seed=0),
+    ):
+        REFUSES[name](classed)(LABELS)
+
+
+@pytest.mark.parametrize("rule", mostly_slow([G.SparseFactor()], [G.SparseFactor(), G.Diagonal()]))
+def test_a_factor_given_all_neighbours_is_a_full_one(rule):
+    """The same Gaussian over the values of the exact process: the same divergence, draws and densities."""
+    R = np.tril(0.2 * rng.normal(size=(2, N, N)), -1 if isinstance(rule, G.SparseFactor) else N) * (
+        rule != G.Diagonal()
+    )
+    R = R + np.eye(N) * rng.uniform(0.5, 1.5, size=(2, N, 1))
+    near = dgp.Neighbours(X, N, np.arange(N))
+    shift, numbers = jnp.asarray(rng.normal(size=(2, N))), near.sets.neighbours
+
+    def model(inducing):
+        numpyro.sample("v", dgp.gp("f", K, inducing, outputs=2, mean=dgp.means.Identity())(X))
+
+    params = {"v_auto_loc": shift, "v_auto_scale_tril": R, "v_auto_scale": np.diagonal(R, axis1=1, axis2=2)}
+    params["v_auto_weights"] = np.take_along_axis(R, np.broadcast_to(numbers, (2, *numbers.shape)), 2)
+
+    def of(rule, inducing):
+        guide = G.InducingPoint(model, exact=rule)
+        with handlers.trace() as q, handlers.seed(rng_seed=0), handlers.substitute(data=params):
+            value = guide(inducing)["v"]
+        with handlers.trace() as p, handlers.seed(rng_seed=0):
+            model(inducing)
+        q, p = q["v"]["fn"], p["v"]["fn"]
+        return q.mean, value, q.log_prob(value), dist.kl_divergence(q, p)
+
+    for found, expected in zip(jax.jit(lambda: of(rule, near))(), jax.jit(lambda: of(G.Full(), None))(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_sparse_factor_comes_near_the_evidence():
+    """Of a Gaussian likelihood the evidence is known; independent numbers lose ten times as much."""
+    near = dgp.Neighbours(X, num=4)
+
+    def model(y=None):
+        v = numpyro.sample("v", dgp.gp("f", K, near)(X))
+        with numpyro.plate("data", N):
+            numpyro.sample("y", dist.Normal(v, 0.3), obs=y)
+
+    prior = dgp.gp("f", K, near)(X)
+    L = np.asarray(jax.vmap(lambda e: prior.correlated(e[None])[0], out_axes=1)(jnp.eye(N)))
+    evidence = log_normal(np.asarray(Y), 0.0, L @ L.T + 0.09 * np.eye(N))
+    gaps = {}
+    for rule in (G.SparseFactor(), G.Diagonal()):
+        guide = G.InducingPoint(model, exact=rule)
+        svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.05, 3000)), dgp.ELBO(num_particles=4))
+        params = svi.run(jax.random.key(0), 3000, Y, progress_bar=False).params
+        bound = -dgp.ELBO(num_particles=40_000).loss(jax.random.key(1), params, model, guide, Y)
+        gaps[type(rule).__name__] = evidence - bound
+    assert -0.05 < gaps["SparseFactor"] < 0.15
+    assert gaps["Diagonal"] > 5 * gaps["SparseFactor"]
+
+
+# --- chains
+
+SMALL = X[:7, :1]
+
+
+def small(y, near):
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3))
+    f = dgp.gp("f", dgp.kernels.Matern52(1.0, scale), near, outputs=1)
+    g = dgp.gp("g", dgp.kernels.Matern52(1.0, 0.7), near)
+    h = numpyro.sample("h", f(SMALL))
+    numpyro.sample("y", g(h, noise=0.5), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["NUTS", "Gibbs"])
+def test_chains_agree_with_those_of_the_exact_process(kind):
+    """Moments of what the data identify, at all neighbours: h² and the logarithm of the scale."""
+    y = jnp.sin(3 * SMALL[:, 0])
+
+    def moments(near):
+        centred = dgp.Gibbs(small, noncentered=False, rest=dgp.updates.Slice())
+        kernel = NUTS(dgp.for_mcmc(small)) if kind == "NUTS" else centred
+        settings = dict(num_warmup=200, num_samples=500, num_chains=4, chain_method="vectorized")
+        mcmc = MCMC(kernel, progress_bar=False, **settings)
+        mcmc.run(jax.random.key(1), y, near)
+        draws = mcmc.get_samples(group_by_chain=True)
+        assert draws["h"].shape == (4, 500, 7, 1)
+        numbers = np.concatenate([draws["h"][..., 0] ** 2, np.log(draws["scale"])[..., None]], -1)
+        return numbers.mean((0, 1)), numbers.std((0, 1)) / np.sqrt(effective_sample_size(numbers))
+
+    near, exact = moments(dgp.Neighbours(SMALL, 7)), moments(None)
+    scores = (near[0] - exact[0]) / np.hypot(near[1], exact[1])
+    assert abs(scores).max() < 4.5, scores
+
+
+# --- predictions
+
+
+def predicting(X_new, y=None):
+    """Two layers: at the data in a fit, and given these, at new rows in a prediction."""
+    noise = numpyro.sample("noise", dist.LogNormal(-1.5, 0.2))
+    f = dgp.gp("f", dgp.kernels.Matern52(), FEW, outputs=1, mean=dgp.means.Identity())
+    g = dgp.gp("g", dgp.kernels.Matern52() + dgp.kernels.White(noise**2), FEW)
+    h = numpyro.sample("h", f(X[:, :1]))
+    if y is not None:
+        return numpyro.sample("y", g(h), obs=y)
+    with numpyro.plate("new", len(X_new)):
+        h_new = numpyro.sample("h_new", f.condition(X[:, :1], h)(X_new))
+        v = g.condition(h, Y)(h_new)
+        return numpyro.sample("y", dist.Normal(v.mean, jnp.sqrt(v.variance)), obs=None)
+
+
+@pytest.mark.slow
+def test_predictions_at_new_rows():
+    """A program that conditions on its data predicts anywhere, in batches of rows too."""
+    mcmc = MCMC(dgp.Gibbs(predicting), num_warmup=100, num_samples=100, progress_bar=False)
+    mcmc.run(jax.random.key(0), X[:, :1], Y)
+    posterior = dgp.Posterior(predicting, samples=mcmc.get_samples(), site="y")
+    rows = jnp.linspace(-1, 1, 50)[:, None]
+    found = posterior.predict(jax.random.key(1), rows)
+    assert found.mean.shape == (50,)
+    assert np.sqrt(np.mean((found.mean - jnp.sin(2 * rows[:, 0])) ** 2)) < 0.3
+    batches = posterior.predict(jax.random.key(1), rows, batch_size=20, progress_bar=False)
+    np.testing.assert_allclose(batches.mean, found.mean, atol=0.2)
+    assert posterior.hidden(jax.random.key(1), rows)["h_new"].shape == (100, 50, 1)
+
+
+def test_layers_of_a_fit():
+    """Functions of a fit are conditioned on its draws, as those of exact processes are."""
+    posterior = dgp.Posterior(lambda X, y=None: classed(y), samples={"v": Y[None]})
+    f, inputs = posterior.layers(jax.random.key(0), X)["v"]
+    np.testing.assert_allclose(f(X).mean, Y, atol=1e-6)
+    np.testing.assert_array_equal(inputs, X)
+    with pytest.raises(ValueError, match=r"row n of them that of row n of the X of Neighbours.X., got \(5, 2\)"):
+        dgp.Posterior(lambda X: numpyro.sample("v", dgp.gp("f", K, FEW)(X)), samples={"a": Y[None]}).predict(
+            jax.random.key(0), NEW
+        )
+
+
+# --- wrong calls
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dgp.Neighbours(X[:, 0]), r"Neighbours: expected inputs of shape \(N, D\), .* got shape \(14,\)"),
+        (lambda: dgp.Neighbours(X[:1]), r"two rows or more, got shape \(1, 2\)"),
+        (lambda: dgp.Neighbours(X * np.nan), "expected finite inputs X of Neighbours, got 28 NaN"),
+        (lambda: dgp.Neighbours(X, 0), "Neighbours: expected num to be a positive integer, got 0: try 25"),
+        (lambda: dgp.Neighbours(X, order="middle"), "expected order to be one of 'maxmin', .* got 'middle'"),
+        (lambda: dgp.Neighbours(X, order=np.zeros(N, int)), r"0 to N - 1 = 13, each once, got int64 of shape \(14,\)"),
+        (lambda: jax.jit(lambda x: dgp.Neighbours(x).sets.steps)(X), "Neighbours: expected inputs that are known"),
+        (lambda: FEW.refreshed(X[:5]), r"Neighbours.refreshed: expected values of shape .* N = 14 rows of X, got \(5"),
+        (lambda: dgp.gp("f", K, FEW)(NEW), r"expected inputs of shape \(..., 14, D\), .* f.condition\(X, v\)\(x_new\)"),
+        (lambda: dgp.gp("f", K, FEW)(X, noise=-1.0), "expected the noise of f"),
+        (lambda: dgp.gp("f", K, FEW)(X, noise=np.ones(2)), "expected noise to be a number"),
+        (lambda: dgp.gp("f", K, FEW).grad(X), "f.grad: expected a layer with inducing values, got one of dgp.Neigh"),
+        (lambda: dgp.gp("f", K, FEW).linear(X, X), "f.linear: expected a layer with inducing values"),
+        (lambda: dgp.gp("f", K, FEW).condition(X, X), r"condition: expected inputs \(N, D\) and values of shape \(14,"),
+        (lambda: dgp.gp("f", K, FEW).condition(X, X[:, 0])(X[:, :1]), "expected inputs with D = 2 columns"),
+        (lambda: dgp.Likelihood(dgp.gp("f", K, FEW)(X), dist.Bernoulli), "got those of one without .inducing=None or"),
+        (lambda: dgp.guides.SparseFactor(-1.0), "expected the scale of rule SparseFactor to be positive"),
+        (lambda: dgp.gp("f", K, X), "expected inducing=dgp.Points.Z., dgp.Grid.*dgp.Neighbours.X. or None, got"),
+    ],
+)
+def test_wrong_calls(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_sparse_factor_is_for_neighbours():
+    def model():
+        numpyro.sample("v", dgp.gp("f", K, None)(X))
+
+    with (
+        pytest.raises(ValueError, match=r"SparseFactor: expected site 'v' to be the values of a process of dgp.Nei"),
+        handlers.seed(rng_seed=0),
+    ):
+        G.InducingPoint(model, exact=G.SparseFactor())()

@@ -135,4 +135,5 @@ def nearest(X: Array, rows: Array, num: int) -> Array | np.ndarray:
     def of_row(row: Array) -> Array:
         return jax.lax.top_k(-jnp.square(X - row).sum(-1), num)[1]
 
-    return jax.lax.map(of_row, jax.lax.stop_gradient(rows), batch_size=max(1, tuned().cells // X.size))
+    rows, block = jax.lax.stop_gradient(rows), max(1, tuned().cells // X.size)
+    return jax.vmap(of_row)(rows) if len(rows) <= block else jax.lax.map(of_row, rows, batch_size=block)

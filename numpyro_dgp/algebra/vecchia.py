@@ -17,10 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.conditioning_sets import ConditioningSets
+from numpyro_dgp.algebra.linalg import matmul, solve_lower
 from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
@@ -56,8 +56,27 @@ def conditional(
     own = jnp.where(present, diagonal + nugget[..., None], 1.0)
     K = jnp.where(alone, own[..., None], jnp.where(present & present[:, None], within, 0.0))
     k = jnp.where(present, cross, 0.0)
-    b = solve(K, k[..., None], assume_a="pos")[..., 0]
+    b = solve_positive(K, k)
     return b, jnp.maximum(prior - (k * b).sum(-1), 0.0) + nugget
+
+
+@jax.custom_jvp
+def solve_positive(K: Array, k: Array) -> Array:
+    """``K^{-1} k`` for positive definite matrices (..., C, C) and vectors (..., C)."""
+    return _solve(jnp.linalg.cholesky(K), k)
+
+
+@solve_positive.defjvp
+def _solve_positive_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    # K db = dk - dK b, with the same factor; the derivative of the factorisation would cost several solves of matrices.
+    (K, k), (dK, dk) = primals, tangents
+    L = jnp.linalg.cholesky(K)
+    b = _solve(L, k)
+    return b, _solve(L, dk - matmul(dK, b[..., None])[..., 0])
+
+
+def _solve(L: Array, k: Array) -> Array:
+    return solve_lower(L, solve_lower(L, k[..., None]), transpose=True)[..., 0]
 
 
 def each_conditional(function: Callable[..., Any], size: int, *rows: Any) -> Any:
