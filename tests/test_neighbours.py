@@ -475,15 +475,15 @@ def predicting(X_new, y=None):
 @pytest.mark.slow
 def test_predictions_at_new_rows():
     """A program that conditions on its data predicts anywhere, in batches of rows too."""
-    mcmc = MCMC(dgp.Gibbs(predicting), num_warmup=100, num_samples=100, progress_bar=False)
-    mcmc.run(jax.random.key(0), X[:, :1], Y)
-    posterior = dgp.Posterior(predicting, samples=mcmc.get_samples(), site="y")
+    samples = {"noise": jnp.full(400, 0.2), "h": jnp.tile(X[:, :1], (400, 1, 1))}
+    posterior = dgp.Posterior(predicting, samples=samples, site="y")
     rows = jnp.linspace(-1, 1, 50)[:, None]
-    found = posterior.predict(jax.random.key(1), rows)
-    assert found.mean.shape == (50,)
-    assert np.sqrt(np.mean((found.mean - jnp.sin(2 * rows[:, 0])) ** 2)) < 0.3
-    batches = posterior.predict(jax.random.key(1), rows, batch_size=20, progress_bar=False)
-    np.testing.assert_allclose(batches.mean, found.mean, atol=0.2)
+    found = posterior.predict(jax.random.key(1), rows, num_samples=400)
+    kernel = dgp.kernels.Matern52() + dgp.kernels.White(0.04)
+    exact = dgp.gp("g", kernel, None).condition(X[:, :1], Y)(rows)  # h moves little between data that are so near
+    np.testing.assert_allclose(found.mean, exact.mean, atol=0.15)
+    batches = posterior.predict(jax.random.key(1), rows, num_samples=400, batch_size=20, progress_bar=False)
+    np.testing.assert_allclose(batches.mean, found.mean, atol=0.05)
     assert posterior.hidden(jax.random.key(1), rows)["h_new"].shape == (100, 50, 1)
 
 

@@ -79,7 +79,7 @@ class NearestFunction:
         mean: the mean function.
         num: neighbours of a new input.
 
-    Source: Vecchia (1988); Sauer et al. (2023).
+    Source: Vecchia (1988); Sauer et al. (2023b).
     """
 
     kernels: Kernels

@@ -62,7 +62,7 @@ class Neighbours:
         >>> print(f(X, noise=0.1).log_prob(y).round(1), exact(X, noise=0.1).log_prob(y).round(1))
         62.8 62.9
 
-    Source: Vecchia (1988); Guinness (2018) for the order and for noise; Sauer et al. (2023) for hidden layers.
+    Source: Vecchia (1988); Guinness (2018) for the order and for noise; Sauer et al. (2023b) for hidden layers.
     """
 
     X: Any
