@@ -1,10 +1,10 @@
 """``dgp.Neighbours``: two layers at thousands of data, two columns of inputs.
 
-``python benchmarks/neighbours.py`` prints, for each number of neighbours: seconds to find them, of one log density and
-of one with its gradient, of one bound and its gradient (``SparseFactor``), of an elliptical slice and of a sweep of
-``Gibbs``, and peak memory. ``--quality`` compares one layer with the exact process at a size where it can be had, by
-the order of the data, which are a draw of it: the evidence, and predictions at 500 new inputs; then the best Gaussian
-posteriors of several kinds with the evidence.
+``python benchmarks/neighbours.py`` prints, for each number of neighbours: seconds to find them, of one log density, of
+one with its gradient, of one bound and its gradient (``SparseFactor``), and of a sweep of ``Gibbs`` whose trajectories
+have three steps at most; and peak memory. ``--quality`` compares one layer with the exact process at a size where it
+can be had, by the order of the data, which are a draw of it: the evidence, and predictions at 500 new inputs; then the
+best Gaussian posteriors of several kinds beside the evidence.
 
 Time is that of compiled programs; compilation is left out. Each number of neighbours has a process of its own.
 """

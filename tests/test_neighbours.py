@@ -302,6 +302,7 @@ def test_sites_and_blocks():
     assert list(found) == ["rest", "h"]
 
 
+@pytest.mark.slow
 def test_the_density_of_a_program_is_that_of_the_exact_one():
     """As it is and in the coordinates of for_mcmc, value and gradient."""
     z = {"scale": jnp.array(0.8), "h_white": 0.3 * jnp.asarray(rng.normal(size=(N, 1)))}
