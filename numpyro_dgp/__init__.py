@@ -30,6 +30,7 @@ from numpyro_dgp.new_data.update import update
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.grid import Grid
+from numpyro_dgp.representations.neighbours import Neighbours
 from numpyro_dgp.representations.points import Points
 
 __version__ = "0.1.0"
@@ -54,6 +55,7 @@ __all__ = [
     "missing",
     "Points",
     "Grid",
+    "Neighbours",
     "Representation",
     "RandomFunction",
     "rings",

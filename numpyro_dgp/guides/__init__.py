@@ -24,6 +24,7 @@ from numpyro_dgp.guides.rules.ring_families import (
 )
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
+from numpyro_dgp.guides.rules.sparse_factor import SparseFactor
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
@@ -59,5 +60,6 @@ __all__ = [
     "ScaledProduct",
     "Site",
     "SiteDiagonal",
+    "SparseFactor",
     "WhitenedSites",
 ]

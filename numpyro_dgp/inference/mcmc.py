@@ -17,8 +17,8 @@ from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guid
 from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.observed_only import observed_only
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
@@ -63,7 +63,7 @@ class NonCentered(Reparam):
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
         values = unwrap(fn)
-        if not isinstance(values, FunctionValues | JointValues | RingNormal) or obs is not None:
+        if not isinstance(values, FunctionValues | ProcessValues | RingNormal) or obs is not None:
             raise ValueError(
                 f"NonCentered: expected {name!r} to hold unobserved function values, got "
                 f"{'an observed ' if obs is not None else 'a '}{type(values).__name__}: use it on hidden layers, and "

@@ -21,8 +21,8 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import Rows, mark
 from numpyro_dgp.model.induced_function import FunctionalOf
-from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap, values_of
 
 __all__ = ["Coupling", "MarkRows", "coupling", "seen_by_site"]
@@ -141,7 +141,7 @@ def _owner(values: Any) -> str | None:
 def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
     """Rows that a site depends on directly; their axes are counted from the end of its batch dimensions."""
     values = values_of(site["fn"])
-    joint = isinstance(values, JointValues)
+    joint = isinstance(values, ProcessValues)
     # The number of axes to the right of the batch dimensions. Joint values depend on all inputs along the last batch
     # dimension. All rows of a function depend on its hyperparameters.
     right = {"inputs": 2 if joint else 1, "noise": getattr(values, "event_dim", 0), "density": 0}

@@ -37,6 +37,7 @@ from numpyro_dgp.model.function_inputs import (
 )
 from numpyro_dgp.model.function_values import FunctionValues, Origin
 from numpyro_dgp.model.joint_values import JointValues, KnownValues
+from numpyro_dgp.model.process_values import ProcessValues
 
 __all__ = [
     "FeatureFunction",
@@ -74,7 +75,7 @@ class RandomFunction(Protocol):
 
     @property
     def site(self) -> str | None:
-        """Name of the sample site that holds v; ``None`` for an exact process, which has none."""
+        """Name of the sample site that holds v; ``None`` for a process without v, which is drawn at all inputs."""
 
     @property
     def outputs(self) -> int | None:
@@ -83,7 +84,7 @@ class RandomFunction(Protocol):
     def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> Any:
         """Values at inputs x (..., D): of an exact process jointly, otherwise each on its own."""
 
-    def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
+    def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> ProcessValues:
         """Values with their correlations over the last batch dimension of x (..., N, D)."""
 
     def given(self, x: ArrayLike, values: ArrayLike) -> RandomFunction:

@@ -9,8 +9,8 @@ import numpyro.distributions as dist
 
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.function_values import FunctionValues, Values
-from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.several_values import SeveralValues
 
 __all__ = ["Message", "Trace", "each_values_of", "hide", "masks_around", "rewrap", "site_kind", "unwrap", "values_of"]
@@ -78,9 +78,9 @@ def site_kind(msg: Message) -> str:
         return "observed"
     if isinstance(fn, InducingPrior):
         return "inducing"
-    if isinstance(fn, JointValues) and fn.function is not None and fn.function.site is None:
+    if isinstance(fn, ProcessValues) and fn.function is not None and fn.function.site is None:
         return "exact"
-    if isinstance(fn, FunctionValues | JointValues):
+    if isinstance(fn, FunctionValues | ProcessValues):
         return "hidden"
     return "latent" if msg["cond_indep_stack"] else "other"
 

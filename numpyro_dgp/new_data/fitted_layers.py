@@ -181,8 +181,8 @@ def _require_known(owner: str, drawn: Message, site: Message, program: Program) 
     name, kind = site["name"], site_kind(site)
     if kind == "exact":
         raise ValueError(
-            f"{owner}: expected layers with inducing points, got values of an exact process (inducing=None) at "
-            f"{name!r}, which are those of the rows of the fit: give the layer dgp.Points(Z)"
+            f"{owner}: expected layers with inducing points, got values of a process without (inducing=None or "
+            f"dgp.Neighbours) at {name!r}, which are those of the rows of the fit: give the layer dgp.Points(Z)"
         )
     if not program.is_shared(site):
         return
