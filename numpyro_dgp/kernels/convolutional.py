@@ -79,6 +79,11 @@ class Convolutional(Kernel):
         require_finite("weights of Convolutional", self.weights, "draw them from a Normal")
 
     def check_inputs(self, X: Any) -> None:
+        if np.shape(X)[-1:] == (self.patches.size,) != (self.patches.pixels,):
+            raise ValueError(
+                f"kernel Convolutional: expected images of {self.patches.pixels} numbers, got patches, {np.shape(X)}: "
+                "as inducing inputs they are dgp.InducingPatches(Z); a layer on single patches has the kernel of these"
+            )
         self.patches.require_images("kernel Convolutional", X)
 
     def _weights(self, dtype: jnp.dtype) -> Array:
