@@ -261,7 +261,10 @@ def test_guides_fit_and_predict(name, how):
     svi = SVI(program, guide, optax.adam(0.01), dgp.ELBO())
     result = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False)
     assert np.isfinite(result.losses).all()
-    prediction = dgp.Posterior(program, guide, result.params).predict(jax.random.key(1), X[:3], num_samples=5)
+    batch = 2 if how == "one" else None  # rows are known to be predicted one by one
+    prediction = dgp.Posterior(program, guide, result.params).predict(
+        jax.random.key(1), X[:3], num_samples=5, batch_size=batch, progress_bar=False
+    )
     assert np.isfinite(prediction.variance).all()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.algebra.linalg import matmul, set_diagonal
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.algebra.row_blocks import in_blocks
 from numpyro_dgp.kernels.base import Kernel, as_kernel, expand
@@ -90,50 +89,53 @@ class Convolutional(Kernel):
         R = self.patches.count
         return jnp.full(R, 1 / R, dtype) if self.weights is None else jnp.asarray(self.weights, dtype)
 
-    def _rows(self, X: Array) -> Array:
-        """All patches of images (N, H W C), one below the other (N R, D)."""
-        return self.patches(X).reshape(-1, self.patches.size)
-
-    def _sums(self, values: Array) -> Array:
-        """Weighted sums over the patches of values (N R, ...), a row per patch: (N, ...)."""
-        flat = values.reshape(-1, self.patches.count, math.prod(values.shape[1:]))
-        return matmul(self._weights(values.dtype), flat).reshape(-1, *values.shape[1:])
-
     def with_responses(self, X: Array, Z: Array) -> Array:
         r"""Cov[f(x), g(z)] of images (N, H W C) with the responses to patches (M, D): shape (N, M)."""
         dtype = jnp.result_type(X, Z)
         return jax.jit(Convolutional._with, inline=True)(self.cast(dtype), X.astype(dtype), Z.astype(dtype))
 
     def _with(self, X: Array, Z: Array) -> Array:
-        cells = self.patches.count * len(Z)
-        return in_blocks(lambda x: self._sums(self.kernel.evaluate(self._rows(x), Z)), X, cells=cells)
+        def block(x: Array) -> Array:
+            w = self._weights(x.dtype)
+            return jax.vmap(lambda patches: matmul(w, self.kernel.evaluate(patches, Z)))(self.patches(x))
+
+        return in_blocks(block, X, cells=self.patches.count * len(Z))
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         return jnp.vectorize(self._between, signature="(n,d),(m,d)->(n,m)")(X1, X2)
 
     def _between(self, X1: Array, X2: Array) -> Array:
-        pairs = self.patches.count**2
+        w, pairs = self._weights(X1.dtype), self.patches.count**2
+
+        def pair(patches: Array, others: Array) -> Array:
+            return matmul(matmul(w, self.kernel.evaluate(patches, others)), w)
 
         def some(x1: Array) -> Array:
             def block(x2: Array) -> Array:
-                K = self.kernel.evaluate(self._rows(x1), self._rows(x2))
-                return self._sums(self._sums(K).T)
+                return jax.vmap(jax.vmap(pair, (0, None)), (None, 0))(self.patches(x1), self.patches(x2))
 
             return in_blocks(block, X2, cells=pairs * len(x1)).T
 
         return in_blocks(some, X1, cells=pairs * len(X2))
 
     def diagonal(self, X: Array) -> Array:
-        def block(x: Array) -> Array:
-            patches, w = self.patches(x), self._weights(x.dtype)
-            K = set_diagonal(self.kernel.evaluate(patches, patches), self.kernel.diagonal(patches))
+        w = self._weights(X.dtype)
+
+        def variance(patches: Array) -> Array:
+            own = self.kernel.diagonal(patches)[:, None]  # free of the rounding of distances
+            K = jnp.where(jnp.eye(len(patches), dtype=bool), own, self.kernel.evaluate(patches, patches))
             return matmul(matmul(K, w), w)
+
+        def block(x: Array) -> Array:
+            return jax.vmap(variance)(self.patches(x))
 
         return in_blocks(block, X.reshape(-1, X.shape[-1]), cells=self.patches.count**2).reshape(X.shape[:-1])
 
     def features(self, key: Array, X: Array, num: int) -> Array:
+        w = self._weights(X.dtype)
+
         def block(x: Array) -> Array:
-            return self._sums(self.kernel.features(key, self._rows(x), num))
+            return jax.vmap(lambda patches: matmul(w, self.kernel.features(key, patches, num)))(self.patches(x))
 
         found = in_blocks(block, X.reshape(-1, X.shape[-1]), cells=self.patches.count * num)
         return found.reshape(*X.shape[:-1], num)
