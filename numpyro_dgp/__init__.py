@@ -5,6 +5,7 @@ import warnings
 import jax
 
 from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial, kernels, means, optim, rings, testing
+from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
@@ -30,6 +31,7 @@ from numpyro_dgp.new_data.update import update
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.grid import Grid
+from numpyro_dgp.representations.inducing_patches import InducingPatches
 from numpyro_dgp.representations.neighbours import Neighbours
 from numpyro_dgp.representations.points import Points
 
@@ -56,6 +58,8 @@ __all__ = [
     "Points",
     "Grid",
     "Neighbours",
+    "Patches",
+    "InducingPatches",
     "Representation",
     "RandomFunction",
     "rings",

@@ -20,7 +20,7 @@ ALLOWED = {
     "algebra": "",
     "kernels": "algebra",
     "means": "algebra",
-    "layer_starts": "kernels means",
+    "layer_starts": "algebra kernels means",
     "bounds": "algebra kernels",
     "model": "algebra kernels means",
     "rings": "algebra kernels means model",

@@ -22,7 +22,7 @@ from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
-from numpyro_dgp.model.sites import Message, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, row_shape, site_kind, unwrap
 from numpyro_dgp.rings.ring_normal import RingNormal
 
 __all__ = ["Collapse", "NonCentered", "centred_program", "for_mcmc", "position_of", "prepared", "sampled_program"]
@@ -70,9 +70,9 @@ class NonCentered(Reparam):
                 "numpyro.infer.reparam.LocScaleReparam on other sites"
             )
         if isinstance(values, Determined | DeterminedJoint):
-            return None, values.expand(fn.batch_shape).loc
+            return None, values.expand(row_shape(fn)).loc
         on_ring = isinstance(values, RingNormal)
-        values = values if on_ring else values.expand(fn.batch_shape)
+        values = values if on_ring else values.expand(row_shape(fn))
         shape = values.white_shape if on_ring else fn.event_shape
         white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
         if white.shape != (*fn.batch_shape, *shape):

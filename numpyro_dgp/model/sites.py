@@ -13,7 +13,18 @@ from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.several_values import SeveralValues
 
-__all__ = ["Message", "Trace", "each_values_of", "hide", "masks_around", "rewrap", "site_kind", "unwrap", "values_of"]
+__all__ = [
+    "Message",
+    "Trace",
+    "each_values_of",
+    "hide",
+    "masks_around",
+    "rewrap",
+    "row_shape",
+    "site_kind",
+    "unwrap",
+    "values_of",
+]
 
 # A message of NumPyro, while handlers process it or recorded in a trace; and a trace, by name.
 Message = dict[str, Any]
@@ -49,6 +60,12 @@ def each_values_of(fn: dist.Distribution) -> tuple[Any, ...]:
     """The same by function: a likelihood may see several of them."""
     values = values_of(fn)
     return values.parts if isinstance(values, SeveralValues) else (values,)
+
+
+def row_shape(fn: dist.Distribution) -> tuple[int, ...]:
+    """The shape of the rows of a site: its batch dimensions, and those of function values that ``to_event`` took."""
+    shape = (*fn.batch_shape, *fn.event_shape)
+    return shape[: len(shape) - unwrap(fn).event_dim]
 
 
 def rewrap(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:

@@ -69,8 +69,8 @@ class Use:
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         elif f.at_points(None) is None:
             raise ValueError(
-                f"Collapsed: expected known inputs for slopes and sums of layer {f.site!r}, got Gaussian ones: their "
-                "expectations have no closed form here; use guides.InducingPoint()"
+                f"Collapsed: expected known inputs for slopes, sums and responses to patches of layer {f.site!r}, got "
+                "Gaussian ones: their expectations have no closed form here; use guides.InducingPoint()"
             )
         else:
             loc, variance = _moments(rows, columns, known)
