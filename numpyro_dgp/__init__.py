@@ -29,6 +29,7 @@ from numpyro_dgp.new_data.condition import condition
 from numpyro_dgp.new_data.update import update
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
+from numpyro_dgp.representations.basis import Basis
 from numpyro_dgp.representations.grid import Grid
 from numpyro_dgp.representations.points import Points
 
@@ -54,6 +55,7 @@ __all__ = [
     "missing",
     "Points",
     "Grid",
+    "Basis",
     "Representation",
     "RandomFunction",
     "rings",

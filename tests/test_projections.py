@@ -216,7 +216,7 @@ def test_nuts_through_a_hidden_projection():
     posterior = dgp.Posterior(layered, samples=draws)
     values = posterior.functions(jax.random.key(0), num_samples=3)(X[:4])
     np.testing.assert_allclose(values["z"][0], 0.5 * X[:4] @ draws["A"][0].T, rtol=1e-10)
-    with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
+    with pytest.raises(ValueError, match=r"expected values that a Projection determines, .* dgp.for_mcmc"):
         run(layered, X, Y)
 
 

@@ -9,27 +9,40 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array
-from numpyro_dgp.model.function_values import FunctionValues, Propagated
+from numpyro_dgp.model.function_values import FunctionValues, Propagated, Values
 from numpyro_dgp.model.joint_values import JointValues
 
 __all__ = ["Determined", "DeterminedJoint", "require_following"]
 
 
-def _at_loc(values: FunctionValues | JointValues, value: Array) -> Array:
-    """Log density of values that are deterministic: 0 at ``loc``, else minus infinity."""
-    if values.spread is not None:  # the function is uncertain: given it, prior and posterior are the same point
-        return jnp.zeros(values.batch_shape, values.loc.dtype)
-    tolerance = jnp.finfo(values.loc.dtype).eps ** 0.5
-    near = jnp.abs(value - values.loc) <= tolerance * (1 + jnp.abs(values.loc))
-    return jnp.where(near.all(tuple(range(-values.event_dim, 0))), 0.0, -jnp.inf).astype(values.loc.dtype)
+class _AtLoc(Values):
+    """Values that are at ``loc``, with the log density 0 there and minus infinity elsewhere."""
 
-
-class Determined(FunctionValues):
-    """Values at each input on its own."""
+    spread: Array | None
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        return _at_loc(self, value)
+        if self.spread is not None:  # the function is uncertain: given it, prior and posterior are the same point
+            return jnp.zeros(self.batch_shape, self.loc.dtype)
+        near = _is_near(value, self.loc).all(tuple(range(-self.event_dim, 0)))
+        return jnp.where(near, 0.0, -jnp.inf).astype(self.loc.dtype)
+
+    def _validate_sample(self, value: Array) -> None:
+        if violated(_is_near, value, self.loc):
+            raise ValueError(
+                f"expected values that a {type(self.function).__name__} determines, got others: they have no density, "
+                "so that NUTS and the autoguides of NumPyro cannot move them; pass dgp.for_mcmc(model) in place of the "
+                "model, which makes them deterministic, or give the layer process noise, f(x, noise=s)"
+            )
+
+
+def _is_near(value: Any, loc: Any) -> Any:
+    return abs(value - loc) <= jnp.finfo(loc.dtype).eps ** 0.5 * (1 + abs(loc))
+
+
+class Determined(_AtLoc, FunctionValues):
+    """Values at each input on its own."""
 
     def propagated(self) -> PropagatedDetermined:
         return PropagatedDetermined(
@@ -41,14 +54,11 @@ class PropagatedDetermined(Determined, Propagated):
     """A guide's declaration that q of deterministic values equals the model's conditional."""
 
 
-class DeterminedJoint(JointValues):
+class DeterminedJoint(_AtLoc, JointValues):
     """As :class:`Determined`, with the correlations over the last batch dimension."""
 
     def from_white(self, white: Array) -> Array:
         return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
-
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        return _at_loc(self, value)
 
     def propagated(self) -> DeterminedJoint:
         return self
