@@ -165,11 +165,11 @@ class Basis(Box):
 def _warn_if_lost(name: str, function: BasisFunction) -> None:
     """Warn if the basis does not represent most of the variance of the kernel in the middle of its box."""
     middle = function.box.middle()[None]
-    share = jnp.min(jnp.square(function.features(middle)).sum(-1) / variances(function.kernels, middle))
-    if violated(lambda share: share >= _ENOUGH, share):
+    found, whole = function.prior_variance(middle), variances(function.kernels, middle)
+    if violated(lambda found, whole: found >= _ENOUGH * whole, found, whole):
         warnings.warn(
-            f"gp {name!r}: in the middle of the Basis its {function.size} functions have {float(share):.0%} of the "
-            "variance of the kernel: lengthscales are too short for the size, or too long for the interval; "
+            f"gp {name!r}: in the middle of the Basis its {function.size} functions have {jnp.min(found / whole):.0%} "
+            "of the variance of the kernel: lengthscales are too short for the size, or too long for the interval; "
             "dgp.Basis.around(X, lengthscale) chooses both",
             stacklevel=4,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,17 +26,10 @@ def reach(kernel: type[Kernel], lengthscale: float, error: float) -> float:
     """
     k = _of(kernel, lengthscale)
 
-    def is_near(distance: float) -> bool:
-        return float(jnp.abs(k(jnp.zeros((1, 1)), jnp.full((1, 1), distance)))[0, 0]) > error * float(_variance(k))
-
-    far = lengthscale
-    while is_near(far):
-        far *= 2
-    near = 0.0
-    for _ in range(20):
-        middle = 0.5 * (near + far)
-        near, far = (middle, far) if is_near(middle) else (near, middle)
-    return far
+    at = lengthscale * np.geomspace(1e-3, 1e3, 2000)
+    with jax.ensure_compile_time_eval():
+        near = np.abs(k(jnp.zeros((1, 1)), jnp.asarray(at)[:, None]))[0] > error * np.asarray(_variance(k))
+    return float(at[min(np.flatnonzero(near)[-1] + 1, len(at) - 1)]) if near.any() else 0.0
 
 
 def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: float) -> int:
@@ -52,9 +46,11 @@ def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: f
     """
     k, size = _of(kernel, lengthscale), 64
     while size <= _MOST:
-        density = np.asarray(k.spectral_density(math.pi * jnp.arange(size + 1.0)[:, None] / length), float)
+        with jax.ensure_compile_time_eval():
+            density = np.asarray(k.spectral_density(math.pi * jnp.arange(size + 1.0)[:, None] / length), float)
+            wanted = (1 - error) * float(_variance(k))
         below = (np.cumsum(density) - 0.5 * density[0]) / length  # by the trapezoidal rule, from zero on
-        if (enough := below >= (1 - error) * float(_variance(k))).any():
+        if (enough := below >= wanted).any():
             return max(int(np.argmax(enough)), 1)
         size *= 4
     raise ValueError(

@@ -64,7 +64,7 @@ class Use:
         exact = all(column is None for column in columns)
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
         if exact:
-            A, k = f.features(rows), f.prior_variance(rows) if self.open else None
+            A, k = f.features(rows), f.prior_variance(rows) if self.open and not f.determined else None
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         elif f.at_points(None) is None:
