@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.algebra.belief_moments import ROWS
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -78,7 +80,7 @@ class BasisFunction(InducedFunction):
 
     def features(self, rows: Array) -> Array:
         found = [series(rows) for series in self.series]
-        return found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found)
+        return checkpoint_name(found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found), ROWS)
 
     def prior_variance(self, rows: Array) -> Array:
         return jnp.square(self.features(rows)).sum(-1)
