@@ -84,8 +84,8 @@ def test_features_are_sines_with_the_spectral_density(D):
         row = []
         for j in itertools.product(*(range(1, m + 1) for m in sizes)):
             omega = np.array([math.pi * j[d] / (high[d] - low[d]) for d in range(D)])
-            phi = [math.sqrt(2 / (high - low)[d]) * math.sin(omega[d] * (x - low)[d]) for d in range(D)]
-            row.append(math.sqrt(kernel.spectral_density(omega)) * math.prod(phi))
+            sine = [math.sqrt(2 / (high - low)[d]) * math.sin(omega[d] * (x - low)[d]) for d in range(D)]
+            row.append(math.sqrt(kernel.spectral_density(omega)) * math.prod(sine))
         wanted.append(row)
     np.testing.assert_allclose(f.features(ROWS[:, :D]), wanted, atol=1e-14)
     assert f.size == math.prod(sizes)

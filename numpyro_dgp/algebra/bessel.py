@@ -28,6 +28,8 @@ def scaled_bessel(a: Array, num: int) -> Array:
         >>> import jax.numpy as jnp
         >>> print(scaled_bessel(jnp.array(1.0), 3).round(4))
         [0.4658 0.2079 0.0499]
+
+    Source: Amos (1974).
     """
     last = num + _AHEAD
     start = a / (last - 0.5 + jnp.sqrt((last + 0.5) ** 2 + jnp.square(a)))

@@ -2,12 +2,11 @@ r"""``Basis``: functions as finite sums of sines, weighted by the spectral densi
 
 On an interval of length :math:`\Delta` from a, the Laplacian with zeros at both ends has the eigenfunctions
 
-.. math:: \phi_j(x) = \sqrt{2 / \Delta}\, \sin\bigl(\pi j (x - a) / \Delta\bigr), \qquad
-          \sqrt{\lambda_j} = \pi j / \Delta ,
+.. math:: e_j(x) = \sqrt{2 / \Delta}\, \sin\bigl(\omega_j (x - a)\bigr), \qquad \omega_j = \pi j / \Delta ,
 
 in several columns products of these. With the spectral density :math:`\varrho` of a stationary kernel
 
-.. math:: f(x) = m(x) + \sum_{j=1}^M \sqrt{\varrho(\sqrt{\lambda_j})}\; \phi_j(x)\, v_j, \qquad v_j \sim N(0, 1) ,
+.. math:: f(x) = m(x) + \sum_{j=1}^M \sqrt{\varrho(\omega_j)}\; e_j(x)\, v_j, \qquad v_j \sim N(0, 1) ,
 
 tends to the process as :math:`\Delta` and M grow. It is this finite sum that is represented: v determines the function.
 """
