@@ -114,7 +114,7 @@ class Basis(Box):
             >>> import numpy as np
             >>> basis = Basis.around(np.array([[0.0], [4.0]]), 1.0)
             >>> print(basis.low.round(2), basis.high.round(2), basis.size)
-            [-1.63] [5.63] (7,)
+            [-1.64] [5.64] (6,)
         """
         X = known_numbers("inputs of Basis.around", X)
         require_inputs("Basis.around", X)
