@@ -30,6 +30,7 @@ from numpyro_dgp.new_data.condition import condition
 from numpyro_dgp.new_data.update import update
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
+from numpyro_dgp.representations.basis import Basis
 from numpyro_dgp.representations.grid import Grid
 from numpyro_dgp.representations.inducing_patches import InducingPatches
 from numpyro_dgp.representations.neighbours import Neighbours
@@ -57,6 +58,7 @@ __all__ = [
     "missing",
     "Points",
     "Grid",
+    "Basis",
     "Neighbours",
     "Patches",
     "InducingPatches",

@@ -16,6 +16,8 @@ from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import as_mean
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.random_function import Representation
+from numpyro_dgp.representations.basis import Basis
+from numpyro_dgp.representations.basis_function import BasisFunction
 from numpyro_dgp.representations.exact import Exact, ExactFunction
 from numpyro_dgp.representations.grid import Grid
 from numpyro_dgp.representations.neighbours import NeighbourFunction, Neighbours
@@ -45,6 +47,15 @@ def gp(
     outputs: int | None = ...,
     mean: Callable[[Array], Array] | None = ...,
 ) -> RingFunction: ...
+@overload
+def gp(
+    name: str,
+    kernel: KernelLike | Sequence[KernelLike],
+    inducing: Basis,
+    *,
+    outputs: int | None = ...,
+    mean: Callable[[Array], Array] | None = ...,
+) -> BasisFunction: ...
 @overload
 def gp(
     name: str,
@@ -90,9 +101,10 @@ def gp(
     Args:
         name: name of the site.
         kernel: k, a kernel or any callable ``k(X1, X2)``; or a sequence of P of them, one per output.
-        inducing: how the function is represented: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``, any other
-            ``Representation``, or ``None`` for an exact process, which opens no site and whose values are drawn at all
-            inputs at once, as are those of ``dgp.Neighbours(X)``, in which each depends on its nearest neighbours.
+        inducing: how the function is represented: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``,
+            ``dgp.Basis(low, high, size)``, any other ``Representation``, or ``None`` for an exact process, which opens
+            no site and whose values are drawn at all inputs at once, as are those of ``dgp.Neighbours(X)``, in which
+            each depends on its nearest neighbours.
         outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
         mean: m, a mean function or any callable from (..., D) to (..., P); zero by default.
 
@@ -135,7 +147,8 @@ def gp(
     representation = Exact() if inducing is None else inducing
     if not hasattr(representation, "open") or isinstance(representation, type):
         raise ValueError(
-            f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size), dgp.Neighbours(X) or None, got "
+            f"gp {name!r}: expected inducing=dgp.Points(Z), another representation (dgp.Grid, dgp.Basis, "
+            f"dgp.Neighbours) or None, got "
             f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
         )
     return representation.open(name, kernels, outputs, as_mean(mean))

@@ -389,7 +389,7 @@ def test_bad_input():
 
 def test_collapsed_guides_are_for_points():
     x, guide = jnp.linspace(10, 50, 20)[:, None], G.Collapsed(program)
-    with pytest.raises(ValueError, match=r"expected the layer at 'y' to be on dgp.Points, got RingFunction"):
+    with pytest.raises(ValueError, match=r"layer at 'y' to be on dgp.Points or a dgp.Basis, got RingFunction"):
         dgp.ELBO().loss(jax.random.key(0), {}, program, guide, x, jnp.sin(x[:, 0]), grid=grid_of("line"))
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "joint_cholesky",
     "matmul",
     "nugget",
+    "products_in_rows",
     "rounding_scale",
     "rows_times",
     "safe_sqrt",
@@ -102,6 +103,11 @@ def safe_sqrt(x: Array) -> Array:
     """Square root of ``max(x, 0)`` whose derivative at zero is zero instead of infinite."""
     positive = x > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
+
+
+def products_in_rows(A: Array, B: Array) -> Array:
+    """All products of a number of a row of A (..., I) with one of the same row of B (..., J): (..., I J)."""
+    return (A[..., :, None] * B[..., None, :]).reshape(*A.shape[:-1], -1)
 
 
 @fused

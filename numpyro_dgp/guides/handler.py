@@ -16,6 +16,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows
+from numpyro_dgp.model.determined import require_following
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
 from numpyro_dgp.model.outcomes import require_in_range
@@ -182,6 +183,7 @@ class Replace(Messenger):
             at_rows=lambda *run: self._at_rows(name, fn, *run),
         )
         q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
+        require_following(self.choices.owner, name, fn, q)
         if kind == "exact":
             require_rows(rule, site, q.shape(), fn.shape())
         copies = None

@@ -36,8 +36,8 @@ from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.inference.integrated_layers import Integrate
 from numpyro_dgp.inference.white_numbers import Coordinates, coordinates_of
 from numpyro_dgp.model.beliefs import Belief, StandardNormal
+from numpyro_dgp.model.determined import Determined, DeterminedJoint
 from numpyro_dgp.model.function_values import Values
-from numpyro_dgp.model.projections import Determined, DeterminedJoint
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.site_densities import total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, unwrap

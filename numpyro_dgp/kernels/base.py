@@ -36,6 +36,7 @@ class Kernel(Covariance):
     ``spectral_density(omega)``  rings: layers on ``dgp.Grid``, exact regression by ``rings.RingNormal``
     ``frequencies(key, ...)``    draws of functions on a ``dgp.Grid``; for subclasses of ``Stationary``,
                                  which have ``features`` from it
+    ``series(X, sizes)``         ``dgp.Basis`` by functions of the kernel's own, where they are known
     ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
     ``check_inputs(X)``          an error where known inputs are none of the kernel's, such as labels out of range
     ============================ ========================================================================
@@ -210,6 +211,9 @@ class Constant(Kernel):
     def features(self, key: Array, X: Array, num: int) -> Array:
         offset = jnp.sqrt(self.variance) * jax.random.normal(key, (num,), X.dtype)
         return jnp.broadcast_to(offset, (*X.shape[:-1], num))
+
+    def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
+        return jnp.sqrt(self.variance) * jnp.ones_like(X[..., :1])
 
 
 class FromCallable(Kernel):

@@ -62,6 +62,16 @@ class Covariance:
         """
         raise no_spectral_density(type(self).__name__)
 
+    def series(self, X: Array, sizes: tuple[int, ...]) -> Array | None:
+        r"""Features (N, M) of a function that is a sum of known functions with independent weights N(0, 1), or an
+        infinite series of them that is cut off: their products are k(X, X). ``None`` where there is none.
+
+        Args:
+            X: inputs (N, D).
+            sizes: of a series, how many functions of each column at most.
+        """
+        return None
+
     def tilts(self, dims: int) -> tuple[Term, ...]:
         r"""The kernel as a sum of :class:`Term`, for which Gaussian expectations have a closed form.
 

@@ -95,6 +95,9 @@ class Linear(Kernel):
         slope = jax.random.normal(key, (X.shape[-1], num), X.dtype)
         return matmul(X * jnp.sqrt(self.variance), slope)
 
+    def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
+        return X * jnp.sqrt(self.variance)
+
     def tilts(self, dims: int) -> tuple[Term, ...]:
         if type(self) is not Linear:
             return super().tilts(dims)

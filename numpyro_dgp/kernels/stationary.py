@@ -15,8 +15,9 @@ from jax.scipy.special import gammaln
 
 from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
+from numpyro_dgp.algebra.bessel import scaled_bessel
 from numpyro_dgp.algebra.distances import squared_distances
-from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.algebra.linalg import matmul, products_in_rows, safe_sqrt
 from numpyro_dgp.algebra.matern import matern12, matern32, matern52
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.terms import Term
@@ -310,6 +311,21 @@ class Periodic(Stationary):
         omega = jax.random.normal(frequency_key, (2 * X.shape[-1], num), X.dtype)
         return jnp.sqrt(self.variance) * _phase_features(phase_key, matmul(self._scale(X), omega))
 
+    def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
+        r"""Of each column :math:`e^{-a} I_0(a) + 2 e^{-a} \sum_n I_n(a) \cos(2\pi n (x - x') / \tau)`, where
+        :math:`a = \ell^{-2}`: a constant, and a cosine and a sine of each frequency."""
+        D = X.shape[-1]
+        rates = 1 / jnp.square(jnp.broadcast_to(self.lengthscale, (D,)))
+        total = jnp.sqrt(self.variance) * jnp.ones_like(X[..., :1])
+        for angle, rate, size in zip(jnp.moveaxis(2 * math.pi * X / self.period, -1, 0), rates, sizes, strict=True):
+            num = (size - 1) // 2
+            phase = angle[..., None] * jnp.arange(1, num + 1)
+            weights = safe_sqrt(scaled_bessel(rate, num + 1))
+            waves = math.sqrt(2) * weights[1:] * jnp.stack([jnp.cos(phase), jnp.sin(phase)])
+            constant = jnp.broadcast_to(weights[0], (*X.shape[:-1], 1))
+            total = products_in_rows(total, jnp.concatenate([constant, *waves], -1))
+        return total
+
 
 @pytree
 class Cosine(Stationary):
@@ -341,3 +357,7 @@ class Cosine(Stationary):
     def features(self, key: Array, X: Array, num: int) -> Array:
         angle = jnp.broadcast_to(self._angle(X)[..., None], (*X.shape[:-1], num))
         return jnp.sqrt(self.variance) * _phase_features(key, angle)
+
+    def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
+        angle = self._angle(X)
+        return jnp.sqrt(self.variance) * jnp.stack([jnp.cos(angle), jnp.sin(angle)], -1)

@@ -39,6 +39,7 @@ class InducedFunction(FeatureFunction):
     A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five members of its own: ``size``,
     ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. Importance weights also need
     :meth:`held`, draws of whole functions :meth:`prior_draw`, new data :meth:`whitened_values_of`.
+    A function that v determines says so by ``determined``, and needs no :meth:`prior_draw`.
     :meth:`conditional_variance` and :meth:`block_moments` can be overridden by what is more accurate or faster.
     :meth:`grad` and :meth:`linear` need features and covariances that JAX can differentiate by the inputs.
 
@@ -232,6 +233,10 @@ class FunctionalOf(InducedFunction):
     @property
     def dense(self) -> bool:
         return self.base.dense
+
+    @property
+    def determined(self) -> bool:
+        return self.base.determined
 
     def features(self, rows: Array) -> Array:
         return self.functional(self.base.features, rows)

@@ -12,12 +12,10 @@ Given :math:`\Pi`, z is deterministic. A bound that is a sum over data needs onl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._checks import require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
@@ -25,59 +23,11 @@ from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.row_blocks import in_blocks
 from numpyro_dgp.means import Mean, as_mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
+from numpyro_dgp.model.determined import Determined, DeterminedJoint
 from numpyro_dgp.model.function_inputs import mean_values
-from numpyro_dgp.model.function_values import FunctionValues, Origin, Propagated
-from numpyro_dgp.model.hidden_posteriors import ConditionalValues
-from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.function_values import Origin
 
-__all__ = ["Determined", "Projection", "projection"]
-
-
-def _at_loc(values: FunctionValues | JointValues, value: Array) -> Array:
-    """Log density of values that are deterministic: 0 at ``loc``, else minus infinity."""
-    if values.spread is not None:  # the function is uncertain: given it, prior and posterior are the same point
-        return jnp.zeros(values.batch_shape, values.loc.dtype)
-    tolerance = jnp.finfo(values.loc.dtype).eps ** 0.5
-    near = jnp.abs(value - values.loc) <= tolerance * (1 + jnp.abs(values.loc))
-    return jnp.where(near.all(tuple(range(-values.event_dim, 0))), 0.0, -jnp.inf).astype(values.loc.dtype)
-
-
-class Determined(FunctionValues):
-    """Values that are deterministic given the function, and uncertain only through a belief about it."""
-
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        return _at_loc(self, value)
-
-    def propagated(self) -> PropagatedDetermined:
-        return PropagatedDetermined(
-            self.loc, self.conditional_variance, self.spread, self.event_dim, origin=self.origin
-        )
-
-
-class PropagatedDetermined(Determined, Propagated):
-    """A guide's declaration that q of deterministic values equals the model's conditional."""
-
-
-class DeterminedJoint(JointValues):
-    """As :class:`Determined`, with the correlations over the last batch dimension."""
-
-    def from_white(self, white: Array) -> Array:
-        return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
-
-    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        return _at_loc(self, value)
-
-    def propagated(self) -> DeterminedJoint:
-        return self
-
-
-@kl_divergence.register(FunctionValues, Determined)
-@kl_divergence.register(ConditionalValues, Determined)
-def _kl_determined(q: FunctionValues, p: Determined) -> Array:
-    raise ValueError(
-        "projection: expected a guide under which projected values follow the model, got independent Gaussians for "
-        'them: give their site the rule Propagate, sites={"z": dgp.guides.Propagate()}'
-    )
+__all__ = ["Projection", "projection"]
 
 
 @pytree

@@ -28,6 +28,7 @@ from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, project
+from numpyro_dgp.model.determined import Determined, DeterminedJoint
 from numpyro_dgp.model.function_inputs import (
     checked_inputs,
     mean_values,
@@ -183,6 +184,11 @@ class FeatureFunction:
         """Whether closed forms at known inputs may build matrices (M, M) from its features: it is on ``dgp.Points``."""
         return self.at_points(None) is not None
 
+    @property
+    def determined(self) -> bool:
+        """Whether v determines the function: it is a sum of known functions with weights v, and A A^T is its k."""
+        return False
+
     def features(self, rows: Array) -> Array:
         """A, the covariance of f at rows (N, D) with v: shape (N, M), or (P, N, M) where outputs differ."""
         raise NotImplementedError
@@ -197,6 +203,8 @@ class FeatureFunction:
 
     def conditional_variance(self, rows: Array, A: Array) -> Array:
         """Diagonal of k(x, x) - A A^T, variances of f at rows (N, D) given v: (N,), or (P, N) where outputs differ."""
+        if self.determined:
+            return jnp.zeros_like(A[..., 0])
         return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.size)
 
     def held(self) -> Self:
@@ -235,7 +243,7 @@ class FeatureFunction:
         require_noise(noise, self.outputs, x.shape[:-1])
         loc, conditional, spread, total = self.moments(x.reshape(-1, x.shape[-1]))
         extra = noise_variance(noise, loc.dtype)
-        return FunctionValues(
+        return (Determined if self.determined and noise is None else FunctionValues)(
             self._unflatten(loc, x) + self.mean_at(x),
             self._unflatten(conditional, x) + extra,
             None if spread is None else self._unflatten(spread, x),
@@ -258,12 +266,13 @@ class FeatureFunction:
         loc = self._known(flat, rows)
         prior, spread = self.covariance(x), None
         whole = isinstance(self.u, FunctionDraw)
-        conditional = jnp.zeros_like(prior) if whole else prior - matmul(A, A.mT)
+        conditional = jnp.zeros_like(prior) if whole or self.determined else prior - matmul(A, A.mT)
         scale = rounding_scale(jnp.diagonal(prior, axis1=-2, axis2=-1), noise_variance(noise, loc.dtype))
         if isinstance(self.u, Belief):
             spread = jax.vmap(self.u.spread_covariance)(A.reshape(-1, *A.shape[-3:]))
             spread = spread.reshape(*x.shape[:-2], *spread.shape[1:])
-        return (KnownValues if whole else JointValues)(
+        determined = DeterminedJoint if self.determined and noise is None else JointValues
+        return (KnownValues if whole else determined)(
             self._unflatten(loc, x) + self.mean_at(x),
             conditional + noise_covariance(noise, x.shape[-2], loc.dtype),
             spread,
@@ -284,6 +293,14 @@ class FeatureFunction:
         belief_key, white_key = jax.random.split(key)
         stop = jax.lax.stop_gradient
         here, size, fixed = stop(x), self.outputs or 1, self.held()
+        u: Any = self.u
+        if isinstance(u, Belief):
+            v = u.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
+        else:
+            v = self.by_output(u)[..., None]
+        if self.determined:
+            known = matmul(_by_batch(self.features(x.reshape(-1, x.shape[-1])), x), v)
+            return known[..., 0].mT + self.mean(x)
         # The same numbers twice: the first is differentiated by the parameters, the second by the inputs.
         A, B = (_by_batch(f.features(a.reshape(-1, a.shape[-1])), a) for f, a in ((self, here), (fixed, x)))
         prior = self.covariance(here)
@@ -292,11 +309,6 @@ class FeatureFunction:
         white = jax.random.normal(white_key, (*x.shape[:-2], size, x.shape[-2], 1), A.dtype)
         weights = solve_lower(stop(F), white, transpose=True)
         cross = fixed.covariance(x, here) - matmul(B, stop(A).mT)
-        u: Any = self.u
-        if isinstance(u, Belief):
-            v = u.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
-        else:
-            v = self.by_output(u)[..., None]
         known = matmul(A + B - stop(B), v)
         return (known + matmul(F, white) + matmul(cross - stop(conditional), weights))[..., 0].mT + self.mean(x)
 
@@ -330,6 +342,8 @@ class FeatureFunction:
     def _draw(self, draw: FunctionDraw, A: Array, rows: Array) -> Array:
         """A prior draw from random functions, corrected so that it passes through u (Matheron's rule)."""
         u = self.by_output(draw.u)
+        if self.determined:
+            return project(u, A)
         feature_key, weight_key = jax.random.split(draw.key)
         weights = jax.random.normal(weight_key, (u.shape[0], draw.num_features), u.dtype)
         at_rows, whitened = self.prior_draw(feature_key, weights / math.sqrt(draw.num_features), rows)

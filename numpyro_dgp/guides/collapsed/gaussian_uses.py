@@ -64,13 +64,14 @@ class Use:
         exact = all(column is None for column in columns)
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
         if exact:
-            A, k = f.features(rows), f.prior_variance(rows) if self.open else None
+            A, k = f.features(rows), f.prior_variance(rows) if self.open and not f.determined else None
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         elif f.at_points(None) is None:
             raise ValueError(
-                f"Collapsed: expected known inputs for slopes, sums and responses to patches of layer {f.site!r}, got "
-                "Gaussian ones: their expectations have no closed form here; use guides.InducingPoint()"
+                f"Collapsed: expected known inputs of layer {f.site!r}, a {type(f).__name__}, got Gaussian ones: "
+                "closed forms are for values on dgp.Points, not for slopes, sums and other representations; use "
+                "guides.InducingPoint()"
             )
         else:
             loc, variance = _moments(rows, columns, known)
@@ -150,8 +151,9 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
     for name, use in found.items():
         if not isinstance(use.function, InducedFunction) or not use.function.dense:
             raise ValueError(
-                f"Collapsed: expected the layer at {name!r} to be on dgp.Points, got {type(use.function).__name__}: on "
-                "a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means"
+                f"Collapsed: expected the layer at {name!r} to be on dgp.Points or a dgp.Basis, got "
+                f"{type(use.function).__name__}: on a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has "
+                "the optimal means"
             )
     return found
 
