@@ -31,6 +31,7 @@ from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.grid import Grid
 from numpyro_dgp.representations.points import Points
+from numpyro_dgp.state_space import StateSpaceNormal
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ __all__ = [
     "Representation",
     "RandomFunction",
     "rings",
+    "StateSpaceNormal",
     "kernels",
     "means",
     "GaussHermite",

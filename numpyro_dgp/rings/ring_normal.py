@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax.scipy.sparse.linalg import cg
 from numpyro.distributions import constraints, kl_divergence
 
@@ -29,6 +28,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import log_density, log_determinant
 from numpyro_dgp.algebra.linalg import jitter, matmul, solve_lower
 from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.rings.circulant import Circulant, kl_between_circulants
 from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean
 from numpyro_dgp.rings.series import regular, wraparound
@@ -37,7 +37,7 @@ from numpyro_dgp.rings.spectra import Ring, require_ring, spectrum
 __all__ = ["Ring", "RingNormal", "optimal_gain", "optimal_mean", "regular", "wraparound"]
 
 
-class RingNormal(dist.Distribution):
+class RingNormal(DrawnFromWhite):
     r"""Values of a stationary process on a regular grid, exactly: :math:`y \sim N(m,\, C_{oo} + \sigma^2 I)`.
 
     ``log_prob`` is the log evidence of exact regression. With ``noise=None`` it is the process itself, to use as a
