@@ -31,6 +31,7 @@ from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.grid import Grid
 from numpyro_dgp.representations.points import Points
+from numpyro_dgp.representations.state_space import StateSpace
 from numpyro_dgp.state_space import StateSpaceNormal
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ __all__ = [
     "missing",
     "Points",
     "Grid",
+    "StateSpace",
     "Representation",
     "RandomFunction",
     "rings",

@@ -4,12 +4,12 @@ r"""Observations of a Gaussian Markov chain: their log density, and the state gi
           y_n = h^\top s_n + \text{noise of variance } r_n .
 
 The N steps are cut into chunks, which run side by side: in each a Kalman filter from an unknown state, whose slopes,
-covariance and likelihood by that state are an element (``chain_elements``). The elements are then joined. With chunks of
-:math:`\sqrt N` steps that is :math:`2 \sqrt N` steps one after the other instead of N, each on long rows of numbers.
+covariance and likelihood by that state are an element (``chain_elements``). The elements are then joined. With chunks
+of :math:`\sqrt N` steps that is :math:`2 \sqrt N` steps one after the other instead of N, each on long rows of numbers.
 Smoothing runs the filter again, from the state that is now known at the start of each chunk, and its derivative back:
 with :math:`\lambda` and :math:`-\Lambda` the first and second derivative of the log density of all later observations
-by the filter's mean m, the state given all observations is :math:`N(m + P \lambda,\, P - P \Lambda P)`. No covariance is inverted, so
-that states may be without noise and times may repeat.
+by the filter's mean m, the state given all observations is :math:`N(m + P \lambda,\, P - P \Lambda P)`. No covariance
+of states is inverted, so that they may be without noise and times may repeat.
 
 Source: Sarkka and Garcia-Fernandez (2021); the backward pass is that of Bryson and Frazier (Sarkka and Solin, 2019).
 """
@@ -25,10 +25,10 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.chain_elements import Element, after, before
-from numpyro_dgp.algebra.linalg import fused, matmul, safe_sqrt, with_jitter
+from numpyro_dgp.algebra.linalg import fused, matmul, safe_sqrt, solve_lower, with_jitter
 from numpyro_dgp.algebra.tuning import tuned
 
-__all__ = ["Chain", "Observed", "log_evidence", "prior_states", "shock_factor", "smoothed"]
+__all__ = ["Chain", "Observed", "log_evidence", "prior_states", "shock_factors", "smoothed"]
 
 
 class Chain(Protocol):
@@ -89,14 +89,19 @@ def smoothed(chain: Chain, observed: Observed) -> tuple[Array, Array]:
 
 
 @fused
-def shock_factor(Q: Array) -> Array:
-    """Lower factors of covariances (..., d, d) whose diagonals may be of any size: rows of zeros where it is zero."""
+def shock_factors(Q: Array) -> tuple[Array, Array]:
+    """Lower factors of covariances (..., d, d) and their inverses; both have zeros where the diagonal is zero.
+
+    Diagonals may be of any size, because correlations are factorised: with the time that passes, the variances of a
+    function's derivatives become small at different rates.
+    """
     scale = safe_sqrt(jnp.diagonal(Q, axis1=-2, axis2=-1))
     moving = scale > 0
     inverse = jnp.where(moving, 1 / jnp.where(moving, scale, 1), 0)
     eye = jnp.eye(Q.shape[-1], dtype=Q.dtype)
     correlation = inverse[..., None] * Q * inverse[..., None, :] + jnp.where(moving, 0, 1)[..., None] * eye
-    return scale[..., None] * jnp.linalg.cholesky(with_jitter(correlation))
+    factor = jnp.linalg.cholesky(with_jitter(correlation))
+    return scale[..., None] * factor, solve_lower(factor, eye) * inverse[..., None, :]
 
 
 @fused

@@ -251,9 +251,9 @@ class _ToWhite(_FromWhite):
             return super().numbers(msg, found)
         if isinstance(unwrap(msg["fn"]), DrawnFromWhite):
             raise ValueError(
-                f"evidence: expected samples= of a program without {type(unwrap(msg['fn'])).__name__}, got one at {name!r}, whose "
-                "values do not tell the numbers that they are drawn from: leave samples= out, the bound from below "
-                "needs none"
+                f"evidence: expected samples= of a program without {type(unwrap(msg['fn'])).__name__}, got one at "
+                f"{name!r}, whose values do not tell the numbers that they are drawn from: leave samples= out, the "
+                "bound from below needs none"
             )
         self.white[name] = found.white(jnp.asarray(self.values[name], found.dtype))
         return self.white[name]

@@ -2,15 +2,16 @@ r"""Kernels of one input column as linear stochastic differential equations: the
 
 A process :math:`f(t) = h^\top s(t)` has a Markov state s of d numbers, the function and some of its derivatives,
 
-.. math:: s(t + \tau) = \Phi(\tau)\, s(t) + \epsilon, \qquad \epsilon \sim N(0, Q(\tau)), \qquad s(t) \sim N(0, P_\infty),
+.. math:: s(t + \tau) = \Phi(\tau)\, s(t) + \epsilon, \qquad \epsilon \sim N(0, Q(\tau)), \qquad s(t) \sim N(0, P_\infty)
 
-with :math:`Q = P_\infty - \Phi P_\infty \Phi^\top`. That difference cancels where :math:`\tau` is small: a Matern 5/2 has
-:math:`Q_{11} \propto \tau^5`. Here every Q is a sum of which no term cancels another.
+with :math:`Q = P_\infty - \Phi P_\infty \Phi^\top`. That difference cancels where :math:`\tau` is small: a Matern 5/2
+has :math:`Q_{11} \propto \tau^5`. The sums that stand here for Q do not.
 
-Matrices stand first: :math:`\Phi` at times :math:`\tau` (...,) has shape (d, d, ...), so that arithmetic on many of them
-is arithmetic on long rows.
+Matrices stand first: :math:`\Phi` at times :math:`\tau` (...,) has shape (d, d, ...), so that arithmetic on many of
+them is arithmetic on long rows.
 
-Source: Hartikainen and Sarkka (2010); Solin and Sarkka (2014) for periodic kernels; Sarkka and Solin (2019), chapter 12.
+Source: Hartikainen and Sarkka (2010); Solin and Sarkka (2014) for periodic kernels; Sarkka and Solin (2019), chapter
+12.
 """
 
 from __future__ import annotations
@@ -93,15 +94,16 @@ class StateSpaceForm:
 
 
 def _matrix(rows: list[list[Any]], like: Array) -> Array:
-    return jnp.stack([jnp.stack([jnp.broadcast_to(jnp.asarray(entry, like.dtype), like.shape) for entry in row]) for row in rows])
+    entries = [jnp.broadcast_to(jnp.asarray(entry, like.dtype), like.shape) for row in rows for entry in row]
+    return jnp.stack(entries).reshape(len(rows), len(rows), *like.shape)
 
 
 @pytree
 class MaternState(StateSpaceForm):
     r"""A Matern of smoothness d - 1/2: the function and its derivatives :math:`f^{(i)} / \lambda^i`, i < d.
 
-    In these units all matrices are functions of :math:`a = \lambda \tau`, :math:`\lambda = \sqrt{2 \nu} / \ell`, and Q is
-    made of :math:`p_n = e^{-x} x^n / n!` and :math:`1 - \sum_{n < 2d - 1} p_n` at :math:`x = 2a`.
+    In these units all matrices are functions of :math:`a = \lambda \tau`, :math:`\lambda = \sqrt{2 \nu} / \ell`, and Q
+    is made of :math:`p_n = e^{-x} x^n / n!` and :math:`1 - \sum_{n < 2d - 1} p_n` at :math:`x = 2a`.
 
     Args:
         variance: k(t, t).

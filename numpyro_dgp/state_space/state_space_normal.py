@@ -12,7 +12,7 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import is_concrete, require_finite, require_positive
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.kalman import Observed, log_evidence, prior_states, shock_factor, smoothed
+from numpyro_dgp.algebra.kalman import Observed, log_evidence, prior_states, shock_factors, smoothed
 from numpyro_dgp.algebra.linalg import jitter, matmul
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
@@ -116,7 +116,8 @@ class StateSpaceNormal(DrawnFromWhite):
         """The draw that standard normal numbers (..., N, d) give, or (..., N, d + 1) where there is noise."""
         form = self._form()
         d, time = form.size, passing(self.times[self.present], self.loc.dtype)
-        first, later = shock_factor(form.covariance()), shock_factor(jnp.moveaxis(form.noise(time), -1, 0))
+        first, _ = shock_factors(form.covariance())
+        later, _ = shock_factors(jnp.moveaxis(form.noise(time), -1, 0))
 
         def path(white: Array) -> Array:
             shocks = matmul(later, white[:, :d, None])[..., 0].T
