@@ -2,7 +2,7 @@ r"""Kernels of one input column as linear stochastic differential equations: the
 
 A process :math:`f(t) = h^\top s(t)` has a Markov state s of d numbers, the function and some of its derivatives,
 
-.. math:: s(t + \tau) = \Phi(\tau)\, s(t) + \epsilon, \qquad \epsilon \sim N(0, Q(\tau)), \qquad s(t) \sim N(0, P_\infty)
+.. math:: s(t + \tau) = \Phi(\tau)\, s(t) + \epsilon, \quad \epsilon \sim N(0, Q(\tau)), \quad s(t) \sim N(0, P_\infty)
 
 with :math:`Q = P_\infty - \Phi P_\infty \Phi^\top`. That difference cancels where :math:`\tau` is small: a Matern 5/2
 has :math:`Q_{11} \propto \tau^5`. The sums that stand here for Q do not.

@@ -24,14 +24,14 @@ class StateSpace:
     r"""Inducing states: a function of one input column is represented by itself and its derivatives at given times.
 
     A kernel with d states (:class:`~numpyro_dgp.StateSpaceNormal` lists them) has M d whitened values, the shocks from
-    each state to the next. Given them, values at different times are independent of all but the states around them, and
-    no matrix of the times is factorised: the layer opens in O(M d^3), and draws of v or of whole functions become values at N
-    inputs in O((M + N) d^2). Gaussian q(v), inside ``dgp.ELBO``, build the features of all rows, N M d numbers, as
-    ``Points`` do; for Matern 1/2 both are the same layer. With all inputs among the times the layer is the exact
-    process, up to the jitter.
+    each state to the next. Given them, a value depends on the states around it only, and no matrix of the times is
+    factorised: the layer opens in O(M d^3), and draws of v or of whole functions become values at N inputs in
+    O((M + N) d^2). Gaussian q(v), inside ``dgp.ELBO``, build the features of all rows, N M d numbers, as ``Points`` do;
+    for Matern 1/2 both are the same layer. With all inputs among the times the layer is the exact process, up to the
+    jitter.
 
-    What the waves of a ``Periodic`` kernel leave out stays in the variance of f(x) given v, so that the layer's bound is
-    a bound for the kernel itself.
+    What the waves of a ``Periodic`` kernel leave out stays in the variance of f(x) given v, so that the layer's bound
+    is a bound for the kernel itself.
 
     Args:
         times: t (M,) or (M, 1), in order.
@@ -50,7 +50,7 @@ class StateSpace:
         >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape
         ((7,), (42,))
 
-    Source: Hartikainen and Sarkka (2010); inducing states, Durrande et al. (2019).
+    Source: Hartikainen and Sarkka (2010); inducing states, Adam et al. (2020).
     """
 
     times: ArrayLike

@@ -1,8 +1,8 @@
 r"""Functions of one column that are represented by their Markov states at given times; ``dgp.StateSpace`` makes them.
 
 The whitened values are the shocks between these times, :math:`s_1 = F_1 v_1` and :math:`s_j = \Phi_j s_{j-1} + F_j v_j`
-with :math:`F_j F_j^\top = Q_j`. A value between :math:`t_i` and :math:`t_{i+1}` depends on the state at the former and on
-the next shock only,
+with :math:`F_j F_j^\top = Q_j`. A value between :math:`t_i` and :math:`t_{i+1}` depends on the state at the former and
+on the next shock only,
 
 .. math:: E[f(x) \mid v] = h^\top \Phi(x - t_i)\, s_i + a^\top v_{i+1}, \qquad
           a = F_{i+1}^{-1} \Phi(t_{i+1} - x)\, Q(x - t_i)\, h, \qquad
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -16,7 +16,7 @@ from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.means import Constant, Identity, Linear, Zero
 from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
-from numpyro_dgp.model.induced_function import InducedFunction
+from numpyro_dgp.model.induced_function import FunctionalOf, InducedFunction
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.sites import Message, masks_around, site_kind, unwrap
 
@@ -68,9 +68,10 @@ class Use:
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         elif f.at_points(None) is None:
+            what = "slopes and sums of layer" if isinstance(f, FunctionalOf) else f"the {type(f).__name__} of layer"
             raise ValueError(
-                f"Collapsed: expected known inputs for slopes and sums of layer {f.site!r}, got Gaussian ones: their "
-                "expectations have no closed form here; use guides.InducingPoint()"
+                f"Collapsed: expected known inputs for {what} {f.site!r}, got Gaussian ones: their expectations have "
+                "no closed form here; use guides.InducingPoint()"
             )
         else:
             loc, variance = _moments(rows, columns, known)
