@@ -35,6 +35,8 @@ from numpyro_dgp.representations.grid import Grid
 from numpyro_dgp.representations.inducing_patches import InducingPatches
 from numpyro_dgp.representations.neighbours import Neighbours
 from numpyro_dgp.representations.points import Points
+from numpyro_dgp.representations.state_space import StateSpace
+from numpyro_dgp.state_space import StateSpaceNormal
 
 __version__ = "0.1.0"
 
@@ -62,9 +64,11 @@ __all__ = [
     "Neighbours",
     "Patches",
     "InducingPatches",
+    "StateSpace",
     "Representation",
     "RandomFunction",
     "rings",
+    "StateSpaceNormal",
     "kernels",
     "means",
     "GaussHermite",

@@ -102,9 +102,9 @@ def gp(
         name: name of the site.
         kernel: k, a kernel or any callable ``k(X1, X2)``; or a sequence of P of them, one per output.
         inducing: how the function is represented: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``,
-            ``dgp.Basis(low, high, size)``, any other ``Representation``, or ``None`` for an exact process, which opens
-            no site and whose values are drawn at all inputs at once, as are those of ``dgp.Neighbours(X)``, in which
-            each depends on its nearest neighbours.
+            ``dgp.Basis(low, high, size)``, ``dgp.StateSpace(times)``, any other ``Representation``, or ``None`` for an
+            exact process, which opens no site and whose values are drawn at all inputs at once, as are those of
+            ``dgp.Neighbours(X)``, in which each depends on its nearest neighbours.
         outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
         mean: m, a mean function or any callable from (..., D) to (..., P); zero by default.
 
@@ -147,9 +147,8 @@ def gp(
     representation = Exact() if inducing is None else inducing
     if not hasattr(representation, "open") or isinstance(representation, type):
         raise ValueError(
-            f"gp {name!r}: expected inducing=dgp.Points(Z), another representation (dgp.Grid, dgp.Basis, "
-            f"dgp.Neighbours) or None, got "
-            f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
+            f"gp {name!r}: expected inducing=dgp.Points(Z), another representation, such as dgp.Grid(low, high, size), "
+            f"or None, got {type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
         )
     return representation.open(name, kernels, outputs, as_mean(mean))
 

@@ -336,18 +336,24 @@ class FeatureFunction:
     def _known(self, A: Array, rows: Array) -> Array:
         """Mean (N, P) without the mean function."""
         if isinstance(self.u, FunctionDraw):
-            return self._draw(self.u, A, rows)
+            return self._draw(self.u, lambda v: project(v, A), rows)
         return project(self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u), A)
 
-    def _draw(self, draw: FunctionDraw, A: Array, rows: Array) -> Array:
-        """A prior draw from random functions, corrected so that it passes through u (Matheron's rule)."""
+    def _draw(self, draw: FunctionDraw, through: Callable[[Array], Array], rows: Array) -> Array:
+        """A prior draw from random functions, corrected so that it passes through u (Matheron's rule).
+
+        Args:
+            draw: the draw.
+            through: the linear map from whitened values (P, M) to the function at the rows (N, P).
+            rows: (N, D).
+        """
         u = self.by_output(draw.u)
         if self.determined:
-            return project(u, A)
+            return through(u)
         feature_key, weight_key = jax.random.split(draw.key)
         weights = jax.random.normal(weight_key, (u.shape[0], draw.num_features), u.dtype)
         at_rows, whitened = self.prior_draw(feature_key, weights / math.sqrt(draw.num_features), rows)
-        return at_rows + project(u - whitened, A)
+        return at_rows + through(u - whitened)
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         """Inputs as an array, checked, with their noise."""

@@ -22,7 +22,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._checks import require_count, require_finite, require_noise, require_positive
@@ -30,6 +29,7 @@ from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import jitter
 from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.rings.circulant import Circulant, kl_between_circulants
 from numpyro_dgp.rings.few_gaps import FewGaps, FewValues
 from numpyro_dgp.rings.local_variances import local_variances, reach_of
@@ -45,7 +45,7 @@ __all__ = ["RingNormal"]
 _MOST_ENTRIES = 2**27
 
 
-class RingNormal(dist.Distribution):
+class RingNormal(DrawnFromWhite):
     r"""Values of a stationary process on a regular grid, exactly: :math:`y \sim N(m,\, C_{oo} + D)`.
 
     ``log_prob`` is the log evidence of exact regression. With ``noise=None`` it is the process itself, to use as a
