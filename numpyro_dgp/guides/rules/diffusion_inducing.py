@@ -103,7 +103,8 @@ class Diffusion(Rule):
     .. math:: v = m + R z_0, \qquad z_{k-1} = a_k z_k + s_k^2\, b_k(z_k) + s_k \tau_k \epsilon_k, \quad z_K \sim N(0, I)
 
     b is a network and starts at zero, :math:`\tau` at one, so that q(v) starts as ``base``, ``Full()`` by default.
-    A chain of Gaussian steps is a mixture of infinitely many Gaussians: unlike a flow it can end in separate modes.
+    A chain of Gaussian steps is a mixture of infinitely many Gaussians. It can hold separate modes, but a fit seldom
+    finds a second one (``docs/posteriors.md``); :class:`MixtureOfGaussians` does.
     Its density at v is an integral over paths. The bound has the divergence of the whole path from the same diffusion
     at its equilibrium, which is larger by the divergence of the two given v: it is a bound, lower by that much.
 
