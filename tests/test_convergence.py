@@ -52,6 +52,7 @@ def draws_of(count):
     return chain, other
 
 
+@pytest.mark.slow
 def test_reflected_and_exchanged_outputs_are_the_same_function():
     chain, other = draws_of(60)
     samples = {name: jnp.concatenate([chain[name], other[name]]) for name in chain}

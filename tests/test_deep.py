@@ -231,6 +231,7 @@ def test_gradient_is_the_derivative_of_the_bound():
         np.testing.assert_allclose((gradient[name] * direction).sum(), (ahead - behind) / 2e-6, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_five_layers_have_a_finite_gradient_in_float32(x32):
     def model(X, y):
         x = X

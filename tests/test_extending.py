@@ -101,6 +101,7 @@ def test_bounds_agree(name):
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, deep, guide, X, Y))
 
 
+@pytest.mark.slow
 def test_the_rule_keeps_the_promises_of_a_guide():
     dgp.testing.check_guide(deep, GUIDES["toy rule"](deep), X, Y)
 

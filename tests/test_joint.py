@@ -108,7 +108,7 @@ def test_every_kernel_at_every_size_in_single_precision(name, x32):
     check_sizes(KERNELS[name], SIZES, outputs=2)
 
 
-@pytest.mark.parametrize("outputs", [None, 2])
+@pytest.mark.parametrize("outputs", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_on_a_grid(outputs, x32):
     with handlers.seed(rng_seed=0):
         f = dgp.gp("f", kernels.RBF(lengthscale=0.5), dgp.Grid(-3.0, 3.0, 24), outputs=outputs)
@@ -239,6 +239,7 @@ def test_bound_in_marginal_mode_in_single_precision(x32):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
 
 
+@pytest.mark.slow
 def test_whole_functions(x32):
     guide = dgp.guides.InducingPoint(areas)
     params = random_params(areas, guide, *areas_data())

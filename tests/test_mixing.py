@@ -154,6 +154,7 @@ def test_a_conditional_that_mixes_outputs_sees_the_correlations(key):
         dgp.Likelihood(G_X.mix(P), normal, collapse="marginal")
 
 
+@pytest.mark.slow
 def test_posterior_density_sees_the_correlations(key):
     guide = G.InducingPoint(coregionalised)
     params = random_params(coregionalised, guide, X, Y)

@@ -154,6 +154,7 @@ def test_hidden_layer_draws(key):
     assert (jnp.abs(values.mean(0) - q.mean) < 5 * jnp.sqrt(q.variance / 4000)).all()
 
 
+@pytest.mark.slow
 def test_inducing_values_drawn_once_for_every_draw(key):
     """The distribution at each input is the same as with inducing values integrated out draw by draw."""
     samples = GUIDE.sample_posterior(jax.random.key(3), PARAMS, X[:1], sample_shape=(4000,))

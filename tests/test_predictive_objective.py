@@ -77,6 +77,7 @@ def test_one_layer_is_the_dense_formula():
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_masked_rows_count_nothing_and_minibatches_are_scaled():
     params, guide = parameters(("f", (4,))), G.InducingPoint(shallow)
     keep = jnp.arange(9) % 3 != 1

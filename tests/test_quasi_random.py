@@ -54,6 +54,7 @@ def losses(objective, repeats):
     )
 
 
+@pytest.mark.slow
 def test_unbiased_with_less_variance_of_bound_and_gradient():
     plain, plain_gradient = losses(dgp.ELBO(8), 150)
     even, even_gradient = losses(dgp.ELBO(8, quasi_random=True), 150)

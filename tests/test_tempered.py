@@ -85,6 +85,7 @@ def test_warm_up_ends_at_the_same_bound():
     np.testing.assert_allclose(warm.losses[-1], plain.losses[-1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_predictive_objective_has_its_divergence_tempered():
     result = fitted(Tempered(optax.sgd(0.0), 0.25), 1, dgp.PredictiveObjective(regularisation=2.0))
     value = dgp.PredictiveObjective(regularisation=0.5).loss(KEY, START, model, GUIDE, X, Y)
