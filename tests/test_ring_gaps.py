@@ -279,3 +279,25 @@ def test_a_compiled_posterior_of_known_hyperparameters_finds_its_reach():
     y = rng.normal(size=SCATTERED.sum())
     d = RingNormal(KERNEL, LINE, 0.3 + 0 * y, SCATTERED, solver=ESTIMATED)
     assert [a.shape for a in jax.eval_shape(d.posterior, y)] == [(120,), (120,)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gaps", "uneven"])
+def test_second_derivatives_are_refused_where_the_determinant_is_estimated(case):
+    y = rng.normal(size=SCATTERED.sum())
+    h = jnp.array([1.2, 1.1, 1.0])
+    with pytest.raises(ValueError, match=r"expected first derivatives .* got second ones: make it exact, solver="):
+        jax.eval_shape(jax.hessian(evidence(case, ESTIMATED, y)), h)
+    assert np.isfinite(jax.hessian(evidence(case, Solver(), y))(h)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gaps", "uneven"])
+def test_near_hyperparameters_have_nearly_the_same_error(case):
+    """The probes are the same, so that differences of densities are better than densities."""
+    y = rng.normal(size=SCATTERED.sum())
+    h = jnp.array([1.2, 1.1, 1.0])
+    both = jax.jit(lambda h: evidence(case, ESTIMATED, y)(h) - evidence(case, Solver(), y)(h))
+    ring, observed, noise = CASES[case]
+    error = RingNormal(KERNEL, ring, noise, observed, solver=ESTIMATED).log_prob_and_error(y)[1]
+    assert abs(both(h.at[1].mul(1.02)) - both(h)) < 0.3 * error

@@ -96,6 +96,8 @@ def _trace(matrix: UnitTrace, seed: int, probes: int, steps: int, second: bool) 
 
 
 def _forward(matrix: UnitTrace, seed: int, probes: int, steps: int, second: bool) -> tuple[Estimate, UnitTrace]:
+    matrix = _known_once(matrix)
+
     def add(total: UnitTrace, key: Array) -> tuple[UnitTrace, tuple[Array, Array, Array]]:
         found, basis, core = _quadrature(matrix, key, steps, second)
         return jax.tree.map(jnp.add, total, _slope(matrix, basis, core)), found
@@ -111,6 +113,21 @@ def _backward(
 
 
 _trace.defvjp(_forward, _backward)
+
+
+@jax.custom_jvp
+def _known_once(matrix: UnitTrace) -> UnitTrace:
+    """The matrix itself, which cannot be differentiated a second time."""
+    return matrix
+
+
+@_known_once.defjvp
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise ValueError(
+        "RingNormal: expected first derivatives of a density whose log determinant is estimated, got second ones: make "
+        "it exact, solver=dgp.rings.Solver(exact=...) with at least the number of gaps or that of values, or fit by "
+        "first derivatives"
+    )
 
 
 def _keys(seed: int, probes: int) -> Array:
