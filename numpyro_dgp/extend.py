@@ -12,6 +12,7 @@ from numpyro_dgp.model.function_values import FunctionValues, Origin
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues
 from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.random_function import PointValues, RandomFunction, Representation
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "JointValues",
     "Origin",
     "PointValues",
+    "ProcessValues",
     "RandomFunction",
     "Representation",
     "Rule",
