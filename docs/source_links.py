@@ -2,7 +2,7 @@
 
 import re
 
-NAME = r"[A-Z][a-zé]{2,}(?:-[A-Z][a-zé]+)*"
+NAME = r"[A-Z][a-zé]+(?:-[A-Z][a-zé]+)*"
 AUTHORS = rf"{NAME}(?: et al\.| and {NAME})?"
 YEAR = r"(?:19|20)\d\d[a-z]?"
 # "Titsias (2009)" and "Tebbutt (2016, section 3.2)"; in brackets "(Neal, 2001; Grosse et al., 2015)".

@@ -5,6 +5,7 @@ import warnings
 import jax
 
 from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial, kernels, means, optim, rings, testing
+from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
@@ -31,7 +32,11 @@ from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.basis import Basis
 from numpyro_dgp.representations.grid import Grid
+from numpyro_dgp.representations.inducing_patches import InducingPatches
+from numpyro_dgp.representations.neighbours import Neighbours
 from numpyro_dgp.representations.points import Points
+from numpyro_dgp.representations.state_space import StateSpace
+from numpyro_dgp.state_space import StateSpaceNormal
 
 __version__ = "0.1.0"
 
@@ -56,9 +61,14 @@ __all__ = [
     "Points",
     "Grid",
     "Basis",
+    "Neighbours",
+    "Patches",
+    "InducingPatches",
+    "StateSpace",
     "Representation",
     "RandomFunction",
     "rings",
+    "StateSpaceNormal",
     "kernels",
     "means",
     "GaussHermite",

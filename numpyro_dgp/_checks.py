@@ -2,7 +2,7 @@
 
 A check looks at values only when they are concrete. Under ``jit``, ``grad`` or ``vmap`` the values
 are tracers and only shapes are checked, so checking costs nothing in a compiled step. A program that is compiled by
-:func:`compiled_with_checks` also says whether some check of a traced value would have spoken.
+:func:`with_checks` also says whether some check of a traced value would have spoken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from numpyro_dgp._typing import ArrayLike
 
 __all__ = [
     "MISSING",
-    "compiled_with_checks",
     "is_concrete",
     "nearest",
     "require_count",
@@ -36,6 +35,7 @@ __all__ = [
     "require_scalar",
     "require_squares",
     "violated",
+    "with_checks",
     "with_nearest",
 ]
 
@@ -53,11 +53,11 @@ def is_concrete(*values: Any) -> bool:
 
 
 _CHECKING_LATER: ContextVar[bool] = ContextVar("_CHECKING_LATER", default=False)
-"""Whether the program that is being traced collects its checks: set by ``compiled_with_checks`` while it traces."""
+"""Whether the program that is being traced collects its checks: set by ``with_checks`` while it traces."""
 
 
 def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
-    """Whether known values break a rule. Traced ones do not here: :func:`compiled_with_checks` looks at them.
+    """Whether known values break a rule. Traced ones do not here: :func:`with_checks` looks at them.
 
     Args:
         rule: from arrays, of NumPy or of JAX, to whether each entry keeps it, by operators that both have.
@@ -70,10 +70,11 @@ def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
     return False
 
 
-def compiled_with_checks(function: Callable[..., Any], *args: Any) -> tuple[Any, bool]:
-    """``function(*args)`` as one compiled program, and whether all checks of traced values in it passed.
+def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """``function``, to be compiled, with a record of all checks of traced values in it: gives ``(record, result)``.
 
-    If not, calling ``function`` without compiling it raises the error, or gives the warning.
+    Where ``record.get()`` is not ``None`` a check failed: calling ``function`` without compiling it raises the error,
+    or gives the warning.
     """
 
     def checking(*args: Any) -> Any:
@@ -83,8 +84,8 @@ def compiled_with_checks(function: Callable[..., Any], *args: Any) -> tuple[Any,
         finally:
             _CHECKING_LATER.reset(token)
 
-    error, result = jax.jit(checkify.checkify(checking, errors=checkify.user_checks))(*args)
-    return result, error.get() is None
+    checked: Callable[..., tuple[Any, Any]] = checkify.checkify(checking, errors=checkify.user_checks)
+    return checked
 
 
 def require_count(owner: str, name: str, value: Any, hint: str) -> None:

@@ -2,6 +2,6 @@
 of a deeper program at the fit of a shallower one."""
 
 from numpyro_dgp.deepening.deepen import DeeperStart, deepen
-from numpyro_dgp.layer_starts import LayerStart, Standardizer, kmeans, layers, mixing
+from numpyro_dgp.layer_starts import LayerStart, Standardizer, inducing_patches, kmeans, layers, mixing
 
-__all__ = ["DeeperStart", "LayerStart", "Standardizer", "deepen", "kmeans", "layers", "mixing"]
+__all__ = ["DeeperStart", "LayerStart", "Standardizer", "deepen", "inducing_patches", "kmeans", "layers", "mixing"]

@@ -13,10 +13,11 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._data import as_numbers, known_numbers, require_apart, warn_of_units
 from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Linear, Mean, Zero, pca
 
-__all__ = ["LayerStart", "Standardizer", "kmeans", "layers", "mixing"]
+__all__ = ["LayerStart", "Standardizer", "inducing_patches", "kmeans", "layers", "mixing"]
 
 _KMEANS_ROWS = 20_000
 
@@ -215,6 +216,43 @@ def _central_rows(rows: np.ndarray, count: int, labels: list[int], rng: np.rando
     distance = np.square(places - centres[cluster]).sum(1)
     order = np.lexsort((distance, cluster))
     return rows[order[np.unique(cluster[order], return_index=True)[1]]]
+
+
+def inducing_patches(images: ArrayLike, patches: Patches, num_inducing: int, *, seed: int = 0) -> np.ndarray:
+    """Inducing patches (M, D): the centres of k-means clusters of patches, by :func:`kmeans`.
+
+    Of many images, a random few are looked at. Patches with places are clustered in units in which pixels together, and
+    places together, have unit variance.
+
+    Args:
+        images: (N, H W C), or what a layer below gives there, in the units in which the layer sees it.
+        patches: which patches an image has.
+        num_inducing: M, at most the number of distinct patches.
+        seed: of the random start.
+
+    Returns:
+        Inducing patches (M, D).
+
+    Raises:
+        ValueError: as :func:`kmeans`; images of another size.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_dgp as dgp
+        >>> images = np.random.default_rng(0).normal(size=(10, 64))
+        >>> dgp.initial.inducing_patches(images, dgp.Patches((8, 8), (3, 3)), 20).shape
+        (20, 9)
+    """
+    images = known_numbers("images of initial.inducing_patches", images)
+    require_inputs("initial.inducing_patches", images)
+    patches.require_images("initial.inducing_patches", images)
+    rng = np.random.default_rng(seed)
+    few = min(len(images), max(1, 10 * _KMEANS_ROWS // patches.count))
+    rows = np.asarray(patches(rng.permutation(images)[:few])).reshape(-1, patches.size)
+    scale, places = np.ones(patches.size, rows.dtype), patches.size - 2 * patches.places
+    for columns in (slice(places), slice(places, None)) if patches.places else ():
+        scale[columns] = rows[:, columns].std() or 1.0
+    return kmeans(rows / scale, num_inducing, seed=seed) * scale
 
 
 class LayerStart(NamedTuple):

@@ -20,6 +20,7 @@ from numpyro_dgp.representations.basis import Basis
 from numpyro_dgp.representations.basis_function import BasisFunction
 from numpyro_dgp.representations.exact import Exact, ExactFunction
 from numpyro_dgp.representations.grid import Grid
+from numpyro_dgp.representations.neighbours import NeighbourFunction, Neighbours
 from numpyro_dgp.representations.points import Points, SparseFunction
 from numpyro_dgp.rings.ring_function import RingFunction
 
@@ -59,6 +60,15 @@ def gp(
 def gp(
     name: str,
     kernel: KernelLike | Sequence[KernelLike],
+    inducing: Neighbours,
+    *,
+    outputs: int | None = ...,
+    mean: Callable[[Array], Array] | None = ...,
+) -> NeighbourFunction: ...
+@overload
+def gp(
+    name: str,
+    kernel: KernelLike | Sequence[KernelLike],
     inducing: None,
     *,
     outputs: int | None = ...,
@@ -92,8 +102,9 @@ def gp(
         name: name of the site.
         kernel: k, a kernel or any callable ``k(X1, X2)``; or a sequence of P of them, one per output.
         inducing: how the function is represented: ``dgp.Points(Z)``, ``dgp.Grid(low, high, size)``,
-            ``dgp.Basis(low, high, size)``, any other ``Representation``, or ``None`` for an exact process, which opens
-            no site and whose values are drawn at all inputs at once.
+            ``dgp.Basis(low, high, size)``, ``dgp.StateSpace(times)``, any other ``Representation``, or ``None`` for an
+            exact process, which opens no site and whose values are drawn at all inputs at once, as are those of
+            ``dgp.Neighbours(X)``, in which each depends on its nearest neighbours.
         outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
         mean: m, a mean function or any callable from (..., D) to (..., P); zero by default.
 
@@ -136,9 +147,8 @@ def gp(
     representation = Exact() if inducing is None else inducing
     if not hasattr(representation, "open") or isinstance(representation, type):
         raise ValueError(
-            f"gp {name!r}: expected inducing=dgp.Points(Z), dgp.Grid(low, high, size), dgp.Basis(low, high, size) "
-            f"or None, got "
-            f"{type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
+            f"gp {name!r}: expected inducing=dgp.Points(Z), another representation, such as dgp.Grid(low, high, size), "
+            f"or None, got {type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
         )
     return representation.open(name, kernels, outputs, as_mean(mean))
 

@@ -14,8 +14,9 @@ from programs import X, Y, Z, bayesian, deep, explicit, random_params, shallow
 from sizes import mostly_slow
 
 import numpyro_dgp as dgp
+from numpyro_dgp.algebra import compiled
 from numpyro_dgp.algebra.row_by_row import row_axes
-from numpyro_dgp.prediction import compiled, predictor
+from numpyro_dgp.prediction import predictor
 from numpyro_dgp.prediction.row_batches import round_up
 
 NEW = jnp.linspace(-2.5, 2.5, 30)[:, None]

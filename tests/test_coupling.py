@@ -83,6 +83,14 @@ def centred(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(h - h.mean(0)), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
+def several_places(X, y=None):
+    """Values at three places of every datum, each drawn on its own, that a layer sees together."""
+    f, g = layer("f"), dgp.gp("g", dgp.kernels.RBF(1.0, 2.0), dgp.Points(jnp.hstack([Z, -Z, jnp.sin(9 * Z)])))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(jnp.stack([X, 0.5 * X, -X], -2), noise=0.1).to_event(1))
+        numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+
 def grouped(X, y=None):
     """A value per group, which several data see: one row for every datum, though a row has several data."""
     f, g = layer("f", outputs=1, mean=dgp.means.Identity()), layer("g")
@@ -127,13 +135,18 @@ COUPLED = {
     differences: {"f"},
     noise_of_all: {"f"},
     centred: {"f"},
+    several_places: {"f"},
 }
 FREE = [grouped, two_tasks, skip, labels, shallow, deep, explicit, bayesian]
 
 
+@pytest.mark.parametrize("model", COUPLED, ids=lambda m: m.__name__)
+def test_values_that_are_seen_together_are_found(model):
+    assert inspect_program(model, (X, Y), {}).coupled == COUPLED[model]
+
+
 @pytest.mark.parametrize("model", mostly_slow([bins, centred, driven], COUPLED), ids=lambda m: m.__name__)
 def test_values_that_are_seen_together_are_drawn_together(model):
-    assert inspect_program(model, (X, Y), {}).coupled == COUPLED[model]
     guide = dgp.guides.InducingPoint(model)
     params = random_params(model, guide, X, Y)
     ours = draws_of_bound(dgp.ELBO(), params, model, guide, X, Y)

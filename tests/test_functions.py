@@ -273,7 +273,7 @@ NAN = np.where(np.arange(8).reshape(4, 2) == 3, np.nan, 0.0)
         (lambda: dgp.Points(NAN), r"expected finite inducing inputs Z, got 1 NaN.*first at index \(1, 1\)"),
         (
             lambda: open_gp(jnp.zeros(4), KERNEL, Z),
-            r"expected inducing=dgp.Points\(Z\), dgp.Grid\(.*\) or None, got ndarray",
+            r"expected inducing=dgp.Points\(Z\), .*dgp.Grid\(.*\), or None, got ndarray",
         ),
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z), outputs=0), "expected outputs to be a positive integer"),
         (

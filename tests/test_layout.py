@@ -20,11 +20,12 @@ ALLOWED = {
     "algebra": "",
     "kernels": "algebra",
     "means": "algebra",
-    "layer_starts": "kernels means",
+    "layer_starts": "algebra kernels means",
     "bounds": "algebra kernels",
     "model": "algebra kernels means",
     "rings": "algebra kernels means model",
-    "representations": "algebra kernels means model rings",
+    "state_space": "algebra kernels means model",
+    "representations": "algebra kernels means model rings state_space",
     "primitives": "kernels means model rings representations",
     "guides.rules": "algebra layer_starts model rings",
     "guides": "guides.rules model",
@@ -46,7 +47,7 @@ ALLOWED = {
 # What it may import from outside: JAX and NumPy everywhere, and these.
 OUTSIDE = {
     **dict.fromkeys(["algebra", "kernels", "means", "bounds", "layer_starts"], "scipy"),
-    **dict.fromkeys(["model", "rings", "representations", "primitives"], "scipy numpyro"),
+    **dict.fromkeys(["model", "rings", "state_space", "representations", "primitives"], "scipy numpyro"),
     **dict.fromkeys(["guides.rules", "guides", "guides.collapsed"], "numpyro numpyro.infer"),
     **dict.fromkeys(["inference", "optim"], "scipy numpyro numpyro.infer optax tqdm"),
     **dict.fromkeys(["densities", "draws", "fitted", "predict", "extend"], "scipy numpyro numpyro.infer"),

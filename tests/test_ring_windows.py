@@ -407,3 +407,31 @@ def test_the_benchmark_runs(tmp_path):
         command = [sys.executable, str(script), part, "--smoke", "--out", str(tmp_path)]
         assert "|" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert (tmp_path / "ring_scale.png").stat().st_size > 10_000
+
+
+def test_too_large_for_all_grid_points_says_which_rules_are_not():
+    """Found from shapes, before anything of the size is made."""
+    grid = dgp.Grid(0.0, 25_000.0, 50_000, 16)
+    x = jax.ShapeDtypeStruct((50_000, 1), jnp.float64)
+    only_near = r"Circulant\(\) \(data everywhere\), WhitenedSites\(\) .* need no such array for f\(x\)"
+
+    def moments(x, value, joint=False):
+        f = open_gp(value, K.RBF(), grid)
+        return f.joint(x).loc if joint else f(x).loc
+
+    value = jnp.zeros(50_000)
+    assert jax.eval_shape(moments, x, value).shape == (50_000,)
+    with pytest.raises(ValueError, match=r"layer 'f': .* got 50000 x 50000 numbers: .*" + only_near):
+        jax.eval_shape(lambda x: moments(x, value, joint=True), x)
+    product = RingBelief(RingPrior((50_000,), value + 1, ((50_000,),)), value, value + 1, value + 1, value + 1)
+    with pytest.raises(ValueError, match="rule ScaledProduct: expected a grid small enough for its divergence"):
+        product.squared_norm()
+
+    def model(x, y=None):
+        f = dgp.gp("f", K.RBF(), grid)
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    guide = G.InducingPoint(model, inducing=G.Full())
+    with pytest.raises(ValueError, match="rule Full: expected a grid small enough for its covariance, got 50000 x 500"):
+        jax.eval_shape(lambda: numpyro.handlers.seed(guide, 0)(jnp.zeros((2, 1)), jnp.zeros(2)))

@@ -84,7 +84,7 @@ def test_padding_costs_no_dense_solve(num, margin):
     assert observed[:num].all()
     assert margin <= size - num <= margin + (100 if num == 1_000_000 and margin == 100.0 else 300)
     np.testing.assert_allclose(ring.length, size)
-    cost = lambda m: (m - num) ** 3 / 3 + 10 * m * transforms(m)  # noqa: E731
+    cost = lambda m: min(m - num, num) ** 3 / 3 + 10 * m * transforms(m)  # noqa: E731
     least = num + int(margin)
     assert cost(size) <= min(cost(m) for m in range(least, least + 300)) * (1 + 1e-12)
 

@@ -153,7 +153,10 @@ def observed_exactly(X, y=None, inner=False):
     numpyro.sample("y", dgp.gp("g", dgp.kernels.RBF(1.0, scale), None)(h, noise=NOISE), obs=y)
 
 
-EXACT = r"got values of an exact one .inducing=None. at '{}'.* Give the layer dgp.Points.X., and y a dgp.Lik.*; or .*"
+EXACT = (
+    r"got values of one without .inducing=None or dgp.Neighbours. at '{}'.* Give the layer dgp.Points.X., and y a "
+    r"dgp.Lik.*; or .*"
+)
 BY_HAND = r"dgp.kernels.White\(noise\*\*2\), None\).condition\(X, y\)\(X_new\)"
 
 

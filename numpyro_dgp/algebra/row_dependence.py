@@ -247,6 +247,8 @@ def place(equation: Any, i: int, axis: int, shape: tuple[int, ...], out: tuple[i
         return None if axis == params[_ALONG[name]] else kept
     if name in _BY_MATRIX:
         return kept if axis < len(shape) - 2 else None
+    if name == "top_k":
+        return kept if axis < len(shape) - 1 else None
     if name == "rev":
         return Place(axis, axis in params["dimensions"])
     if name == "concatenate":

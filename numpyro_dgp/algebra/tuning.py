@@ -40,6 +40,8 @@ class Tuning:
         few_columns: input columns up to which squared distances are summed column by column, in one fused pass over
             the result: exact where the matrix product that takes over with more columns loses digits.
         cells: numbers that expectations of kernels hold at once.
+        chunk: steps of a Markov chain in one chunk, where chunks are joined by a parallel scan; 0 for the root of the
+            number of steps, where they are joined one after the other.
     """
 
     kept_products: int
@@ -54,6 +56,7 @@ class Tuning:
     leaf: int
     few_columns: int
     cells: int
+    chunk: int
 
     def rows(self, dtype: jnp.dtype) -> int:
         """Rows of a layer that are computed together."""
@@ -73,6 +76,7 @@ CPU = Tuning(
     leaf=4,
     few_columns=3,
     cells=2**20,
+    chunk=0,
 )
 """For JAX's platform ``"cpu"``, measured on two cores of an x86-64 server with AVX-512, jaxlib 0.9.2 with its OpenBLAS.
 
@@ -106,6 +110,7 @@ ACCELERATOR = Tuning(
     leaf=4,
     few_columns=3,
     cells=2**24,
+    chunk=16,
 )
 """For every other platform (``"gpu"``, ``"tpu"``). **Chosen by reasoning; nothing was measured.**
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.linalg import cho_solve
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
@@ -28,9 +27,9 @@ from numpyro_dgp.diagnostics.ratios import map_draws
 from numpyro_dgp.draws import Whole
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.model.beliefs import StandardNormal
-from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import NoMomentsError, moments
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.program import Program, structure
 from numpyro_dgp.model.site_densities import total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
@@ -217,18 +216,16 @@ def _exact(sites: Trace) -> dict[str, _Conditioned]:
     found = {}
     for name, site in sites.items():
         values: Any = unwrap(site["fn"]) if site["type"] == "sample" else None
-        if isinstance(values, JointValues) and values.function is not None and values.function.site is None:
+        if isinstance(values, ProcessValues) and values.function is not None and values.function.site is None:
             found[name] = _Conditioned(values.function, values.inputs, _without_noise(values, site["value"]))
     return found
 
 
-def _without_noise(values: JointValues, given: Array) -> Array:
+def _without_noise(values: ProcessValues, given: Array) -> Array:
     """The mean of an exact process at its inputs, given its values with noise there."""
     if values.noise is None:
         return given
-    residual = values.to_output_major(given - values.loc)
-    weights = cho_solve((values.factor(), True), residual[..., None])[..., 0]
-    return given - jnp.square(values.noise) * values.to_value(weights)
+    return given - jnp.square(values.noise) * values.precision_times(given - values.loc)
 
 
 def _function(site: Message, exact: Mapping[str, _Conditioned]) -> Array | None:
@@ -236,7 +233,7 @@ def _function(site: Message, exact: Mapping[str, _Conditioned]) -> Array | None:
     fn = unwrap(site["fn"])
     if isinstance(fn, Likelihood):
         return fn.f_x.loc
-    if isinstance(fn, JointValues):
+    if isinstance(fn, ProcessValues):
         return exact[site["name"]].values if site["name"] in exact else site["value"]
     return None if isinstance(fn, dist.Unit) else _mean(site["fn"])
 

@@ -5,8 +5,10 @@ from numpyro_dgp.guides.global_inducing import GlobalInducing
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
 from numpyro_dgp.guides.rules.as_model import Prior, Propagate
+from numpyro_dgp.guides.rules.diffusion_inducing import Diffusion
 from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
 from numpyro_dgp.guides.rules.flow_inducing import Flow
+from numpyro_dgp.guides.rules.implicit_inducing import Implicit
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
@@ -22,6 +24,7 @@ from numpyro_dgp.guides.rules.ring_families import (
 )
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
+from numpyro_dgp.guides.rules.sparse_factor import SparseFactor
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
@@ -30,7 +33,9 @@ __all__ = [
     "Collapsed",
     "Delta",
     "Diagonal",
+    "Diffusion",
     "Flow",
+    "Implicit",
     "Full",
     "GaussianParameters",
     "GivenBelow",
@@ -55,5 +60,6 @@ __all__ = [
     "ScaledProduct",
     "Site",
     "SiteDiagonal",
+    "SparseFactor",
     "WhitenedSites",
 ]

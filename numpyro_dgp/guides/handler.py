@@ -175,6 +175,7 @@ class Replace(Messenger):
             fn=fn,
             prefix=self.choices.prefix,
             in_plate=bool(msg["cond_indep_stack"]),
+            rows_in_event=msg["fn"].event_dim - fn.event_dim,
             is_inner=lambda: name in self.program.inner,
             initial=lambda: self.initial[name],
             data=lambda: self._data(msg),

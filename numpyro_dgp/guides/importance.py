@@ -28,7 +28,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.record import SiteRecord, record_of
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.importance_values import CopiedValues
-from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.site_densities import log_prob
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 
@@ -107,7 +107,7 @@ class Copies(Messenger):
         values = unwrap(msg["fn"])
         if isinstance(values, Propagated):
             msg["fn"] = CopiedValues(values)
-        elif isinstance(values, FunctionValues | JointValues):
+        elif isinstance(values, FunctionValues | ProcessValues):
             raise ValueError(
                 f"importance weighting: expected hidden layer {msg['name']!r} to follow the model, got a "
                 f"{type(values).__name__}: give it guides.Propagate(), and draw it with f(x), not f.joint(x)"

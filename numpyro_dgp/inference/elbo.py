@@ -24,9 +24,9 @@ from numpyro_dgp.inference.temperature import split_temperature
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
-from numpyro_dgp.model.joint_values import PropagatedJoint
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.outcomes import require_in_range
+from numpyro_dgp.model.process_values import PropagatedProcess
 from numpyro_dgp.model.site_densities import total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.model.untraceable import explained
@@ -256,7 +256,7 @@ def _sample_names(sites: Trace) -> list[str]:
 def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratum: Array | None) -> Array:
     """Contribution of a latent site: log q - log p, in closed form where that is exact."""
     q, p = guide_site["fn"], model_site["fn"]
-    if isinstance(unwrap(q), Propagated | PropagatedJoint):
+    if isinstance(unwrap(q), Propagated | PropagatedProcess):
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
         divergence = kl_divergence(model_site["value"], unwrap(p))

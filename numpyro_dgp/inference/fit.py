@@ -21,6 +21,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_dgp._checks import require_count, require_finite_leaves, require_key
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
@@ -97,7 +98,7 @@ def fit(
     args, kwargs = rebuild(arrays)
     update = svi.stable_update if stable_update else svi.update
 
-    compiled = jax.jit(steps_of(update, rebuild))
+    compiled = Compiled(steps_of(update, rebuild))
 
     def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
         state, losses = compiled(state, arrays, count)
@@ -109,7 +110,7 @@ def fit(
     with file.reserved(num_steps):
         start, sites = start_of_fit("fit", svi, rng_key, rebuild, arrays, init_params)
         if checkpoint is not None:
-            step = compiled.trace(start, arrays, 1).jaxpr
+            step = compiled.trace(start, arrays, 1)
             file = dataclasses.replace(file, identity=identify("dgp.fit", svi, arguments, sites, start, step))
         return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
@@ -14,6 +13,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.inference.checkpoints import Checkpoint
 
 __all__ = ["CHUNK", "Advance", "Evaluate", "run_steps"]
@@ -88,7 +88,7 @@ def run_steps(
     found_losses = np.concatenate(losses)
     if skips:
         _require_steps(checkpoint.owner, evaluate, state, found_losses)
-    params = jax.jit(svi.constrain_fn)(svi.optim.get_params(state.optim_state))  # svi.get_params, in one program
+    params = Compiled(svi.constrain_fn)(svi.optim.get_params(state.optim_state))  # svi.get_params, in one program
     return SVIRunResult(params, state, jnp.asarray(found_losses[:num_steps]))
 
 

@@ -23,6 +23,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import require_count, require_finite_leaves, require_key
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.inference.array_files import is_key
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
@@ -103,12 +104,19 @@ def fit_stream(
     mesh = None if devices is None else Mesh(np.asarray(devices), ("rows",))
     first = _first_batch(stream, 1 if mesh is None else mesh.size)
 
-    @jax.jit
-    def update(state: SVIState, batch: tuple[Array, ...]) -> tuple[SVIState, Array]:
-        return svi.update(state, *batch, **kwargs)
+    compiled = Compiled(lambda state, batch: svi.update(state, *batch, **kwargs))
 
     with file.reserved(num_steps), ThreadPoolExecutor(1) as pool:
         batches = _read_ahead(pool, partial(_placed, stream, [a.shape for a in first], mesh), num_steps)
+
+        arrays = list(map(jnp.asarray, first))
+        start, sites = start_of_fit("fit_stream", svi, rng_key, lambda a: (tuple(a), kwargs), arrays, init_params)
+        require_row_counts(sites, type(svi.guide).__name__, len(first[0]), stream.num_rows)
+        if checkpoint is not None:
+            step = compiled.trace(start, tuple(arrays))
+            identity = identify("dgp.fit_stream", svi, _arguments(stream, first, kwargs), sites, start, step)
+            file = dataclasses.replace(file, identity=identity)
+        update = compiled.at(start, tuple(arrays))
 
         def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
             losses = []
@@ -120,13 +128,6 @@ def fit_stream(
         def evaluate(state: SVIState, step: int) -> Array:
             return svi.evaluate(state, *batches(step), **kwargs)
 
-        arrays = list(map(jnp.asarray, first))
-        start, sites = start_of_fit("fit_stream", svi, rng_key, lambda a: (tuple(a), kwargs), arrays, init_params)
-        require_row_counts(sites, type(svi.guide).__name__, len(first[0]), stream.num_rows)
-        if checkpoint is not None:
-            step = update.trace(start, tuple(arrays)).jaxpr
-            identity = identify("dgp.fit_stream", svi, _arguments(stream, first, kwargs), sites, start, step)
-            file = dataclasses.replace(file, identity=identity)
         place = partial(_everywhere, mesh=mesh)
         return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)
 

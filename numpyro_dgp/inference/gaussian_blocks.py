@@ -12,9 +12,9 @@ from numpyro import handlers
 from numpyro_dgp.inference.block_moves import Priors
 from numpyro_dgp.inference.integrated_layers import integrated_in
 from numpyro_dgp.model.beliefs import StandardNormal
+from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.model.function_values import Values
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
-from numpyro_dgp.rings.ring_normal import RingNormal
 
 __all__ = ["Latents", "gaussian_prior", "latents"]
 
@@ -79,14 +79,14 @@ def _read(sites: Trace) -> Latents:
 
 
 def _is_block(msg: Message) -> bool:
-    return site_kind(msg) != "other" or isinstance(unwrap(msg["fn"]), StandardNormal | RingNormal)
+    return site_kind(msg) != "other" or isinstance(unwrap(msg["fn"]), StandardNormal | DrawnFromWhite)
 
 
 def _is_gaussian(fn: dist.Distribution) -> bool:
     fn = unwrap(fn)
     while isinstance(fn, dist.Independent):
         fn = unwrap(fn.base_dist)
-    return isinstance(fn, StandardNormal | Values | RingNormal | dist.Normal | dist.MultivariateNormal)
+    return isinstance(fn, StandardNormal | Values | DrawnFromWhite | dist.Normal | dist.MultivariateNormal)
 
 
 def gaussian_prior(msg: Message) -> dist.Distribution:

@@ -37,11 +37,11 @@ from numpyro_dgp.inference.integrated_layers import Integrate
 from numpyro_dgp.inference.white_numbers import Coordinates, coordinates_of
 from numpyro_dgp.model.beliefs import Belief, StandardNormal
 from numpyro_dgp.model.determined import Determined, DeterminedJoint
+from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.model.function_values import Values
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
 from numpyro_dgp.model.site_densities import total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, unwrap
-from numpyro_dgp.rings.ring_normal import RingNormal
 
 __all__ = ["LOG_RATIO", "numbers_behind", "require_guide", "run_in_coordinates"]
 
@@ -249,11 +249,11 @@ class _ToWhite(_FromWhite):
         name = msg["name"]
         if name in self.layers:
             return super().numbers(msg, found)
-        if isinstance(unwrap(msg["fn"]), RingNormal):
+        if isinstance(unwrap(msg["fn"]), DrawnFromWhite):
             raise ValueError(
-                f"evidence: expected samples= of a program without dgp.rings.RingNormal, got one at {name!r}, whose "
-                "values do not tell the numbers that they are drawn from: leave samples= out, the bound from below "
-                "needs none"
+                f"evidence: expected samples= of a program without {type(unwrap(msg['fn'])).__name__}, got one at "
+                f"{name!r}, whose values do not tell the numbers that they are drawn from: leave samples= out, the "
+                "bound from below needs none"
             )
         self.white[name] = found.white(jnp.asarray(self.values[name], found.dtype))
         return self.white[name]

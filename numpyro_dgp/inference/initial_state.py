@@ -12,8 +12,9 @@ from typing import Any
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import compiled_with_checks, is_concrete
+from numpyro_dgp._checks import is_concrete, with_checks
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.program_sites import Rebuild
 
@@ -48,7 +49,8 @@ def initial_state(
 
     if has_no_state(svi):
         try:
-            state, sound = compiled_with_checks(init, rng_key, arrays, init_params)
+            checks, state = Compiled(with_checks(init))(rng_key, arrays, init_params)
+            sound = checks.get() is None
         except Exception:  # whatever it is, the program without compilation raises it again, or needs values
             sound = False
         if sound and is_concrete(svi.constrain_fn.args):

@@ -17,13 +17,13 @@ from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guid
 from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.determined import Determined, DeterminedJoint
+from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.observed_only import observed_only
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
-from numpyro_dgp.model.sites import Message, site_kind, unwrap
-from numpyro_dgp.rings.ring_normal import RingNormal
+from numpyro_dgp.model.sites import Message, row_shape, site_kind, unwrap
 
 __all__ = ["Collapse", "NonCentered", "centred_program", "for_mcmc", "position_of", "prepared", "sampled_program"]
 
@@ -31,7 +31,7 @@ Collapse: TypeAlias = bool | Literal["auto"]
 
 
 class NonCentered(Reparam):
-    r"""Non-centred form of the values of a layer, or of a latent ``RingNormal``.
+    r"""Non-centred form of the values of a layer, or of a latent ``RingNormal`` or ``StateSpaceNormal``.
 
     .. math:: h = \mu + L\epsilon, \qquad \epsilon \sim N(0, I)
 
@@ -63,17 +63,17 @@ class NonCentered(Reparam):
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
         values = unwrap(fn)
-        if not isinstance(values, FunctionValues | JointValues | RingNormal) or obs is not None:
+        if not isinstance(values, FunctionValues | ProcessValues | DrawnFromWhite) or obs is not None:
             raise ValueError(
                 f"NonCentered: expected {name!r} to hold unobserved function values, got "
                 f"{'an observed ' if obs is not None else 'a '}{type(values).__name__}: use it on hidden layers, and "
                 "numpyro.infer.reparam.LocScaleReparam on other sites"
             )
         if isinstance(values, Determined | DeterminedJoint):
-            return None, values.expand(fn.batch_shape).loc
-        on_ring = isinstance(values, RingNormal)
-        values = values if on_ring else values.expand(fn.batch_shape)
-        shape = values.white_shape if on_ring else fn.event_shape
+            return None, values.expand(row_shape(fn)).loc
+        drawn = isinstance(values, DrawnFromWhite)
+        values = values if drawn else values.expand(row_shape(fn))
+        shape = values.white_shape if drawn else fn.event_shape
         white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
         if white.shape != (*fn.batch_shape, *shape):
             raise ValueError(
@@ -266,5 +266,5 @@ class _Prepared:
 
 
 def _noncenter(msg: Message) -> Reparam | None:
-    latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), RingNormal)
+    latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), DrawnFromWhite)
     return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None

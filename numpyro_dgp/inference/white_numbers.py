@@ -17,8 +17,8 @@ from numpyro.distributions.transforms import ComposeTransform
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.model.beliefs import Belief, DiagonalBelief, StandardNormal
+from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.model.function_values import FunctionValues, Values
-from numpyro_dgp.rings.ring_normal import RingNormal
 
 __all__ = ["Coordinates", "coordinates_of"]
 
@@ -68,7 +68,7 @@ def coordinates_of(fn: Any) -> Coordinates | None:
         return base._replace(transforms=(*base.transforms, *fn.transforms))
     if isinstance(fn, StandardNormal):
         return Coordinates(fn.shape(), fn.dtype, lambda white: white, True)
-    if isinstance(fn, RingNormal):
+    if isinstance(fn, DrawnFromWhite):
         return Coordinates(fn.white_shape, fn.loc.dtype, fn.from_white)
     if isinstance(fn, Belief | Values):
         return Coordinates(fn.shape(), fn.loc.dtype, fn.from_white, isinstance(fn, DiagonalBelief | FunctionValues))

@@ -5,6 +5,7 @@ from numpyro_dgp.kernels.brownian import Brownian, IntegratedBrownian
 from numpyro_dgp.kernels.categorical import Categorical, Embedding
 from numpyro_dgp.kernels.change_point import ChangePoint
 from numpyro_dgp.kernels.changing_lengthscale import Gibbs
+from numpyro_dgp.kernels.convolutional import Convolutional
 from numpyro_dgp.kernels.nonstationary import ArcCosine, Linear, Polynomial, White
 from numpyro_dgp.kernels.spectral_mixture import SpectralMixture
 from numpyro_dgp.kernels.sphere import Chordal, GreatCircle
@@ -29,6 +30,7 @@ __all__ = [
     "ChangePoint",
     "Chordal",
     "Constant",
+    "Convolutional",
     "Cosine",
     "Embedding",
     "FromCallable",

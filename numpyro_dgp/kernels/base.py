@@ -13,6 +13,13 @@ from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.callables import matrix, variances
 from numpyro_dgp.kernels.covariance import Covariance, no_spectral_density
+from numpyro_dgp.kernels.state_space_forms import (
+    ConstantState,
+    ProductState,
+    StateSpaceForm,
+    SumState,
+    no_state_space,
+)
 from numpyro_dgp.kernels.summands import Factor, Summand
 
 __all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel", "expand"]
@@ -37,6 +44,7 @@ class Kernel(Covariance):
     ``frequencies(key, ...)``    draws of functions on a ``dgp.Grid``; for subclasses of ``Stationary``,
                                  which have ``features`` from it
     ``series(X, sizes)``         ``dgp.Basis`` by functions of the kernel's own, where they are known
+    ``state_space(order)``       long series: layers on ``dgp.StateSpace``, exact regression by ``dgp.StateSpaceNormal``
     ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
     ``check_inputs(X)``          an error where known inputs are none of the kernel's, such as labels out of range
     ============================ ========================================================================
@@ -97,6 +105,9 @@ class Sum(Kernel):
     def spectral_density(self, omega: Array) -> Array:
         return _spectral_density(self, omega)
 
+    def state_space(self, order: int = 8) -> StateSpaceForm:
+        return SumState(self.left.state_space(order), self.right.state_space(order))
+
 
 @pytree
 class Product(Kernel):
@@ -128,6 +139,9 @@ class Product(Kernel):
 
     def spectral_density(self, omega: Array) -> Array:
         return _spectral_density(self, omega)
+
+    def state_space(self, order: int = 8) -> StateSpaceForm:
+        return ProductState(self.left.state_space(order), self.right.state_space(order))
 
 
 @pytree
@@ -177,6 +191,11 @@ class ActiveDims(Kernel):
     def features(self, key: Array, X: Array, num: int) -> Array:
         return self.kernel.features(key, self._columns(X), num)
 
+    def state_space(self, order: int = 8) -> StateSpaceForm:
+        if self.dims != (0,):
+            raise no_state_space(f"kernel.on{self.dims}", ", for its times are not the only column")
+        return self.kernel.state_space(order)
+
 
 @pytree
 class Constant(Kernel):
@@ -214,6 +233,9 @@ class Constant(Kernel):
 
     def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
         return jnp.sqrt(self.variance) * jnp.ones_like(X[..., :1])
+
+    def state_space(self, order: int = 8) -> StateSpaceForm:
+        return ConstantState(jnp.asarray(self.variance))
 
 
 class FromCallable(Kernel):

@@ -12,6 +12,7 @@ from numpyro_dgp._checks import require_inputs
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import set_diagonal
+from numpyro_dgp.kernels.state_space_forms import StateSpaceForm, no_state_space
 from numpyro_dgp.kernels.terms import Term
 
 __all__ = ["Covariance", "no_spectral_density"]
@@ -71,6 +72,14 @@ class Covariance:
             sizes: of a series, how many functions of each column at most.
         """
         return None
+
+    def state_space(self, order: int = 8) -> StateSpaceForm:
+        """The kernel of one input column as a linear stochastic differential equation.
+
+        Args:
+            order: waves that a ``Periodic`` kernel is made of, beside a constant.
+        """
+        raise no_state_space(type(self).__name__)
 
     def tilts(self, dims: int) -> tuple[Term, ...]:
         r"""The kernel as a sum of :class:`Term`, for which Gaussian expectations have a closed form.

@@ -8,18 +8,28 @@ Source: Salimbeni (2020), section 1.4; spectral densities from the Fourier trans
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_dgp._checks import require_positive, require_scalar
+from numpyro_dgp._checks import require_count, require_positive, require_scalar, violated
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.bessel import scaled_bessel
 from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import matmul, products_in_rows, safe_sqrt
 from numpyro_dgp.algebra.matern import matern12, matern32, matern52
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.state_space_forms import (
+    ConstantState,
+    MaternState,
+    RotatingState,
+    StateSpaceForm,
+    SumState,
+    no_state_space,
+    periodic_weights,
+)
 from numpyro_dgp.kernels.terms import Term
 
 __all__ = ["RBF", "Cosine", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic"]
@@ -72,6 +82,12 @@ class Stationary(Kernel):
                 f"of shape {X.shape}, got {lengthscale.shape}: one lengthscale per input column"
             )
         return X / lengthscale
+
+    def _one_lengthscale(self) -> Array:
+        """The lengthscale as a single number, for kernels of time."""
+        if jnp.size(self.lengthscale) != 1:
+            raise no_state_space(type(self).__name__, f" with lengthscales of shape {jnp.shape(self.lengthscale)}")
+        return jnp.reshape(self.lengthscale, ())
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         return self.variance * self.profile(squared_distances(self._scale(X1), self._scale(X2)))
@@ -151,6 +167,10 @@ class _Matern(Stationary):
         base = 2 * nu + jnp.square(lengthscale * omega).sum(-1)
         volume = self.variance * jnp.prod(lengthscale)
         return volume * jnp.exp(log_constant - (nu + 0.5 * D) * jnp.log(base))
+
+    def state_space(self, order: int = 8) -> StateSpaceForm:
+        rate = math.sqrt(2 * self.nu) / self._one_lengthscale()
+        return MaternState(jnp.asarray(self.variance), rate, self.num_derivatives + 1)
 
 
 @pytree
@@ -326,6 +346,29 @@ class Periodic(Stationary):
             total = products_in_rows(total, jnp.concatenate([constant, *waves], -1))
         return total
 
+    def state_space(self, order: int = 8) -> StateSpaceForm:
+        require_count("Periodic.state_space", "order", order, "order=8")
+        if jnp.size(self.period) != 1:
+            raise no_state_space("Periodic", f" with periods of shape {jnp.shape(self.period)}")
+        weights = periodic_weights(1 / jnp.square(self._one_lengthscale()), order)
+        if violated(_holds_enough, weights.sum(-1)):
+            raise ValueError(
+                f"Periodic.state_space: expected order to be the number of waves that hold all but {_LEFT_OUT:g} of "
+                f"the variance, got order={order}, which leaves {1 - float(weights.sum()):.1e} at the lengthscale "
+                f"{float(self._one_lengthscale()):.3g}: pass a larger order, or give the lengthscale a prior above"
+            )
+        frequencies = 2 * math.pi / jnp.reshape(self.period, ()) * jnp.arange(1, order + 1)
+        offset, waves = self.variance * weights[0], self.variance * weights[1:]
+        return SumState(ConstantState(offset), RotatingState(waves, frequencies.astype(waves.dtype)))
+
+
+# The share of the variance that a truncated series of a Periodic kernel may lack.
+_LEFT_OUT = 1e-4
+
+
+def _holds_enough(share: Any) -> Any:
+    return share > 1 - _LEFT_OUT
+
 
 @pytree
 class Cosine(Stationary):
@@ -361,3 +404,7 @@ class Cosine(Stationary):
     def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
         angle = self._angle(X)
         return jnp.sqrt(self.variance) * jnp.stack([jnp.cos(angle), jnp.sin(angle)], -1)
+
+    def state_space(self, order: int = 8) -> StateSpaceForm:
+        weights = jnp.reshape(self.variance, (1,))
+        return RotatingState(weights, jnp.reshape(2 * math.pi / self._one_lengthscale(), (1,)))

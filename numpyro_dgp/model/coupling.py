@@ -21,9 +21,9 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import Rows, mark
 from numpyro_dgp.model.induced_function import FunctionalOf
-from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap, values_of
+from numpyro_dgp.model.process_values import ProcessValues
+from numpyro_dgp.model.sites import Message, Trace, each_values_of, row_shape, site_kind, unwrap, values_of
 
 __all__ = ["Coupling", "MarkRows", "coupling", "seen_by_site"]
 
@@ -40,7 +40,7 @@ class MarkRows(Messenger):
 
     def postprocess_message(self, msg: Message) -> None:
         if msg["type"] == "sample" and not msg["is_observed"] and site_kind(msg) != "inducing":
-            msg["value"] = mark(msg["name"], msg["value"], len(msg["fn"].batch_shape))
+            msg["value"] = mark(msg["name"], msg["value"], len(row_shape(msg["fn"])))
 
 
 def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
@@ -141,7 +141,7 @@ def _owner(values: Any) -> str | None:
 def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
     """Rows that a site depends on directly; their axes are counted from the end of its batch dimensions."""
     values = values_of(site["fn"])
-    joint = isinstance(values, JointValues)
+    joint = isinstance(values, ProcessValues)
     # The number of axes to the right of the batch dimensions. Joint values depend on all inputs along the last batch
     # dimension. All rows of a function depend on its hyperparameters.
     right = {"inputs": 2 if joint else 1, "noise": getattr(values, "event_dim", 0), "density": 0}
@@ -171,6 +171,6 @@ def _all_rows(sites: Trace, direct: Fact, above: dict[str, Fact]) -> Fact:
 
 
 def _own_axes(site: Message) -> tuple[int, ...]:
-    """The axes over which the rows of a site differ, counted from the end of its batch dimensions."""
-    shape = site["fn"].batch_shape
+    """The axes over which the rows of a site differ, counted from the end of its rows."""
+    shape = row_shape(site["fn"])
     return tuple(axis - len(shape) for axis in range(len(shape)) if shape[axis] > 1)

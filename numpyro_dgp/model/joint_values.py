@@ -11,12 +11,13 @@ from numpyro.distributions import kl_divergence
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import kl_full, log_density, log_determinant
 from numpyro_dgp.algebra.linalg import joint_cholesky, matmul, solve_lower
-from numpyro_dgp.model.function_values import FunctionValues, MixedValues, Origin, Values
+from numpyro_dgp.model.function_values import FunctionValues, MixedValues, Origin
+from numpyro_dgp.model.process_values import ProcessValues, PropagatedProcess
 
 __all__ = ["JointValues", "KnownValues", "PropagatedJoint", "WhitenedValues"]
 
 
-class JointValues(Values):
+class JointValues(ProcessValues):
     """Values of P independent functions with their correlations over the last batch dimension.
 
     Args:
@@ -52,14 +53,6 @@ class JointValues(Values):
     def variance(self) -> Array:
         return self._diagonal(self.covariance)
 
-    def to_output_major(self, value: Array) -> Array:
-        """Values (..., N, P), or (..., N), as (..., P, N)."""
-        return value.mT if self.event_dim == 2 else value[..., None, :]
-
-    def to_value(self, rows: Array) -> Array:
-        """Numbers (..., P, N) in the shape of values."""
-        return rows.mT if self.event_dim == 2 else rows[..., 0, :]
-
     def _diagonal(self, covariance: Array) -> Array:
         return jnp.broadcast_to(self.to_value(jnp.diagonal(covariance, axis1=-2, axis2=-1)), self.loc.shape)
 
@@ -77,6 +70,10 @@ class JointValues(Values):
         square = jnp.square(solve_lower(L, residual[..., None])[..., 0]).sum(-1) + self.excess(L)
         size = residual.shape[-1]
         return (-0.5 * (square + size * math.log(2 * math.pi)) - log_determinant(L)).sum(-1)
+
+    def precision_times(self, residual: Array) -> Array:
+        L, rows = self.factor(), self.to_output_major(residual)[..., None]
+        return self.to_value(solve_lower(L, solve_lower(L, rows), transpose=True)[..., 0])
 
     def excess(self, L: Array) -> Array | float:
         """The increase of the expected squared residual, in units of ``L``, by the variance of u: (..., P)."""
@@ -98,7 +95,6 @@ class JointValues(Values):
         return kind(loc, C, S, self.event_dim, scale, self.origin)
 
     def propagated(self) -> JointValues:
-        """The same distribution, as a posterior that equals the model's own conditional."""
         return self._of(PropagatedJoint, self.batch_shape)
 
     def mix(self, W: ArrayLike) -> MixedValues:
@@ -112,11 +108,8 @@ class JointValues(Values):
         return FunctionValues(self.loc, diagonal, spread, self.event_dim - 1, origin=self.origin)
 
 
-class PropagatedJoint(JointValues):
-    """A guide's declaration that q of joint values equals the model's conditional, so that the two cancel in a bound.
-
-    Computed, their difference would be the rounding error of two large numbers.
-    """
+class PropagatedJoint(JointValues, PropagatedProcess):
+    """Joint values that follow the model."""
 
 
 class KnownValues(JointValues):

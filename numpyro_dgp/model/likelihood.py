@@ -29,6 +29,7 @@ from numpyro_dgp.model.missing import are_entries, observed_entries, of_entries,
 from numpyro_dgp.model.observed_only import ObservedOnly
 from numpyro_dgp.model.open_plates import require_one_row
 from numpyro_dgp.model.outcomes import moments, value_range
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.several_conditionals import Given, given_others
 from numpyro_dgp.model.several_values import SeveralValues, of_columns, side_by_side
 
@@ -125,7 +126,7 @@ class Likelihood(dist.Distribution):
     ) -> None:
         several = f_x if isinstance(f_x, tuple | list) else (f_x,)
         for values in several or (None,):
-            if not isinstance(values, FunctionValues | JointValues):
+            if not isinstance(values, FunctionValues | ProcessValues):
                 raise ValueError(
                     f"Likelihood: expected the distribution f(x), got {type(values).__name__}: pass g(h) itself; for a "
                     'draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", dist.Normal(v, noise)) instead'

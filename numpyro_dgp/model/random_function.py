@@ -38,6 +38,7 @@ from numpyro_dgp.model.function_inputs import (
 )
 from numpyro_dgp.model.function_values import FunctionValues, Origin
 from numpyro_dgp.model.joint_values import JointValues, KnownValues
+from numpyro_dgp.model.process_values import ProcessValues
 
 __all__ = [
     "FeatureFunction",
@@ -75,7 +76,7 @@ class RandomFunction(Protocol):
 
     @property
     def site(self) -> str | None:
-        """Name of the sample site that holds v; ``None`` for an exact process, which has none."""
+        """Name of the sample site that holds v; ``None`` for a process without v, which is drawn at all inputs."""
 
     @property
     def outputs(self) -> int | None:
@@ -84,7 +85,7 @@ class RandomFunction(Protocol):
     def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> Any:
         """Values at inputs x (..., D): of an exact process jointly, otherwise each on its own."""
 
-    def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> JointValues:
+    def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> ProcessValues:
         """Values with their correlations over the last batch dimension of x (..., N, D)."""
 
     def given(self, x: ArrayLike, values: ArrayLike) -> RandomFunction:
@@ -335,18 +336,24 @@ class FeatureFunction:
     def _known(self, A: Array, rows: Array) -> Array:
         """Mean (N, P) without the mean function."""
         if isinstance(self.u, FunctionDraw):
-            return self._draw(self.u, A, rows)
+            return self._draw(self.u, lambda v: project(v, A), rows)
         return project(self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u), A)
 
-    def _draw(self, draw: FunctionDraw, A: Array, rows: Array) -> Array:
-        """A prior draw from random functions, corrected so that it passes through u (Matheron's rule)."""
+    def _draw(self, draw: FunctionDraw, through: Callable[[Array], Array], rows: Array) -> Array:
+        """A prior draw from random functions, corrected so that it passes through u (Matheron's rule).
+
+        Args:
+            draw: the draw.
+            through: the linear map from whitened values (P, M) to the function at the rows (N, P).
+            rows: (N, D).
+        """
         u = self.by_output(draw.u)
         if self.determined:
-            return project(u, A)
+            return through(u)
         feature_key, weight_key = jax.random.split(draw.key)
         weights = jax.random.normal(weight_key, (u.shape[0], draw.num_features), u.dtype)
         at_rows, whitened = self.prior_draw(feature_key, weights / math.sqrt(draw.num_features), rows)
-        return at_rows + project(u - whitened, A)
+        return at_rows + through(u - whitened)
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         """Inputs as an array, checked, with their noise."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_dgp.algebra.row_dependence import Several
-from numpyro_dgp.model.sites import Trace, each_values_of
+from numpyro_dgp.model.sites import Trace, each_values_of, row_shape
 
 __all__ = ["Together", "rows_together"]
 
@@ -46,7 +46,7 @@ def rows_together(
         shapes: of the arguments, by label.
     """
     batches = {label: tuple(shape)[:1] for label, shape in shapes.items()}
-    batches |= {name: site["fn"].batch_shape for name, site in sites.items() if site["type"] == "sample"}
+    batches |= {name: row_shape(site["fn"]) for name, site in sites.items() if site["type"] == "sample"}
     found = []
     for name, seen in reasons.items():
         inputs: Any = getattr(each_values_of(sites[name]["fn"])[0], "inputs", None)

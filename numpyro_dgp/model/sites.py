@@ -9,11 +9,22 @@ import numpyro.distributions as dist
 
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.function_values import FunctionValues, Values
-from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.several_values import SeveralValues
 
-__all__ = ["Message", "Trace", "each_values_of", "hide", "masks_around", "rewrap", "site_kind", "unwrap", "values_of"]
+__all__ = [
+    "Message",
+    "Trace",
+    "each_values_of",
+    "hide",
+    "masks_around",
+    "rewrap",
+    "row_shape",
+    "site_kind",
+    "unwrap",
+    "values_of",
+]
 
 # A message of NumPyro, while handlers process it or recorded in a trace; and a trace, by name.
 Message = dict[str, Any]
@@ -51,6 +62,12 @@ def each_values_of(fn: dist.Distribution) -> tuple[Any, ...]:
     return values.parts if isinstance(values, SeveralValues) else (values,)
 
 
+def row_shape(fn: dist.Distribution) -> tuple[int, ...]:
+    """The shape of the rows of a site: its batch dimensions, and those of function values that ``to_event`` took."""
+    shape = (*fn.batch_shape, *fn.event_shape)
+    return shape[: len(shape) - unwrap(fn).event_dim]
+
+
 def rewrap(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
     """``q``, a distribution in place of ``unwrap(fn)``, with the wrappers and the batch shape that ``fn`` has."""
 
@@ -78,9 +95,9 @@ def site_kind(msg: Message) -> str:
         return "observed"
     if isinstance(fn, InducingPrior):
         return "inducing"
-    if isinstance(fn, JointValues) and fn.function is not None and fn.function.site is None:
+    if isinstance(fn, ProcessValues) and fn.function is not None and fn.function.site is None:
         return "exact"
-    if isinstance(fn, FunctionValues | JointValues):
+    if isinstance(fn, FunctionValues | ProcessValues):
         return "hidden"
     return "latent" if msg["cond_indep_stack"] else "other"
 

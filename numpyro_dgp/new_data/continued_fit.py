@@ -15,6 +15,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit import split_arguments, steps_of
@@ -25,7 +26,6 @@ from numpyro_dgp.new_data.fitted_layers import OpenLayer, fitted_layers, open_la
 from numpyro_dgp.new_data.moved_layers import kept_parameters, moved_parameters, require_layers, require_same_layers
 from numpyro_dgp.new_data.streaming_bound import StreamingBound
 from numpyro_dgp.predict import Posterior
-from numpyro_dgp.prediction.compiled import Compiled
 
 __all__ = ["Continued"]
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.algebra.gaussians import expected_log_ratio, narrower_than_prior
 from numpyro_dgp.algebra.linalg import checked_factor
 from numpyro_dgp.algebra.whitening import inverse_lower
@@ -24,7 +25,6 @@ from numpyro_dgp.model.calls import inspect_call
 from numpyro_dgp.model.induced_function import FunctionalOf, InducedFunction
 from numpyro_dgp.model.program import Program, full_plates, structure
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
-from numpyro_dgp.prediction.compiled import Compiled
 
 __all__ = ["FittedLayer", "OpenLayer", "fitted_layers", "functions_of", "open_layers"]
 
@@ -181,8 +181,8 @@ def _require_known(owner: str, drawn: Message, site: Message, program: Program) 
     name, kind = site["name"], site_kind(site)
     if kind == "exact":
         raise ValueError(
-            f"{owner}: expected layers with inducing points, got values of an exact process (inducing=None) at "
-            f"{name!r}, which are those of the rows of the fit: give the layer dgp.Points(Z)"
+            f"{owner}: expected layers with inducing points, got values of a process without (inducing=None or "
+            f"dgp.Neighbours) at {name!r}, which are those of the rows of the fit: give the layer dgp.Points(Z)"
         )
     if not program.is_shared(site):
         return

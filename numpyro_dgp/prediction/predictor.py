@@ -12,11 +12,11 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
 from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.outcomes import Range
-from numpyro_dgp.prediction.compiled import Compiled
 from numpyro_dgp.prediction.independent_rows import IndependentRows
 from numpyro_dgp.prediction.row_batches import Rows, filled, in_batches, round_up
 

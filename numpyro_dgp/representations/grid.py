@@ -58,7 +58,8 @@ class Grid(Ring):
             ``None`` for all; :meth:`local` chooses. A step then costs O(N n log n + M log M) instead of O(N M), n being
             their number (with n^2 in place of n log n for the rules ``Circulant``, ``ScaledPrior`` and
             ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and
-            ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless.
+            ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless;
+            where an array over all points would have more than 2**31 numbers, an error names the rules that need none.
             A lengthscale that grows, as it is learned, beyond what the neighbours reach is an error; in compiled
             programs values are then NaN, and :func:`~numpyro_dgp.fit` gives the reason.
 

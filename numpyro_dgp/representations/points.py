@@ -54,14 +54,16 @@ class Points:
     learn: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "Z", as_numbers("inducing inputs of Points", self.Z))
+        object.__setattr__(self, "Z", as_numbers(f"inducing inputs of {type(self).__name__}", self.Z))
         if np.ndim(self.Z) not in (2, 3) or 0 in np.shape(self.Z):
             raise ValueError(
-                f"expected Points(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "
+                f"expected {type(self).__name__}(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "
                 f"{np.shape(self.Z)}: for one input column write Z[:, None]"
             )
         if not isinstance(self.learn, bool):
-            raise ValueError(f"expected Points(Z, learn=...) to be True or False, got {type(self.learn).__name__}")
+            raise ValueError(
+                f"expected {type(self).__name__}(Z, learn=...) to be True or False, got {type(self.learn).__name__}"
+            )
         require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
         require_squares("inducing inputs Z", self.Z)
 

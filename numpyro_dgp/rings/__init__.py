@@ -4,6 +4,7 @@ from numpyro_dgp.rings.every_pth import Subsampled
 from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean
 from numpyro_dgp.rings.ring_normal import RingNormal
 from numpyro_dgp.rings.series import regular, wraparound
+from numpyro_dgp.rings.solver import Solver
 from numpyro_dgp.rings.spectra import Ring
 
-__all__ = ["Ring", "RingNormal", "Subsampled", "optimal_gain", "optimal_mean", "regular", "wraparound"]
+__all__ = ["Ring", "RingNormal", "Solver", "Subsampled", "optimal_gain", "optimal_mean", "regular", "wraparound"]

@@ -26,6 +26,7 @@ diagonal of sites             1/2, 0         :math:`\Gamma_2`    :math:`\Gamma^2
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -38,7 +39,21 @@ from numpyro_dgp.model.beliefs import Belief, InducingPrior
 from numpyro_dgp.rings.circulant import Blocks, Circulant, even_part, hartley, split
 from numpyro_dgp.rings.windows import Window
 
-__all__ = ["RingBelief", "RingPrior"]
+__all__ = ["RingBelief", "RingPrior", "require_room"]
+
+# Numbers of one array, 16 GiB in double precision, above which it is refused.
+_MOST_NUMBERS = 2**31
+
+
+def require_room(owner: str, what: str, *sizes: int) -> None:
+    """Raise where an array over all grid points would be too large: the families that need none are named."""
+    if math.prod(sizes) > _MOST_NUMBERS:
+        raise ValueError(
+            f"{owner}: expected a grid small enough for {what}, got {' x '.join(map(str, sizes))} numbers: on a grid "
+            "with neighbours, grid.local(kernel), the rules Circulant() (data everywhere), WhitenedSites() (data with "
+            "gaps) and ScaledCirculant() of InducingPoint need no such array for f(x), which also takes the place of "
+            "f.joint(x) and of draws of functions"
+        )
 
 
 class RingPrior(InducingPrior):
@@ -179,6 +194,7 @@ class RingBelief(Belief):
     def squared_norm(self) -> Array:
         r""":math:`\mathrm{tr}(R R^\top)`, shape (P,) or (): O(M log M), or O(M^2 log M) where there is an ``inner``."""
         if self.inner is not None:
+            require_room("rule ScaledProduct", "its divergence", *2 * self.loc.shape[-1:])
             return self.variance.sum(-1)
         p, q = self.powers
         right = self.spectrum ** (2 * q) * (1 if self.gain is None else jnp.square(self.gain))

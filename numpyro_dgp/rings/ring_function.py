@@ -20,7 +20,7 @@ from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.random_function import Moments
 from numpyro_dgp.rings.circulant import Circulant, hartley, split
 from numpyro_dgp.rings.features import RingFeatures, random_waves
-from numpyro_dgp.rings.ring_beliefs import RingBelief
+from numpyro_dgp.rings.ring_beliefs import RingBelief, require_room
 from numpyro_dgp.rings.spectra import Ring
 from numpyro_dgp.rings.windows import Window
 
@@ -148,6 +148,8 @@ class RingFunction(InducedFunction):
         return lambda v: self._near(windows, v)
 
     def features(self, rows: Array) -> Array:
+        if self.neighbours is not None:
+            require_room(f"layer {self.site!r}", "values that depend on all grid points", len(rows), self.size)
         return jnp.concatenate(
             [self._stack(f.whitened(part.columns(rows)) for f in part.features) for part in self.parts], -1
         )

@@ -1,14 +1,17 @@
 r"""Exact regression on regular grids in O(N log N): ``RingNormal``.
 
-On the whole of a ring the covariance of noisy values is circulant, and everything is a sum over frequencies. If only a
-part of the ring is observed, because the rest is padding or because observations are missing, the same quantities
-follow from the Schur complement in the unobserved points u: with :math:`G = (C + \sigma^2 I)^{-1}` on the whole ring,
+On the whole of a ring the covariance of values with one noise variance is circulant, and everything is a sum over
+frequencies. If only a part of the ring is observed, because the rest is padding or because observations are missing, or
+if noise differs from point to point, one of these does, chosen by numbers that are known when a program is compiled:
 
-.. math:: \log\det(C + \sigma^2 I)_{oo} = -\log\det G + \log\det G_{uu}, \qquad
-          (C + \sigma^2 I)_{oo}^{-1} = G_{oo} - G_{ou} G_{uu}^{-1} G_{uo} .
+- up to ``Solver.exact`` unobserved points, or as few observed ones: a dense factorisation of that size
+  (``rings.few_gaps``), exact;
+- above that, conjugate gradients (``rings.many_gaps``; ``rings.uneven_noise`` where noise differs). The determinant of
+  one gap is exact, that of several is exact gap by gap and estimated in what they know of each other.
+  :meth:`RingNormal.log_prob_and_error` says how well.
 
-This is exact, and costs the cube of the number of unobserved points. The only approximation to a process on the line is
-that the line is closed to a ring; :func:`~numpyro_dgp.rings.wraparound` bounds its error.
+The only approximation to a process on the line is that the line is closed to a ring;
+:func:`~numpyro_dgp.rings.wraparound` bounds its error.
 """
 
 from __future__ import annotations
@@ -19,26 +22,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
-from jax.scipy.sparse.linalg import cg
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_noise, require_positive
+from numpyro_dgp._checks import require_count, require_finite, require_noise, require_positive
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.gaussians import log_density, log_determinant
-from numpyro_dgp.algebra.linalg import jitter, matmul, solve_lower
+from numpyro_dgp.algebra.linalg import jitter
 from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.rings.circulant import Circulant, kl_between_circulants
-from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean
-from numpyro_dgp.rings.series import regular, wraparound
-from numpyro_dgp.rings.spectra import Ring, require_ring, spectrum
+from numpyro_dgp.rings.few_gaps import FewGaps, FewValues
+from numpyro_dgp.rings.local_variances import local_variances, reach_of
+from numpyro_dgp.rings.many_gaps import ManyGaps
+from numpyro_dgp.rings.pattern import Pattern
+from numpyro_dgp.rings.solver import Solver
+from numpyro_dgp.rings.spectra import Ring, spectrum
+from numpyro_dgp.rings.uneven_noise import UnevenNoise
 
-__all__ = ["Ring", "RingNormal", "optimal_gain", "optimal_mean", "regular", "wraparound"]
+__all__ = ["RingNormal"]
+
+# Entries of the matrices behind exact posterior variances, above which they are computed from the points around each.
+_MOST_ENTRIES = 2**27
 
 
-class RingNormal(dist.Distribution):
-    r"""Values of a stationary process on a regular grid, exactly: :math:`y \sim N(m,\, C_{oo} + \sigma^2 I)`.
+class RingNormal(DrawnFromWhite):
+    r"""Values of a stationary process on a regular grid, exactly: :math:`y \sim N(m,\, C_{oo} + D)`.
 
     ``log_prob`` is the log evidence of exact regression. With ``noise=None`` it is the process itself, to use as a
     latent; under NUTS put ``dgp.for_mcmc(model)`` around the program, which samples it by independent N(0, 1) numbers
@@ -50,16 +58,18 @@ class RingNormal(dist.Distribution):
     Args:
         kernel: a stationary kernel with a spectral density.
         ring: the grid.
-        noise: standard deviation of Gaussian noise; ``None`` for none.
+        noise: standard deviation of Gaussian noise, a number or one per observed point (N,); ``None`` for none.
         observed: which points of the grid have values, (M,) of bool or of the shape of the grid; all by default. It
             must be known when the program is compiled: make it outside.
         loc: mean m, a number or one per observed point.
+        solver: how gaps and noise that differs are solved: up to how many points exactly, and how above that.
 
     Values have shape (N,): the observed points in the order of ``ring.points()``.
 
     Raises:
-        ValueError: noise that is not one positive number; indices in place of a mask, a mask of another shape, one
-            that is traced or marks no point; a mean, or values, that are not one per observed point; NaN.
+        ValueError: noise that is not positive, or neither one number nor one per observed point; indices in place of a
+            mask, a mask of another shape, one that is traced or marks no point; a mean, or values, that are not one
+            per observed point; NaN; densities without noise where there are more gaps than ``solver`` takes exactly.
 
     Example:
         >>> import numpyro_dgp as dgp
@@ -76,7 +86,8 @@ class RingNormal(dist.Distribution):
     """
 
     arg_constraints: dict[str, Any] = {}
-    pytree_data_fields = ("process", "noise_variance", "present", "missing", "loc")
+    pytree_data_fields = ("process", "noise_variance", "loc")
+    pytree_aux_fields = ("pattern", "solver", "noisy")
 
     def __init__(
         self,
@@ -85,21 +96,44 @@ class RingNormal(dist.Distribution):
         noise: ArrayLike | None = None,
         observed: np.ndarray | None = None,
         loc: ArrayLike = 0.0,
+        solver: Solver | None = None,
     ) -> None:
-        mask = _mask(ring, observed)
-        if noise is not None:
+        self.pattern = Pattern.of(ring, observed)
+        if not isinstance(solver, Solver | None):
+            raise ValueError(
+                f"RingNormal: expected solver to be a dgp.rings.Solver, got {type(solver).__name__}: "
+                "dgp.rings.Solver(probes=32)"
+            )
+        self.solver, self.noisy = solver or Solver(), noise is not None
+        if noise is not None and np.ndim(noise):
+            require_positive("RingNormal", "noise", self._per_point("noise", noise))
+        elif noise is not None:
             require_noise("RingNormal", noise)
         values = spectrum(as_kernel(kernel), ring)
         nugget = jitter(values.dtype, 100) * values.mean() if noise is None else jnp.square(jnp.asarray(noise))
         self.process = Circulant(values, (ring.sizes,))
         self.noise_variance = jnp.asarray(nugget, values.dtype)
-        self.present, self.missing = np.flatnonzero(mask), np.flatnonzero(~mask)
         self.loc = jnp.asarray(self._per_point("loc", loc, np.ndim(loc) == 0), values.dtype)
         super().__init__((), (len(self.present),))
 
     @property
+    def present(self) -> np.ndarray:
+        """Indices of the observed points (N,)."""
+        return self.pattern.present
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Indices of the unobserved points."""
+        return self.pattern.missing
+
+    @property
+    def has_even_noise(self) -> bool:
+        """Whether one noise variance holds for all points."""
+        return self.noise_variance.ndim == 0
+
+    @property
     def total(self) -> Circulant:
-        """The covariance of noisy values on the whole ring."""
+        """The covariance of noisy values on the whole ring, where one noise variance holds."""
         return Circulant(self.process.spectrum + self.noise_variance, self.process.blocks)
 
     @property
@@ -112,78 +146,142 @@ class RingNormal(dist.Distribution):
 
     @property
     def variance(self) -> Array:
-        return jnp.broadcast_to(self.total.spectrum.mean(), self.event_shape)
+        return jnp.broadcast_to(self.process.spectrum.mean() + self.noise_variance, self.event_shape)
 
     @property
     def white_shape(self) -> tuple[int, ...]:
-        """Shape of the standard normal numbers behind a draw: one per point of the whole ring."""
-        return self.process.spectrum.shape
+        """Shape of the standard normal numbers behind a draw: one per point of the ring, and one per uneven noise."""
+        return (self.pattern.size + (0 if self.has_even_noise else len(self.present)),)
 
     def from_white(self, white: Array) -> Array:
-        """The draw that standard normal numbers (..., M) give."""
-        return self.loc + self.total.sqrt(white)[..., self.present]
+        """The draw that standard normal numbers (..., *white_shape) give."""
+        if self.has_even_noise:
+            return self.loc + self.total.sqrt(white)[..., self.present]
+        process, noise = jnp.split(white, [self.pattern.size], -1)
+        return self.loc + self.process.sqrt(process)[..., self.present] + jnp.sqrt(self.noise_variance) * noise
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.from_white(jax.random.normal(key, sample_shape + self.white_shape, self.process.spectrum.dtype))
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        residual = self._residual(value)
-        solved, L = self._solved(residual)
-        total = self.total
-        square = (self._embed(residual) * solved).sum(-1)
-        log_det = 0.5 * total.log_determinant()
-        if len(self.missing):
-            square = square - jnp.square(self._half(L, solved)).sum(-1)
-            log_det = log_det + log_determinant(L)
-        zero = jnp.zeros(self.event_shape, solved.dtype)
-        return log_density(zero, log_det) - 0.5 * square
+        return self._log_prob(value)[0]
 
-    def posterior(self, value: Array) -> tuple[Array, Array]:
+    def log_prob_and_error(self, value: ArrayLike) -> tuple[Array, Array]:
+        """The log density and how wrong it may be: zero for the exact ways.
+
+        Args:
+            value: observations (..., N).
+
+        Returns:
+            The log density, that of ``log_prob``, and its standard error, both (...,). The error has half the
+            scatter of the log determinant over the probes, what stopping Lanczos' recursion changes, and a bound on
+            what conjugate gradients left of the quadratic form. The probes are the same at every call, so that the
+            difference of two log densities at near hyperparameters has a much smaller error.
+
+        Raises:
+            ValueError: observations that are not one finite number per observed point.
+        """
+        return self._log_prob(value)
+
+    def _log_prob(self, value: ArrayLike) -> tuple[Array, Array]:
+        residual = self._residual(value)
+        covariance, embedded = self._covariance(), self._embed(residual)
+        determinant = covariance.log_determinant()
+        left: Any = jnp.zeros(())
+        if isinstance(covariance, ManyGaps | UnevenNoise):
+            x = covariance.solve(embedded, self.solver.tol, self.solver.maxiter)
+            left = covariance.unsolved(embedded, x) / determinant.smallest
+        else:
+            x = covariance.solve(embedded)
+        square: Array = covariance.square(embedded, x)
+        size = residual.shape[-1] * math.log(2 * math.pi)
+        error = 0.5 * (determinant.standard_error + determinant.truncation + left)
+        return -0.5 * (square + determinant.value + size), jnp.broadcast_to(error, square.shape)
+
+    def posterior(self, value: ArrayLike, *, reach: int | None = None) -> tuple[Array, Array]:
         """Mean and variance of the process without noise at every point of the ring, gaps and padding included.
+
+        Variances are exact while the matrices behind them, as many rows as the ring and as many columns as the
+        unobserved points (or the observed ones, where these are fewer), have at most 2**27 entries. Above that, each
+        is computed from the points around it (``rings.local_variances``).
 
         Args:
             value: observations (N,).
+            reach: how many points on either side, and in every dimension, a variance is computed from, for variances
+                that are not exact. By default a thousandth of the length of the rows of the smoothing matrix, and,
+                where gaps are longer than that, of the kernel, lies beyond; hyperparameters must then be known, not
+                traced.
 
         Returns:
             Mean (M,), less ``loc``, and variance (M,), in the order of ``ring.points()``. Noisy observations there
             have the variance plus the squared noise.
 
         Raises:
-            ValueError: observations that are not one finite number per observed point.
+            ValueError: observations that are not one finite number per observed point; a reach that is not a positive
+                integer, or with which the systems of the variances are too large; traced hyperparameters without it.
 
         Source: Tebbutt (2016), equations 1.47 and 1.48 (its factor 1/N is that of the transform).
         """
-        solved, L = self._solved(self._residual(value))
-        signal, total = self.process.spectrum, self.total.spectrum
-        shrunk = Circulant(signal / total, self.process.blocks)
-        explained = Circulant(signal * self.noise_variance / total, self.process.blocks)
-        mean, variance = self.process.apply(solved), explained.diagonal()
-        if len(self.missing):
-            columns = self._entries(shrunk, np.arange(len(signal)), self.missing)
-            half = solve_lower(L, columns.T)
-            mean = mean - matmul(self._half(L, solved), half)
-            variance = variance + jnp.square(half).sum(0)
-        return mean, variance
+        if reach is not None:
+            require_count("RingNormal.posterior", "reach", reach, "some lengthscales in steps of the grid")
+        embedded, covariance = self._embed(self._residual(value)), self._covariance()
+        if isinstance(covariance, ManyGaps | UnevenNoise):
+            return self.posterior_mean(value), self._local_variance(reach)
+        mean = self.process.apply(covariance.weights(embedded, covariance.solve(embedded)))
+        few = len(self.missing) if isinstance(covariance, FewGaps) else len(self.present)
+        exact = few * self.pattern.size <= _MOST_ENTRIES
+        return mean, covariance.variance() if exact else self._local_variance(reach)
 
-    def posterior_mean(self, value: Array, *, tol: float = 1e-8, maxiter: int | None = None) -> Array:
+    def posterior_mean(self, value: ArrayLike, *, tol: float | None = None, maxiter: int | None = None) -> Array:
         """The mean of :meth:`posterior` by conjugate gradients, O(M log M) each: for many unobserved points.
 
         Args:
             value: observations (N,).
-            tol: relative residual at which to stop; the relative error of the mean is below ``tol`` times the
-                condition number, 1 + largest eigenvalue / noise variance.
-            maxiter: steps at most; 10 N by default.
+            tol: relative residual at which to stop, by default that of the solver; the relative error of the mean is
+                below ``tol`` times the condition number, 1 + largest eigenvalue / noise variance.
+            maxiter: steps at most, by default those of the solver.
 
         Raises:
             ValueError: observations that are not one finite number per observed point, ``tol`` that is not positive.
         """
+        tol = self.solver.tol if tol is None else tol
         require_positive("RingNormal.posterior_mean", "tol", tol, "try 1e-8")
+        embedded = self._embed(self._residual(value))
+        if self.has_even_noise and not len(self.missing):
+            return self.process.apply(self.total.solve(embedded))
+        covariance = (ManyGaps if self.has_even_noise else UnevenNoise).of(
+            self.process, self.noise_variance, self.pattern, self.solver
+        )
+        x = covariance.solve(embedded, tol, maxiter or self.solver.maxiter)
+        return self.process.apply(covariance.weights(embedded, x))
 
-        def covariance(x: Array) -> Array:
-            return self.total.apply(self._embed(x))[..., self.present]
+    def _covariance(self) -> FewGaps | FewValues | ManyGaps | UnevenNoise:
+        """The covariance of the observations, held in the way that numbers of points decide."""
+        N, gaps, pattern = len(self.present), len(self.missing), self.pattern
+        if self.has_even_noise and gaps <= min(N, self.solver.exact):
+            return FewGaps.of(self.process, self.noise_variance, pattern)
+        if self.solver.exact >= N:
+            return FewValues.of(self.process, self.noise_variance, pattern)
+        if not self.noisy:
+            raise ValueError(
+                f"RingNormal: expected noise, or at most {self.solver.exact} gaps or values, got noise=None with {N} "
+                f"values and {gaps} gaps, whose systems are singular: give the process a small noise, 1e-2 of its "
+                "standard deviation, or put dgp.for_mcmc around the program, which needs no density of it"
+            )
+        if not self.has_even_noise:
+            return UnevenNoise.of(self.process, self.noise_variance, pattern, self.solver)
+        return ManyGaps.of(self.process, self.noise_variance, pattern, self.solver)
 
-        weights, _ = cg(covariance, self._residual(value), tol=tol, maxiter=maxiter)
-        return self.process.apply(self._embed(weights))
+    def _local_variance(self, reach: int | None) -> Array:
+        """Posterior variances from the points around each (M,)."""
+        size, noise = self.pattern.size, self.noise_variance
+        precision = jnp.zeros(size, noise.dtype).at[self.present].set(1 / noise)
+        base = noise if self.has_even_noise else 1 / precision.mean()
+        counted = np.zeros(size, bool)
+        counted[self.missing if self.has_even_noise else slice(None)] = True
+        every = len(self.pattern.sizes)
+        found = (reach,) * every if reach else reach_of(self.process, noise, self.pattern)
+        return local_variances(self.process, base, 1 - base * precision, counted, found)
 
     def _per_point(self, name: str, value: ArrayLike, one: bool = False) -> Any:
         """``value`` if it has one finite number per observed point, or is the ``one`` for all."""
@@ -198,61 +296,18 @@ class RingNormal(dist.Distribution):
 
     def _embed(self, x: Array) -> Array:
         """Numbers at the observed points (..., N) as numbers on the ring (..., M), zero elsewhere."""
-        shape = (*x.shape[:-1], self.process.spectrum.shape[-1])
+        shape = (*x.shape[:-1], self.pattern.size)
         return jnp.zeros(shape, self.process.spectrum.dtype).at[..., self.present].set(x)
 
     def _residual(self, value: ArrayLike) -> Array:
         """Checked observations less their mean (..., N)."""
         return jnp.asarray(self._per_point("values", value)) - self.loc
 
-    def _solved(self, residual: Array) -> tuple[Array, Array]:
-        """G (y - m) on the whole ring, and the Cholesky factor of G_uu."""
-        inverse = self.total.power(-1)
-        solved = inverse.apply(self._embed(residual))
-        return solved, jnp.linalg.cholesky(self._entries(inverse, self.missing, self.missing))
-
-    def _half(self, L: Array, solved: Array) -> Array:
-        return solve_lower(L, solved[..., self.missing, None])[..., 0]
-
-    def _entries(self, matrix: Circulant, rows: Any, columns: Any) -> Array:
-        """Some entries of a circulant matrix."""
-        (sizes,) = matrix.blocks
-        row = matrix.row().reshape(sizes)
-        i, j = (jnp.unravel_index(jnp.asarray(index), sizes) for index in (rows, columns))
-        return row[tuple((a[:, None] - b[None]) % m for a, b, m in zip(i, j, sizes, strict=True))]
-
-
-def _mask(ring: Ring, observed: Any) -> np.ndarray:
-    """Which points of the ring are observed, as a flat mask."""
-    require_ring("RingNormal", ring)
-    size = math.prod(ring.sizes)
-    if observed is None:
-        return np.ones(size, bool)
-    if not is_concrete(observed):
-        raise ValueError(
-            "RingNormal: expected observed to be known when the program is compiled, got a traced array: make the mask "
-            "outside of the program, and do not pass it as an argument of the model"
-        )
-    given = np.asarray(observed)
-    binary = given.dtype == bool or (given.dtype.kind in "iuf" and np.isin(given, (0, 1)).all())
-    if given.shape not in ((size,), ring.sizes) or not binary:
-        shapes = f"({size},)" if len(ring.sizes) == 1 else f"({size},) or {ring.sizes}"
-        raise ValueError(
-            f"RingNormal: expected observed to be a mask of shape {shapes}, True where a grid point has a value, got "
-            f"{given.dtype} of shape {given.shape}: of indices make one, mask = np.zeros({size}, bool); "
-            "mask[indices] = True; dgp.rings.regular(x, margin) makes it for a series"
-        )
-    if not given.any():
-        raise ValueError(
-            f"RingNormal: expected observed to mark some of the {size} grid points, got none marked: "
-            "dgp.rings.regular(x, margin) makes it for a series"
-        )
-    return given.astype(bool).reshape(-1)
-
 
 @kl_divergence.register(RingNormal, RingNormal)
 def _kl_ring_normals(q: RingNormal, p: RingNormal) -> Array:
-    if len(q.missing) or len(p.missing) or q.process.blocks != p.process.blocks:
+    even = q.has_even_noise and p.has_even_noise
+    if len(q.missing) or len(p.missing) or not even or q.process.blocks != p.process.blocks:
         raise NotImplementedError
     full = jnp.broadcast_to(q.loc, q.event_shape), jnp.broadcast_to(p.loc, p.event_shape)
     return kl_between_circulants((full[0], q.total), (full[1], p.total))

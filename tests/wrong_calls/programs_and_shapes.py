@@ -186,7 +186,7 @@ WRONG = [
     Wrong(
         "Likelihood: exact",
         lambda: dgp.Likelihood(gp(inducing=None)(X), normal),
-        r"expected values of a function with inducing points, got those of an exact one .* draw them outside the plate",
+        r"expected values of a function with inducing points, got those of one without .* draw them outside the plate",
     ),
     Wrong(
         "Likelihood: by NumPy",

@@ -47,8 +47,8 @@ IS_MASK = r"RingNormal: expected observed to be a mask of shape \(16,\).*got {}.
 
 WRONG = [
     # RingNormal
-    Wrong("noise of every point", lambda: exact(noise=np.ones(16)), "RingNormal: " + ONE_NOISE),
-    Wrong("noise in a list", lambda: exact(noise=jnp.ones(1)), "RingNormal: " + ONE_NOISE),
+    Wrong("noise of other points", lambda: exact(noise=np.ones(15)), PER_POINT.format("noise", r"\(15,\)")),
+    Wrong("noise in a list", lambda: exact(noise=jnp.ones(1)), PER_POINT.format("noise", r"\(1,\)")),
     Wrong("noise of zero", lambda: exact(noise=0.0), "the noise of RingNormal to be positive, got 0.0"),
     Wrong("noise is complex", lambda: exact(noise=1j), "the noise of RingNormal to be a positive number, got complex"),
     Wrong("noise is NaN", lambda: exact(noise=np.nan), "the noise of RingNormal to be positive, got nan"),

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.model.process_values import ProcessValues
 
 __all__ = ["Prior", "Propagate"]
 
@@ -38,7 +38,7 @@ class Propagate(Rule):
     follows_model = True
 
     def __call__(self, site: Site) -> dist.Distribution:
-        return site.fn.propagated() if isinstance(site.fn, FunctionValues | JointValues) else site.fn
+        return site.fn.propagated() if isinstance(site.fn, FunctionValues | ProcessValues) else site.fn
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,11 @@ from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_rows, require_site
+from numpyro_dgp.guides.rules.sparse_factor import whitened_neighbours
 from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief, InducingPrior
 from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
+from numpyro_dgp.model.neighbour_values import NeighbourValues
+from numpyro_dgp.rings.ring_beliefs import RingPrior, require_room
 
 __all__ = ["Diagonal", "Full"]
 
@@ -63,6 +66,8 @@ class Full(Rule):
             shift, root = self._parameters(site, rows.shape, rows.dtype)
             require_rows(self, site, shift.shape, rows.shape)
             return WhitenedValues(site.fn, shift, root)
+        if isinstance(site.fn, RingPrior):
+            require_room("rule Full", "its covariance", *2 * site.fn.event_shape[-1:])
         return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
 
     def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
@@ -80,11 +85,14 @@ class Full(Rule):
 class Diagonal(Rule):
     r"""Independent Gaussians over whitened inducing values: :math:`q(v_{pm}) = N(m_{pm}, \sigma_{pm}^2)`.
 
+    At the values of a process of ``dgp.Neighbours``, over the N(0, 1) numbers behind these.
+
     Args:
         scale: initial standard deviation; by default 1e-2 for inner layers, else 1.
 
     Raises:
-        ValueError: a scale that is not positive, or a site that does not hold inducing values.
+        ValueError: a scale that is not positive, or a site that does not hold inducing values or values of
+            ``dgp.Neighbours``.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -109,7 +117,9 @@ class Diagonal(Rule):
         require_positive("rule Diagonal", "scale", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
-        require_site(InducingPrior, self, site, "inducing values")
+        require_site((InducingPrior, NeighbourValues), self, site, "inducing values or those of dgp.Neighbours")
+        if isinstance(site.fn, NeighbourValues):
+            return whitened_neighbours(self, site, self.scale, joined=False)
         shape, dtype = site.fn.event_shape, site.fn.dtype
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
         scale = site.param(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.quadrature import GaussHermite, Nodes, white_nodes
 from numpyro_dgp.guides.rules.as_model import Prior
+from numpyro_dgp.guides.rules.networks import tanh_network
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
@@ -84,7 +80,9 @@ class Amortised(Rule):
     def __call__(self, site: Site) -> dist.Distribution:
         dim = _dimensions(self, site)
         rows = site.data()
-        out = self._default(site, rows, 2 * dim) if self.network is None else self.network(rows)
+        widths = [rows.shape[-1], *self.hidden, 2 * dim]
+        network = tanh_network(site, widths, rows.dtype) if self.network is None else self.network
+        out = network(rows)
         expected = (*rows.shape[:-1], 2 * dim)
         if jnp.shape(out) != expected:
             raise ValueError(
@@ -93,18 +91,6 @@ class Amortised(Rule):
             )
         scale = jax.nn.softplus(out[..., dim:] - 3)
         return FunctionValues(out[..., :dim], jnp.square(scale))
-
-    def _default(self, site: Site, rows: Array, outputs: int) -> Array:
-        widths = [rows.shape[-1], *self.hidden, outputs]
-        for i, shape in enumerate(itertools.pairwise(widths)):
-            W = site.param(f"W{i}", partial(_glorot, shape, rows.dtype))
-            b = site.param(f"b{i}", partial(jnp.zeros, shape[1:], rows.dtype))
-            rows = matmul(jnp.tanh(rows) if i else rows, W) + b
-        return rows
-
-
-def _glorot(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    return math.sqrt(2 / sum(shape)) * jax.random.normal(numpyro.prng_key(), shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

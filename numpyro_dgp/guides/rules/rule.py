@@ -16,6 +16,7 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.quadrature import Nodes
+from numpyro_dgp.model.neighbour_values import NeighbourValues
 
 __all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_site"]
 
@@ -34,6 +35,7 @@ class Site:
         fn: the model's distribution at the site, given all values drawn before it.
         prefix: goes into the names of parameters.
         in_plate: whether the site lies in a plate.
+        rows_in_event: axes of rows of function values that ``to_event`` made part of the event.
         is_inner: whether it holds the inducing values of an inner layer.
         initial: gives the initial value of the site, over all data.
         data: gives the inputs and observations in the plates of the site, as columns, for the rows of the minibatch.
@@ -63,6 +65,7 @@ class Site:
     fn: dist.Distribution
     prefix: str
     in_plate: bool
+    rows_in_event: int
     is_inner: Callable[[], bool]
     initial: Callable[[], Array]
     data: Callable[[], Array]
@@ -73,7 +76,7 @@ class Site:
         self, name: str, init: Callable[[], Array], *, event_dim: int | None = None, constraint: Any = constraints.real
     ) -> Array:
         """A variational parameter; ``init`` runs only when it is created."""
-        kwargs = {"event_dim": event_dim} if self.in_plate and event_dim is not None else {}
+        kwargs = {"event_dim": event_dim + self.rows_in_event} if self.in_plate and event_dim is not None else {}
         return numpyro.param(f"{self.name}_{self.prefix}_{name}", lambda _: init(), constraint=constraint, **kwargs)
 
 
@@ -197,7 +200,8 @@ def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: st
         ValueError: a distribution of another class.
     """
     if not isinstance(site.fn, kind):
+        advice = "dgp.guides.SparseFactor()" if isinstance(site.fn, NeighbourValues) else "..."
         raise ValueError(
             f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got a "
-            f"{type(site.fn).__name__}: choose another rule for it in sites={{{site.name!r}: ...}}"
+            f"{type(site.fn).__name__}: choose another rule for it in sites={{{site.name!r}: {advice}}}"
         )

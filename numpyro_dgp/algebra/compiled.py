@@ -1,0 +1,113 @@
+"""Compiled programs, each shared by all functions that perform the same operations.
+
+A function closes over arrays, such as the parameters of a fit. JAX's own cache goes by the function, so that a function
+for the next fit would be compiled again although only these numbers differ. Here the operations alone are compiled, and
+all arrays that a function closes over are arguments. Which operations these are is read off the text that JAX hands to
+the compiler: a new function costs the time to trace it, and nothing that it reads while it is traced is missed.
+
+What is compiled stays in JAX's cache, as of every jitted function, until newer programs take its place or
+``jax.clear_caches()`` empties it. It is code: functions, and arrays that they close over, go with their last reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+
+__all__ = ["Compiled"]
+
+
+class _Operations:
+    """Those of a jaxpr; equal to any others that make the same text.
+
+    Only what has as many operations of every kind, on arrays of the same shapes, is compared by its text: where a
+    program is the first of its kind, nobody waits for the text.
+    """
+
+    def __init__(self, jaxpr: core.Jaxpr) -> None:
+        self.jaxpr = jaxpr
+        self.shapes = tuple(str(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
+        counts: dict[str, int] = {}
+        _count(jaxpr, counts)
+        self.kind = hash((self.shapes, frozenset(counts.items())))
+
+    def __hash__(self) -> int:
+        return self.kind
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, _Operations) and self.kind == other.kind and self.text == other.text
+
+    @cached_property
+    def text(self) -> str:
+        """A digest of what is handed to the compiler."""
+        inputs = [[v.aval for v in group] for group in (self.jaxpr.constvars, self.jaxpr.invars)]
+        lowered = jax.jit(partial(_evaluate, self.jaxpr)).lower(*inputs)
+        return hashlib.sha256(lowered.as_text().encode()).hexdigest()
+
+
+def _count(jaxpr: core.Jaxpr, counts: dict[str, int]) -> None:
+    """Add the number of equations of every primitive, those of inner programs included, to ``counts``."""
+    for equation in jaxpr.eqns:
+        counts[equation.primitive.name] = counts.get(equation.primitive.name, 0) + 1
+        for inner in jax.tree.leaves(list(equation.params.values())):  # branches of a condition are in a tuple
+            if isinstance(inner, core.ClosedJaxpr | core.Jaxpr):
+                _count(inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner, counts)
+
+
+def _evaluate(jaxpr: core.Jaxpr, constants: list[Array], leaves: list[Array]) -> list[Array]:
+    return jax.core.eval_jaxpr(jaxpr, constants, *leaves)
+
+
+@partial(jax.jit, static_argnums=0)
+def _perform(operations: _Operations, constants: list[Array], leaves: list[Array]) -> list[Array]:
+    return _evaluate(operations.jaxpr, constants, leaves)
+
+
+class Compiled:
+    """A function of pytrees of arrays, compiled as ``jax.jit`` does, but once for all that perform the same operations.
+
+    Args:
+        function: the function.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> double, triple = (Compiled(lambda x, a=jnp.array(a): a * x) for a in (2.0, 3.0))
+        >>> float(double(jnp.array(1.0))), float(triple(jnp.array(1.0)))  # the second one compiles nothing
+        (2.0, 3.0)
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._jitted = jax.jit(function)
+        self._operations: dict[core.Jaxpr, _Operations] = {}
+
+    def trace(self, *args: Any) -> core.ClosedJaxpr:
+        """The operations of a call."""
+        return self._jitted.trace(*args).jaxpr
+
+    def __call__(self, *args: Any) -> Any:
+        if not is_concrete(args):  # inside another compiled function, or a derivative, which has rules to go by
+            return self._jitted(*args)
+        return self.at(*args)(*args)
+
+    def at(self, *args: Any) -> Callable[..., Any]:
+        """The program for arguments of these shapes, for many calls: the function is not looked at again.
+
+        Args:
+            *args: arguments of the function, with values.
+        """
+        traced = self._jitted.trace(*args)
+        closed = traced.jaxpr
+        if closed.jaxpr not in self._operations:
+            self._operations[closed.jaxpr] = _Operations(closed.jaxpr)
+        operations, results = self._operations[closed.jaxpr], jax.tree.structure(traced.out_info)
+        return lambda *args: jax.tree.unflatten(results, _perform(operations, closed.consts, jax.tree.leaves(args)))

@@ -1,0 +1,38 @@
+"""Distributions of the values of functions at all inputs of a call together: the rows are part of the event."""
+
+from __future__ import annotations
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.model.function_values import Values
+
+__all__ = ["ProcessValues", "PropagatedProcess"]
+
+
+class ProcessValues(Values):
+    """Values of P independent functions at N inputs together: event shape (N, P), or (N,) for a scalar function.
+
+    A subclass says how they are correlated: :class:`~numpyro_dgp.model.joint_values.JointValues` by covariances.
+    """
+
+    def to_output_major(self, value: Array) -> Array:
+        """Values (..., N, P), or (..., N), as (..., P, N)."""
+        return value.mT if self.event_dim == 2 else value[..., None, :]
+
+    def to_value(self, rows: Array) -> Array:
+        """Numbers (..., P, N) in the shape of values."""
+        return rows.mT if self.event_dim == 2 else rows[..., 0, :]
+
+    def precision_times(self, residual: Array) -> Array:
+        """The inverse covariance given u times numbers of the shape of values."""
+        raise NotImplementedError
+
+    def propagated(self) -> ProcessValues:
+        """The same distribution, as a posterior that equals the model's own conditional."""
+        raise NotImplementedError
+
+
+class PropagatedProcess(ProcessValues):
+    """A guide's declaration that q of such values equals the model's conditional, so that the two cancel in a bound.
+
+    Computed, their difference would be the rounding error of two large numbers.
+    """

@@ -1,0 +1,103 @@
+"""Which points of a ring are observed, known when a program is compiled, and the runs of those that are not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp.rings.spectra import Ring, require_ring
+
+__all__ = ["LONGEST", "Pattern", "Runs"]
+
+Runs = tuple[tuple[int, int], ...]
+# Longer runs are cut: their blocks of a matrix are factorised as dense ones.
+LONGEST = 2048
+
+
+class Pattern:
+    """Observed and unobserved points of a ring: part of a program's structure, equal where the masks are.
+
+    Args:
+        mask: which points are observed (M,), the last dimension of the grid running fastest.
+        sizes: points of the ring in every dimension.
+    """
+
+    __slots__ = ("_key", "missing", "present", "sizes")
+
+    def __init__(self, mask: np.ndarray, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.present, self.missing = np.flatnonzero(mask), np.flatnonzero(~mask)
+        self._key = (sizes, np.packbits(mask).tobytes())
+
+    @classmethod
+    def of(cls, ring: Ring, observed: Any) -> Pattern:
+        """From what a user gives as ``observed``: ``None`` for all, or a mask.
+
+        Raises:
+            ValueError: what is not a ring; a mask that is traced, of another shape, or that marks no point.
+        """
+        require_ring("RingNormal", ring)
+        size = math.prod(ring.sizes)
+        if observed is None:
+            return cls(np.ones(size, bool), ring.sizes)
+        if not is_concrete(observed):
+            raise ValueError(
+                "RingNormal: expected observed to be known when the program is compiled, got a traced array: make the "
+                "mask outside of the program, and do not pass it as an argument of the model"
+            )
+        given = np.asarray(observed)
+        binary = given.dtype == bool or (given.dtype.kind in "iuf" and np.isin(given, (0, 1)).all())
+        if given.shape not in ((size,), ring.sizes) or not binary:
+            shapes = f"({size},)" if len(ring.sizes) == 1 else f"({size},) or {ring.sizes}"
+            raise ValueError(
+                f"RingNormal: expected observed to be a mask of shape {shapes}, True where a grid point has a value, "
+                f"got {given.dtype} of shape {given.shape}: of indices make one, mask = np.zeros({size}, bool); "
+                "mask[indices] = True; dgp.rings.regular(x, margin) makes it for a series"
+            )
+        if not given.any():
+            raise ValueError(
+                f"RingNormal: expected observed to mark some of the {size} grid points, got none marked: "
+                "dgp.rings.regular(x, margin) makes it for a series"
+            )
+        return cls(given.astype(bool).reshape(-1), ring.sizes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pattern) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def size(self) -> int:
+        """Points of the ring M."""
+        return len(self.present) + len(self.missing)
+
+    @property
+    def is_one_gap(self) -> bool:
+        """Whether the unobserved points of a ring in one dimension are one run of neighbours, round the back or not."""
+        return len(self.sizes) == 1 and int((np.diff(self.missing) != 1).sum() + self._passes_the_end()) == 1
+
+    def _passes_the_end(self) -> bool:
+        """Whether the first and the last unobserved points are not neighbours round the back."""
+        return bool((self.missing[0] - self.missing[-1]) % self.size != 1)
+
+    def runs(self) -> tuple[np.ndarray, Runs]:
+        """The unobserved points by runs of neighbours in the last dimension, shorter runs first.
+
+        Returns:
+            Their indices in that order, and how many runs there are of which length. Runs of more than 2048 points are
+            cut into pieces.
+        """
+        last = self.sizes[-1]
+        begins = np.diff(self.missing, prepend=-2) != 1
+        begins |= self.missing % last == 0
+        start = np.flatnonzero(begins)
+        within = np.arange(len(self.missing)) - np.repeat(start, np.diff(start, append=len(self.missing)))
+        start = np.flatnonzero(within % LONGEST == 0)
+        lengths = np.diff(start, append=len(self.missing))
+        order = np.argsort(np.repeat(lengths, lengths), kind="stable")
+        found, counts = np.unique(lengths, return_counts=True)
+        return self.missing[order], tuple(zip(counts.tolist(), found.tolist(), strict=True))
