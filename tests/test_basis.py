@@ -249,6 +249,14 @@ def test_outside_the_function_is_its_mean():
     assert not slopes[np.array([0, 4])].any()
 
 
+@pytest.mark.slow
+def test_a_fit_begins_with_the_warning():
+    model = partial(shallow, basis=dgp.Basis(-1.0, 4.0, 12))
+    svi = SVI(model, G.InducingPoint(model, inducing=G.Diagonal()), optax.adam(0.01), dgp.ELBO())
+    with pytest.warns(UserWarning, match="inputs of layer 'g', for example .* are outside of its Basis"):
+        dgp.fit(svi, KEY, 2, X, Y, progress_bar=False)
+
+
 @pytest.mark.parametrize("scale", [0.05, 20.0])
 def test_lengthscales_that_do_not_fit_are_warned_of(scale):
     with pytest.warns(UserWarning, match=r"gp 'f': in the middle of the Basis its 12 functions have [0-9]+%"):
@@ -298,6 +306,13 @@ def test_single_precision(x32):
 
     SIZE = dgp.Basis.around(x, 0.1, longest=1.0).size[0]
     assert np.isfinite(jax.jit(jax.grad(total))(jnp.float32(1.0)))
+
+
+@pytest.mark.parametrize("kernel", [RBF(1.0, 0.5) + Periodic(), Matern32() * Cosine() + 0.5])
+def test_single_precision_beside_double(kernel):
+    low, high, x = np.float32(-4), np.float32(4), X.astype(jnp.float32)
+    found = jax.eval_shape(lambda: (lambda f: (f.u, f.features(x), f(x).mean))(layer(kernel, dgp.Basis(low, high, 12))))
+    assert {a.dtype for a in found} == {jnp.dtype("float32")}
 
 
 # --- inference

@@ -7,15 +7,14 @@ from numpyro_dgp.kernels.change_point import ChangePoint
 from numpyro_dgp.kernels.changing_lengthscale import Gibbs
 from numpyro_dgp.kernels.convolutional import Convolutional
 from numpyro_dgp.kernels.nonstationary import ArcCosine, Linear, Polynomial, White
+from numpyro_dgp.kernels.periodic import Cosine, Periodic
 from numpyro_dgp.kernels.spectral_mixture import SpectralMixture
 from numpyro_dgp.kernels.sphere import Chordal, GreatCircle
 from numpyro_dgp.kernels.stationary import (
     RBF,
-    Cosine,
     Matern12,
     Matern32,
     Matern52,
-    Periodic,
     RationalQuadratic,
 )
 from numpyro_dgp.kernels.terms import Term

@@ -32,7 +32,6 @@ __all__ = [
     "StateSpaceForm",
     "SumState",
     "no_state_space",
-    "periodic_weights",
 ]
 
 # exp(-x) is zero in any precision beyond; powers of x are still finite.
@@ -214,24 +213,6 @@ class RotatingState(StateSpaceForm):
         angle = self.frequencies[:, None, None] * time[:, None] + phase
         waves = jnp.stack([jnp.cos(angle), -jnp.sin(angle)], 1)
         return (jnp.sqrt(2 * self.weights)[:, None, None, None] * waves).reshape(2 * J, len(time), num)
-
-
-def periodic_weights(concentration: Array, order: int) -> Array:
-    r"""Weights :math:`q_0, \dots, q_J` of :math:`e^{z (\cos\theta - 1)} = \sum_j q_j \cos(j \theta)`, shape (J + 1,).
-
-    They are :math:`q_j = 2 I_j(z) e^{-z}`, half of that for j = 0, by the trapezoidal rule over one period, whose error
-    is :math:`I_{n - j}(z)`, n = 8 (J + 8) being the number of its nodes.
-
-    Args:
-        concentration: z, one over the squared lengthscale.
-        order: J.
-    """
-    nodes = 8 * (order + 8)
-    theta = 2 * math.pi * jnp.arange(nodes) / nodes
-    j = jnp.arange(order + 1)
-    values = jnp.exp(-2 * concentration * jnp.square(jnp.sin(theta / 2)))
-    waves = jnp.cos(j[:, None] * theta).astype(values.dtype)
-    return jnp.maximum(jnp.where(j == 0, 1, 2) * (waves * values).mean(-1), 0)
 
 
 @pytree

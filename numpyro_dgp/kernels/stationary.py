@@ -8,34 +8,24 @@ Source: Salimbeni (2020), section 1.4; spectral densities from the Fourier trans
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_dgp._checks import require_count, require_positive, require_scalar, violated
+from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
-from numpyro_dgp.algebra.bessel import scaled_bessel
 from numpyro_dgp.algebra.distances import squared_distances
-from numpyro_dgp.algebra.linalg import matmul, products_in_rows, safe_sqrt
+from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.matern import matern12, matern32, matern52
 from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.state_space_forms import (
-    ConstantState,
-    MaternState,
-    RotatingState,
-    StateSpaceForm,
-    SumState,
-    no_state_space,
-    periodic_weights,
-)
+from numpyro_dgp.kernels.state_space_forms import MaternState, StateSpaceForm, no_state_space
 from numpyro_dgp.kernels.terms import Term
 
-__all__ = ["RBF", "Cosine", "Matern12", "Matern32", "Matern52", "Periodic", "RationalQuadratic"]
+__all__ = ["RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Stationary", "phase_features"]
 
 
-def _phase_features(key: Array, projected: Array) -> Array:
+def phase_features(key: Array, projected: Array) -> Array:
     """``sqrt(2) cos(omega x + phase)`` with a uniform phase: one random function per frequency."""
     phase = jax.random.uniform(key, projected.shape[-1:], projected.dtype, maxval=2 * jnp.pi)
     return math.sqrt(2) * jnp.cos(projected + phase)
@@ -98,7 +88,7 @@ class Stationary(Kernel):
     def features(self, key: Array, X: Array, num: int) -> Array:
         frequency_key, phase_key = jax.random.split(key)
         omega = self.frequencies(frequency_key, (X.shape[-1], num), X.dtype)
-        return jnp.sqrt(self.variance) * _phase_features(phase_key, matmul(self._scale(X), omega))
+        return jnp.sqrt(self.variance) * phase_features(phase_key, matmul(self._scale(X), omega))
 
 
 @pytree
@@ -289,122 +279,3 @@ class RationalQuadratic(Stationary):
         normal_key, gamma_key = jax.random.split(key)
         precision = jax.random.gamma(gamma_key, self.alpha, shape[-1:], dtype) / self.alpha
         return jax.random.normal(normal_key, shape, dtype) * jnp.sqrt(precision)
-
-
-@pytree
-class Periodic(Stationary):
-    r"""Periodic: :math:`\sigma^2 \exp\bigl(-2 \sum_d \sin^2(\pi (x_d - x'_d)/\tau_d) / \ell_d^2\bigr)`.
-
-    It is an RBF on the circle :math:`(\cos 2\pi x/\tau, \sin 2\pi x/\tau)`, and computed as one.
-
-    Args:
-        period: :math:`\tau`, units of the input; a number, or (D,).
-
-    Raises:
-        ValueError: a value that is not positive, or lengthscales that do not match the columns.
-
-    Example:
-        >>> import jax.numpy as jnp, numpy as np
-        >>> from numpyro_dgp.kernels import Periodic
-        >>> x = jnp.array([[0.0], [0.5], [1.0]])
-        >>> print(np.array(Periodic(period=1.0)(x[:1], x)).round(3))
-        [[1.    0.135 1.   ]]
-
-    Source: Salimbeni (2020), section 1.4.
-    """
-
-    period: Number = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(type(self).__name__, "period", self.period)
-
-    def _scale(self, X: Array) -> Array:
-        angle = 2 * math.pi * X / self.period
-        return jnp.concatenate([super()._scale(jnp.cos(angle)), super()._scale(jnp.sin(angle))], -1)
-
-    def profile(self, r2: Array) -> Array:
-        return jnp.exp(-0.5 * r2)
-
-    def features(self, key: Array, X: Array, num: int) -> Array:
-        frequency_key, phase_key = jax.random.split(key)
-        omega = jax.random.normal(frequency_key, (2 * X.shape[-1], num), X.dtype)
-        return jnp.sqrt(self.variance) * _phase_features(phase_key, matmul(self._scale(X), omega))
-
-    def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
-        r"""Of each column :math:`e^{-a} I_0(a) + 2 e^{-a} \sum_n I_n(a) \cos(2\pi n (x - x') / \tau)`, where
-        :math:`a = \ell^{-2}`: a constant, and a cosine and a sine of each frequency."""
-        D = X.shape[-1]
-        rates = 1 / jnp.square(jnp.broadcast_to(self.lengthscale, (D,)))
-        total = jnp.sqrt(self.variance) * jnp.ones_like(X[..., :1])
-        for angle, rate, size in zip(jnp.moveaxis(2 * math.pi * X / self.period, -1, 0), rates, sizes, strict=True):
-            num = (size - 1) // 2
-            phase = angle[..., None] * jnp.arange(1, num + 1)
-            weights = safe_sqrt(scaled_bessel(rate, num + 1))
-            waves = math.sqrt(2) * weights[1:] * jnp.stack([jnp.cos(phase), jnp.sin(phase)])
-            constant = jnp.broadcast_to(weights[0], (*X.shape[:-1], 1))
-            total = products_in_rows(total, jnp.concatenate([constant, *waves], -1))
-        return total
-
-    def state_space(self, order: int = 8) -> StateSpaceForm:
-        require_count("Periodic.state_space", "order", order, "order=8")
-        if jnp.size(self.period) != 1:
-            raise no_state_space("Periodic", f" with periods of shape {jnp.shape(self.period)}")
-        weights = periodic_weights(1 / jnp.square(self._one_lengthscale()), order)
-        if violated(_holds_enough, weights.sum(-1)):
-            raise ValueError(
-                f"Periodic.state_space: expected order to be the number of waves that hold all but {_LEFT_OUT:g} of "
-                f"the variance, got order={order}, which leaves {1 - float(weights.sum()):.1e} at the lengthscale "
-                f"{float(self._one_lengthscale()):.3g}: pass a larger order, or give the lengthscale a prior above"
-            )
-        frequencies = 2 * math.pi / jnp.reshape(self.period, ()) * jnp.arange(1, order + 1)
-        offset, waves = self.variance * weights[0], self.variance * weights[1:]
-        return SumState(ConstantState(offset), RotatingState(waves, frequencies.astype(waves.dtype)))
-
-
-# The share of the variance that a truncated series of a Periodic kernel may lack.
-_LEFT_OUT = 1e-4
-
-
-def _holds_enough(share: Any) -> Any:
-    return share > 1 - _LEFT_OUT
-
-
-@pytree
-class Cosine(Stationary):
-    r"""Cosine: :math:`\sigma^2 \cos\bigl(2\pi \sum_d (x_d - x'_d)/\ell_d\bigr)`; rank two.
-
-    Args:
-        variance: k(x, x), squared units of the output.
-        lengthscale: the period in every column, in units of the input; a number, or (D,).
-
-    Raises:
-        ValueError: a value that is not positive, or lengthscales that do not match the columns.
-
-    Example:
-        >>> import jax.numpy as jnp, numpy as np
-        >>> from numpyro_dgp.kernels import Cosine
-        >>> x = jnp.array([[0.0], [0.5], [1.0]])
-        >>> print(np.array(Cosine(lengthscale=3.0)(x[:1], x)).round(3))
-        [[ 1.   0.5 -0.5]]
-
-    Source: Salimbeni (2020), section 1.4.
-    """
-
-    def _angle(self, X: Array) -> Array:
-        return 2 * math.pi * self._scale(X).sum(-1)
-
-    def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.variance * jnp.cos(self._angle(X1)[..., :, None] - self._angle(X2)[..., None, :])
-
-    def features(self, key: Array, X: Array, num: int) -> Array:
-        angle = jnp.broadcast_to(self._angle(X)[..., None], (*X.shape[:-1], num))
-        return jnp.sqrt(self.variance) * _phase_features(key, angle)
-
-    def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
-        angle = self._angle(X)
-        return jnp.sqrt(self.variance) * jnp.stack([jnp.cos(angle), jnp.sin(angle)], -1)
-
-    def state_space(self, order: int = 8) -> StateSpaceForm:
-        weights = jnp.reshape(self.variance, (1,))
-        return RotatingState(weights, jnp.reshape(2 * math.pi / self._one_lengthscale(), (1,)))

@@ -111,13 +111,16 @@ class Sines:
         low, high = (end[index] for end in box.ends())
         numbers = np.stack(np.meshgrid(*[np.arange(1, m + 1) for m in sizes], indexing="ij"), -1)
         omega = math.pi * jnp.asarray(numbers.reshape(-1, len(sizes)), box.dtype) / (high - low)
-        density: Any = sum(scale * kernel.cast(omega.dtype).spectral_density(omega) for scale, kernel in parts)
+        scales = [jnp.asarray(scale, omega.dtype) for scale, _ in parts]
+        densities = [kernel.cast(omega.dtype).spectral_density(omega) for _, kernel in parts]
+        density: Any = sum(a * b for a, b in zip(scales, densities, strict=True))
         return cls(columns, sizes, low, high - low, safe_sqrt(density))
 
     def __call__(self, x: Array) -> Array:
         """Values at rows x (N, D), times the standard deviations: (N, M)."""
         turns = jnp.clip((x[..., list(self.columns)] - self.low) / self.length, 0, 1)
-        sides = [jnp.sin(turns[..., d, None] * (math.pi * np.arange(1, m + 1))) for d, m in enumerate(self.sizes)]
+        halves = [jnp.asarray(math.pi * np.arange(1, m + 1), turns.dtype) for m in self.sizes]
+        sides = [jnp.sin(turns[..., d, None] * half) for d, half in enumerate(halves)]
         return reduce(products_in_rows, sides) * (self.root * jnp.sqrt(jnp.prod(2 / self.length)))
 
 
