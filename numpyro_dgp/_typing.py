@@ -13,7 +13,6 @@ letter meaning
 ``J``  rank of weights that are tied
 ``G``  pseudo-inputs of a guide, shared by all layers
 ``Q``  functions that are mixed to P outputs
-``R``  patches of an image
 ``K``  importance samples of one datum, or nodes of a quadrature
 ``S``  particles, or posterior draws
 ====== ======================================================================
