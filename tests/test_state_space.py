@@ -350,6 +350,22 @@ def test_states_of_matern_12_are_values():
 
 
 @pytest.mark.slow
+def test_slopes_are_known_where_the_states_are():
+    """At a time, behind it and after all of them, against differences of the mean."""
+    f = open_gp(jnp.asarray(rng.normal(size=10)), K.Matern32(), dgp.StateSpace(np.arange(5.0)))
+    x, step = jnp.array([[1.0], [1.5], [5.0]]), 1e-5
+
+    @jax.jit
+    def slopes(x):
+        found = f.grad(x)
+        return found.mean, found.variance, (f(x + step).mean - f(x - step).mean) / (2 * step)
+
+    mean, variance, differences = slopes(x)
+    np.testing.assert_allclose(mean, differences, rtol=1e-4)
+    assert variance[0] < 1e-8 < 0.1 < variance[1] < variance[2] < 3.0
+
+
+@pytest.mark.slow
 def test_several_outputs():
     times, x = np.array([0.0, 0.3, 1.5, 2.0]), np.linspace(-1, 3, 9)[:, None]
     kernels = [K.Matern32(1.3, 0.7), K.Matern32(0.4, 2.0)]

@@ -189,7 +189,7 @@ class StateSpaceNormal(DrawnFromWhite):
 
     def _residual(self, value: ArrayLike) -> Array:
         """Checked observations less their mean (..., N)."""
-        return jnp.asarray(self._per_time("values", value)) - self.loc
+        return jnp.asarray(self._per_time("values", value), self.loc.dtype) - self.loc
 
 
 def _mask(observed: Any, size: int) -> np.ndarray:
