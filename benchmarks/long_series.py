@@ -1,6 +1,6 @@
-"""Evidence, gradient and posterior of long irregular series: ``StateSpaceNormal`` beside tinygp's quasiseparable solver.
+"""Evidence, gradient and posterior of long irregular series: ``StateSpaceNormal`` beside tinygp's quasiseparable one.
 
-``python benchmarks/long_series.py --rows 10000 100000 1000000`` runs every case in a process of its own, in double precision:
+``python benchmarks/long_series.py`` runs every case in a process of its own, in double precision:
 seconds of the evidence with its gradient by variance, lengthscale and noise, and of the posterior mean and variances at
 all times, each after compilation (the fastest of three), and the largest memory of the process.
 """

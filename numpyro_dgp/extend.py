@@ -6,6 +6,7 @@
 from numpyro_dgp._typing import pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
+from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.model.function_values import FunctionValues, Origin
@@ -31,6 +32,7 @@ __all__ = [
     "Representation",
     "Rule",
     "Site",
+    "StateSpaceForm",
     "Term",
     "initial_scale",
     "inverse_cholesky",

@@ -11,7 +11,7 @@ with :math:`\lambda` and :math:`-\Lambda` the first and second derivative of the
 by the filter's mean m, the state given all observations is :math:`N(m + P \lambda,\, P - P \Lambda P)`. No covariance
 of states is inverted, so that they may be without noise and times may repeat.
 
-Source: Sarkka and Garcia-Fernandez (2021); the backward pass is that of Bryson and Frazier (Sarkka and Solin, 2019).
+Source: Sarkka and Garcia-Fernandez (2021); the backward pass is known by the names of Bryson and Frazier.
 """
 
 from __future__ import annotations

@@ -51,6 +51,9 @@ class StateSpaceForm:
 
     A form of one's own is a ``pytree`` with ``size``, :meth:`observation`, :meth:`covariance` and :meth:`transition`;
     :meth:`noise` where the difference is not accurate enough; :meth:`random_states` for draws of functions.
+
+    Raises:
+        ValueError: where random states are asked of a form without them.
     """
 
     @property

@@ -73,13 +73,13 @@ class States:
         form, M = self.form, len(self.times)
         h, P = form.observation(), form.covariance()
         last = jnp.searchsorted(self.times, x, side="right") - 1
-        since = jnp.maximum(x - self.times[jnp.maximum(last, 0)], 0)
-        following = jnp.minimum(last + 1, M - 1)
-        until = jnp.maximum(self.times[following] - x, 0)
-        first = last < 0
+        following, first, end = jnp.minimum(last + 1, M - 1), last < 0, last + 1 == M
+        # By selection: at a time itself, the slope of a maximum with zero would be half of that of the difference.
+        since = jnp.where(first, 0, x - self.times[jnp.maximum(last, 0)])
+        until = jnp.where(end, 0, self.times[following] - x)
         seen = jnp.where(first, matmul(P, h)[:, None], jnp.einsum("ijn,j->in", form.noise(since), h))
         ahead = jnp.einsum("nij,jkn,kn->ni", self.inverses[following], form.transition(until), seen)
-        ahead = jnp.where((last + 1 < M)[:, None], ahead, 0)
+        ahead = jnp.where(end[:, None], 0, ahead)
         row = jnp.where(first, 0, jnp.einsum("i,ijn->jn", h, form.transition(since)))
         left = jnp.maximum(matmul(h, seen) - jnp.square(ahead).sum(-1), 0)
         return _Place(last, row, ahead, left)
@@ -88,10 +88,11 @@ class States:
         """The covariances of values at inputs (N,) with all shocks: (N, M, d)."""
         form, place = self.form, self.place(x)
         number = jnp.arange(len(self.times))
-        since = jnp.maximum(x[:, None] - self.times, 0)
+        passed = number <= place.last[:, None]
+        since = jnp.where(passed, x[:, None] - self.times, 0)
         rows = jnp.einsum("i,ijnm->nmj", form.observation(), form.transition(since))
         before = matmul(rows[..., None, :], self.factors)[..., 0, :]
-        known = jnp.where((number <= place.last[:, None])[..., None], before, 0)
+        known = jnp.where(passed[..., None], before, 0)
         return jnp.where((number == place.last[:, None] + 1)[..., None], place.ahead[:, None], known)
 
     def values(self, place: _Place, v: Array) -> Array:
