@@ -170,9 +170,7 @@ def one_layer(sets: list[str], size: int) -> None:
         problem = SETS[name](size)
         N, D = problem.X.shape
         print(f"\n{name}: {N} rows, {len(problem.X_test)} for the test, {D} column(s)\n")
-        print(
-            "| held by | bound - evidence | test density, nats a row | means, sd | ms | MiB |\n|---|---|---|---|---|---|"
-        )
+        print("| held by | bound - evidence | test density, nats a row | means, sd | ms | MiB |\n" + "|---" * 6 + "|")
         exact, density = None, 0.0
         for label, way in problem.ways.items():
             run = without_values if way is None or way == "states" or "Neighbours" in label else with_values
@@ -189,7 +187,7 @@ def one_layer(sets: list[str], size: int) -> None:
 
 
 def two_layers(steps: int) -> None:
-    """A step in one column, 500 rows: the bound at the end of a fit by Adam, test density and milliseconds of a step."""
+    """A step in one column, 500 rows: the bound at the end of a fit by Adam, test density, milliseconds of a step."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (700, 1))
     y = np.sign(x[:, 0] + 0.2) + 0.1 * rng.normal(size=len(x))
