@@ -289,7 +289,7 @@ def test_guides_refuse_what_they_cannot_integrate():
     for program, match in (
         (hidden("joint", None), "expected process noise at hidden layer 'h'"),
         (hidden("event"), "expected the inputs of the layer at 'y' to be columns"),
-        (whole_images, "responses to patches of layer 'g', got Gaussian ones"),
+        (whole_images, "expected known inputs of layer 'g', a ConvolvedFunction, got Gaussian ones"),
     ):
         with pytest.raises(ValueError, match=f"Collapsed: .*{match}"):
             SVI(program, G.Collapsed(program), optax.adam(0.01), dgp.ELBO()).init(jax.random.key(0), X, Y)
