@@ -14,12 +14,11 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
-from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
-from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
+from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
+from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.networks import TanhNetwork, tanh_network
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
-from numpyro_dgp.model.beliefs import Belief, InducingPrior
+from numpyro_dgp.guides.rules.rule import Site
+from numpyro_dgp.model.beliefs import Belief
 
 __all__ = ["Diffused", "Diffusion"]
 
@@ -97,7 +96,7 @@ class Diffused(dist.Distribution):
 
 
 @dataclasses.dataclass(frozen=True)
-class Diffusion(Rule):
+class Diffusion(AroundGaussian):
     r"""The end of a learned diffusion that starts from standard normal numbers; joint over all outputs of the layer.
 
     .. math:: v = m + R z_0, \qquad z_{k-1} = a_k z_k + s_k^2\, b_k(z_k) + s_k \tau_k \epsilon_k, \quad z_K \sim N(0, I)
@@ -145,34 +144,24 @@ class Diffusion(Rule):
     its equilibrium as reference.
     """
 
-    base: Full | Diagonal | LowRank | MarkovInducing = dataclasses.field(default_factory=Full)
+    base: Base = dataclasses.field(default_factory=Full)
     steps: int = 10
     smallest: float = 0.1
     hidden: int | None = None
 
     def __post_init__(self) -> None:
         require_count("rule Diffusion", "steps", self.steps, "10")
-        require_count("rule Diffusion", "hidden", 16 if self.hidden is None else self.hidden, "50")
         if not 0 < self.smallest <= _LONGEST:
             raise ValueError(
                 f"rule Diffusion: expected smallest, the last step, to be between 0 and {_LONGEST}, got "
                 f"{self.smallest!r}: try 0.1"
             )
-        if not isinstance(self.base, Full | Diagonal | LowRank | MarkovInducing):
-            raise ValueError(
-                f"rule Diffusion: expected base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...), got "
-                f"{self.base!r}: it gives the Gaussian that the diffusion starts at"
-            )
-
-    def follows(self, name: str, order: tuple[str, ...]) -> str | None:
-        return self.base.follows(name, order)
+        self.require_base("that the diffusion starts at", _LEAST)
 
     def __call__(self, site: Site) -> Diffused:
-        require_site(InducingPrior, self, site, "inducing values")
-        size, dtype = math.prod(site.fn.event_shape), site.fn.dtype
-        base: Any = self.base(site)
-        units = max(2 * size, 16) if self.hidden is None else self.hidden
-        widths = [size + self.steps, units, size]
+        base, size = self.gaussian_of(site)
+        dtype = site.fn.dtype
+        widths = [size + self.steps, self.units(size, _LEAST), size]
         drift = tanh_network(site, widths, dtype, prefix="diffusion_", starts_at_zero=True)
         log_scales = site.param("diffusion_log_scales", lambda: jnp.zeros((self.steps, size), dtype))
         lengths = np.geomspace(_LONGEST, self.smallest, self.steps) if self.steps > 1 else np.array([self.smallest])
@@ -181,3 +170,6 @@ class Diffusion(Rule):
 
 _LONGEST = 0.7
 """Standard deviation of the first step."""
+
+_LEAST = 16
+"""Units of the network, at least."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,11 +17,9 @@ from numpyro.nn import AutoregressiveNN
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
-from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
-from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
-from numpyro_dgp.model.beliefs import InducingPrior
+from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
+from numpyro_dgp.guides.rules.inducing_values import Full
+from numpyro_dgp.guides.rules.rule import Site
 from numpyro_dgp.model.strata import Flowed
 
 __all__ = ["Flow", "SinhArcsinh"]
@@ -65,7 +62,7 @@ class SinhArcsinh(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flow(Rule):
+class Flow(AroundGaussian):
     r"""A Gaussian whose standard normal numbers go through a learned bijection first; joint over all outputs.
 
     .. math:: v = m + R\, T(\epsilon), \qquad
@@ -119,32 +116,22 @@ class Flow(Rule):
     """
 
     bijector: Callable[[int], Transform] | None = None
-    base: Full | Diagonal | LowRank | MarkovInducing = dataclasses.field(default_factory=Full)
+    base: Base = dataclasses.field(default_factory=Full)
     depth: int = 2
     hidden: int | None = None
     antithetic: bool = False
 
     def __post_init__(self) -> None:
         require_count("rule Flow", "depth", self.depth, "2")
-        require_count("rule Flow", "hidden", 8 if self.hidden is None else self.hidden, "50")
         if not (self.bijector is None or callable(self.bijector)):
             raise ValueError(
                 f"rule Flow: expected bijector to be a function of the number of values, got "
                 f"{type(self.bijector).__name__}: lambda n: transform, or leave it out"
             )
-        if not isinstance(self.base, Full | Diagonal | LowRank | MarkovInducing):
-            raise ValueError(
-                f"rule Flow: expected base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...), got "
-                f"{self.base!r}: it gives the Gaussian that the flow starts at"
-            )
-
-    def follows(self, name: str, order: tuple[str, ...]) -> str | None:
-        return self.base.follows(name, order)
+        self.require_base("that the flow starts at", _LEAST)
 
     def __call__(self, site: Site) -> Flowed:
-        require_site(InducingPrior, self, site, "inducing values")
-        size = math.prod(site.fn.event_shape)
-        base: Any = self.base(site)
+        base, size = self.gaussian_of(site)
         transform = self._blocks(site, size) if self.bijector is None else self.bijector(size)
         if not isinstance(transform, Transform):
             raise ValueError(
@@ -166,7 +153,7 @@ class Flow(Rule):
     def _network(self, site: Site, block: int, size: int) -> Callable[[Array], Any]:
         """From vectors (..., n) to shifts and logarithms of scales, both zero at the start."""
         order = jnp.arange(size)[:: -1 if block % 2 else 1]
-        units = max(2 * size, 8) if self.hidden is None else self.hidden
+        units = self.units(size, _LEAST)
         init, apply = AutoregressiveNN(size, [units], permutation=order, nonlinearity=stax.Tanh)
         leaves, tree = jax.tree.flatten(init(jax.random.key(block), (size,))[1])
         last = len(leaves) - 2  # the weights and the bias of the last layer
@@ -178,3 +165,7 @@ class Flow(Rule):
                 return apply(jax.tree.unflatten(tree, found), x)
 
         return network
+
+
+_LEAST = 8
+"""Units of a network, at least."""

@@ -13,12 +13,11 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
-from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
-from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
+from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
+from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.networks import TanhNetwork, tanh_network
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
-from numpyro_dgp.model.beliefs import Belief, InducingPrior
+from numpyro_dgp.guides.rules.rule import Site
+from numpyro_dgp.model.beliefs import Belief
 
 __all__ = ["Implicit", "Sampled"]
 
@@ -113,7 +112,7 @@ class Reference(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Implicit(Rule):
+class Implicit(AroundGaussian):
     r"""Whatever a network makes of standard normal numbers; joint over all outputs. Its density is learned beside it.
 
     .. math:: v = m + R\,[\epsilon + g(\epsilon, \xi)], \qquad \epsilon, \xi \sim N(0, I)
@@ -160,31 +159,25 @@ class Implicit(Rule):
     Gaussian of the same moments in place of the prior.
     """
 
-    base: Full | Diagonal | LowRank | MarkovInducing = dataclasses.field(default_factory=Full)
+    base: Base = dataclasses.field(default_factory=Full)
     extra: int = 4
     hidden: int | None = None
     draws: int = 500
 
     def __post_init__(self) -> None:
         require_count("rule Implicit", "extra", self.extra, "4")
-        require_count("rule Implicit", "hidden", 16 if self.hidden is None else self.hidden, "50")
         require_count("rule Implicit", "draws", self.draws, "500")
-        if not isinstance(self.base, Full | Diagonal | LowRank | MarkovInducing):
-            raise ValueError(
-                f"rule Implicit: expected base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...), got "
-                f"{self.base!r}: it gives the Gaussian that draws are compared with"
-            )
-
-    def follows(self, name: str, order: tuple[str, ...]) -> str | None:
-        return self.base.follows(name, order)
+        self.require_base("that draws start at", _LEAST)
 
     def __call__(self, site: Site) -> Sampled:
-        require_site(InducingPrior, self, site, "inducing values")
-        size, dtype = math.prod(site.fn.event_shape), site.fn.dtype
-        base: Any = self.base(site)
-        units = max(2 * size, 16) if self.hidden is None else self.hidden
+        base, size = self.gaussian_of(site)
+        dtype, units = site.fn.dtype, self.units(size, _LEAST)
         generator = tanh_network(
             site, [size + self.extra, units, size], dtype, prefix="generator_", starts_at_zero=True
         )
         critic = tanh_network(site, [size, units, units, 1], dtype, prefix="critic_", starts_at_zero=True)
         return Sampled(base, generator, critic, self.draws)
+
+
+_LEAST = 16
+"""Units of a hidden layer, at least."""
