@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import matmul
 
 __all__ = ["Estimate", "UnitTrace", "log_determinant_by_probes"]
 
@@ -156,9 +157,9 @@ def _quadrature(
     def step(state: State) -> State:
         m, basis, diagonal, beside, value, _ = state
         product = matrix.apply(basis[m])
-        diagonal = diagonal.at[m].set(product @ basis[m])
+        diagonal = diagonal.at[m].set(matmul(product, basis[m]))
         product = product - diagonal[m] * basis[m]
-        product = product - (basis @ product) @ basis  # of the vector before, and what rounding left of all
+        product = product - matmul(matmul(basis, product), basis)  # of the vector before, and what rounding left of all
         norm = jnp.sqrt(jnp.square(product).sum())
         theta, vectors = _ritz(diagonal, beside)
         found = n * (jnp.square(vectors[0]) * _function(theta, second)).sum()
@@ -181,7 +182,8 @@ def _quadrature(
     beside = jnp.where(jnp.arange(len(beside)) < m - 1, beside, 0)
     theta, vectors = _ritz(diagonal, beside)
     weights = vectors[0]
-    core = (vectors * weights) @ _divided_differences(theta, second) @ (vectors * weights).T
+    weighted = vectors * weights
+    core = matmul(matmul(weighted, _divided_differences(theta, second)), weighted.T)
     core = n * jnp.where(known[:, None] & known, core, 0)
     smallest = jnp.where(jnp.abs(weights) > tiny, theta, jnp.inf).min()
     return (value, change, smallest), jnp.where(known[:, None], basis, 0), core
@@ -217,7 +219,7 @@ def _slope(matrix: UnitTrace, basis: Array, core: Array) -> UnitTrace:
         weight, vector = pair
 
         def with_term(total: UnitTrace) -> UnitTrace:
-            slope = jax.grad(lambda A: A.form(vector @ basis))(matrix)
+            slope = jax.grad(lambda A: A.form(matmul(vector, basis)))(matrix)
             return jax.tree.map(lambda a, b: a + weight * b, total, slope)
 
         return jax.lax.cond(jnp.abs(weight) > least, with_term, lambda total: total, total), None

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, Number, pytree, static
+from numpyro_dgp.algebra.linalg import einsum
 
 __all__ = [
     "ConstantState",
@@ -76,7 +77,7 @@ class StateSpaceForm:
     def noise(self, time: Array) -> Array:
         """Q after times (...,): shape (d, d, ...)."""
         before = self.stationary(time)
-        return before - jnp.einsum("ij...,jk,lk...->il...", phi := self.transition(time), self.covariance(), phi)
+        return before - einsum("ij...,jk,lk...->il...", phi := self.transition(time), self.covariance(), phi)
 
     def random_states(self, key: Array, time: Array, num: int) -> Array:
         """``num`` random functions at times (N,), with their states: shape (d, N, num); their covariance is exact.

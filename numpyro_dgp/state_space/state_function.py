@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.algebra.kalman import prior_states
-from numpyro_dgp.algebra.linalg import jitter, matmul
+from numpyro_dgp.algebra.linalg import einsum, jitter, matmul
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
@@ -77,10 +77,10 @@ class States:
         # By selection: at a time itself, the slope of a maximum with zero would be half of that of the difference.
         since = jnp.where(first, 0, x - self.times[jnp.maximum(last, 0)])
         until = jnp.where(end, 0, self.times[following] - x)
-        seen = jnp.where(first, matmul(P, h)[:, None], jnp.einsum("ijn,j->in", form.noise(since), h))
-        ahead = jnp.einsum("nij,jkn,kn->ni", self.inverses[following], form.transition(until), seen)
+        seen = jnp.where(first, matmul(P, h)[:, None], einsum("ijn,j->in", form.noise(since), h))
+        ahead = einsum("nij,jkn,kn->ni", self.inverses[following], form.transition(until), seen)
         ahead = jnp.where(end[:, None], 0, ahead)
-        row = jnp.where(first, 0, jnp.einsum("i,ijn->jn", h, form.transition(since)))
+        row = jnp.where(first, 0, einsum("i,ijn->jn", h, form.transition(since)))
         left = jnp.maximum(matmul(h, seen) - jnp.square(ahead).sum(-1), 0)
         return _Place(last, row, ahead, left)
 
@@ -90,7 +90,7 @@ class States:
         number = jnp.arange(len(self.times))
         passed = number <= place.last[:, None]
         since = jnp.where(passed, x[:, None] - self.times, 0)
-        rows = jnp.einsum("i,ijnm->nmj", form.observation(), form.transition(since))
+        rows = einsum("i,ijnm->nmj", form.observation(), form.transition(since))
         before = matmul(rows[..., None, :], self.factors)[..., 0, :]
         known = jnp.where(passed[..., None], before, 0)
         return jnp.where((number == place.last[:, None] + 1)[..., None], place.ahead[:, None], known)
@@ -105,7 +105,7 @@ class States:
 
     def shocks(self, states: Array) -> Array:
         """v (M, d, num) of states (d, M, num)."""
-        steps = jnp.einsum("ijm,jmn->imn", self.form.transition(self.time[1:]), states[:, :-1])
+        steps = einsum("ijm,jmn->imn", self.form.transition(self.time[1:]), states[:, :-1])
         moved = jnp.concatenate([states[:, :1], states[:, 1:] - steps], 1)
         return matmul(self.inverses, jnp.moveaxis(moved, 0, 1))
 
@@ -204,6 +204,6 @@ class StateFunction(InducedFunction):
             where = jnp.concatenate([s.times, rows[:, 0]])
             drawn = s.form.random_states(key, where, weights.shape[-1])
             M = len(s.times)
-            at_rows.append(jnp.einsum("i,inm->nm", s.form.observation(), drawn[:, M:]))
+            at_rows.append(einsum("i,inm->nm", s.form.observation(), drawn[:, M:]))
             whitened.append(s.shocks(drawn[:, :M]).reshape(self.size, -1))
         return project(weights, self._stack(at_rows)), project(weights, self._stack(whitened)).T
