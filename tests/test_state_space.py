@@ -499,7 +499,7 @@ def test_guides_have_the_bound_that_they_have_on_points(name):
     [
         pytest.param(
             G.Collapsed,
-            r"expected known inputs for the StateFunction of layer .g..*use guides.InducingPoint\(\)",
+            r"expected known inputs of layer .g., a StateFunction, .*use guides.InducingPoint\(\)",
             marks=pytest.mark.slow,
         ),
         (
