@@ -330,3 +330,22 @@ def test_numbers_that_are_missing_are_latents():
     at = posterior.log_density(jax.random.key(1), jnp.full(401, y[0]), rows, num_samples=1)
     expected = np.log((np.exp(at) * np.exp(-0.5 * w**2) / np.sqrt(2 * np.pi)).sum() * (w[1] - w[0]))
     np.testing.assert_allclose(mixed[0], expected, atol=0.1)
+
+
+def test_groups_have_lengthscales_of_their_own():
+    """Within a group an RBF with its lengthscale, between groups nothing, and a slope by every lengthscale."""
+    lengthscales = jnp.array([0.3, 1.0, 2.0])
+    X = jnp.stack([jnp.linspace(0, 2, 9), jnp.arange(9.0) % 3], 1)
+
+    def gram_of(lengthscales):
+        scaled = K.Transformed(
+            K.Gibbs(2.0), lambda s, X: jnp.stack([X[..., 0], s[X[..., 1].astype(int)]], -1), jnp.log(lengthscales)
+        )
+        return (scaled * K.Categorical(3, correlation=0.0).on(1)).gram(X)
+
+    for g, lengthscale in enumerate(lengthscales):
+        rows = np.flatnonzero(X[:, 1] == g)
+        expected = np.zeros((3, 9))
+        expected[:, rows] = K.RBF(2.0, lengthscale)(X[rows, :1], X[rows, :1])
+        np.testing.assert_allclose(gram_of(lengthscales)[rows], expected, rtol=1e-12)
+    assert (jax.grad(lambda s: jnp.square(gram_of(s)).sum())(lengthscales) > 0).all()
