@@ -50,8 +50,8 @@ class Convolutional(Kernel):
         >>> k = dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.Patches(image=(1, 3), patch=(1, 2)))
         >>> images = jnp.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])  # a step, and its mirror image
         >>> print(np.array(k(images, images)).round(3))
-        [[0.803 0.745]
-         [0.745 0.803]]
+        [[0.803 0.645]
+         [0.645 0.803]]
 
     Source: van der Wilk et al. (2017), equations 10 and 18; Dutordoir et al. (2020) for places.
     """

@@ -60,7 +60,7 @@ class Neighbours:
         >>> exact = dgp.gp("f", dgp.kernels.Matern32(1.0, 0.2), None)
         >>> y = jnp.sin(6 * X[:, 0])
         >>> print(f(X, noise=0.1).log_prob(y).round(1), exact(X, noise=0.1).log_prob(y).round(1))
-        62.8 62.9
+        31.2 31.4
 
     Source: Vecchia (1988); Guinness (2018) for the order and for noise; Sauer et al. (2023b) for hidden layers.
     """
@@ -107,8 +107,8 @@ class Neighbours:
             >>> import numpyro_dgp as dgp
             >>> X = jnp.linspace(0, 1, 6)[:, None]
             >>> near = dgp.Neighbours(X, num=1, order="coordinate")
-            >>> print(near.sets.neighbours.T, near.refreshed(abs(X - 0.5)).sets.neighbours.T)
-            [[0 0 1 2 3 4]] [[5 1 1 2 3 4]]
+            >>> print(near.sets.neighbours.T, near.refreshed(jnp.square(X - 0.75)).sets.neighbours.T)
+            [[0 0 1 2 3 4]] [[1 2 5 4 4 3]]
         """
         if is_concrete(h) and np.shape(h)[:1] != (len(self.X),):
             raise ValueError(
@@ -220,7 +220,7 @@ class NeighbourFunction:
             >>> x = jnp.array([[0.0], [1.0], [2.0]])
             >>> f = dgp.gp("f", dgp.kernels.RBF(), dgp.Neighbours(x, num=2))
             >>> given = f.condition(x, jnp.array([1.0, -1.0, 0.0]))
-            >>> print(given(x).mean.round(3), given(jnp.zeros((5, 1))).batch_shape)
+            >>> print(given(x).mean.round(2) + 0.0, given(jnp.zeros((5, 1))).batch_shape)
             [ 1. -1.  0.] (5,)
         """
         x = checked_inputs(x, None, None)
