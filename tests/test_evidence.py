@@ -293,7 +293,7 @@ def test_wrong_calls_that_only_a_run_tells(bad):
             numpyro.sample("h", dgp.rings.RingNormal(dgp.kernels.RBF(), ring))
 
         params = {"unused": jnp.zeros(())}
-        with pytest.raises(ValueError, match=r"samples= of a program without dgp.rings.RingNormal, got one at 'h'"):
+        with pytest.raises(ValueError, match=r"samples= of a program without RingNormal, got one at 'h'"):
             evidence(model, guide, params, KEY, jnp.zeros(8), samples={"h": jnp.zeros((3, 8))}, num_temperatures=2)
         return
 
