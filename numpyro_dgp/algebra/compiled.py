@@ -34,10 +34,10 @@ class _Operations:
 
     def __init__(self, jaxpr: core.Jaxpr) -> None:
         self.jaxpr = jaxpr
-        self.shapes = tuple(str(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
+        shapes = tuple(str(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
         counts: dict[str, int] = {}
         _count(jaxpr, counts)
-        self.kind = hash((self.shapes, frozenset(counts.items())))
+        self.kind = hash((shapes, frozenset(counts.items())))
 
     def __hash__(self) -> int:
         return self.kind

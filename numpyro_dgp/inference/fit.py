@@ -100,18 +100,20 @@ def fit(
 
     compiled = Compiled(steps_of(update, rebuild))
 
-    def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
-        state, losses = compiled(state, arrays, count)
-        return state, np.asarray(losses)[:count]
-
-    def evaluate(state: SVIState, step: int) -> Array:
-        return svi.evaluate(state, *args, **kwargs)
-
     with file.reserved(num_steps):
         start, sites = start_of_fit("fit", svi, rng_key, rebuild, arrays, init_params)
         if checkpoint is not None:
             step = compiled.trace(start, arrays, 1)
             file = dataclasses.replace(file, identity=identify("dgp.fit", svi, arguments, sites, start, step))
+        program = compiled.at(start, arrays, 1)
+
+        def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
+            state, losses = program(state, arrays, count)
+            return state, np.asarray(losses)[:count]
+
+        def evaluate(state: SVIState, step: int) -> Array:
+            return svi.evaluate(state, *args, **kwargs)
+
         return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
 
 

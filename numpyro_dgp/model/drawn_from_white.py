@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-import numpyro.distributions as dist
+from typing import Any, ClassVar
 
-from numpyro_dgp._typing import Array
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._data import as_numbers
+from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["DrawnFromWhite"]
 
 
 class DrawnFromWhite(dist.Distribution):
-    """A Gaussian process at given points as a distribution of its own; chains sample it by independent numbers."""
+    """A Gaussian process at given places as a distribution of its own; chains sample it by independent numbers.
 
+    A subclass says for messages what a ``place`` is called, in which ``order`` values go, and what to do about values
+    that are ``missing``.
+    """
+
+    place: ClassVar[str]
+    order_of_values: ClassVar[str]
+    missing_values: ClassVar[str]
     loc: Array
 
     @property
@@ -22,3 +37,26 @@ class DrawnFromWhite(dist.Distribution):
     def from_white(self, white: Array) -> Array:
         """The draw that standard normal numbers of this shape give."""
         raise NotImplementedError
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.real_vector
+
+    @property
+    def mean(self) -> Array:
+        return jnp.broadcast_to(self.loc, self.event_shape)
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.from_white(jax.random.normal(key, sample_shape + self.white_shape, self.loc.dtype))
+
+    def one_per_place(self, name: str, value: ArrayLike, count: int, one: bool = False) -> Any:
+        """``value`` if it has one finite number for each of ``count`` observed places, or is the ``one`` for all."""
+        owner = type(self).__name__
+        found = as_numbers(f"{name} of {owner}", value)
+        if not one and np.shape(found)[-1:] != (count,):
+            raise ValueError(
+                f"{owner}: expected {name} of shape ({count},), one number per observed {self.place}, got "
+                f"{np.shape(found)}: they go in the order of {self.order_of_values}; of a column take y[:, 0]"
+            )
+        require_finite(f"{name} of {owner}", found, self.missing_values)
+        return found

@@ -34,6 +34,7 @@ class NeighbourValues(ProcessValues):
     """
 
     pytree_data_fields: tuple[str, ...] = ("weights", "open_variance", "sets")
+    suggested_rule = "dgp.guides.SparseFactor()"
 
     def __init__(
         self,

@@ -19,13 +19,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import constraints, kl_divergence
+from numpyro.distributions import kl_divergence
 
-from numpyro_dgp._checks import require_count, require_finite, require_noise, require_positive
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._checks import require_count, require_noise, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import jitter
 from numpyro_dgp.kernels import Kernel, as_kernel
@@ -88,6 +86,8 @@ class RingNormal(DrawnFromWhite):
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("process", "noise_variance", "loc")
     pytree_aux_fields = ("pattern", "solver", "noisy")
+    place, order_of_values = "point", "ring.points()"
+    missing_values = "leave out what is missing, and mark it False in observed"
 
     def __init__(
         self,
@@ -106,14 +106,14 @@ class RingNormal(DrawnFromWhite):
             )
         self.solver, self.noisy = solver or Solver(), noise is not None
         if noise is not None and np.ndim(noise):
-            require_positive("RingNormal", "noise", self._per_point("noise", noise))
+            require_positive("RingNormal", "noise", self.one_per_place("noise", noise, len(self.present)))
         elif noise is not None:
             require_noise("RingNormal", noise)
         values = spectrum(as_kernel(kernel), ring)
         nugget = jitter(values.dtype, 100) * values.mean() if noise is None else jnp.square(jnp.asarray(noise))
         self.process = Circulant(values, (ring.sizes,))
         self.noise_variance = jnp.asarray(nugget, values.dtype)
-        self.loc = jnp.asarray(self._per_point("loc", loc, np.ndim(loc) == 0), values.dtype)
+        self.loc = jnp.asarray(self.one_per_place("loc", loc, len(self.present), np.ndim(loc) == 0), values.dtype)
         super().__init__((), (len(self.present),))
 
     @property
@@ -137,14 +137,6 @@ class RingNormal(DrawnFromWhite):
         return Circulant(self.process.spectrum + self.noise_variance, self.process.blocks)
 
     @property
-    def support(self) -> constraints.Constraint:
-        return constraints.real_vector
-
-    @property
-    def mean(self) -> Array:
-        return jnp.broadcast_to(self.loc, self.event_shape)
-
-    @property
     def variance(self) -> Array:
         return jnp.broadcast_to(self.process.spectrum.mean() + self.noise_variance, self.event_shape)
 
@@ -159,9 +151,6 @@ class RingNormal(DrawnFromWhite):
             return self.loc + self.total.sqrt(white)[..., self.present]
         process, noise = jnp.split(white, [self.pattern.size], -1)
         return self.loc + self.process.sqrt(process)[..., self.present] + jnp.sqrt(self.noise_variance) * noise
-
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.from_white(jax.random.normal(key, sample_shape + self.white_shape, self.process.spectrum.dtype))
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         return self._log_prob(value)[0]
@@ -283,17 +272,6 @@ class RingNormal(DrawnFromWhite):
         found = (reach,) * every if reach else reach_of(self.process, noise, self.pattern)
         return local_variances(self.process, base, 1 - base * precision, counted, found)
 
-    def _per_point(self, name: str, value: ArrayLike, one: bool = False) -> Any:
-        """``value`` if it has one finite number per observed point, or is the ``one`` for all."""
-        found = as_numbers(f"{name} of RingNormal", value)
-        if not one and np.shape(found)[-1:] != self.present.shape:
-            raise ValueError(
-                f"RingNormal: expected {name} of shape ({len(self.present)},), one number per observed point, got "
-                f"{np.shape(found)}: they go in the order of ring.points(); of a column take y[:, 0]"
-            )
-        require_finite(f"{name} of RingNormal", found, "leave out what is missing, and mark it False in observed")
-        return found
-
     def _embed(self, x: Array) -> Array:
         """Numbers at the observed points (..., N) as numbers on the ring (..., M), zero elsewhere."""
         shape = (*x.shape[:-1], self.pattern.size)
@@ -301,7 +279,7 @@ class RingNormal(DrawnFromWhite):
 
     def _residual(self, value: ArrayLike) -> Array:
         """Checked observations less their mean (..., N)."""
-        return jnp.asarray(self._per_point("values", value)) - self.loc
+        return jnp.asarray(self.one_per_place("values", value, len(self.present))) - self.loc
 
 
 @kl_divergence.register(RingNormal, RingNormal)

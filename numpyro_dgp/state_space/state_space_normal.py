@@ -7,10 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_positive
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._checks import is_concrete, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.kalman import Observed, log_evidence, prior_states, shock_factors, smoothed
 from numpyro_dgp.algebra.linalg import jitter, matmul
@@ -70,6 +68,8 @@ class StateSpaceNormal(DrawnFromWhite):
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields = ("kernel", "times", "noise_variance", "present", "loc")
     pytree_aux_fields = ("order", "noisy")
+    place, order_of_values = "time", "times"
+    missing_values = "leave out what is missing, with its times"
 
     def __init__(
         self,
@@ -90,18 +90,12 @@ class StateSpaceNormal(DrawnFromWhite):
             variance = jitter(dtype, 1) * matmul(matmul(form.covariance(), h), h)
         else:
             require_positive("StateSpaceNormal", "noise", noise)
-            variance = jnp.square(jnp.asarray(self._per_time("noise", noise, np.ndim(noise) == 0), dtype))
+            variance = jnp.square(
+                jnp.asarray(self.one_per_place("noise", noise, len(self.present), np.ndim(noise) == 0), dtype)
+            )
         self.noise_variance = jnp.broadcast_to(variance, self.present.shape)
-        self.loc = jnp.asarray(self._per_time("loc", loc, np.ndim(loc) == 0), dtype)
+        self.loc = jnp.asarray(self.one_per_place("loc", loc, len(self.present), np.ndim(loc) == 0), dtype)
         super().__init__((), (len(self.present),))
-
-    @property
-    def support(self) -> constraints.Constraint:
-        return constraints.real_vector
-
-    @property
-    def mean(self) -> Array:
-        return jnp.broadcast_to(self.loc, self.event_shape)
 
     @property
     def variance(self) -> Array:
@@ -126,9 +120,6 @@ class StateSpaceNormal(DrawnFromWhite):
 
         flat = jax.vmap(path)(white.reshape(-1, *self.white_shape))
         return self.loc + flat.reshape(*white.shape[:-2], -1)
-
-    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
-        return self.from_white(jax.random.normal(key, sample_shape + self.white_shape, self.loc.dtype))
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         residual = self._residual(value)
@@ -176,20 +167,9 @@ class StateSpaceNormal(DrawnFromWhite):
     def _form(self) -> StateSpaceForm:
         return self.kernel.state_space(self.order)
 
-    def _per_time(self, name: str, value: ArrayLike, one: bool = False) -> Any:
-        """``value`` if it has one finite number per observed time, or is the ``one`` for all."""
-        found = as_numbers(f"{name} of StateSpaceNormal", value)
-        if not one and np.shape(found)[-1:] != self.present.shape:
-            raise ValueError(
-                f"StateSpaceNormal: expected {name} of shape ({len(self.present)},), one number per observed time, got "
-                f"{np.shape(found)}: they go in the order of times; of a column take y[:, 0]"
-            )
-        require_finite(f"{name} of StateSpaceNormal", found, "leave out what is missing, with its times")
-        return found
-
     def _residual(self, value: ArrayLike) -> Array:
         """Checked observations less their mean (..., N)."""
-        return jnp.asarray(self._per_time("values", value), self.loc.dtype) - self.loc
+        return jnp.asarray(self.one_per_place("values", value, len(self.present)), self.loc.dtype) - self.loc
 
 
 def _mask(observed: Any, size: int) -> np.ndarray:

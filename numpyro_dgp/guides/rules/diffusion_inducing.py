@@ -28,7 +28,7 @@ class Diffused(dist.Distribution):
 
     .. math::
         z_K \sim N(0, I), \qquad
-        z_{k-1} = a_k z_k + s_k^2\, b_k(z_k) + s_k \tau_k \epsilon_k, \qquad a_k^2 + s_k^2 = 1
+        z_{k-1} = a_k z_k + s_k\, b_k(z_k) + s_k \tau_k \epsilon_k, \qquad a_k^2 + s_k^2 = 1
 
     Without the drift b and with :math:`\tau = 1` the chain is at its equilibrium N(0, I), and looks the same in both
     directions. With F for its steps in the other direction, :math:`F(z_k \mid z_{k-1}) = N(a_k z_{k-1}, s_k^2 I)`,
@@ -64,20 +64,16 @@ class Diffused(dist.Distribution):
         steps = len(self.variances)
         white = jax.random.normal(key, (steps + 1, *sample_shape, size), dtype)
         variances = jnp.asarray(self.variances, dtype)
-        numbers = jnp.broadcast_to(
-            jnp.eye(steps, dtype=dtype)[:, *(None,) * len(sample_shape)], (steps, *sample_shape, steps)
-        )
 
         def step(carry: tuple[Array, Array], each: tuple[Array, ...]) -> tuple[tuple[Array, Array], None]:
             (z, ratio), (number, variance, log_scale, noise) = carry, each
             number = jnp.broadcast_to(number, (*sample_shape, steps))
-            moved = jnp.sqrt(variance) * self.drift(jnp.concatenate([z, number], -1))
-            moved = moved + jnp.sqrt(variance) * jnp.exp(log_scale) * noise  # from where the chain at rest would go
-            ratio = ratio + (0.5 * jnp.square(moved) / variance - 0.5 * jnp.square(noise) - log_scale).sum(-1)
-            return (jnp.sqrt(1 - variance) * z + moved, ratio), None
+            moved = self.drift(jnp.concatenate([z, number], -1)) + jnp.exp(log_scale) * noise  # in units of s
+            ratio = ratio + (0.5 * (jnp.square(moved) - jnp.square(noise)) - log_scale).sum(-1)
+            return (jnp.sqrt(1 - variance) * z + jnp.sqrt(variance) * moved, ratio), None
 
         start = white[0], jnp.zeros(sample_shape, dtype)
-        (z, ratio), _ = jax.lax.scan(step, start, (numbers, variances, self.log_scales, white[1:]))
+        (z, ratio), _ = jax.lax.scan(step, start, (jnp.eye(steps, dtype=dtype), variances, self.log_scales, white[1:]))
         z = z.reshape(*sample_shape, *self.event_shape)
         return self.base.from_white(z), [z, ratio]
 
@@ -99,7 +95,7 @@ class Diffused(dist.Distribution):
 class Diffusion(AroundGaussian):
     r"""The end of a learned diffusion that starts from standard normal numbers; joint over all outputs of the layer.
 
-    .. math:: v = m + R z_0, \qquad z_{k-1} = a_k z_k + s_k^2\, b_k(z_k) + s_k \tau_k \epsilon_k, \quad z_K \sim N(0, I)
+    .. math:: v = m + R z_0, \qquad z_{k-1} = a_k z_k + s_k\, b_k(z_k) + s_k \tau_k \epsilon_k, \quad z_K \sim N(0, I)
 
     b is a network and starts at zero, :math:`\tau` at one, so that q(v) starts as ``base``, ``Full()`` by default.
     A chain of Gaussian steps is a mixture of infinitely many Gaussians. It can hold separate modes, but a fit seldom
@@ -156,12 +152,12 @@ class Diffusion(AroundGaussian):
                 f"rule Diffusion: expected smallest, the last step, to be between 0 and {_LONGEST}, got "
                 f"{self.smallest!r}: try 0.1"
             )
-        self.require_base("that the diffusion starts at", _LEAST)
+        self.require_base("that the diffusion starts at")
 
     def __call__(self, site: Site) -> Diffused:
         base, size = self.gaussian_of(site)
         dtype = site.fn.dtype
-        widths = [size + self.steps, self.units(size, _LEAST), size]
+        widths = [size + self.steps, self.units(size), size]
         drift = tanh_network(site, widths, dtype, prefix="diffusion_", starts_at_zero=True)
         log_scales = site.param("diffusion_log_scales", lambda: jnp.zeros((self.steps, size), dtype))
         lengths = np.geomspace(_LONGEST, self.smallest, self.steps) if self.steps > 1 else np.array([self.smallest])
@@ -170,6 +166,3 @@ class Diffusion(AroundGaussian):
 
 _LONGEST = 0.7
 """Standard deviation of the first step."""
-
-_LEAST = 16
-"""Units of the network, at least."""

@@ -115,6 +115,7 @@ class Flow(AroundGaussian):
     Source: Rezende and Mohamed (2015); Kingma et al. (2016), for the autoregressive part.
     """
 
+    least_units = 8
     bijector: Callable[[int], Transform] | None = None
     base: Base = dataclasses.field(default_factory=Full)
     depth: int = 2
@@ -128,7 +129,7 @@ class Flow(AroundGaussian):
                 f"rule Flow: expected bijector to be a function of the number of values, got "
                 f"{type(self.bijector).__name__}: lambda n: transform, or leave it out"
             )
-        self.require_base("that the flow starts at", _LEAST)
+        self.require_base("that the flow starts at")
 
     def __call__(self, site: Site) -> Flowed:
         base, size = self.gaussian_of(site)
@@ -153,7 +154,7 @@ class Flow(AroundGaussian):
     def _network(self, site: Site, block: int, size: int) -> Callable[[Array], Any]:
         """From vectors (..., n) to shifts and logarithms of scales, both zero at the start."""
         order = jnp.arange(size)[:: -1 if block % 2 else 1]
-        units = self.units(size, _LEAST)
+        units = self.units(size)
         init, apply = AutoregressiveNN(size, [units], permutation=order, nonlinearity=stax.Tanh)
         leaves, tree = jax.tree.flatten(init(jax.random.key(block), (size,))[1])
         last = len(leaves) - 2  # the weights and the bias of the last layer
@@ -165,7 +166,3 @@ class Flow(AroundGaussian):
                 return apply(jax.tree.unflatten(tree, found), x)
 
         return network
-
-
-_LEAST = 8
-"""Units of a network, at least."""

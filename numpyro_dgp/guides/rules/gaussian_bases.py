@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
@@ -21,18 +21,18 @@ class AroundGaussian(Rule):
     """A rule of inducing values with a field ``base``, the rule of the Gaussian that it starts at, and ``hidden``, the
     units of its networks."""
 
+    least_units: ClassVar[int] = 16
     base: Base
     hidden: int | None
 
-    def require_base(self, purpose: str, least: int) -> None:
+    def require_base(self, purpose: str) -> None:
         """Raise unless base and units are what they have to be; called when the rule is made.
 
         Args:
             purpose: what the base is for, for the message.
-            least: units that a network has at least.
         """
         name = type(self).__name__
-        require_count(f"rule {name}", "hidden", least if self.hidden is None else self.hidden, "50")
+        require_count(f"rule {name}", "hidden", self.units(0), "50")
         if not isinstance(self.base, Full | Diagonal | LowRank | MarkovInducing):
             raise ValueError(
                 f"rule {name}: expected base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...), got "
@@ -48,6 +48,6 @@ class AroundGaussian(Rule):
         base: Any = self.base(site)
         return base, math.prod(site.fn.event_shape)
 
-    def units(self, size: int, least: int) -> int:
+    def units(self, size: int) -> int:
         """Of a hidden layer of a network of ``size`` numbers."""
-        return max(2 * size, least) if self.hidden is None else self.hidden
+        return max(2 * size, self.least_units) if self.hidden is None else self.hidden

@@ -167,17 +167,13 @@ class Implicit(AroundGaussian):
     def __post_init__(self) -> None:
         require_count("rule Implicit", "extra", self.extra, "4")
         require_count("rule Implicit", "draws", self.draws, "500")
-        self.require_base("that draws start at", _LEAST)
+        self.require_base("that draws start at")
 
     def __call__(self, site: Site) -> Sampled:
         base, size = self.gaussian_of(site)
-        dtype, units = site.fn.dtype, self.units(size, _LEAST)
+        dtype, units = site.fn.dtype, self.units(size)
         generator = tanh_network(
             site, [size + self.extra, units, size], dtype, prefix="generator_", starts_at_zero=True
         )
         critic = tanh_network(site, [size, units, units, 1], dtype, prefix="critic_", starts_at_zero=True)
         return Sampled(base, generator, critic, self.draws)
-
-
-_LEAST = 16
-"""Units of a hidden layer, at least."""

@@ -16,7 +16,6 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.quadrature import Nodes
-from numpyro_dgp.model.neighbour_values import NeighbourValues
 
 __all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_site"]
 
@@ -200,7 +199,7 @@ def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: st
         ValueError: a distribution of another class.
     """
     if not isinstance(site.fn, kind):
-        advice = "dgp.guides.SparseFactor()" if isinstance(site.fn, NeighbourValues) else "..."
+        advice = getattr(site.fn, "suggested_rule", "...")
         raise ValueError(
             f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got a "
             f"{type(site.fn).__name__}: choose another rule for it in sites={{{site.name!r}: {advice}}}"
