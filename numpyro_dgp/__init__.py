@@ -4,7 +4,20 @@ import warnings
 
 import jax
 
-from numpyro_dgp import bounds, densities, diagnostics, extend, guides, initial, kernels, means, optim, rings, testing
+from numpyro_dgp import (
+    bounds,
+    densities,
+    design,
+    diagnostics,
+    extend,
+    guides,
+    initial,
+    kernels,
+    means,
+    optim,
+    rings,
+    testing,
+)
 from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.densities import Mixture
@@ -86,6 +99,7 @@ __all__ = [
     "Posterior",
     "update",
     "condition",
+    "design",
     "Mixture",
     "densities",
     "to_arviz",
