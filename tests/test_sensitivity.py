@@ -64,7 +64,7 @@ def test_g_function():
 
 
 def test_inputs_by_their_distributions():
-    """Variances of x and of x^2, with x of N(0, 4), are 4 and 32; that of 3 exp(u), with u of N(0, v), is 9 e^v (e^v - 1)."""
+    """With x of N(0, 4), x and x^2 have variances of 4 and 32; with u of N(0, v), 3 exp(u) has 9 e^v (e^v - 1)."""
     inputs = {"a": dist.Normal(0.0, 2.0), "b": dist.Normal(0.0, 2.0), "c": dist.LogNormal(0.0, 0.5), "d": (0.0, 1.0)}
     parts = np.array([4.0, 32.0, 9 * np.exp(0.25) * (np.exp(0.25) - 1), 0.0])
 

@@ -85,7 +85,7 @@ def main_effects(
         >>> print(found.curves.emulator_error[0].round(2))
         [0.14 0.18 0.28]
 
-    Source: Oakley and O'Hagan (2004) for main effects of emulators with their uncertainty.
+    Source: Schonlau and Welch (2006).
     """
     require_key("main_effects", key)
     require_count("main_effects", "num_values", num_values, "21")

@@ -59,8 +59,8 @@ def sobol_indices(
         )
         if reference is not None:
             known = getattr(reference, field).mean
-            mark = {"label": "reference"} if field == "total" else {}
-            ax.plot(known, rows + shift, "D", color="0.2", mfc="none", ms=6, mew=0.9, zorder=3, **mark)
+            mark = "reference" if field == "total" else None
+            ax.plot(known, rows + shift, "D", color="0.2", mfc="none", ms=6, mew=0.9, zorder=3, label=mark)
     ax.axvline(0, color="0.5", lw=0.8)
     ax.set(xlabel="share of the variance", yticks=rows, yticklabels=indices.names, ylim=(-0.6, len(rows) - 0.4))
     ax.legend(frameon=False)
