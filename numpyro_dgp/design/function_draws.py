@@ -33,7 +33,7 @@ def function_draws(
     """
     require_key(owner, key)
     require_count(owner, "num_functions", num_functions, "50")
-    require_count(owner, "batch_size", batch_size, "4096")
+    require_count(owner, "batch_size", batch_size, "1024")
     if hasattr(emulator, "functions"):
         draws = emulator.functions(key, num_samples=num_functions)
         rows = as_array(f"inputs of {owner}", example)

@@ -46,7 +46,7 @@ def main_effects(
     num_functions: int = 50,
     num_points: int = 64,
     num_randomisations: int = 8,
-    batch_size: int = 4096,
+    batch_size: int = 1024,
     progress_bar: bool = True,
 ) -> MainEffects:
     r"""Main effects :math:`E[f \mid x_d = t]` of every column, with the emulator's error and that of the integration.
@@ -65,7 +65,7 @@ def main_effects(
         num_functions: S draws of the function, where ``emulator`` is a posterior.
         num_points: n, a power of two.
         num_randomisations: R, how many times the points are scrambled anew.
-        batch_size: rows of X at a time.
+        batch_size: rows of X at a time. Values are kept for one randomisation: S n D G numbers.
         progress_bar: show a progress bar.
 
     Returns:
@@ -98,11 +98,9 @@ def main_effects(
     lines = columns.lines(num_values)
     found = []
     for unit in tqdm.tqdm(points, desc="randomisations", disable=not progress_bar):
-        rows, effects = columns.at(unit), []
+        rows = np.tile(columns.at(unit), (D, num_values, 1, 1))  # (D, G, n, D)
         for d, line in enumerate(lines):
-            moved = np.repeat(rows[None], num_values, 0)  # (G, n, D)
-            moved[:, :, d] = line[:, None]
-            values = function(moved.reshape(-1, D)).astype(float)
-            effects.append(values.reshape(-1, num_values, num_points).mean(-1))
-        found.append(np.stack(effects, 1))
+            rows[d, :, :, d] = line[:, None]
+        values = function(rows.reshape(-1, D)).astype(float)
+        found.append(values.reshape(-1, D, num_values, num_points).mean(-1))
     return MainEffects(columns.names, lines, Integrals(np.stack(found)))

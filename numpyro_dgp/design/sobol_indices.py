@@ -49,7 +49,7 @@ def sobol_indices(
     num_functions: int = 50,
     num_points: int = 256,
     num_randomisations: int = 8,
-    batch_size: int = 4096,
+    batch_size: int = 1024,
     progress_bar: bool = True,
 ) -> SobolIndices:
     r"""First-order and total Sobol' indices, with the error of the emulator and that of the integration.
@@ -85,7 +85,7 @@ def sobol_indices(
         num_functions: S draws of the function, where ``emulator`` is a posterior.
         num_points: n, a power of two.
         num_randomisations: R, how many times the points are scrambled anew.
-        batch_size: rows of X at a time; memory is for S draws of them, and of n rows the values only.
+        batch_size: rows of X at a time. Values are kept for one randomisation: S n (D + 2) numbers.
         progress_bar: show a progress bar.
 
     Returns:
@@ -133,17 +133,17 @@ def _pick_freeze(
     function: Callable[[np.ndarray], np.ndarray], A: np.ndarray, B: np.ndarray, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """First-order and total indices (S, G) of groups whose columns are marked in ``members`` (G, D)."""
-    a, b = function(A), function(B)
-    both = np.concatenate([a, b], 1)
-    _require_variation(both)
-    a, b, both = a.astype(float), b.astype(float), both.astype(float)
-    mean, variance = both.mean(1, keepdims=True), both.var(1)
-    first, total = [], []
-    for taken in members:
-        change = function(np.where(taken, B, A)).astype(float) - a
-        first.append(((b - mean) * change).mean(1) / variance)
-        total.append(np.square(change).mean(1) / 2 / variance)
-    return np.stack(first, 1), np.stack(total, 1)
+    n, D = A.shape
+    rows = np.stack([A, B, *np.where(members[:, None], B, A)])  # (G + 2, n, D)
+    values = function(rows.reshape(-1, D))
+    _require_variation(values[:, : 2 * n])
+    values = values.astype(float)
+    both = values[:, : 2 * n]
+    mean, variance = both.mean(1)[:, None, None], both.var(1)[:, None]
+    values = values.reshape(len(values), -1, n)
+    change = values[:, 2:] - values[:, :1]
+    first = ((values[:, 1:2] - mean) * change).mean(-1) / variance
+    return first, np.square(change).mean(-1) / 2 / variance
 
 
 def _require_variation(values: np.ndarray) -> None:
