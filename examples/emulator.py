@@ -97,12 +97,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100, help="of the simulator, at the points of a Latin hypercube")
     parser.add_argument("--steps", type=int, default=4000, help="of Adam")
     parser.add_argument("--functions", type=int, default=50, help="draws of the emulator")
-    parser.add_argument("--points", type=int, default=256, help="of every integral, a power of two")
+    parser.add_argument("--points", type=int, default=512, help="of the integrals of the indices, a power of two")
     parser.add_argument("--out", type=Path, default=Path("emulator_output"))
     parser.add_argument("--smoke", action="store_true", help="a few steps and points, to see that it runs")
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.runs, arguments.steps, arguments.functions, arguments.points = 20, 3, 3, 8
+        arguments.runs, arguments.steps, arguments.functions, arguments.points = 20, 3, 3, 128
         del NAMES[1]
     arguments.out.mkdir(parents=True, exist_ok=True)
     numpyro.enable_x64()
@@ -140,7 +140,7 @@ def main() -> None:
         print(f"{order} indices of the simulator in the intervals of 90 %: {inside} of {len(low)}")
     plots.sobol_indices(found, reference=truth).savefig(arguments.out / "emulator_indices.png", dpi=85)
 
-    integral["num_points"] = max(8, arguments.points // 4)
+    integral["num_points"] = max(8, arguments.points // 8)
     effects = dgp.design.main_effects(seconds, INPUTS, key, **integral)
     true_effects = dgp.design.main_effects(
         lambda X: piston(np.asarray(X)), INPUTS, key, num_points=1024, batch_size=32_768, progress_bar=False

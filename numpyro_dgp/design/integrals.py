@@ -26,6 +26,9 @@ class Integrals(NamedTuple):
     two errors are components of a two-way analysis of variance. The first falls with more data, the second with more
     points.
 
+    Raises:
+        ValueError: :meth:`interval` gets a level that is not between 0 and 1.
+
     Example:
         >>> import numpy as np
         >>> from numpyro_dgp.design import Integrals

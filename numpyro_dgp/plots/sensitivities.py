@@ -110,6 +110,7 @@ def main_effects(
         ax.plot(x, mean[d], color="C0", lw=1.5)
         if reference is not None:
             ax.plot(reference.x[d], reference.curves.mean[d], "--", color="0.2", lw=1)
+        ax.locator_params(axis="x", nbins=3)
         ax.set(xlabel=name)
     for ax in axes[:, 0]:
         ax.set(ylabel=label)
