@@ -23,8 +23,8 @@ class Integrals(NamedTuple):
               - \tfrac{1}{R} \operatorname{var}_{rs} (T_{rs} - \bar T_{r\cdot} - T_s + \bar T) .
 
     The last term, with R - 1 times S - 1 degrees of freedom, is what the integration adds to the spread of draws: the
-    two errors are components of a two-way analysis of variance. The first falls with more data, the second with more
-    points.
+    two errors are components of a two-way analysis of variance. The emulator's falls with more data, the integration's
+    with more points.
 
     Raises:
         ValueError: :meth:`interval` gets a level that is not between 0 and 1.
