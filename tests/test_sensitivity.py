@@ -90,25 +90,16 @@ def test_rows_in_blocks_are_the_same_rows():
     np.testing.assert_allclose(blocks.first.values, whole.first.values, rtol=1e-6)
 
 
-def linear(X, y=None, *, slopes=None):
+def linear(X, y=None):
     """A linear function of three columns."""
     f = dgp.gp("f", dgp.kernels.Linear(jnp.array([1.0, 0.5, 0.1])), dgp.Points(jnp.eye(3)))
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
 
 
-def linear_posterior(kind):
-    """With draws from a guide, or from a chain."""
-    if kind == "chain":
-        return dgp.Posterior(linear, samples={"f": jax.random.normal(KEY, (5, 3))})
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)))
-    y = x @ jnp.array([1.0, -0.5, 0.2])
-    guide = dgp.guides.InducingPoint(linear)
-    return dgp.Posterior(linear, guide, random_params(linear, guide, x, y))
-
-
-def require_closed_forms(posterior):
+def require_closed_forms():
     """Shares w^2 var(x) of the slopes w of every draw, and lines w (x - E x) as main effects."""
+    posterior = dgp.Posterior(linear, samples={"f": jax.random.normal(KEY, (5, 3))})
     inputs = {"a": (-1.0, 2.0), "b": dist.Normal(1.0, 1.5), "c": (0.0, 4.0)}
     mean, variance = np.array([0.5, 1.0, 2.0]), np.array([9 / 12, 2.25, 16 / 12])
     settings = dict(num_functions=5, num_randomisations=4, batch_size=256)  # one program for both
@@ -137,14 +128,13 @@ def require_closed_forms(posterior):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["guide", "chain"])
-def test_every_draw_of_a_linear_function_has_its_own_indices(kind):
-    require_closed_forms(linear_posterior(kind))
+def test_every_draw_of_a_linear_function_has_its_own_indices():
+    require_closed_forms()
 
 
 @pytest.mark.slow
 def test_in_single_precision(x32):
-    require_closed_forms(linear_posterior("chain"))
+    require_closed_forms()
 
 
 def test_main_effects_of_ishigami():
