@@ -91,9 +91,9 @@ class Zonal(ZonalKernel):
         >>> from numpyro_dgp.kernels import Matern52, Zonal
         >>> x = jnp.array([[0.0], [1.0], [10.0]])
         >>> print(np.array(Zonal(Matern52(1.0, 0.5))(x, x)).round(2))
-        [[  1.     0.57   2.24]
-         [  0.57   2.     8.45]
-         [  2.24   8.45 101.  ]]
+        [[  1.     0.38   0.47]
+         [  0.38   2.     4.93]
+         [  0.47   4.93 101.  ]]
 
     Source: Dutordoir et al. (2020b), section 3.
     """

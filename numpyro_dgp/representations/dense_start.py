@@ -53,7 +53,7 @@ def from_dense(harmonic: Harmonics, kernel: Any, weights: ArrayLike, bias: Array
         >>> with numpyro.handlers.substitute(data={"f": v}), numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", kernel, harmonic)
         >>> print(f(jnp.array([[1.0], [-3.0]])).mean.round(1))  # 3 relu(2 x + 1)
-        [8.9 0.2]
+        [ 9.  -0.1]
 
     Source: Dutordoir et al. (2021), section 3, for layers of networks as layers of deep Gaussian processes.
     """
