@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.expected_excess import largest
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread
 from numpyro_dgp.prediction.joint_mixture import lower_factors
@@ -72,4 +73,4 @@ class UpperConfidence(WithDraws):
         if len(mean) == 1:
             return mean[0] + self.beta * L[0, 0]
         spread = jnp.abs(matmul(self.white(1, len(mean), mean.dtype)[0], L.mT))
-        return (mean + self.beta * math.sqrt(math.pi / 2) * spread).max(-1).mean()
+        return largest(mean + self.beta * math.sqrt(math.pi / 2) * spread).mean()

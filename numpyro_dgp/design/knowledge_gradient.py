@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.expected_excess import log_expected_excess
+from numpyro_dgp.algebra.expected_excess import largest, log_expected_excess
 from numpyro_dgp.algebra.linalg import matmul, solve_lower
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread, rows_of
 from numpyro_dgp.prediction.joint_mixture import JointMixture, lower_factors
@@ -42,8 +42,7 @@ def expected_gain(a: Array, b: Array) -> Array:
     steeper = b[:, None] > b[None, :]
     slope = jnp.where(b[:, None] == b[None, :], 1.0, b[:, None] - b[None, :])
     meets = (a[None, :] - a[:, None]) / slope  # of line i with line j
-    low = jnp.where(steeper, meets, -jnp.inf).max(1)
-    high = jnp.where(steeper.T, meets, jnp.inf).min(1)
+    low, high = largest(jnp.where(steeper, meets, -jnp.inf)), -largest(jnp.where(steeper.T, -meets, -jnp.inf))
     index = jnp.arange(len(a))
     above = (a[None, :] > a[:, None]) | ((a[None, :] == a[:, None]) & (index[None, :] < index[:, None]))
     highest = (low < high) & ~((b[:, None] == b[None, :]) & above).any(1)
@@ -121,5 +120,5 @@ class KnowledgeGradient(WithDraws):
         L = lower_factors(C[:q, :q] + jnp.square(self.noise) * jnp.eye(q, dtype=C.dtype), mean[:q])
         rises = solve_lower(L, C[:q]).T
         before = mean + matmul(white, rises[:, :-1].T)
-        gains = jax.vmap(lambda a: expected_gain(a, rises[:, -1]) + a.max())(before) if q > 1 else None
-        return expected_gain(mean, rises[:, -1]) if gains is None else gains.mean() - mean.max()
+        gains = jax.vmap(lambda a: expected_gain(a, rises[:, -1]) + largest(a))(before) if q > 1 else None
+        return expected_gain(mean, rises[:, -1]) if gains is None else gains.mean() - largest(mean)

@@ -165,9 +165,9 @@ class WithDraws(PosteriorAcquisition):
             )
 
     def white(self, number: int, dims: int, dtype: Any) -> Array:
-        """Standard normal numbers (number, R, dims), the same in every call; R = 1 where none are needed."""
+        """Standard normal numbers (number, R, dims), the same in every call and precision; R = 1 where none are needed."""
         if not dims:
             return jnp.zeros((number, 1, 0), dtype)
         points = jnp.asarray(sobol_points(self.num_draws, 0, dims), dtype)
-        shift = jax.random.uniform(jax.random.fold_in(self.key, 1), (number, 1, dims), dtype)
-        return shifted_normals(points, shift)
+        shift = jax.random.uniform(jax.random.fold_in(self.key, 1), (number, 1, dims), jnp.float32)
+        return shifted_normals(points, shift.astype(dtype))
