@@ -1,4 +1,4 @@
-r"""What a standard normal number is above a threshold on average, and its logarithm far in the tail; largest numbers.
+r"""What a standard normal number is above a threshold on average, and its logarithm; the largest of some numbers.
 
 .. math:: h(z) = E[(z + \epsilon)_+] = \varphi(z) + z\, \Phi(z), \qquad \epsilon \sim N(0, 1)
 """
@@ -22,22 +22,21 @@ _TERMS = 24
 def log_expected_excess(z: Array) -> Array:
     r""":math:`\log h(z)`, with all digits and finite derivatives for any z whose square is finite.
 
-        Below -4 the two terms of h cancel. There, with :math:`t = -z` and the continued fraction of Mills' ratio,
-        :math:`\Phi(-t) / \varphi(t) = 1 / (t + r)`, :math:`r = 1 / (t + 2 / (t + 3 / (t + \dots)))`, nothing is subtracted:
+    Below -4 the two terms of h cancel. There, with :math:`t = -z` and the continued fraction of Mills' ratio,
+    :math:`\Phi(-t) / \varphi(t) = 1 / (t + r)`, :math:`r = 1 / (t + 2 / (t + 3 / (t + \dots)))`, nothing is subtracted:
 
-        .. math:: h(-t) = \varphi(t)\, \frac{r}{t + r} .
+    .. math:: h(-t) = \varphi(t)\, \frac{r}{t + r} .
 
-        Args:
-            z: numbers of any shape.
+    Args:
+        z: numbers of any shape.
 
-        Example:
-            >>> import jax
-    import jax.numpy as jnp
-            >>> from numpyro_dgp.algebra.expected_excess import log_expected_excess
-            >>> print(log_expected_excess(jnp.array([0.0, -40.0])).round(3))  # log(1 / sqrt(2 pi)), and -800 - ...
-            [  -0.919 -808.299]
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.algebra.expected_excess import log_expected_excess
+        >>> print(log_expected_excess(jnp.array([0.0, -40.0])).round(3))  # log(1 / sqrt(2 pi)), and -800 - ...
+        [  -0.919 -808.299]
 
-        Source: Ament et al. (2023), section 4.1, for the logarithm; here by a continued fraction.
+    Source: Ament et al. (2023), section 4.1, for the logarithm; here by a continued fraction.
     """
     tail = z < _TAIL
     near, t = jnp.where(tail, _TAIL, z), jnp.where(tail, -z, -_TAIL)

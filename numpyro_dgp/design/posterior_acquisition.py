@@ -165,7 +165,7 @@ class WithDraws(PosteriorAcquisition):
             )
 
     def white(self, number: int, dims: int, dtype: Any) -> Array:
-        """Standard normal numbers (number, R, dims), the same in every call and precision; R = 1 where none are needed."""
+        """Standard normal numbers (number, R, dims), the same in every call and precision; R = 1 if dims is 0."""
         if not dims:
             return jnp.zeros((number, 1, 0), dtype)
         points = jnp.asarray(sobol_points(self.num_draws, 0, dims), dtype)
