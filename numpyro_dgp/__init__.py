@@ -42,6 +42,7 @@ from numpyro_dgp.model.robustmax import RobustMax
 from numpyro_dgp.new_data.condition import condition
 from numpyro_dgp.new_data.update import update
 from numpyro_dgp.predict import Posterior
+from numpyro_dgp.prediction.joint_mixture import JointMixture
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.basis import Basis
 from numpyro_dgp.representations.grid import Grid
@@ -103,6 +104,7 @@ __all__ = [
     "condition",
     "design",
     "Mixture",
+    "JointMixture",
     "densities",
     "to_arviz",
     "diagnostics",

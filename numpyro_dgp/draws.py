@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -121,14 +121,25 @@ class Whole(whole_data):
 
 
 class DrawFunctions(Whole):
-    """Turns draws of inducing values into draws of whole functions, each with a separate key."""
+    """Turns draws of inducing values into draws of whole functions, each with a separate key.
 
-    def __init__(self, fn: Callable[..., Any], key: Array, num_features: int) -> None:
-        self.key, self.num_features, self.count = key, num_features, 0
+    Args:
+        fn: the program, given draws of its inducing values.
+        key: PRNG key of the functions between them.
+        num_features: random functions in each prior draw.
+        kept: by site, values of functions that stay distributions: a draw of the inducing values, or a ``Belief``.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], key: Array, num_features: int, kept: Mapping[str, Any] | None = None
+    ) -> None:
+        self.key, self.num_features, self.kept, self.count = key, num_features, kept or {}, 0
         super().__init__(fn)
 
     def process_message(self, msg: Message) -> None:
         super().process_message(msg)
         if msg["type"] == "sample" and site_kind(msg) == "inducing":
             self.count += 1
-            msg["value"] = FunctionDraw(msg["value"], jax.random.fold_in(self.key, self.count), self.num_features)
+            key = jax.random.fold_in(self.key, self.count)
+            whole = msg["name"] not in self.kept
+            msg["value"] = FunctionDraw(msg["value"], key, self.num_features) if whole else self.kept[msg["name"]]

@@ -13,29 +13,28 @@ Leaving out the variance of the means is the usual mistake (Salimbeni, 2020, equ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import MISSING, require_finite, require_key
+from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture, log_mean_exp
-from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
+from numpyro_dgp.fitted import Target, as_data, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.random_function import RandomFunction
 from numpyro_dgp.model.sites import each_values_of
 from numpyro_dgp.prediction import quantities
-from numpyro_dgp.prediction.predictor import Options, Predictor, Quantity
+from numpyro_dgp.prediction.function_predictions import FunctionPredictions
+from numpyro_dgp.prediction.predictor import Options, Quantity
 from numpyro_dgp.prediction.quantiles import Levels, spread_of
 
 __all__ = ["Posterior"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Posterior(Fit):
+class Posterior(FunctionPredictions):
     """A fitted program: a model with a guide and its parameters, or with draws from MCMC.
 
     Its methods take what all data share from the fit, and predict at the rows of the arguments. What has one value per
@@ -313,37 +312,6 @@ class Posterior(Fit):
         """
         return self._predictor(_HIDDEN, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
 
-    def functions(
-        self,
-        key: Array,
-        *,
-        num_samples: int | None = None,
-        num_features: int = 1024,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
-    ) -> Callable[..., dict[str, Array]]:
-        """Draws of whole functions, consistent across inputs.
-
-        Args:
-            key: PRNG key; it fixes the draws.
-            num_samples: S; 10 by default, or all draws if ``samples`` has fewer.
-            num_features: random functions in each prior draw; the covariance is exact for any number, the shape of the
-                distribution Gaussian for many.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
-
-        Returns:
-            A function of the model's arguments, giving ``{site: values (S, N, ...)}`` for every hidden layer and for
-            the function under the observed site. The same inputs give the same values in every call.
-
-        Raises:
-            ValueError: from a kernel without random features.
-        """
-        require_key("Posterior", key)
-        options = Options(num_samples, batch_size, progress_bar, default=10)
-        quantity = Quantity(quantities.functions_of, settings=(num_features,))
-        return lambda *args, **kwargs: self._predictor(quantity, key, options, args, kwargs)
-
     def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[Any, Array]]:
         """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
 
@@ -366,15 +334,6 @@ class Posterior(Fit):
                     inputs = values.inputs.reshape(-1, values.inputs.shape[-1])
                     found[name if len(every) == 1 else str(function.site)] = function, inputs
         return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickled and copied without its compiled programs."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @cached_property
-    def _predictor(self) -> Predictor:
-        """Its programs go with this object; what they compile to is shared with others."""
-        return Predictor(self)
 
 
 def _mean_probabilities(p: Array) -> Array:

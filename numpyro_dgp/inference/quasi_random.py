@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import ndtri
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.quasi_normals import shifted_normals, sobol_points
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.white_numbers import coordinates_of
 from numpyro_dgp.model.sites import Message
@@ -70,16 +70,8 @@ class QuasiRandom(Messenger):
         if numbers is None or not numbers.each:
             return
         event = numbers.shape[len(msg["fn"].batch_shape) :]
-        points = _sobol(self.num_particles, self.used, int(np.prod(event)))
+        points = sobol_points(self.num_particles, self.used, int(np.prod(event)))
         shift = jax.random.uniform(jax.random.fold_in(self.key, self.used), numbers.shape, numbers.dtype)
         own = jnp.asarray(points, numbers.dtype)[self.particle].reshape(event)
-        tiny = jnp.finfo(numbers.dtype).eps / 4
-        msg["value"] = numbers.value(ndtri(jnp.clip((own + shift) % 1, tiny, 1 - 2 * tiny)))
+        msg["value"] = numbers.value(shifted_normals(own, shift))
         self.used += points.shape[1]
-
-
-def _sobol(count: int, first: int, dims: int) -> np.ndarray:
-    """Columns ``first`` to ``first + dims`` of the first points of Sobol's sequence, (count, dims)."""
-    from scipy.stats.qmc import Sobol  # imported here, since it takes a quarter of a second
-
-    return Sobol(first + dims, scramble=False).random_base2(count.bit_length() - 1)[:, first:]

@@ -61,6 +61,7 @@ class Program:
         aggregates: sites whose density depends on several rows of a hidden layer together.
         ends: sites whose value no other site depends on.
         lower: by inducing site, those of the layers whose values the inputs of its function depend on.
+        hidden: inducing sites of functions of which hidden sites hold values.
     """
 
     inducing: tuple[str, ...]
@@ -72,6 +73,7 @@ class Program:
     aggregates: frozenset[str] = frozenset()
     ends: frozenset[str] = frozenset()
     lower: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
 
     def is_per_datum(self, msg: Message) -> bool:
         """Whether a site has one value per datum: it lies in all plates of some function value or observation."""
@@ -209,7 +211,8 @@ def structure(sites: Trace) -> Program:
     names = tuple(site["name"] for site in samples if site_kind(site) == "inducing")
     inner = frozenset(names) - last
     nesting = max([-frame.dim for site in samples for frame in site["cond_indep_stack"]], default=0)
-    return Program(names, inner, tuple(data), tuple(observed), nesting)
+    hidden = frozenset(f.site for f in values["hidden"] if f is not None and f.site is not None)
+    return Program(names, inner, tuple(data), tuple(observed), nesting, hidden=hidden)
 
 
 def observations(

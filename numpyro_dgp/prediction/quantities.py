@@ -20,7 +20,7 @@ from numpyro_dgp.densities import Mixture, MomentsOnly
 from numpyro_dgp.draws import DrawFunctions, hidden_values, sample_values
 from numpyro_dgp.fitted import Fit, Target
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.model.function_values import Values
+from numpyro_dgp.model.function_values import FunctionValues, Values
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import labels, moments
 from numpyro_dgp.model.sites import Message, unwrap
@@ -35,6 +35,7 @@ __all__ = [
     "label_probabilities",
     "moments_of",
     "observed_distribution",
+    "observed_function",
     "probabilities_of",
     "warn_infinite",
 ]
@@ -88,12 +89,18 @@ def label_probabilities(owner: str, fn: Any) -> Array:
 def function_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
     """Mean and variance of the function that the observed site is a ``Likelihood`` of."""
     fn = observed_distribution(fit, target, key, sample, args, kwargs)
+    f_x = observed_function("Posterior.predict_function", fn, target.site)
+    return Mixture(f_x.loc, f_x.variance)
+
+
+def observed_function(owner: str, fn: Any, site: str | None) -> FunctionValues:
+    """Values of the function that the observed site is a ``Likelihood`` of."""
     if not isinstance(fn, Likelihood):
         raise ValueError(
-            f"Posterior.predict_function: expected an observed dgp.Likelihood, which has a function, got "
-            f"{type(fn).__name__} at site {target.site!r}: posterior.hidden(key, X) draws the values of layers"
+            f"{owner}: expected an observed dgp.Likelihood, which has a function, got {type(fn).__name__} at site "
+            f"{site!r}: posterior.hidden(key, X) draws the values of layers"
         )
-    return Mixture(fn.f_x.loc, fn.f_x.variance)
+    return fn.f_x
 
 
 def hidden_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:

@@ -174,7 +174,8 @@ def _warn_of_nothing(owner: str, function: HarmonicFunction) -> None:
         if empty.any():
             warnings.warn(
                 f"{owner}: its kernel has next to no variance in degrees "
-                f"{np.asarray(function.degrees)[empty].tolist()} of its Harmonics, whose weights do nothing: leave them out, or dgp.Harmonics.around(kernel, columns, size)",
+                f"{np.asarray(function.degrees)[empty].tolist()} of its Harmonics, whose weights do nothing: leave "
+                "them out, or dgp.Harmonics.around(kernel, columns, size)",
                 stacklevel=4,
             )
 

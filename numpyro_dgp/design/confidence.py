@@ -1,0 +1,76 @@
+"""Confidence bounds: the mean of the function plus a multiple of its standard deviation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.expected_excess import largest
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread
+from numpyro_dgp.prediction.joint_mixture import lower_factors
+
+__all__ = ["UpperConfidence"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UpperConfidence(WithDraws):
+    r"""How good the function may be within a number of standard deviations.
+
+    .. math:: \mathrm{UCB}(x) = \pm\mu(x) + \beta\, \sigma(x), \qquad
+              E \max_j \Bigl( \pm\mu(x_j) + \beta \sqrt{\tfrac{\pi}{2}}\; |\gamma_j| \Bigr), \quad
+              \gamma \sim N(0, \Sigma)
+
+    for one point, and for a batch, by quasi-random draws. The sign is minus where small values are good, so that it is
+    the lower bound with its sign turned. Mean and covariance are those of the mixture over draws.
+
+    Args:
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        key: PRNG key; it fixes all random numbers.
+        beta: number of standard deviations, at least zero.
+        minimise: whether small values are good.
+        num_samples: S, draws of the posterior.
+        num_draws: quasi-random draws, for batches; a power of two.
+        output: which column of a function of several outputs.
+
+    Raises:
+        ValueError: as :class:`ExpectedImprovement`, or a ``beta`` below zero.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 1))})
+        >>> lower = dgp.design.UpperConfidence(posterior, jax.random.key(0), beta=2.0)
+        >>> print(lower(jnp.array([[0.0]])).round(2), lower(jnp.array([[9.0]])).round(2))
+        -1.0 2.0
+
+    Source: Srinivas et al. (2010), where beta is the square of this one; Wilson et al. (2017) for batches.
+    """
+
+    beta: ArrayLike = 2.0
+    minimise: bool = dataclasses.field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_spread(self.owner, "beta", self.beta)
+
+    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
+        """The value at points x (q, D); further arguments are those of the program."""
+        found = self.jointly(x, None, args, kwargs)
+        mean = -found.mean if self.minimise else found.mean
+        L = lower_factors(found.covariance, mean)
+        if len(mean) == 1:
+            return mean[0] + self.beta * L[0, 0]
+        spread = jnp.abs(matmul(self.white(1, len(mean), mean.dtype)[0], L.mT))
+        return largest(mean + self.beta * math.sqrt(math.pi / 2) * spread).mean()

@@ -1,0 +1,89 @@
+"""Level sets: where the function is above a level, and where that is uncertain."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import ndtr, ndtri
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.design.posterior_acquisition import WithDraws, require_best
+
+__all__ = ["ContourEntropy"]
+
+_MOST = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ContourEntropy(WithDraws):
+    r"""The entropy of whether the function is above a level, in nats.
+
+    .. math:: H(x) = -p \log p - (1 - p) \log(1 - p), \qquad
+              p(x) = P\bigl(f(x) < t\bigr) = \tfrac1S \sum_s \Phi\Bigl(\frac{t - \mu_s}{\sigma_s}\Bigr)
+
+    It is largest, log 2, on the predicted contour wherever f is not known there. For a batch it is the entropy of all q
+    answers together, :math:`-\sum_b p_b \log p_b` over their :math:`2^q` combinations, whose probabilities are
+    estimated by drawing each value within its side, given those before it; these draws are smooth in the points.
+
+    Args:
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        key: PRNG key; it fixes all random numbers.
+        level: t, in the units of the function under the ``Likelihood``.
+        num_samples: S, draws of the posterior.
+        num_draws: quasi-random draws given each of them, for batches; a power of two.
+        output: which column of a function of several outputs.
+
+    Raises:
+        ValueError: as :class:`ExpectedImprovement`; where it is called, more than eight points.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 1))})
+        >>> entropy = dgp.design.ContourEntropy(posterior, jax.random.key(0), level=0.0)
+        >>> print(entropy(jnp.array([[0.0]])).round(2), entropy(jnp.array([[9.0]])).round(2))
+        0.0 0.69
+
+    Source: Cole et al. (2023), section 3; Marques et al. (2018) for contour entropy; Geweke (1991) for the draws.
+    """
+
+    level: ArrayLike
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_best(self.owner, "level", self.level)
+
+    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
+        """The value at points x (q, D); further arguments are those of the program."""
+        rows = self.points(x)
+        if len(rows) > _MOST:
+            raise ValueError(
+                f"{self.owner}: expected at most {_MOST} points, whose 2^q combinations are counted, got "
+                f"{len(rows)}: take several batches"
+            )
+        found = self.jointly(rows, None, args, kwargs)
+        means, L = found.means, found.factors()
+        white = self.white(len(means), len(rows) - 1, means.dtype)
+        tiny = float(jnp.finfo(means.dtype).tiny)
+        draws = jnp.zeros((1, *white.shape[:2], 0), means.dtype)
+        p = jnp.ones(draws.shape[:3], means.dtype)
+        for j in range(len(rows)):
+            centre = means[:, None, j] + (L[:, None, j, :j] * draws).sum(-1)
+            limit = (self.level - centre) / L[:, None, j, j]
+            below, above = ndtr(limit), ndtr(-limit)
+            if j + 1 < len(rows):
+                part = ndtr(white[..., j])
+                sides = ndtri(jnp.maximum(part * below, tiny)), -ndtri(jnp.maximum(part * above, tiny))
+                draws = jnp.concatenate([jnp.concatenate([draws, side[..., None]], -1) for side in sides])
+            p = jnp.concatenate([p * below, p * above])
+        return jax.scipy.special.entr(jnp.maximum(p.mean((1, 2)), tiny)).sum()

@@ -1,0 +1,159 @@
+r"""Expected improvement: how much better than the best value so far the points are, on average.
+
+Of one Gaussian value it is in closed form. Of several, improvements over the best so far add up point by point, and of
+each only the others before it are drawn:
+
+.. math:: \bigl(b - \min_j f_j\bigr)_+ = \sum_j (m_{j-1} - f_j)_+, \qquad m_j = \min(m_{j-1}, f_j), \quad m_0 = b
+
+.. math:: E\,(m_{j-1} - f_j)_+ = E\; s_j\, h\Bigl(\frac{m_{j-1} - \mu_{j \mid <j}}{s_j}\Bigr), \qquad
+          h(z) = \varphi(z) + z\, \Phi(z)
+
+with :math:`f_j \mid f_{<j} \sim N(\mu_{j \mid <j}, s_j^2)` from the Cholesky factor of the covariance. All terms are
+positive and smooth in the points, so that the logarithm of their mean over draws has a derivative far from any
+improvement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.expected_excess import log_expected_excess
+from numpyro_dgp.design.posterior_acquisition import WithDraws, require_best
+
+__all__ = ["ExpectedImprovement", "LogExpectedImprovement"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Improvement(WithDraws):
+    """The logarithm of the expected improvement.
+
+    Args:
+        best: b.
+        minimise: whether small values are good.
+    """
+
+    best: ArrayLike
+    minimise: bool = dataclasses.field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_best(self.owner, "best", self.best)
+
+    def logarithm(self, x: ArrayLike, args: Any, kwargs: Any) -> Array:
+        found = self.jointly(x, None, args, kwargs)
+        sign = 1 if self.minimise else -1
+        means, L = sign * found.means, found.factors()
+        S, q = means.shape
+        white = self.white(S, q - 1, means.dtype)
+        least = jnp.broadcast_to(jnp.asarray(sign * self.best, means.dtype), white.shape[:2])
+        info, terms = jnp.finfo(means.dtype), []
+        for j in range(q):
+            centre = means[:, None, j] + (L[:, None, j, :j] * white[..., :j]).sum(-1)
+            gap = least - centre
+            # A standard deviation below the rounding error of the difference counts as that.
+            rounding = jax.lax.stop_gradient(info.eps * jnp.abs(gap)) + float(info.tiny)
+            scale = jnp.maximum(L[:, None, j, j], rounding)
+            terms.append(jnp.log(scale) + log_expected_excess(gap / scale))
+            if j + 1 < q:
+                least = jnp.minimum(least, centre + scale * white[..., j])
+        return jax.scipy.special.logsumexp(jnp.stack(terms)) - jnp.log(float(white.shape[0] * white.shape[1]))
+
+
+class ExpectedImprovement(_Improvement):
+    r"""Expected improvement over the best value so far.
+
+    .. math:: \mathrm{EI}(x) = \tfrac1S \sum_s E_s\bigl(b - \min_j f(x_j)\bigr)_+
+              = \tfrac1S \sum_s \sigma_s\, h\Bigl(\frac{b - \mu_s}{\sigma_s}\Bigr)
+              \text{ for one point}, \qquad h(z) = \varphi(z) + z\,\Phi(z)
+
+    For one point it is in closed form given each of the S draws, for a batch the mean over quasi-random draws of all
+    points but the last (:mod:`numpyro_dgp.design.improvement`). Far from any improvement it is zero in floating-point
+    numbers, with derivatives of zero: :class:`LogExpectedImprovement` is not.
+
+    Args:
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        key: PRNG key; it fixes all random numbers.
+        best: b, the best value so far, in the units of the function under the ``Likelihood`` (those of y where y is
+            ``Normal(v, noise)``); of noisy values, the best of the predicted means.
+        minimise: whether small values are good.
+        num_samples: S, draws of the posterior; 100 by default, or all draws of a chain if there are fewer. One is exact
+            for one layer with a Gaussian q(v) and fixed hyperparameters.
+        num_draws: quasi-random draws given each of them, for batches; a power of two.
+        output: which column of a function of several outputs.
+
+    Raises:
+        ValueError: something else than a posterior, a key or one finite number; counts that are not positive; where it
+            is called, points that are not (q, D), or several outputs without ``output``.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0], [1.0]])))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 2))})
+        >>> ei = dgp.design.ExpectedImprovement(posterior, jax.random.key(0), best=0.0)
+        >>> print(f"{ei(jnp.array([[0.0]])):.3f} {ei(jnp.array([[3.0]])):.3f}")
+        0.000 0.394
+        >>> print(f"{ei(jnp.array([[3.0], [-2.0]])):.2f}")  # of two points together
+        0.67
+
+    Source: Jones et al. (1998), equation 15; Ginsbourger et al. (2010) for batches.
+    """
+
+    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
+        """The value at points x (q, D); further arguments are those of the program."""
+        return jnp.exp(self.logarithm(x, args, kwargs))
+
+
+class LogExpectedImprovement(_Improvement):
+    r"""The logarithm of the expected improvement: the same optimum, and a slope everywhere.
+
+    .. math:: \log \mathrm{EI}(x) = \log \tfrac1S \sum_s \sigma_s\, h\Bigl(\frac{b - \mu_s}{\sigma_s}\Bigr)
+              \text{ for one point}
+
+    It keeps its digits and finite derivatives at any number of standard deviations from an improvement, in single
+    precision too. Batches as for :class:`ExpectedImprovement`, without smoothing.
+
+    Args:
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        key: PRNG key; it fixes all random numbers.
+        best: b, the best value so far, in the units of the function under the ``Likelihood``.
+        minimise: whether small values are good.
+        num_samples: S, draws of the posterior.
+        num_draws: quasi-random draws given each of them, for batches; a power of two.
+        output: which column of a function of several outputs.
+
+    Raises:
+        ValueError: as :class:`ExpectedImprovement`.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0], [1.0]])))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 2))})
+        >>> log_ei = dgp.design.LogExpectedImprovement(posterior, jax.random.key(0), best=-40.0)
+        >>> print(f"{log_ei(jnp.array([[3.0]])):.0f}")
+        -830
+
+    Source: Ament et al. (2023), section 4.1.
+    """
+
+    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
+        """The value at points x (q, D); further arguments are those of the program."""
+        return self.logarithm(x, args, kwargs)

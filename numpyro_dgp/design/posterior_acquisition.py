@@ -1,0 +1,173 @@
+"""What acquisitions of a posterior share: a fixed key, joint moments at the points asked for, draws."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import require_count, require_finite, require_key, require_scalar, violated
+from numpyro_dgp._data import as_numbers
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.quasi_normals import shifted_normals, sobol_points
+from numpyro_dgp.prediction.joint_mixture import JointMixture, lower_factors
+
+__all__ = ["PosteriorAcquisition", "WithDraws", "geometric_mean_variance", "require_best", "require_spread", "rows_of"]
+
+
+def rows_of(owner: str, name: str, value: ArrayLike) -> Array:
+    """Points (R, D) as an array, checked."""
+    rows = as_numbers(f"{name} of {owner}", value)
+    if np.ndim(rows) != 2 or 0 in np.shape(rows):
+        raise ValueError(
+            f"{owner}: expected {name} of shape (R, D), one point a row, got {np.shape(rows)}: a single column of "
+            "inputs is x[:, None]"
+        )
+    require_finite(f"{name} of {owner}", rows, "drop rows with missing values")
+    return jnp.asarray(rows)
+
+
+def require_best(owner: str, name: str, value: ArrayLike) -> None:
+    """Raise unless a value that the function is compared with is one finite number."""
+    require_scalar(owner, name, value)
+    require_finite(f"{name} of {owner}", value, "a number in the units of the function, such as y.min()")
+
+
+def require_spread(owner: str, name: str, value: ArrayLike) -> None:
+    """Raise unless a standard deviation or a factor of one is a number of at least zero."""
+    require_best(owner, name, value)
+    if violated(lambda v: v >= 0, value):
+        raise ValueError(f"{owner}: expected {name} of at least zero, got {value}: 0.0 for a code without noise")
+
+
+def geometric_mean_variance(covariance: Array) -> Array:
+    """The determinant of a covariance (q, q) to the power 1/q: of one number, its variance."""
+    q = len(covariance)
+    if q == 1:
+        return covariance[0, 0]
+    L = lower_factors(covariance, jnp.zeros_like(covariance[0]))
+    return jnp.exp(2 * jnp.log(jnp.diagonal(L)).mean())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PosteriorAcquisition:
+    """An acquisition of a posterior: a pure function of points x (q, D), larger is better.
+
+    Args:
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        key: PRNG key; it fixes all random numbers.
+        num_samples: S, draws of the posterior.
+        output: which of the P outputs of the function.
+    """
+
+    posterior: Any
+    key: Array
+    num_samples: int | None = dataclasses.field(default=None, kw_only=True)
+    output: int | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not callable(getattr(self.posterior, self._method, None)):
+            raise ValueError(
+                f"{self.owner}: expected a posterior with the method {self._method}, got "
+                f"{type(self.posterior).__name__}: pass dgp.Posterior(model, guide, result.params)"
+            )
+        require_key(self.owner, self.key)
+        if self.num_samples is not None:
+            require_count(self.owner, "num_samples", self.num_samples, "100")
+        if self.output is not None and (isinstance(self.output, bool) or not isinstance(self.output, int)):
+            raise ValueError(f"{self.owner}: expected output to be the number of a column, got {self.output!r}: 0")
+
+        if not isinstance(minimise := getattr(self, "minimise", True), bool):
+            raise ValueError(
+                f"{self.owner}: expected minimise to be True or False, got {minimise!r}: True where small values are "
+                "good"
+            )
+
+    @property
+    def owner(self) -> str:
+        """The name in messages."""
+        return f"design.{type(self).__name__}"
+
+    @property
+    def _method(self) -> str:
+        """The method of the posterior that it needs."""
+        return "predict_jointly"
+
+    def points(self, x: ArrayLike) -> Array:
+        """Points (q, D) as an array.
+
+        Raises:
+            ValueError: another shape.
+        """
+        if np.ndim(x) != 2 or not np.shape(x)[0]:
+            raise ValueError(
+                f"{self.owner}: expected points x of shape (q, D), got {np.shape(x)}: a single point is x[None], and "
+                "several batches of points (K, q, D) go through jax.vmap(acquisition)"
+            )
+        return jnp.asarray(x)
+
+    def jointly(self, x: ArrayLike, others: Array | None, args: Any, kwargs: Any) -> JointMixture:
+        """Joint moments of one output at points x (q, D), with ``others`` (R, D) after them.
+
+        Raises:
+            ValueError: points of another shape, or an output that the function does not have.
+        """
+        rows = self.points(x)
+        if others is not None:
+            if others.shape[1] != rows.shape[1]:
+                raise ValueError(
+                    f"{self.owner}: expected points x with the {others.shape[1]} columns of the points that it was "
+                    f"made with, got {rows.shape}: one point a row, its inputs as columns"
+                )
+            rows = jnp.concatenate([rows, others.astype(rows.dtype)])
+        found = self.posterior.predict_jointly(self.key, rows, *args, num_samples=self.num_samples, **kwargs)
+        if found.means.ndim == 2 and self.output is None:
+            return JointMixture(*found)
+        column = self.column(found.means)
+        return JointMixture(found.means[..., column], found.covariances[:, column], found.prior_covariances[:, column])
+
+    def column(self, values: Array) -> int:
+        """Which of the outputs of values (S, N, P) it is of.
+
+        Raises:
+            ValueError: several outputs and none chosen, or one that there is not.
+        """
+        outputs = values.shape[-1] if values.ndim == 3 else 0
+        if self.output is None and outputs == 1:
+            return 0
+        if self.output is None or not 0 <= self.output < outputs:
+            what = f"a function of {outputs} outputs" if outputs else "a scalar function"
+            advice = f"output= a number from 0 to {outputs - 1}" if outputs else "leave output out"
+            raise ValueError(f"{self.owner}: expected one output, got {what} and output={self.output}: {advice}")
+        return self.output
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithDraws(PosteriorAcquisition):
+    """One that takes draws for batches of points.
+
+    Args:
+        num_draws: quasi-random draws of each of the S Gaussians, a power of two.
+    """
+
+    num_draws: int = dataclasses.field(default=128, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count(self.owner, "num_draws", self.num_draws, "128")
+        if self.num_draws & (self.num_draws - 1):
+            raise ValueError(
+                f"{self.owner}: expected num_draws to be a power of two, got {self.num_draws}: at 64, 128, 256, ... "
+                "Sobol's points cover the unit cube evenly"
+            )
+
+    def white(self, number: int, dims: int, dtype: Any) -> Array:
+        """Standard normal numbers (number, R, dims), the same in every call and precision; R = 1 if dims is 0."""
+        if not dims:
+            return jnp.zeros((number, 1, 0), dtype)
+        points = jnp.asarray(sobol_points(self.num_draws, 0, dims), dtype)
+        shift = jax.random.uniform(jax.random.fold_in(self.key, 1), (number, 1, dims), jnp.float32)
+        return shifted_normals(points, shift.astype(dtype))

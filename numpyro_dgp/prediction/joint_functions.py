@@ -1,0 +1,83 @@
+"""The function under the observed site at several inputs together, in one run of a fitted program.
+
+All functions below the last one are draws of whole functions, consistent across inputs. The last one stays a
+distribution: under a Gaussian q(v) its values are jointly Gaussian with v integrated out, and otherwise given a draw of
+v.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro import handlers
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import einsum, set_diagonal
+from numpyro_dgp.draws import DrawFunctions, sample_values
+from numpyro_dgp.fitted import Fit, Target
+from numpyro_dgp.guides.run import marginal
+from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.function_inputs import noise_covariance
+from numpyro_dgp.model.function_values import FunctionValues, MixedValues
+from numpyro_dgp.model.program import inspect_program
+from numpyro_dgp.model.random_function import FeatureFunction
+from numpyro_dgp.model.several_values import SeveralValues
+from numpyro_dgp.model.sites import unwrap
+from numpyro_dgp.prediction.joint_mixture import JointMixture
+from numpyro_dgp.prediction.quantities import observed_function
+
+__all__ = ["jointly_of"]
+
+_OWNER = "Posterior.predict_jointly"
+
+
+def jointly_of(
+    num_features: int, fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any
+) -> JointMixture:
+    """Joint moments of the function that the observed site is a ``Likelihood`` of."""
+    draw_key, path_key = jax.random.split(key)
+    guide = fit.guide_at(target)
+    if guide is not None:
+        integrated = marginal(fit.seeded(guide, draw_key, target))
+        sample = sample_values(handlers.trace(integrated).get_trace(*args, **kwargs))
+    drawn = {
+        name: value.sample(jax.random.fold_in(path_key, i)) if isinstance(value, Belief) else value
+        for i, (name, value) in enumerate(sample.items())
+    }
+    structure = inspect_program(fit.model, args, kwargs)
+    kept = {name: sample[name] for name in structure.inducing if name in sample.keys() - structure.hidden}
+    program = fit.given(drawn, fit.seeded(fit.model, draw_key, target), args, kwargs, target.plates)
+    sites = handlers.trace(DrawFunctions(program, path_key, num_features, kept)).get_trace(*args, **kwargs)
+    f_x = observed_function(_OWNER, unwrap(sites[target.site or ""]["fn"]), target.site)
+    covariances, priors = _covariances(f_x)
+    one = f_x.event_dim == 0
+    covariances = set_diagonal(covariances, f_x.variance[None] if one else f_x.variance.mT)
+    return JointMixture(f_x.loc, covariances[0], priors[0]) if one else JointMixture(f_x.loc, covariances, priors)
+
+
+def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:
+    """Covariances of function values and of those of their prior, each (P, N, N)."""
+    if isinstance(f_x, MixedValues):
+        return tuple(einsum("pq,qnm->pnm", jnp.square(f_x.W), C) for C in _covariances(f_x.functions))  # type: ignore[return-value]
+    if isinstance(f_x, SeveralValues):
+        sites = [getattr(part.function, "site", None) for part in f_x.parts]
+        if len(set(sites)) < len(sites):
+            raise ValueError(
+                f"{_OWNER}: expected independent functions under the Likelihood, got several values of {sites}: two "
+                "values of one function are correlated; give each function a layer of its own"
+            )
+        of_parts = [_covariances(part) for part in f_x.parts]
+        return tuple(jnp.concatenate(parts) for parts in zip(*of_parts, strict=True))  # type: ignore[return-value]
+    function, x, noise = f_x.function, f_x.inputs, f_x.noise
+    if not isinstance(function, FeatureFunction) or f_x.batch_shape != x.shape[:-1] or x.ndim != 2:
+        got = "values without one" if function is None else type(function).__name__
+        raise ValueError(
+            f"{_OWNER}: expected a function with inducing values, such as on dgp.Points(Z), at N rows under the "
+            f"Likelihood, got {got} at values of shape {f_x.batch_shape}: its values have no joint covariance here"
+        )
+    joint, N = function.joint(x, noise=noise).covariance, len(x)
+    prior = function.covariance(x) + noise_covariance(noise, N, joint.dtype)
+    shape = function.outputs or 1, N, N
+    return jnp.broadcast_to(joint, shape), jnp.broadcast_to(prior, shape)
