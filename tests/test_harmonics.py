@@ -62,7 +62,8 @@ def test_harmonics_reproduce_the_zonal_polynomial(case):
         np.testing.assert_allclose(B @ B.T, polynomial(dims, degree, x @ x.T), atol=1e-12)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["rectified"], KERNELS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
 def test_shares_are_the_expansion_of_the_kernel(name):
     kernel = KERNELS[name]
     with jax.enable_x64(True):
@@ -213,7 +214,8 @@ def test_outputs_may_have_kernels_of_their_own():
             np.testing.assert_allclose(both.variance[:, p], alone.variance, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", mostly_slow(["zonal"], ["zonal", "rectified", "chords"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["zonal", "rectified", "chords"])
 def test_kernels_keep_the_promises_of_kernels(kernel):
     dgp.testing.check_kernel(KERNELS[kernel], inputs(kernel))
 
@@ -225,7 +227,8 @@ def test_slopes():
     np.testing.assert_allclose(f.grad(X, 1).mean, slopes[:, 1], atol=1e-4)
 
 
-@pytest.mark.parametrize("order", mostly_slow([1], [0, 1, 2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [0, 1, 2])
 def test_a_dense_layer_is_where_its_layer_starts(order):
     """With more degrees the error falls, up to the degrees that rectified units need."""
     with jax.enable_x64(True):
