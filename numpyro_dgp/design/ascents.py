@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -61,24 +62,45 @@ class CompiledAcquisition(NamedTuple):
 
 
 def compiled_acquisition(acquisition: Any, box: Box, q: int, num_many: int, num_few: int) -> CompiledAcquisition:
+    """An acquisition compiled for two sizes of stacks.
+
+    A ``jax.tree_util.Partial`` is looked at once for all with the same function and arrays of the same shapes; any
+    other function once each, and compiled where no other performs the same operations.
+
+    Raises:
+        ValueError: no function, or one that gives no single number.
+    """
     if not callable(acquisition):
         raise ValueError(
             f"design.maximise: expected an acquisition, a function of x (q, D), got {type(acquisition).__name__}: "
             "lambda x: posterior.predict(key, x).variance.sum()"
         )
-
-    def number(x: Array) -> Array:
-        found = jnp.asarray(acquisition(x))
-        if found.shape:
-            raise ValueError(
-                f"design.maximise: expected an acquisition that gives one number for q points x {x.shape}, got shape "
-                f"{found.shape}: sum or average over the points, with q=1 take [0]"
-            )
-        return found.astype(jnp.result_type(float, found.dtype))
-
     many, few = (jnp.asarray(np.broadcast_to(box.low, (size, q, box.dims))) for size in (num_many, num_few))
-    values = Compiled(jax.vmap(number)).at(many)
-    return CompiledAcquisition(values, Compiled(jax.vmap(jax.value_and_grad(number))).at(few), num_many, num_few)
+    if isinstance(acquisition, jax.tree_util.Partial):
+        return CompiledAcquisition(partial(_values, acquisition), partial(_slopes, acquisition), num_many, num_few)
+    values, slopes = Compiled(partial(_all_values, acquisition)), Compiled(partial(_all_slopes, acquisition))
+    return CompiledAcquisition(values.at(many), slopes.at(few), num_many, num_few)
+
+
+def _number(acquisition: Acquisition, x: Array) -> Array:
+    found = jnp.asarray(acquisition(x))
+    if found.shape:
+        raise ValueError(
+            f"design.maximise: expected an acquisition that gives one number for q points x {x.shape}, got shape "
+            f"{found.shape}: sum or average over the points, with q=1 take [0]"
+        )
+    return found.astype(jnp.result_type(float, found.dtype))
+
+
+def _all_values(acquisition: Acquisition, points: Array) -> Array:
+    return jax.vmap(partial(_number, acquisition))(points)
+
+
+def _all_slopes(acquisition: Acquisition, points: Array) -> tuple[Array, Array]:
+    return jax.vmap(jax.value_and_grad(partial(_number, acquisition)))(points)
+
+
+_values, _slopes = jax.jit(_all_values), jax.jit(_all_slopes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +187,7 @@ class Ascents:
         return np.concatenate(found)
 
     def _up(self, points: np.ndarray, free: list[int], spread: float) -> np.ndarray:
-        """Points (K, q, D) after L-BFGS-B on the sum of their values, in the columns ``free`` in units of their range."""
+        """Points (K, q, D) after L-BFGS-B on the sum of their values, in columns ``free`` in units of their range."""
         from scipy.optimize import minimize
 
         if not free:
