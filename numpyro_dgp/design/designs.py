@@ -82,7 +82,8 @@ def sobol(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray:
 def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int | None = None) -> np.ndarray:
     r"""A Latin hypercube whose nearest points are far from each other: the smallest distance is as large as found.
 
-    Two points exchange their values in a column, which leaves a Latin hypercube one, if that lowers
+    Points are in the middle of their part of every column. Two of them exchange their values in a column, which
+    leaves a Latin hypercube one, if that lowers
 
     .. math:: \phi_p(X) = \Bigl( \sum_{i<j} \lVert x_i - x_j \rVert^{-p} \Bigr)^{1/p},
 
@@ -116,7 +117,8 @@ def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int
     box, rng = _arguments("design.maximin", bounds, num, key)
     if num_exchanges is not None:
         require_count("design.maximin", "num_exchanges", num_exchanges, "5000")
-    X = latin_hypercube(box, num, key)
+    parts = np.stack([rng.permutation(num) for _ in range(box.dims)], 1)
+    X = box.from_unit((parts + 0.5) / num)
     return X if num == 1 else _exchanged(box, X, num_exchanges or 200 * num, rng)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,10 +97,14 @@ class Box:
         return sorted([*self.integers, *self.categories])
 
     @property
+    def num_combinations(self) -> int:
+        """C, the number of combinations of labels; one where there are no labels."""
+        return math.prod(int(self.high[d] - self.low[d]) + 1 for d in self.categories)
+
     def combinations(self) -> np.ndarray:
-        """All combinations of labels (C, number of ``categories``); one without labels where there are none."""
+        """All combinations of labels (C, number of ``categories``)."""
         values = [np.arange(self.low[d], self.high[d] + 1) for d in self.categories]
-        return np.array(list(itertools.product(*values)), float).reshape(-1, len(self.categories))
+        return np.array(list(itertools.product(*values)), float)
 
     def from_unit(self, u: np.ndarray) -> np.ndarray:
         """Points of the unit cube (..., D) in the box; every whole number gets the same share of the unit interval."""

@@ -65,8 +65,8 @@ def maximise(
     Of a :class:`Box` with whole numbers or labels, candidates are points of the box. Ascents take whole numbers as
     continuous and leave labels as they are; then numbers are rounded and the ascent goes on in the other columns.
     Then, in the best points, each whole number is tried one lower and one higher and every other label, one change
-    at a time, as long as that helps. With q = 1 there is a start with each combination of labels, if ``num_starts``
-    is as large as their number.
+    at a time, as long as that helps. With q = 1 each combination of labels has equally many candidates, and an ascent
+    if ``num_starts`` is as large as their number.
 
     Args:
         acquisition: from x (q, D) to one number, larger is better; a pure function that JAX can differentiate and
@@ -133,6 +133,8 @@ def maximise(
 def _candidates(box: Box, q: int, num: int, starts: Any, rng: np.random.Generator) -> np.ndarray:
     """Points (num, q, D) of the box, those of the user first."""
     found = box.from_unit(sobol_points(q * box.dims, num, rng).reshape(num, q, box.dims))
+    if q == 1 and 1 < box.num_combinations <= num:
+        found[:, 0, box.categories] = box.combinations()[rng.permutation(num) % box.num_combinations]
     if starts is None:
         return found
     given = np.asarray(known_numbers("starts of design.maximise", starts), float)

@@ -68,7 +68,8 @@ class Surrogate:
         Raises:
             ValueError: a loss that is not finite, as ``dgp.fit``.
         """
-        return self._checked(self._svi, self._fitting, params, key, num_steps, data)
+        start = self._initial(key, data) if params is None else params
+        return self._checked(self._svi, self._fitting, start, key, num_steps, data)
 
     def conditioned(self, params: Mapping[str, Any], key: Array, data: Data) -> Mapping[str, Any]:
         """The parameters of a fit with q(v) of the last layers given ``data``, by natural-gradient steps of sizes 1,
@@ -82,8 +83,10 @@ class Surrogate:
         return Posterior(self.program, self.guide.on(*data), params)
 
     def operations(self) -> core.ClosedJaxpr:
-        """Those of a fit from the start."""
-        return self._fitting.trace(None, jax.random.key(0), 1, self.example).jaxpr
+        """Those of a fit."""
+        key = jax.random.key(0)
+        start = jax.eval_shape(self._initial, key, self.example)
+        return self._fitting.trace(start, key, 1, self.example).jaxpr
 
     def require_guide(self) -> None:
         """Raise unless the guide has parameters that all rows share, and nothing that it keeps between calls."""
@@ -132,6 +135,10 @@ class Surrogate:
         return SVI(self.program, self.guide, steps, ELBO(num_particles=self.num_particles))
 
     @cached_property
+    def _initial(self) -> Any:
+        return jax.jit(lambda key, data: self._svi.get_params(self._svi.init(key, *data)))
+
+    @cached_property
     def _fitting(self) -> Any:
         return jax.jit(_steps(self._svi))
 
@@ -150,10 +157,10 @@ class Surrogate:
         return found
 
 
-def _steps(svi: SVI) -> Callable[[Any, Array, Array, Data], tuple[dict[str, Any], Array]]:
-    """A function of parameters, or ``None``, a key, a number of steps and data, to new parameters and the last loss."""
+def _steps(svi: SVI) -> Callable[[dict[str, Any], Array, Array, Data], tuple[dict[str, Any], Array]]:
+    """A function of parameters, a key, a number of steps and data to new parameters and the last loss."""
 
-    def run(params: Any, key: Array, num_steps: Array, data: Data) -> tuple[dict[str, Any], Array]:
+    def run(params: dict[str, Any], key: Array, num_steps: Array, data: Data) -> tuple[dict[str, Any], Array]:
         state = svi.init(key, *data, init_params=params)
 
         def body(_: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
