@@ -15,7 +15,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.design.input_space import Box
 
-__all__ = ["Acquisition", "Ascents", "CompiledAcquisition", "compiled_acquisition"]
+__all__ = ["Acquisition", "Ascents", "CompiledAcquisition", "Programs"]
 
 Acquisition = Callable[[Array], Array]
 """From q points (q, D) to one number, larger is better: a pure function that JAX can differentiate and vectorise."""
@@ -61,46 +61,31 @@ class CompiledAcquisition(NamedTuple):
         return values
 
 
-def compiled_acquisition(acquisition: Any, box: Box, q: int, num_many: int, num_few: int) -> CompiledAcquisition:
-    """An acquisition compiled for two sizes of stacks.
+class Programs:
+    """A family of acquisitions, compiled: a program for all that have arrays of the same shapes.
 
-    A ``jax.tree_util.Partial`` is looked at once for all with the same function and arrays of the same shapes; any
-    other function once each, and compiled where no other performs the same operations.
-
-    Raises:
-        ValueError: no function, or one that gives no single number.
+    Args:
+        function: from arrays and points x (q, D) to one number.
     """
-    if not callable(acquisition):
-        raise ValueError(
-            f"design.maximise: expected an acquisition, a function of x (q, D), got {type(acquisition).__name__}: "
-            "lambda x: posterior.predict(key, x).variance.sum()"
-        )
-    many, few = (jnp.asarray(np.broadcast_to(box.low, (size, q, box.dims))) for size in (num_many, num_few))
-    if isinstance(acquisition, jax.tree_util.Partial):
-        return CompiledAcquisition(partial(_values, acquisition), partial(_slopes, acquisition), num_many, num_few)
-    values, slopes = Compiled(partial(_all_values, acquisition)), Compiled(partial(_all_slopes, acquisition))
-    return CompiledAcquisition(values.at(many), slopes.at(few), num_many, num_few)
 
+    def __init__(self, function: Callable[[Any, Array], Any]) -> None:
+        def number(arrays: Any, x: Array) -> Array:
+            found = jnp.asarray(function(arrays, x))
+            if found.shape:
+                raise ValueError(
+                    f"design.maximise: expected an acquisition that gives one number for q points x {x.shape}, got "
+                    f"shape {found.shape}: sum or average over the points, with q=1 take [0]"
+                )
+            return found.astype(jnp.result_type(float, found.dtype))
 
-def _number(acquisition: Acquisition, x: Array) -> Array:
-    found = jnp.asarray(acquisition(x))
-    if found.shape:
-        raise ValueError(
-            f"design.maximise: expected an acquisition that gives one number for q points x {x.shape}, got shape "
-            f"{found.shape}: sum or average over the points, with q=1 take [0]"
-        )
-    return found.astype(jnp.result_type(float, found.dtype))
+        self.values = Compiled(jax.vmap(number, (None, 0)))
+        self.slopes = Compiled(jax.vmap(jax.value_and_grad(number, 1), (None, 0)))
 
-
-def _all_values(acquisition: Acquisition, points: Array) -> Array:
-    return jax.vmap(partial(_number, acquisition))(points)
-
-
-def _all_slopes(acquisition: Acquisition, points: Array) -> tuple[Array, Array]:
-    return jax.vmap(jax.value_and_grad(partial(_number, acquisition)))(points)
-
-
-_values, _slopes = jax.jit(_all_values), jax.jit(_all_slopes)
+    def at(self, arrays: Any, box: Box, q: int, num_many: int, num_few: int) -> CompiledAcquisition:
+        """One of them, for two sizes of stacks."""
+        many, few = (jnp.asarray(np.broadcast_to(box.low, (size, q, box.dims))) for size in (num_many, num_few))
+        values, slopes = self.values.at(arrays, many), self.slopes.at(arrays, few)
+        return CompiledAcquisition(partial(values, arrays), partial(slopes, arrays), num_many, num_few)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +104,7 @@ class Ascents:
     q: int
     max_steps: int
 
-    def chosen(self, points: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def starts(self, points: np.ndarray, values: np.ndarray) -> np.ndarray:
         """The candidates that ascents start from: the best of every combination of labels, then local maxima, best
         first."""
         from scipy.spatial import cKDTree
@@ -139,7 +124,7 @@ class Ascents:
         _, where = np.unique(wanted, return_index=True)
         return wanted[np.sort(where)][: self.program.num_few]
 
-    def ascents(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def of_all(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where ascents from points (K, q, D) end, points of the box, and the values there."""
         spread = np.ptp(values[np.isfinite(values)])
         free = [d for d in range(self.box.dims) if d not in self.box.categories]
@@ -151,7 +136,7 @@ class Ascents:
         worse = ~(ends >= start)
         return np.where(worse[:, None, None], points, found), np.where(worse, start, ends)
 
-    def finished(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
+    def of_best(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
         """The best of the ascents, after one of its own, and after single changes of whole numbers and labels."""
         best, value = points[values.argmax()][None], values.max()
         numbers = [d for d in range(self.box.dims) if d not in self.box.whole]

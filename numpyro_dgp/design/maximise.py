@@ -10,11 +10,11 @@ import numpy as np
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.design.ascents import Acquisition, Ascents, compiled_acquisition
+from numpyro_dgp.design.ascents import Acquisition, Ascents, CompiledAcquisition, Programs
 from numpyro_dgp.design.designs import sobol_points
 from numpyro_dgp.design.input_space import Box, as_box, generator
 
-__all__ = ["Maximum", "maximise"]
+__all__ = ["Maximum", "candidate_points", "maximise", "maximum"]
 
 
 class Maximum(NamedTuple):
@@ -59,8 +59,7 @@ def maximise(
     The acquisition is evaluated at Sobol points of the q D columns, in batches. From the best of them, first those that
     are better than their neighbours, SciPy's L-BFGS-B goes up, all starts in one program and as one problem, the sum of
     their values; then from the best one alone. Acquisitions that perform the same operations on arrays of the same
-    shapes share compiled programs, so that one on a later fit is not compiled again. To save the time of looking at it
-    again as well, about a second for a deep program, pass ``jax.tree_util.Partial(function, *arrays)``.
+    shapes share compiled programs, so that one on a later fit is not compiled again.
 
     Of a :class:`Box` with whole numbers or labels, candidates are points of the box. Ascents take whole numbers as
     continuous and leave labels as they are; then numbers are rounded and the ascent goes on in the other columns.
@@ -102,36 +101,45 @@ def maximise(
 
     Source: Zhu et al. (1997), for L-BFGS-B; Balandat et al. (2020), section 4, for ascents as one problem.
     """
-    owner = "design.maximise"
     for name, count in (("q", q), ("num_candidates", num_candidates), ("num_starts", num_starts),
                         ("max_steps", max_steps), ("batch_size", batch_size)):  # fmt: skip
-        require_count(owner, name, count, "the default")
-    box, rng = as_box(bounds), generator(owner, key)
-    candidates = _candidates(box, q, num_candidates, starts, rng)
-    num_starts = min(num_starts, len(candidates))
-    program = compiled_acquisition(acquisition, box, q, min(batch_size, len(candidates)), num_starts)
-    search = Ascents(program, box, q, max_steps)
+        require_count("design.maximise", name, count, "the default")
+    if not callable(acquisition):
+        raise ValueError(
+            f"design.maximise: expected an acquisition, a function of x (q, D), got {type(acquisition).__name__}: "
+            "lambda x: posterior.predict(key, x).variance.sum()"
+        )
+    box, rng = as_box(bounds), generator("design.maximise", key)
+    candidates = candidate_points(box, q, num_candidates, starts, rng)
+    sizes = min(batch_size, num_candidates), min(num_starts, num_candidates)
+    program = Programs(lambda _, x: acquisition(x)).at((), box, q, *sizes)
+    return maximum(program, box, candidates, max_steps)
+
+
+def maximum(program: CompiledAcquisition, box: Box, candidates: np.ndarray, max_steps: int) -> Maximum:
+    """The best points of a compiled acquisition, from candidates (K, q, D) of the box."""
     values = program.values(candidates)
     if not np.isfinite(values).any():
         raise ValueError(
-            f"{owner}: expected an acquisition with a finite value somewhere, got {values[0]} at all "
+            f"design.maximise: expected an acquisition with a finite value somewhere, got {values[0]} at all "
             f"{len(values)} candidates: check the best value so far and the units of the values"
         )
     if len(values) > 1 and np.ptp(values) == 0:
         warnings.warn(
             f"design.maximise: the acquisition is {values[0]:.3g} at all {len(values)} candidates, and the first is as "
-            "good as any: of a probability or an expected improvement take the logarithm, computed as such, or fewer, "
-            "wider candidates; check that the acquisition depends on x",
-            stacklevel=2,
+            "good as any: of a probability or an expected improvement take the logarithm, computed as such; check that "
+            "it depends on x",
+            stacklevel=3,
         )
         return Maximum(candidates[0], float(values[0]), candidates, values, candidates[:1], values[:1])
-    refined, refined_values = search.ascents(candidates[search.chosen(candidates, values)], values)
-    x, value = search.finished(refined, refined_values)
-    return Maximum(x, float(value), candidates, values, refined, refined_values)
+    ascents = Ascents(program, box, candidates.shape[1], max_steps)
+    refined, refined_values = ascents.of_all(candidates[ascents.starts(candidates, values)], values)
+    x, value = ascents.of_best(refined, refined_values)
+    return Maximum(x, value, candidates, values, refined, refined_values)
 
 
-def _candidates(box: Box, q: int, num: int, starts: Any, rng: np.random.Generator) -> np.ndarray:
-    """Points (num, q, D) of the box, those of the user first."""
+def candidate_points(box: Box, q: int, num: int, starts: Any, rng: np.random.Generator) -> np.ndarray:
+    """Sobol points (num, q, D) of the box, after ``starts``."""
     found = box.from_unit(sobol_points(q * box.dims, num, rng).reshape(num, q, box.dims))
     if q == 1 and 1 < box.num_combinations <= num:
         found[:, 0, box.categories] = box.combinations()[rng.permutation(num) % box.num_combinations]

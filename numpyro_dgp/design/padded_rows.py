@@ -1,7 +1,7 @@
 """A program at a few numbers of rows: arrays longer than the data, in which the rest does not count.
 
 A compiled program is for one number of rows. A search that adds rows one by one would be compiled in every round;
-filled up to 32, 64, 128, ... rows it is compiled as often as the number of rows doubles.
+filled up to 64, 128, 256, ... rows it is compiled as often as the number of rows doubles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpyro_dgp.model.sites import Message
 
 __all__ = ["KnownRows", "filled_rows", "plates_of_rows", "with_known_rows"]
 
-_FEWEST = 32
+_FEWEST = 64
 
 
 class KnownRows(handlers.mask):

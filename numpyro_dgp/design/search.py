@@ -16,10 +16,10 @@ import numpy as np
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.design.ascents import Acquisition
+from numpyro_dgp.design.ascents import Acquisition, CompiledAcquisition, Programs
 from numpyro_dgp.design.designs import maximin
 from numpyro_dgp.design.input_space import Box, as_box, generator
-from numpyro_dgp.design.maximise import maximise
+from numpyro_dgp.design.maximise import candidate_points, maximum
 from numpyro_dgp.design.padded_rows import filled_rows, plates_of_rows, with_known_rows
 from numpyro_dgp.design.search_record import Record
 from numpyro_dgp.design.surrogate import Data, Surrogate
@@ -34,6 +34,9 @@ __all__ = ["Fitted", "Search", "Seen"]
 _NEAR = 128
 """Candidates near the best points so far."""
 
+_BATCH, _STEPS = 256, 200
+"""Candidates that are evaluated at a time, and steps of an ascent at most."""
+
 _NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -45,7 +48,7 @@ _NOT_TRACEABLE = (
 class Seen(NamedTuple):
     """What an acquisition is told of the evaluations so far.
 
-    Arrays have more rows than there are evaluations, 32, 64, 128, ...; the rest are copies of the last.
+    Arrays have more rows than there are evaluations, 64, 128, 256, ...; the rest are copies of the last.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,7 +104,7 @@ class Search:
 
     In a round without a refit hyperparameters stay and q(v) of the last layers are computed anew from all rows: by
     natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise, or, under
-    ``Collapsed``, exactly. A refit starts at the parameters of the last one. Arrays are filled up to 32, 64, 128, ...
+    ``Collapsed``, exactly. A refit starts at the parameters of the last one. Arrays are filled up to 64, 128, 256, ...
     rows, of which those that are not known are masked in the plate of the rows, so that everything is compiled as often
     as the number of rows doubles.
 
@@ -227,11 +230,9 @@ class Search:
         fitted = self.fitted(record)
         record = fitted.record
         keys = self._keys(record)
-        acquisition = self._acquisition_of(fitted, keys[2])
-        found = maximise(
-            acquisition, self.box, keys[3], q=self.q, num_candidates=self.num_candidates, num_starts=self.num_starts,
-            starts=self._near_best(record, keys[4]),
-        )  # fmt: skip
+        program = self._acquisition_of(fitted, keys[2])
+        rng, near = generator("design.Search", keys[3]), self._near_best(record, keys[4])
+        found = maximum(program, self.box, candidate_points(self.box, self.q, self.num_candidates, near, rng), _STEPS)
         seconds = time.perf_counter() - began
         return dataclasses.replace(
             record, pending=found.x, pending_round=self._round(record), pending_acquisition=found.value,
@@ -314,22 +315,23 @@ class Search:
         return surrogate
 
     @cached_property
-    def _acquired(self) -> Callable[..., Array]:
-        """The acquisition as a function of arrays, one function for all rounds."""
+    def _programs(self) -> Programs:
+        """The acquisition as a function of arrays, the same in all rounds."""
 
-        def acquired(params: Any, seen: Seen, key: Array, x: Array) -> Array:
+        def acquired(arrays: tuple[Any, Seen, Array], x: Array) -> Any:
+            params, seen, key = arrays
             return self.acquisition(self._surrogate.posterior(params, Data(*seen[:3])), seen, key)(x)
 
-        return acquired
+        return Programs(acquired)
 
-    def _acquisition_of(self, fitted: Fitted, key: Array) -> Acquisition:
+    def _acquisition_of(self, fitted: Fitted, key: Array) -> CompiledAcquisition:
         arrays = fitted.posterior.params, fitted.seen, key
-        x = jnp.asarray(np.broadcast_to(self.box.low, (self.q, self.box.dims)))
+        sizes = min(_BATCH, self.num_candidates), min(self.num_starts, self.num_candidates)
         try:
-            jax.eval_shape(self._acquired, *arrays, x)
+            return self._programs.at(arrays, self.box, self.q, *sizes)
         except _NOT_TRACEABLE:
-            return self.acquisition(fitted.posterior, fitted.seen, key)
-        return jax.tree_util.Partial(self._acquired, *arrays)
+            acquisition = self.acquisition(fitted.posterior, fitted.seen, key)
+            return Programs(lambda _, x: acquisition(x)).at((), self.box, self.q, *sizes)
 
     def _round(self, record: Record) -> int:
         """The number of the round that comes next."""

@@ -16,6 +16,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.guides.gaussian_sites import gaussian_sites
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.elbo import ELBO
@@ -86,7 +87,7 @@ class Surrogate:
         """Those of a fit."""
         key = jax.random.key(0)
         start = jax.eval_shape(self._initial, key, self.example)
-        return self._fitting.trace(start, key, 1, self.example).jaxpr
+        return self._fitting.trace(start, key, jnp.asarray(1), self.example)
 
     def require_guide(self) -> None:
         """Raise unless the guide has parameters that all rows share, and nothing that it keeps between calls."""
@@ -135,19 +136,21 @@ class Surrogate:
         return SVI(self.program, self.guide, steps, ELBO(num_particles=self.num_particles))
 
     @cached_property
-    def _initial(self) -> Any:
-        return jax.jit(lambda key, data: self._svi.get_params(self._svi.init(key, *data)))
+    def _initial(self) -> Compiled:
+        return Compiled(lambda key, data: self._svi.get_params(self._svi.init(key, *data)))
 
     @cached_property
-    def _fitting(self) -> Any:
-        return jax.jit(_steps(self._svi))
+    def _fitting(self) -> Compiled:
+        return Compiled(_steps(self._svi))
 
     @cached_property
-    def _conditioning(self) -> Any:
-        return jax.jit(_steps(self._conditional))
+    def _conditioning(self) -> Compiled:
+        return Compiled(_steps(self._conditional))
 
-    def _checked(self, svi: SVI, program: Any, params: Any, key: Array, num_steps: int, data: Data) -> dict[str, Any]:
-        found, loss = program(params, key, num_steps, data)
+    def _checked(
+        self, svi: SVI, program: Compiled, params: Any, key: Array, num_steps: int, data: Data
+    ) -> dict[str, Any]:
+        found, loss = program(params, key, jnp.asarray(num_steps), data)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((found, loss))):
             fit(svi, key, num_steps, *data, init_params=params, progress_bar=False)  # says at which step and why
             raise ValueError(
