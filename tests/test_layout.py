@@ -41,7 +41,7 @@ ALLOWED = {
     "deepening": "guides inference model predict",
     "new_data": "algebra guides inference model optim prediction predict",
     "plots": "kernels rings densities predict",
-    "design": "algebra model densities draws fitted prediction predict new_data layer_starts",
+    "design": "algebra model guides inference optim densities draws fitted prediction predict new_data layer_starts",
     "diagnostics": "model guides inference densities draws predict plots",
     "testing": "algebra kernels model guides inference",
 }
@@ -57,7 +57,7 @@ OUTSIDE = {
     "new_data": "numpyro numpyro.infer optax",
     "testing": "numpyro numpyro.infer optax",
     "plots": "matplotlib",
-    "design": "scipy numpyro tqdm",
+    "design": "scipy numpyro numpyro.infer optax tqdm",
     "diagnostics": "scipy numpyro numpyro.infer optax matplotlib pandas xarray arviz_base arviz_stats",
 }
 

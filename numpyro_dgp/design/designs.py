@@ -42,7 +42,7 @@ def latin_hypercube(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray
         >>> print(sorted(X[:, 0].astype(int).tolist()))
         [0, 1, 2, 3]
 
-    Source: McKay et al. (1979), by SciPy.
+    Source: Stein (1987), by SciPy.
     """
     from scipy.stats import qmc  # imported here, since it takes a second
 

@@ -99,7 +99,7 @@ def maximise(
         >>> print(found.x.round(3), round(found.value, 3))
         [[0.524 2.   ]] 1.0
 
-    Source: Zhu et al. (1997), for L-BFGS-B; Balandat et al. (2020), section 4, for ascents as one problem.
+    Source: Zhu et al. (1997), for L-BFGS-B.
     """
     for name, count in (("q", q), ("num_candidates", num_candidates), ("num_starts", num_starts),
                         ("max_steps", max_steps), ("batch_size", batch_size)):  # fmt: skip

@@ -263,7 +263,8 @@ class Search:
             learned = self._surrogate.fit(record.params or None, keys[0], steps, data)
             record = dataclasses.replace(record, params=learned, units=units, fitted_round=now)
         data = self._data(record, record.units)
-        params = self._surrogate.conditioned(record.params, keys[1], data)
+        fitted_now = record.fitted_round == now
+        params = record.params if fitted_now else self._surrogate.conditioned(record.params, keys[1], data)
         best = jnp.min(data.y) if self.minimise else jnp.max(data.y)
         posterior = self._surrogate.posterior(params, data)
         return Fitted(record, posterior, Standardizer(*map(float, record.units)), Seen(*data, best))
