@@ -69,7 +69,7 @@ def optimise(depth: int, seed: int, arguments: argparse.Namespace) -> Any:
     return dgp.design.loop(
         branin, partial(model, depth=depth, Z=Z), dgp.guides.InducingPoint, SQUARE, thompson, jax.random.key(seed),
         budget=8 + 4 * arguments.rounds, q=4, initial=dgp.design.sobol(SQUARE, 8, jax.random.key(seed)),
-        refit_every=1, num_steps=2 * arguments.steps, refit_steps=arguments.steps, num_particles=4,
+        refit_every=1, num_steps=arguments.steps, refit_steps=arguments.steps, num_particles=4,
         num_candidates=arguments.candidates, num_starts=min(8, arguments.candidates), progress_bar=False,
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8, help="of four evaluations")
     parser.add_argument("--repeats", type=int, default=4, help="starting designs")
-    parser.add_argument("--steps", type=int, default=250, help="of natural gradients and Adam, each round")
+    parser.add_argument("--steps", type=int, default=500, help="of natural gradients and Adam, each round")
     parser.add_argument("--candidates", type=int, default=1024, help="where a search of the acquisition begins")
     parser.add_argument("--num-inducing", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("bayesian_optimisation_output"))

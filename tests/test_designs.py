@@ -13,19 +13,20 @@ MIXED = design.Box([[-1.0, 1.0], [1, 4], [0, 2]], integers=[1], categories=[2])
 
 @pytest.mark.parametrize("make", [design.latin_hypercube, design.maximin])
 def test_latin_hypercubes_have_a_point_in_every_part_of_every_column(make, key):
-    X = make([[0.0, 1.0], [-2.0, 2.0]], 20, key)
-    parts = np.floor(20 * (X - [0, -2]) / [1, 4])
-    assert (np.sort(parts, 0) == np.arange(20)[:, None]).all()
-    assert (make([[0.0, 1.0], [-2.0, 2.0]], 20, key) == X).all()
-    assert not (make([[0.0, 1.0], [-2.0, 2.0]], 20, jax.random.key(1)) == X).all()
+    box = [[0.0, 1.0], [-2.0, 2.0]]
+    X = make(box, 10, key)
+    parts = np.floor(10 * (X - [0, -2]) / [1, 4])
+    assert (np.sort(parts, 0) == np.arange(10)[:, None]).all()
+    assert (make(box, 10, key) == X).all()
+    assert not (make(box, 10, jax.random.key(1)) == X).all()
 
 
 def test_maximin_is_as_far_apart_as_it_is_known_to_be_possible(key):
     # The best Latin hypercube of five points in a square has squared distance 5 in units of its levels.
     X = np.floor(5 * design.maximin(SQUARE, 5, key))
     assert pdist(X).min() ** 2 == pytest.approx(5)
-    random = [pdist(design.latin_hypercube(SQUARE, 30, k)).min() for k in jax.random.split(key, 100)]
-    assert pdist(design.maximin(SQUARE, 30, key)).min() > 1.5 * max(random)
+    random = [pdist(design.latin_hypercube(SQUARE, 20, k)).min() for k in jax.random.split(key, 30)]
+    assert pdist(design.maximin(SQUARE, 20, key)).min() > 1.3 * max(random)
     assert design.maximin(SQUARE, 1, key).shape == (1, 2)
 
 
