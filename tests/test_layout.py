@@ -40,7 +40,7 @@ ALLOWED = {
     "predict": "model densities fitted prediction",
     "deepening": "guides inference model predict",
     "new_data": "algebra guides inference model optim prediction predict",
-    "design": "algebra model densities draws fitted prediction predict new_data layer_starts",
+    "design": "algebra model guides inference optim densities draws fitted prediction predict new_data layer_starts",
     "plots": "kernels rings densities predict design",
     "diagnostics": "model guides inference densities draws predict plots",
     "testing": "algebra kernels model guides inference",
@@ -57,7 +57,7 @@ OUTSIDE = {
     "new_data": "numpyro numpyro.infer optax",
     "testing": "numpyro numpyro.infer optax",
     "plots": "matplotlib",
-    "design": "scipy numpyro tqdm",
+    "design": "scipy numpyro numpyro.infer optax tqdm",
     "diagnostics": "scipy numpyro numpyro.infer optax matplotlib pandas xarray arviz_base arviz_stats",
 }
 

@@ -3,30 +3,48 @@
 from numpyro_dgp.design.active_learning import ALC, ALM, IMSE
 from numpyro_dgp.design.confidence import UpperConfidence
 from numpyro_dgp.design.contours import ContourEntropy
+from numpyro_dgp.design.designs import additions, latin_hypercube, maximin, sobol
 from numpyro_dgp.design.global_fit import VIGF
 from numpyro_dgp.design.improvement import ExpectedImprovement, LogExpectedImprovement
+from numpyro_dgp.design.input_space import Box
 from numpyro_dgp.design.integrals import Integrals
 from numpyro_dgp.design.knowledge_gradient import KnowledgeGradient
+from numpyro_dgp.design.loop import loop
 from numpyro_dgp.design.main_effects import MainEffects, main_effects
+from numpyro_dgp.design.maximise import Maximum, maximise
 from numpyro_dgp.design.mutual_information import MICE
+from numpyro_dgp.design.search import Fitted, Search, Seen
+from numpyro_dgp.design.search_record import Record
 from numpyro_dgp.design.sobol_indices import SobolIndices, sobol_indices
 from numpyro_dgp.design.thompson import ThompsonSampling
 
 __all__ = [
     "ALC",
     "ALM",
+    "Box",
     "ContourEntropy",
     "ExpectedImprovement",
+    "Fitted",
     "IMSE",
     "Integrals",
     "KnowledgeGradient",
     "LogExpectedImprovement",
     "MICE",
     "MainEffects",
+    "Maximum",
+    "Record",
+    "Search",
+    "Seen",
     "SobolIndices",
     "ThompsonSampling",
     "UpperConfidence",
     "VIGF",
+    "additions",
+    "latin_hypercube",
+    "loop",
     "main_effects",
+    "maximin",
+    "maximise",
+    "sobol",
     "sobol_indices",
 ]

@@ -16,7 +16,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_dgp.inference.jaxpr_digest import Digest, array_digest, digest
 from numpyro_dgp.inference.program_sites import SitesOfFit
 
-__all__ = ["FitIdentity", "identify"]
+__all__ = ["FitIdentity", "identify", "versions"]
 
 
 class FitIdentity(NamedTuple):
@@ -94,7 +94,7 @@ def identify(
     whole = digest(step)
     programs["a training step (kernels, likelihoods, the guide, the optimiser)"] = whole.operations
     programs["a constant of a training step (of a kernel, a likelihood, inducing inputs, ...)"] = whole.constants
-    return FitIdentity(facts, programs, _versions())
+    return FitIdentity(facts, programs, versions())
 
 
 def _optimiser(svi: SVI, state: SVIState) -> Digest | None:
@@ -121,7 +121,8 @@ def _fact(leaf: Any) -> str:
     return str(leaf) if simple else f"a {type(leaf).__name__}"
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The platform and the versions of the packages that make and run programs."""
     found = {"platform": jax.default_backend()}
     for package in ("numpyro-dgp", "jax", "numpyro", "optax"):
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from numpyro_dgp.inference.array_files import read_arrays, write_arrays
 
-__all__ = ["load", "save"]
+__all__ = ["entries_of", "load", "params_of", "save"]
 
 
 def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
@@ -37,20 +38,7 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
     if not isinstance(params, dict):
         raise ValueError(f"save: expected a dict of arrays, got {type(params).__name__}: save(path, svi_result.params)")
     _require_no_folder("save", path)
-    entries = {}
-    for where, value in jax.tree.leaves_with_path(params):
-        if not all(isinstance(part, jax.tree_util.DictKey) for part in where):
-            raise ValueError(
-                f"save: expected arrays in dicts, got params{jax.tree_util.keystr(where)}: turn the other container "
-                "into a dict"
-            )
-        if np.asarray(value).dtype.kind not in "biufcV":
-            raise ValueError(
-                f"save: expected numbers at params{jax.tree_util.keystr(where)}, got {type(value).__name__}: leave "
-                "it out"
-            )
-        entries[json.dumps([part.key for part in where])] = value
-    write_arrays(path, entries)
+    write_arrays(path, entries_of("save", params))
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -75,13 +63,48 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         0.5
     """
     _require_no_folder("load", path)
+    return params_of("load", path, read_arrays("load", path, "check the name; dgp.save writes such files"))
+
+
+def entries_of(owner: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as arrays by name, to be written to a file.
+
+    Args:
+        owner: the function that writes, for its messages.
+        params: a dict of arrays, or of such dicts.
+
+    Raises:
+        ValueError: arrays in lists or other containers, or something else than numbers.
+    """
+    entries = {}
+    for where, value in jax.tree.leaves_with_path(params):
+        if not all(isinstance(part, jax.tree_util.DictKey) for part in where):
+            raise ValueError(
+                f"{owner}: expected arrays in dicts, got params{jax.tree_util.keystr(where)}: turn the other container "
+                "into a dict"
+            )
+        if np.asarray(value).dtype.kind not in "biufcV":
+            raise ValueError(
+                f"{owner}: expected numbers at params{jax.tree_util.keystr(where)}, got {type(value).__name__}: leave "
+                "it out"
+            )
+        entries[json.dumps([part.key for part in where])] = value
+    return entries
+
+
+def params_of(owner: str, path: str | os.PathLike[str], entries: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Parameters from what :func:`entries_of` gave.
+
+    Raises:
+        ValueError: names that it does not give.
+    """
     params: dict[str, Any] = {}
-    for name, value in read_arrays("load", path, "check the name; dgp.save writes such files").items():
+    for name, value in entries.items():
         try:
             *parents, last = json.loads(name)
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"load: expected a file written by dgp.save, got {path} with entry {name!r}: read it by numpy.load"
+                f"{owner}: expected a file written by dgp.save, got {path} with entry {name!r}: read it by numpy.load"
             ) from error
         node = params
         for parent in parents:

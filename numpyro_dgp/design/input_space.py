@@ -1,0 +1,187 @@
+"""The space of inputs that designs and searches share: bounds, columns of whole numbers, columns of labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete, require_finite, require_key
+from numpyro_dgp._data import known_numbers
+from numpyro_dgp._typing import Array, ArrayLike
+
+__all__ = ["Box", "as_box", "generator"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box:
+    """Inputs between bounds, some columns of which may hold whole numbers or labels of categories.
+
+    Wherever :mod:`numpyro_dgp.design` takes ``bounds``, an array (D, 2) is a box without such columns.
+
+    Args:
+        bounds: the lowest and the highest value of every column (D, 2), in the units of the program's inputs.
+        integers: columns, counted from 0, of whole numbers in order, both bounds included.
+        categories: columns of labels without order: the whole numbers from one bound to the other, as
+            ``dgp.kernels.Categorical`` takes them.
+
+    Raises:
+        ValueError: bounds that are not (D, 2), not finite, or low >= high; columns that are not there or named twice;
+            bounds of such columns that are not whole.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_dgp as dgp
+        >>> box = dgp.design.Box([[0.0, 1.0], [1, 5], [0, 2]], integers=[1], categories=[2])
+        >>> print(box.snapped(np.array([[0.3, 2.6, 0.9]])))
+        [[0.3 3.  1. ]]
+    """
+
+    bounds: ArrayLike
+    integers: Sequence[int] = ()
+    categories: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        bounds = np.asarray(known_numbers("bounds of design.Box", self.bounds), float)
+        object.__setattr__(self, "bounds", bounds)
+        if bounds.ndim != 2 or bounds.shape[1] != 2 or not len(bounds):
+            raise ValueError(
+                f"design.Box: expected bounds of shape (D, 2), one row of lowest and highest value per input column, "
+                f"got shape {bounds.shape}: np.array([[0.0, 1.0]] * D) is the unit cube"
+            )
+        require_finite("bounds of design.Box", bounds, "inputs are searched between finite bounds")
+        for d, (low, high) in enumerate(bounds):
+            if not low < high:
+                raise ValueError(
+                    f"design.Box: expected low < high in every row of bounds, got {low:g} and {high:g} for column {d}: "
+                    "leave out a column that does not vary"
+                )
+        for name in ("integers", "categories"):
+            object.__setattr__(self, name, _columns(name, getattr(self, name), len(bounds)))
+        if both := sorted({*self.integers} & {*self.categories}):
+            raise ValueError(
+                f"design.Box: expected integers and categories of different columns, got column {both[0]} in both: "
+                "numbers in order are integers, labels are categories"
+            )
+        for d in self.whole:
+            if (bounds[d] != bounds[d].round()).any():
+                raise ValueError(
+                    f"design.Box: expected whole bounds of columns of whole numbers or labels, got {bounds[d]} for "
+                    f"column {d}: [0, 2] has the values 0, 1 and 2"
+                )
+
+    @property
+    def dims(self) -> int:
+        """D."""
+        return len(self.low)
+
+    @property
+    def low(self) -> np.ndarray:
+        """The lowest values (D,)."""
+        return np.asarray(self.bounds)[:, 0]
+
+    @property
+    def high(self) -> np.ndarray:
+        """The highest values (D,)."""
+        return np.asarray(self.bounds)[:, 1]
+
+    @property
+    def whole(self) -> list[int]:
+        """Columns of whole numbers and of labels."""
+        return sorted([*self.integers, *self.categories])
+
+    @property
+    def num_combinations(self) -> int:
+        """C, the number of combinations of labels; one where there are no labels."""
+        return math.prod(int(self.high[d] - self.low[d]) + 1 for d in self.categories)
+
+    def combinations(self) -> np.ndarray:
+        """All combinations of labels (C, number of ``categories``)."""
+        values = [np.arange(self.low[d], self.high[d] + 1) for d in self.categories]
+        return np.array(list(itertools.product(*values)), float)
+
+    def from_unit(self, u: np.ndarray) -> np.ndarray:
+        """Points of the unit cube (..., D) in the box; every whole number gets the same share of the unit interval."""
+        found = self.low + u * (self.high - self.low)
+        for d in self.whole:
+            found[..., d] = np.minimum(
+                self.low[d] + np.floor(u[..., d] * (self.high[d] - self.low[d] + 1)), self.high[d]
+            )
+        return np.clip(found, self.low, self.high)
+
+    def snapped(self, X: ArrayLike) -> np.ndarray:
+        """The nearest points of the box (..., D), with whole numbers in their columns."""
+        found = np.array(X, float)
+        found[..., self.whole] = found[..., self.whole].round()
+        return np.clip(found, self.low, self.high)
+
+    def places(self, X: ArrayLike) -> np.ndarray:
+        """Coordinates in which distances count: columns in units of their range, two different labels one apart."""
+        numbers = [d for d in range(self.dims) if d not in self.categories]
+        X = np.asarray(X, float)
+        found = [(X[..., numbers] - self.low[numbers]) / (self.high[numbers] - self.low[numbers])]
+        for d in self.categories:
+            labels = np.arange(self.low[d], self.high[d] + 1)
+            found.append(np.sqrt(0.5) * (X[..., d, None].round() == labels))
+        return np.concatenate(found, -1)
+
+    def require_points(self, owner: str, name: str, X: Any) -> np.ndarray:
+        """Points (N, D) as an array, checked to be in the box."""
+        found = np.asarray(known_numbers(f"{name} of {owner}", X), float)
+        if found.ndim != 2 or found.shape[1] != self.dims:
+            raise ValueError(
+                f"{owner}: expected {name} of shape (N, {self.dims}), one column per row of bounds, got {found.shape}: "
+                "a single point is x[None, :]"
+            )
+        require_finite(f"{name} of {owner}", found, "leave out points that are not known")
+        slack = 1e-6 * (self.high - self.low)  # of points that were rounded to single precision
+        outside = np.argwhere((found < self.low - slack) | (found > self.high + slack))
+        if len(outside):
+            n, d = outside[0]
+            raise ValueError(
+                f"{owner}: expected {name} within bounds, got {found[n, d]:g} in row {n}, column {d}, outside "
+                f"[{self.low[d]:g}, {self.high[d]:g}]: widen the bounds or leave out the point"
+            )
+        if len(wrong := np.argwhere(found[:, self.whole] != found[:, self.whole].round())):
+            n, d = wrong[0][0], self.whole[wrong[0][1]]
+            raise ValueError(
+                f"{owner}: expected whole numbers in column {d} of {name}, got {found[n, d]:g} in row {n}: "
+                "Box.snapped(X) rounds them"
+            )
+        return np.clip(found, self.low, self.high)
+
+    def facts(self) -> dict[str, Any]:
+        """What the box is, in plain lists and numbers."""
+        return {"bounds": np.asarray(self.bounds).tolist(), "integers": [*self.integers],
+                "categories": [*self.categories]}  # fmt: skip
+
+
+def as_box(bounds: Any) -> Box:
+    """``bounds`` as a :class:`Box`, checked."""
+    return bounds if isinstance(bounds, Box) else Box(bounds)
+
+
+def generator(owner: str, key: Array) -> np.random.Generator:
+    """A generator of NumPy, seeded by a PRNG key."""
+    require_key(owner, key)
+    if not is_concrete(key):
+        raise ValueError(f"{owner}: expected a known key, got a traced one: call it outside jit")
+    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    return np.random.default_rng(np.asarray(data).ravel())
+
+
+def _columns(name: str, columns: Any, dims: int) -> list[int]:
+    given = list(columns) if np.iterable(columns) else [columns]
+    whole = all(isinstance(d, int | np.integer) and not isinstance(d, bool) and 0 <= d < dims for d in given)
+    if not whole or len(set(given)) < len(given):
+        raise ValueError(
+            f"design.Box: expected {name} to be different numbers of columns, counted from 0 to {dims - 1}, got "
+            f"{columns!r}: {name}=[0] is the first"
+        )
+    return sorted(map(int, given))

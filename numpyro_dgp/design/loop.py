@@ -1,0 +1,163 @@
+"""A sequential search with a simulator, from the initial design until the budget is used."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from numpyro_dgp._checks import require_count
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.design.input_space import Box
+from numpyro_dgp.design.search import Fitted, Search
+from numpyro_dgp.design.search_record import Record
+from numpyro_dgp.inference.path_locks import LockedError, locked
+
+__all__ = ["loop"]
+
+
+def loop(
+    simulator: Callable[[np.ndarray], Any],
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    bounds: ArrayLike | Box,
+    acquisition: Callable[..., Any],
+    key: Array,
+    *,
+    budget: int,
+    path: str | os.PathLike[str] | None = None,
+    progress_bar: bool = True,
+    **settings: Any,
+) -> Fitted:
+    """Run a simulator where a fitted program finds it most worthwhile, until a number of evaluations is reached.
+
+    The initial design is evaluated; then every round fits or conditions the program, maximises the acquisition and
+    evaluates the points, as :class:`Search` says. With ``path`` the record is written after every evaluation, as a
+    whole or not at all. The same call goes on from there, after an error or a kill or with a larger budget, and
+    evaluates what it would have evaluated without interruption, bit for bit on the same machine.
+
+    Args:
+        simulator: from one point (D,), in double precision, to one number.
+        model: the program ``model(X, y=None)``, with all values of rows in a ``numpyro.plate`` of the rows.
+        guide: makes a guide from a program: ``dgp.guides.InducingPoint``.
+        bounds: lowest and highest inputs (D, 2), or a :class:`Box`.
+        acquisition: from the posterior, what was :class:`Seen` and a key to a function of x (q, D) that is maximised.
+        key: PRNG key.
+        budget: evaluations in all, those of the initial design and of the record included.
+        path: the file of the record; ``None`` for none.
+        progress_bar: show a progress bar.
+        **settings: those of :class:`Search`: ``q``, ``initial``, ``minimise``, ``refit_every``, ...
+
+    Returns:
+        The record with the posterior given all of it, its units, and what was seen.
+
+    Raises:
+        ValueError: as :class:`Search` and :func:`maximise`; a simulator that returns something else than a finite
+            number; a file of another search, with the first difference, one that is damaged or that another process
+            uses. Whatever the simulator raises passes through, with a note where it was and what is saved.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.3), dgp.Points(jnp.linspace(0, 1, 9)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.05)), obs=y)
+        >>> def variance(posterior, seen, key):
+        ...     return lambda x: posterior.predict_function(key, x, num_samples=1).variance.sum()
+        >>> found = dgp.design.loop(lambda x: x[0] ** 2, model, dgp.guides.InducingPoint, [[0.0, 1.0]], variance,
+        ...                         jax.random.key(0), budget=4, initial=2, num_steps=2, progress_bar=False)
+        >>> found.record.X.shape, found.record.rounds.tolist()
+        ((4, 1), [0, 0, 1, 2])
+    """
+    if not callable(simulator):
+        raise ValueError(
+            f"design.loop: expected the simulator, a function of one point x (D,), got {type(simulator).__name__}: "
+            "dgp.design.Search proposes points to simulators that run elsewhere"
+        )
+    require_count("design.loop", "budget", budget, "50")
+    search = Search(model, guide, bounds, acquisition, **settings)
+    with _reserved(path):
+        record = _begun(search, key, path)
+        with tqdm.tqdm(total=budget, initial=min(budget, len(record.y)), disable=not progress_bar) as bar:
+            while len(record.y) < budget:
+                if not len(record.pending):
+                    record = search.propose(record)
+                    _save(record, path)
+                record = _evaluated(simulator, record, path)
+                _save(record, path)
+                best = record.y.min() if search.minimise else record.y.max()
+                bar.set_postfix_str(f"best: {best:.6g}", refresh=False)
+                bar.update()
+        return search.fitted(record)
+
+
+@contextmanager
+def _reserved(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Keep other searches off the file."""
+    if path is None:
+        yield
+        return
+    if Path(path).is_dir():
+        raise ValueError(f'design.loop: expected the path of a file, got the folder {path}: add a name, "search.npz"')
+    try:
+        with locked(Path(path)):
+            yield
+    except LockedError as error:
+        raise ValueError(
+            f"design.loop: expected {path} to be the record of one search at a time, got it while {error} searches "
+            "with it: wait for that search, or choose another name"
+        ) from None
+
+
+def _begun(search: Search, key: Array, path: str | os.PathLike[str] | None) -> Record:
+    """The record in the file, or a new one."""
+    record = search.start(key)
+    if path is None or not Path(path).exists():
+        return record
+    saved = Record.load(path)
+    difference = search.identity.difference(saved.identity)
+    if difference is None and (saved.key != record.key).any():
+        difference = "the key is another"
+    if difference is not None:
+        raise ValueError(
+            f"design.loop: expected the record of this search in {path}, got one of another: {difference}: call with "
+            "the settings of the record, remove it, or choose another name"
+        )
+    return saved
+
+
+def _save(record: Record, path: str | os.PathLike[str] | None) -> None:
+    if path is not None:
+        record.save(path)
+
+
+def _evaluated(simulator: Callable[[np.ndarray], Any], record: Record, path: Any) -> Record:
+    """The record with the value at its first pending point."""
+    x, began = record.pending[0].copy(), time.perf_counter()
+    where = f"evaluation {len(record.y) + 1}, x = {x.tolist()}"
+    saved = "nothing is saved, since path is None" if path is None else (
+        f"the {len(record.y)} before it are saved in {path}, and the same call goes on there"
+    )  # fmt: skip
+    try:
+        value = simulator(x)
+    except BaseException as error:
+        error.add_note(f"design.loop: the simulator raised this at {where}; {saved}")
+        raise
+    seconds = time.perf_counter() - began
+    number = np.asarray(value)
+    if number.size != 1 or number.dtype.kind not in "biuf" or not np.isfinite(number).all():
+        got = f"shape {number.shape}" if number.size != 1 else repr(value)
+        raise ValueError(
+            f"design.loop: expected the simulator to return one finite number, got {got} at {where}; {saved}: return a "
+            "bad value of the size of the others where a run fails"
+        )
+    return record.add(number.reshape(1), seconds=seconds)

@@ -1,0 +1,380 @@
+"""A sequential search, one round at a time: what to run next, given a record of what was run."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._data import known_numbers
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.design.ascents import Acquisition, CompiledAcquisition, Programs
+from numpyro_dgp.design.designs import maximin
+from numpyro_dgp.design.input_space import Box, as_box, generator
+from numpyro_dgp.design.maximise import candidate_points, maximum
+from numpyro_dgp.design.padded_rows import filled_rows, plates_of_rows, with_known_rows
+from numpyro_dgp.design.search_record import Record
+from numpyro_dgp.design.surrogate import Data, Surrogate
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.inference.fit_identity import FitIdentity, versions
+from numpyro_dgp.inference.jaxpr_digest import array_digest, digest
+from numpyro_dgp.layer_starts import Standardizer
+from numpyro_dgp.predict import Posterior
+
+__all__ = ["Fitted", "Search", "Seen"]
+
+_NEAR = 128
+"""Candidates near the best points so far."""
+
+_BATCH, _STEPS = 256, 200
+"""Candidates that are evaluated at a time, and steps of an ascent at most."""
+
+_NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+class Seen(NamedTuple):
+    """What an acquisition is told of the evaluations so far.
+
+    Arrays have more rows than there are evaluations, 64, 128, 256, ...; the rest are copies of the last.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro_dgp as dgp
+        >>> X, y, known = jnp.zeros((2, 1)), jnp.array([3.0, 3.0]), jnp.array([True, False])
+        >>> print(dgp.design.Seen(X, y, known, best=y.min()).best)
+        3.0
+    """
+
+    X: Array
+    """Inputs (R, D)."""
+    y: Array
+    """Values (R,), in the units of the program."""
+    known: Array
+    """Which rows are evaluations (R,), and no copies."""
+    best: Array
+    """The smallest of the values, or the largest with ``minimise=False``."""
+
+
+class Fitted(NamedTuple):
+    """A record with its fit.
+
+    Example:
+        >>> import numpyro_dgp as dgp
+        >>> dgp.design.Fitted._fields
+        ('record', 'posterior', 'units', 'seen')
+    """
+
+    record: Record
+    """The record, with the parameters of the fit."""
+    posterior: Posterior
+    """The posterior of the program ``(X, y)``, whose values are in ``units``."""
+    units: Standardizer
+    """From values of the simulator to those of the program; ``units.inverse`` goes back."""
+    seen: Seen
+    """The evaluations in the units of the program."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Search:
+    r"""A sequential search: fit a program, maximise an acquisition, propose points; for simulators that run elsewhere.
+
+    Each round is a function of the record and of nothing else::
+
+        search = dgp.design.Search(model, dgp.guides.InducingPoint, bounds, acquisition)
+        record = search.start(key)                      # record.pending is the initial design
+        while ...:
+            record = record.add(run(record.pending))    # wherever that is
+            record = search.propose(record)             # record.pending is what to run next
+            record.save("search.npz")                   # dgp.design.Record.load reads it
+
+    :func:`loop` does this with a simulator that is a function of Python.
+
+    In a round without a refit hyperparameters stay and q(v) of the last layers are computed anew from all rows: by
+    natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise, or, under
+    ``Collapsed``, exactly. A refit starts at the parameters of the last one. Arrays are filled up to 64, 128, 256, ...
+    rows, of which those that are not known are masked in the plate of the rows, so that everything is compiled as often
+    as the number of rows doubles.
+
+    Args:
+        model: the program ``model(X, y=None)``, with all values of rows in a ``numpyro.plate`` of the rows.
+        guide: makes a guide from a program: ``dgp.guides.InducingPoint``, or a function ``lambda model: ...``.
+        bounds: lowest and highest inputs (D, 2), in the units of the program's X, or a :class:`Box`.
+        acquisition: from the posterior, what was :class:`Seen` and a key to a function of x (q, D) that is maximised:
+            ``lambda posterior, seen, key: dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)``. It is
+            traced once where it is made of operations of JAX, and else made and traced in every round.
+        q: points of a round, chosen together.
+        initial: how many points the initial design has, 5 D by default, by :func:`maximin`; or the points (N, D).
+        minimise: whether small values are good; it decides what ``seen.best`` is and where candidates are added.
+        standardise: whether the program gets values with mean zero and standard deviation one, of the rows of its last
+            fit; else those of the simulator.
+        refit_every: rounds from one fit to the next.
+        num_steps: of the first fit.
+        refit_steps: of the others.
+        condition_steps: natural-gradient steps in other rounds; one is enough for one layer and Gaussian noise.
+        num_particles: draws of the hidden layers in a step.
+        optimizer: of optax or NumPyro; by default ``NaturalGradient(guide, 0.1, optax.adam(0.01))`` where q(v) of the
+            last layers are Gaussians, and else Adam.
+        num_candidates: of :func:`maximise`.
+        num_starts: of :func:`maximise`.
+
+    Raises:
+        ValueError: no program, a guide instead of what makes one, bounds as :class:`Box`, numbers that are not
+            positive, an initial design outside of the bounds or with less than two points, a program without a plate of
+            its rows, a guide with parameters of single rows, or one without Gaussian q(v) where rounds go without a
+            refit; by its methods, a record of another search, with the first difference.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.3), dgp.Points(jnp.linspace(0, 1, 9)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.05)), obs=y)
+        >>> def variance(posterior, seen, key):
+        ...     return lambda x: posterior.predict_function(key, x, num_samples=1).variance.sum()
+        >>> search = dgp.design.Search(model, dgp.guides.InducingPoint, [[0.0, 1.0]], variance, initial=[[0.2], [0.5]],
+        ...                            num_steps=2, refit_every=10)
+        >>> record = search.start(jax.random.key(0))
+        >>> record = search.propose(record.add(jnp.sin(record.pending[:, 0])))
+        >>> print(record.pending)  # where it knows least
+        [[1.]]
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[[Callable[..., Any]], Guide]
+    bounds: ArrayLike | Box
+    acquisition: Callable[[Posterior, Seen, Array], Acquisition]
+    q: int = dataclasses.field(default=1, kw_only=True)
+    initial: int | ArrayLike | None = dataclasses.field(default=None, kw_only=True)
+    minimise: bool = dataclasses.field(default=True, kw_only=True)
+    standardise: bool = dataclasses.field(default=True, kw_only=True)
+    refit_every: int = dataclasses.field(default=5, kw_only=True)
+    num_steps: int = dataclasses.field(default=1000, kw_only=True)
+    refit_steps: int = dataclasses.field(default=500, kw_only=True)
+    condition_steps: int = dataclasses.field(default=2, kw_only=True)
+    num_particles: int = dataclasses.field(default=1, kw_only=True)
+    optimizer: Any = dataclasses.field(default=None, kw_only=True)
+    num_candidates: int = dataclasses.field(default=1024, kw_only=True)
+    num_starts: int = dataclasses.field(default=8, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, value in (("the model", self.model), ("the acquisition", self.acquisition)):
+            if not callable(value):
+                raise ValueError(f"design.Search: expected {name}, a function, got {type(value).__name__}")
+        for name in ("q", "refit_every", "num_steps", "refit_steps", "condition_steps", "num_particles",
+                     "num_candidates", "num_starts"):  # fmt: skip
+            require_count("design.Search", name, getattr(self, name), "the default")
+        object.__setattr__(self, "bounds", as_box(self.bounds))
+        _require_maker(self.guide)
+        if isinstance(self.initial, int | np.integer):
+            require_count(
+                "design.Search", "initial", int(self.initial) - 1, "5 times the number of columns, at least 2"
+            )
+        elif self.initial is not None:
+            points = self.box.require_points("design.Search", "initial", known_numbers("initial", self.initial))
+            if len(points) < 2:
+                raise ValueError(
+                    "design.Search: expected at least two points in the initial design, got one: initial=10 makes some"
+                )
+            object.__setattr__(self, "initial", points)
+
+    @property
+    def box(self) -> Box:
+        """The bounds as a box."""
+        return as_box(self.bounds)
+
+    def start(self, key: Array) -> Record:
+        """The record of a search that has evaluated nothing; its pending points are the initial design.
+
+        Args:
+            key: PRNG key; with the values of the simulator it fixes the search.
+
+        Raises:
+            ValueError: as :class:`Search`, for the program and the guide.
+        """
+        require_key("design.Search", key)
+        initial = 5 * self.box.dims if self.initial is None else self.initial
+        if isinstance(initial, int | np.integer):
+            initial = maximin(self.box, int(initial), jax.random.fold_in(key, 0))
+        numbers = np.asarray(jax.random.bits(key, (2,), jnp.uint32))
+        return Record(X=np.zeros((0, self.box.dims)), pending=np.asarray(initial), key=numbers, identity=self.identity)
+
+    def propose(self, record: Record) -> Record:
+        """The record with the next points to evaluate as ``pending``; as it is where it has some.
+
+        Args:
+            record: of this search.
+
+        Raises:
+            ValueError: a record of another search, no two values, a fit that becomes NaN; as :func:`maximise`.
+        """
+        self.require_own(record)
+        if len(record.pending):
+            return record
+        began = time.perf_counter()
+        fitted = self.fitted(record)
+        record = fitted.record
+        keys = self._keys(record)
+        program = self._acquisition_of(fitted, keys[2])
+        rng, near = generator("design.Search", keys[3]), self._near_best(record, keys[4])
+        found = maximum(program, self.box, candidate_points(self.box, self.q, self.num_candidates, near, rng), _STEPS)
+        seconds = time.perf_counter() - began
+        return dataclasses.replace(
+            record, pending=found.x, pending_round=self._round(record), pending_acquisition=found.value,
+            pending_seconds=seconds,
+        )  # fmt: skip
+
+    def fitted(self, record: Record) -> Fitted:
+        """The posterior given all values so far, after a fit where one is due.
+
+        Args:
+            record: of this search, with two values at least.
+
+        Raises:
+            ValueError: a record of another search, no two values, a fit that becomes NaN.
+        """
+        self.require_own(record)
+        if len(record.y) < 2:
+            raise ValueError(
+                f"design.Search: expected at least two values to fit to, got {len(record.y)}: record.add(values) of "
+                "the pending points first"
+            )
+        keys, now = self._keys(record), self._round(record)
+        if not record.params or now - record.fitted_round >= self.refit_every:
+            loc, scale = self._units_of(record.y)
+            units = np.array([loc, scale])
+            data = self._data(record, units)
+            steps = self.refit_steps if record.params else self.num_steps
+            learned = self._surrogate.fit(record.params or None, keys[0], steps, data)
+            record = dataclasses.replace(record, params=learned, units=units, fitted_round=now)
+        data = self._data(record, record.units)
+        fitted_now = record.fitted_round == now
+        params = record.params if fitted_now else self._surrogate.conditioned(record.params, keys[1], data)
+        best = jnp.min(data.y) if self.minimise else jnp.max(data.y)
+        posterior = self._surrogate.posterior(params, data)
+        return Fitted(record, posterior, Standardizer(*map(float, record.units)), Seen(*data, best))
+
+    def require_own(self, record: Record) -> None:
+        """Raise unless a record is one of this search, with the first difference."""
+        difference = self.identity.difference(record.identity)
+        if difference is not None:
+            raise ValueError(
+                f"design.Search: expected a record of this search, got one of another: {difference}: go on with the "
+                "settings of the record, or start a new one"
+            )
+
+    @cached_property
+    def identity(self) -> FitIdentity:
+        """What search it is: its settings, and the operations of a fit."""
+        initial = self.initial
+        facts = self.box.facts() | {
+            "initial": array_digest(initial) if isinstance(initial, np.ndarray) else initial,
+            **{name: getattr(self, name) for name in _SETTINGS},
+        }
+        whole = digest(self._surrogate.operations())
+        programs: dict[str, str | list[str]] = {
+            "the program of a fit (model, guide, optimiser)": whole.operations,
+            "a constant of a fit (of a kernel, a likelihood, inducing inputs, ...)": whole.constants,
+        }
+        return FitIdentity({name: str(value) for name, value in facts.items()}, programs, versions())
+
+    @cached_property
+    def _surrogate(self) -> Surrogate:
+        program = with_known_rows(self.model, plates_of_rows("design.Search", self.model, self.box))
+        guide = self.guide(program)
+        if not isinstance(guide, Guide):
+            raise ValueError(
+                f"design.Search: expected guide to make a guide of dgp.guides, got {type(guide).__name__}: "
+                "guide=dgp.guides.InducingPoint"
+            )
+        X = np.broadcast_to(self.box.low, (2, self.box.dims))
+        example = Data(*filled_rows(X, np.zeros(2)))
+        surrogate = Surrogate(
+            "design.Search", program, guide, self.optimizer, self.num_particles, self.condition_steps, example
+        )
+        surrogate.require_guide()
+        if self.refit_every > 1 and not (surrogate.binds_data or surrogate.takes_natural_steps):
+            raise ValueError(
+                "design.Search: expected a guide with Gaussian q(v) of the last layers for rounds without a refit, "
+                f"got {type(guide).__name__} with others: refit_every=1, or guide=dgp.guides.InducingPoint"
+            )
+        return surrogate
+
+    @cached_property
+    def _programs(self) -> Programs:
+        """The acquisition as a function of arrays, the same in all rounds."""
+
+        def acquired(arrays: tuple[Any, Seen, Array], x: Array) -> Any:
+            params, seen, key = arrays
+            return self.acquisition(self._surrogate.posterior(params, Data(*seen[:3])), seen, key)(x)
+
+        return Programs(acquired)
+
+    def _acquisition_of(self, fitted: Fitted, key: Array) -> CompiledAcquisition:
+        arrays = fitted.posterior.params, fitted.seen, key
+        sizes = min(_BATCH, self.num_candidates), min(self.num_starts, self.num_candidates)
+        try:
+            return self._programs.at(arrays, self.box, self.q, *sizes)
+        except _NOT_TRACEABLE:
+            acquisition = self.acquisition(fitted.posterior, fitted.seen, key)
+            return Programs(lambda _, x: acquisition(x)).at((), self.box, self.q, *sizes)
+
+    def _round(self, record: Record) -> int:
+        """The number of the round that comes next."""
+        return int(record.rounds.max()) + 1
+
+    def _keys(self, record: Record) -> Array:
+        key = jax.random.wrap_key_data(jnp.asarray(record.key), impl="threefry2x32")
+        return jax.random.split(jax.random.fold_in(key, self._round(record)), 5)
+
+    def _units_of(self, y: np.ndarray) -> tuple[float, float]:
+        if not self.standardise:
+            return 0.0, 1.0
+        units = Standardizer.fit(y)
+        return float(np.asarray(units.loc)), float(np.asarray(units.scale))
+
+    def _data(self, record: Record, units: np.ndarray) -> Data:
+        return Data(*filled_rows(record.X, (record.y - units[0]) / units[1]))
+
+    def _near_best(self, record: Record, key: Array) -> np.ndarray:
+        """Points (K, q, D) near the best ones so far."""
+        order = np.argsort(record.y if self.minimise else -record.y, kind="stable")[: 3 * self.q]
+        rng = generator("design.Search", key)
+        chosen = record.X[rng.choice(order, (min(_NEAR, self.num_candidates // 2), self.q))]
+        width = 10.0 ** rng.uniform(-3, -1, (len(chosen), self.q, 1)) * (self.box.high - self.box.low)
+        moved = self.box.snapped(chosen + width * rng.normal(size=chosen.shape))
+        moved[..., self.box.categories] = chosen[..., self.box.categories]
+        return moved
+
+
+_SETTINGS = ("q", "minimise", "standardise", "refit_every", "num_steps", "refit_steps", "condition_steps",
+             "num_particles", "num_candidates", "num_starts")  # fmt: skip
+
+
+def _require_maker(guide: Any) -> None:
+    if isinstance(guide, Guide):
+        raise ValueError(
+            f"design.Search: expected guide to make a guide from a program, got a {type(guide).__name__}, whose "
+            f"program has no way to leave rows out: guide=dgp.guides.{type(guide).__name__}, or "
+            f"lambda model: dgp.guides.{type(guide).__name__}(model, ...)"
+        )
+    if not callable(guide) or (inspect.isfunction(guide) and not inspect.signature(guide).parameters):
+        raise ValueError(
+            f"design.Search: expected guide to make a guide from a program, got {type(guide).__name__}: "
+            "guide=dgp.guides.InducingPoint"
+        )

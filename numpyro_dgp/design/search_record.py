@@ -1,0 +1,158 @@
+"""What a search has evaluated, in arrays and in one file from which it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from numpyro_dgp._data import known_numbers
+from numpyro_dgp._typing import ArrayLike
+from numpyro_dgp.inference.array_files import read_arrays, write_arrays
+from numpyro_dgp.inference.fit_identity import FitIdentity
+from numpyro_dgp.inference.parameter_files import entries_of, params_of
+
+__all__ = ["Record"]
+
+_PARAMS = "params/"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Record:
+    """What a search has evaluated so far, what it evaluates next, and its last fit: all that it goes on from.
+
+    Args:
+        X: inputs in the order of evaluation (N, D), in double precision.
+        y: values of the simulator (N,), in its units.
+        rounds: the round in which each was chosen (N,); 0 for the initial design and for points of one's own.
+        acquisition: the acquisition at the points of that round together (N,); NaN in round 0.
+        seconds: that the simulator took (N,).
+        search_seconds: that the fit and the search of that round took (N,).
+        pending: the points to evaluate next (P, D).
+        pending_round: their round.
+        pending_acquisition: the acquisition there.
+        pending_seconds: that their search took.
+        params: parameters of the last fit; none before the first.
+        fitted_round: the round of that fit.
+        units: location and scale of y in that fit (2,).
+        key: the numbers of the search's PRNG key.
+        identity: the settings of the search.
+
+    Raises:
+        ValueError: by :meth:`add`, values that are not finite numbers or more than there are pending points; by
+            :meth:`load`, a file that holds something else.
+
+    Example:
+        >>> import numpy as np
+        >>> import numpyro_dgp as dgp
+        >>> record = dgp.design.Record(pending=np.array([[0.1], [0.9]]))
+        >>> record = record.add([3.0])  # the value at the first of them
+        >>> print(record.X, record.y, record.pending)
+        [[0.1]] [3.] [[0.9]]
+    """
+
+    X: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
+    y: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    rounds: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
+    acquisition: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    seconds: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    search_seconds: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    pending: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
+    pending_round: int = 0
+    pending_acquisition: float = np.nan
+    pending_seconds: float = 0.0
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fitted_round: int = 0
+    units: np.ndarray = dataclasses.field(default_factory=lambda: np.array([0.0, 1.0]))
+    key: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2, np.uint32))
+    identity: FitIdentity = dataclasses.field(default_factory=FitIdentity)
+
+    def add(self, y: ArrayLike, X: ArrayLike | None = None, *, seconds: float = np.nan) -> Record:
+        """The record with more values.
+
+        Args:
+            y: values (K,) at the first K pending points, in the units of the simulator.
+            X: points of one's own (K, D) instead, such as runs that were there before; pending points stay.
+            seconds: that each of them took.
+
+        Raises:
+            ValueError: values that are not finite numbers, more than there are pending points, or points of another
+                shape.
+        """
+        values = np.asarray(known_numbers("values of Record.add", y), float)
+        values = values[None] if values.ndim == 0 else values
+        if values.ndim != 1 or not np.isfinite(values).all():
+            what = f"shape {values.shape}" if values.ndim != 1 else f"{values[~np.isfinite(values)][0]}"
+            raise ValueError(
+                f"Record.add: expected finite values of shape (K,), got {what}: leave out runs that failed, or give "
+                "them a bad value of the size of the others"
+            )
+        count = len(values)
+        if X is None:
+            if count > len(self.pending):
+                raise ValueError(
+                    f"Record.add: expected at most {len(self.pending)} values, one for each pending point, got {count}:"
+                    " pass other points as X="
+                )
+            rows, pending = self.pending[:count], self.pending[count:]
+            facts = self.pending_round, self.pending_acquisition, self.pending_seconds
+        else:
+            rows, pending = np.asarray(known_numbers("points of Record.add", X), float), self.pending
+            facts = 0, np.nan, 0.0
+            if rows.shape != (count, self.pending.shape[1]):
+                raise ValueError(
+                    f"Record.add: expected points X of shape {(count, self.pending.shape[1])}, one row per value, got "
+                    f"{rows.shape}: a single point is x[None, :]"
+                )
+
+        def grown(name: str, value: float) -> np.ndarray:
+            old = getattr(self, name)
+            return np.append(old, np.full(count, value, old.dtype))
+
+        return dataclasses.replace(
+            self,
+            X=np.concatenate([self.X.reshape(-1, self.pending.shape[1]), rows]),
+            y=np.append(self.y, values),
+            rounds=grown("rounds", facts[0]),
+            acquisition=grown("acquisition", facts[1]),
+            seconds=grown("seconds", seconds),
+            search_seconds=grown("search_seconds", facts[2]),
+            pending=pending,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record to one ``.npz`` file; an interruption leaves the old file or the new one.
+
+        Args:
+            path: the file; its folder is made if there is none.
+        """
+        arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        params, identity = arrays.pop("params"), arrays.pop("identity")
+        entries = {_PARAMS + name: value for name, value in entries_of("Record.save", params).items()}
+        write_arrays(path, arrays | entries | {"identity": np.array(identity.to_json())})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Record:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            path: the file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file was written by something else, or is damaged.
+        """
+        arrays = read_arrays("Record.load", path, "choose another name")
+        params = {name.removeprefix(_PARAMS): arrays.pop(name) for name in list(arrays) if name.startswith(_PARAMS)}
+        names = {field.name for field in dataclasses.fields(cls)} - {"params"}
+        if arrays.keys() != names:
+            raise ValueError(
+                f"Record.load: expected a file written by Record.save or design.loop, got other arrays in {path}: "
+                "choose another name"
+            )
+        numbers: dict[str, Any] = {name: value.item() if value.ndim == 0 else value for name, value in arrays.items()}
+        numbers["identity"] = FitIdentity.from_json(str(arrays["identity"]))
+        return cls(**numbers, params=params_of("Record.load", path, params))

@@ -1,0 +1,176 @@
+"""Fits of one program to more and more rows: all of it compiled once for each of a few numbers of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.extend import core
+from numpyro import handlers
+from numpyro.infer import SVI
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.guides.gaussian_sites import gaussian_sites
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.inference.elbo import ELBO
+from numpyro_dgp.inference.fit import fit
+from numpyro_dgp.inference.program_sites import sites_of_fit
+from numpyro_dgp.model.refusals import untransformed
+from numpyro_dgp.optim.natural import NaturalGradient
+from numpyro_dgp.predict import Posterior
+
+__all__ = ["Data", "Surrogate"]
+
+
+class Data(NamedTuple):
+    """What a fit sees: rows, and more rows behind them that do not count."""
+
+    X: Array
+    """Inputs (R, D)."""
+    y: Array
+    """Values (R,), in the units of the program."""
+    known: Array
+    """Which rows count (R,); the others are copies of the last that does."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Surrogate:
+    """A program with a guide, fitted and conditioned at rows that are filled up.
+
+    Args:
+        owner: the function that fits, for messages.
+        program: the program ``(X, y, known)``.
+        guide: its guide.
+        optimizer: of optax or NumPyro; ``None`` for natural steps where q(v) of the last layers are Gaussians, and Adam
+            for all else.
+        num_particles: draws of the hidden layers in a step.
+        condition_steps: natural-gradient steps of a fit whose hyperparameters stay.
+        example: data, of which only the shapes count.
+    """
+
+    owner: str
+    program: Callable[..., Any]
+    guide: Guide
+    optimizer: Any
+    num_particles: int
+    condition_steps: int
+    example: Data
+
+    def fit(self, params: Mapping[str, Any] | None, key: Array, num_steps: int, data: Data) -> dict[str, Any]:
+        """Parameters after steps from ``params``, or from the start.
+
+        Raises:
+            ValueError: a loss that is not finite, as ``dgp.fit``.
+        """
+        start = self._initial(key, data) if params is None else params
+        return self._checked(self._svi, self._fitting, start, key, num_steps, data)
+
+    def conditioned(self, params: Mapping[str, Any], key: Array, data: Data) -> Mapping[str, Any]:
+        """The parameters of a fit with q(v) of the last layers given ``data``, by natural-gradient steps of sizes 1,
+        2/3, 1/2, ...; as they are for a guide that computes q(v) from the data."""
+        if not self.takes_natural_steps:
+            return params
+        return self._checked(self._conditional, self._conditioning, params, key, self.condition_steps, data)
+
+    def posterior(self, params: Mapping[str, Any], data: Data) -> Posterior:
+        """The posterior of these parameters, with the data where the guide needs them."""
+        return Posterior(self.program, self.guide.on(*data), params)
+
+    def operations(self) -> core.ClosedJaxpr:
+        """Those of a fit."""
+        key = jax.random.key(0)
+        start = jax.eval_shape(self._initial, key, self.example)
+        return self._fitting.trace(start, key, jnp.asarray(1), self.example)
+
+    def require_guide(self) -> None:
+        """Raise unless the guide has parameters that all rows share, and nothing that it keeps between calls."""
+        if self.guide.companion is not None:
+            raise ValueError(
+                f"{self.owner}: expected rules for all sites of the guide, got {type(self.guide.companion).__name__} "
+                "for hyperparameters, which keeps what it has met first: other=dgp.guides.Delta() or Normal()"
+            )
+        parameters = sites_of_fit(self._svi, lambda arrays: (tuple(arrays), {}), [*self.example]).parameters
+        if own := sorted(name for name, site in parameters.items() if site.per_row):
+            raise ValueError(
+                f"{self.owner}: expected parameters that all rows share, got {own[0]!r} with values of every row: rows "
+                "come one after the other; leave latents out, or give them a rule that computes q from the row"
+            )
+
+    @property
+    def binds_data(self) -> bool:
+        """Whether the guide computes q(v) from the data that are bound to it."""
+        return self.guide.on() is not self.guide
+
+    @cached_property
+    def takes_natural_steps(self) -> bool:
+        """Whether q(v) of the last layers have the parameters of Gaussians."""
+        found: list[bool] = []
+
+        def run(key: Array, data: Data) -> None:
+            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), untransformed():
+                self.guide(*data)
+            kinds = [site.kind for site in gaussian_sites(self.guide, sites).values() if not site.is_inner]
+            found.append("inducing" in kinds)
+
+        jax.eval_shape(run, jax.random.key(0), self.example)
+        return found[0]
+
+    @cached_property
+    def _svi(self) -> SVI:
+        optimizer = self.optimizer
+        if optimizer is None:
+            adam = optax.adam(0.01)
+            optimizer = NaturalGradient(self.guide, 0.1, adam) if self.takes_natural_steps else adam
+        return SVI(self.program, self.guide, optimizer, ELBO(num_particles=self.num_particles))
+
+    @cached_property
+    def _conditional(self) -> SVI:
+        steps = NaturalGradient(self.guide, lambda step: 2 / (step + 2), optax.set_to_zero())
+        return SVI(self.program, self.guide, steps, ELBO(num_particles=self.num_particles))
+
+    @cached_property
+    def _initial(self) -> Compiled:
+        return Compiled(lambda key, data: self._svi.get_params(self._svi.init(key, *data)))
+
+    @cached_property
+    def _fitting(self) -> Compiled:
+        return Compiled(_steps(self._svi))
+
+    @cached_property
+    def _conditioning(self) -> Compiled:
+        return Compiled(_steps(self._conditional))
+
+    def _checked(
+        self, svi: SVI, program: Compiled, params: Any, key: Array, num_steps: int, data: Data
+    ) -> dict[str, Any]:
+        found, loss = program(params, key, jnp.asarray(num_steps), data)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((found, loss))):
+            fit(svi, key, num_steps, *data, init_params=params, progress_bar=False)  # says at which step and why
+            raise ValueError(
+                f"{self.owner}: expected a finite fit of {int(data.known.sum())} rows, got NaN or infinite parameters: "
+                "smaller steps, optimizer=optax.adam(0.001), priors that bound hyperparameters, or float64"
+            )
+        return found
+
+
+def _steps(svi: SVI) -> Callable[[dict[str, Any], Array, Array, Data], tuple[dict[str, Any], Array]]:
+    """A function of parameters, a key, a number of steps and data to new parameters and the last loss."""
+
+    def run(params: dict[str, Any], key: Array, num_steps: Array, data: Data) -> tuple[dict[str, Any], Array]:
+        state = svi.init(key, *data, init_params=params)
+
+        def body(_: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            state, loss = svi.update(carry[0], *data)
+            return state, loss.astype(carry[1].dtype)
+
+        state, loss = jax.lax.fori_loop(0, num_steps, body, (state, jnp.zeros((), jnp.result_type(float))))
+        return svi.get_params(state), loss
+
+    return run
