@@ -261,10 +261,13 @@ class Search:
             data = self._data(record, units)
             steps = self.refit_steps if record.params else self.num_steps
             learned = self._surrogate.fit(record.params or None, keys[0], steps, data)
-            record = dataclasses.replace(record, params=learned, units=units, fitted_round=now)
+            record = dataclasses.replace(
+                record, params=learned, units=units, fitted_round=now, fitted_rows=len(record.y)
+            )
         data = self._data(record, record.units)
-        fitted_now = record.fitted_round == now
-        params = record.params if fitted_now else self._surrogate.conditioned(record.params, keys[1], data)
+        params = record.params
+        if record.fitted_rows < len(record.y):
+            params = self._surrogate.conditioned(params, keys[1], data)
         best = jnp.min(data.y) if self.minimise else jnp.max(data.y)
         posterior = self._surrogate.posterior(params, data)
         return Fitted(record, posterior, Standardizer(*map(float, record.units)), Seen(*data, best))

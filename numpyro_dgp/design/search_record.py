@@ -37,6 +37,7 @@ class Record:
         pending_seconds: that their search took.
         params: parameters of the last fit; none before the first.
         fitted_round: the round of that fit.
+        fitted_rows: how many rows it saw.
         units: location and scale of y in that fit (2,).
         key: the numbers of the search's PRNG key.
         identity: the settings of the search.
@@ -66,6 +67,7 @@ class Record:
     pending_seconds: float = 0.0
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     fitted_round: int = 0
+    fitted_rows: int = 0
     units: np.ndarray = dataclasses.field(default_factory=lambda: np.array([0.0, 1.0]))
     key: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2, np.uint32))
     identity: FitIdentity = dataclasses.field(default_factory=FitIdentity)
