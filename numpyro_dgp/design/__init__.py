@@ -1,3 +1,5 @@
 """Surrogates of simulators: where to look next, designs, and what the function depends on (``dgp.design``)."""
 
-__all__: list[str] = []
+from numpyro_dgp.design.replicates import Pooled, pooled, within_replicates
+
+__all__ = ["Pooled", "pooled", "within_replicates"]
