@@ -5,7 +5,7 @@
 there is not fitted again, and ``--table`` prints the table. Outputs are in units of the standard deviation of the
 training outputs, and so are RMSE and CRPS.
 
-A method is a generator of ``(name, posterior)`` with ``predict``: add it to ``METHODS``.
+A method is a generator of ``(name, posterior)`` with ``predict``, from a design and the depths: add it to ``METHODS``.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
 
     def of_depth(depth: int) -> Callable[..., None]:
         def scales(name: str, median: float) -> Any:
-            return numpyro.sample(name, dist.LogNormal(math.log(median), 1.0).expand([D]).to_event(1))
+            return numpyro.sample(name, dist.LogNormal(math.log(median), 1.5).expand([D]).to_event(1))
 
         def model(X: Any, y: Any = None) -> None:
-            noise = numpyro.sample("noise", dist.LogNormal(math.log(1e-3), 1.5))
+            noise = numpyro.sample("noise", dist.LogNormal(math.log(1e-4), 2.0))
             mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
             h, Z, layers = X, data, []
             for i in range(depth - 1, 0, -1):
@@ -71,7 +71,7 @@ def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
                 kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5))
                 layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
                 Z = layers[-1](Z).loc
-            variance = numpyro.sample("variance0", dist.LogNormal(1.0, 2.0))
+            variance = numpyro.sample("variance0", dist.LogNormal(1.0, 3.0))
             kernel = dgp.kernels.Matern52(variance, scales("lengthscale0", 0.5 * math.sqrt(D)))
             last = dgp.gp("f0", kernel, dgp.Points(Z))
             with numpyro.plate("data", len(X)):
@@ -84,14 +84,14 @@ def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
     return of_depth
 
 
-def exact_gp(design: Design) -> Iterator[tuple[str, Any]]:
+def exact_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """One layer with the hyperparameters of largest posterior density, the best of two starts."""
     model = family(design.X)(1)
     guide = dgp.guides.Collapsed(model)
     svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
     found = []
     for scale in (0.3, 1.5):
-        start = {"lengthscale0_auto_loc": jnp.full(design.X.shape[1], scale), "noise_auto_loc": jnp.array(1e-3)}
+        start = {"lengthscale0_auto_loc": jnp.full(design.X.shape[1], scale), "noise_auto_loc": jnp.array(1e-4)}
         found.append(
             dgp.optim.minimize(svi, KEY, design.X, design.y, max_steps=300, init_params=start, progress_bar=False)
         )
@@ -110,7 +110,7 @@ class _Sklearn:
         return dgp.Mixture(mean[None], np.square(deviation)[None])
 
 
-def sklearn_gp(design: Design) -> Iterator[tuple[str, Any]]:
+def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """Scikit-learn's process with an anisotropic Matern kernel, the best of three starts."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
@@ -127,9 +127,9 @@ def sklearn_gp(design: Design) -> Iterator[tuple[str, Any]]:
         yield "GP, scikit-learn", _Sklearn(process.fit(np.asarray(design.X), np.asarray(design.y)))
 
 
-def by_depth(design: Design) -> Iterator[tuple[str, Any]]:
+def by_depth(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """The parts of ``fit_best``, and itself."""
-    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, num_steps=600)
+    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, num_steps=600)
     print(best)
     names = {1: "one layer", 2: "two layers", 3: "three layers"}
     yield "fit_best", best
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--per-dim", type=int, nargs="+", default=[10, 30], help="points for each input")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="of fit_best")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -225,7 +226,7 @@ def main() -> None:
             continue
         design = make_design(code, per_dim, seed)
         clock = time.perf_counter()
-        for name, posterior in METHODS[method](design):
+        for name, posterior in METHODS[method](design, tuple(arguments.depths)):
             seconds = round(time.perf_counter() - clock, 1)
             record = {"code": code, "points": points, "seed": seed, "method": name, "version": dgp.__version__}
             if hasattr(posterior, "weights"):
