@@ -35,7 +35,7 @@ def simulator(ranges: Sequence[tuple[float, float]]) -> Callable[[Callable], Cal
 
 @simulator([(0, 1)])
 def forrester(x):
-    """Forrester, Sobester and Keane (2008), Engineering Design via Surrogate Modelling, appendix A.1."""
+    """Forrester et al. (2008), appendix."""
     return (6 * x - 2) ** 2 * np.sin(12 * x - 4)
 
 
@@ -47,25 +47,25 @@ def step(x):
 
 @simulator([(0, 1)] * 2)
 def sine(x, y):
-    """The sine of one over a product of Ming, Williamson and Guillas (2023), section 5.1."""
+    """The example of sequential design of dgpsi, the package of Ming et al. (2023)."""
     return np.sin(1 / ((0.7 * x + 0.3) * (0.7 * y + 0.3)))
 
 
 @simulator([(-10, 10)] * 2)
 def booth(x, y):
-    """Booth's function: Jamil and Yang (2013), number 17."""
+    """Booth's function: Jamil and Yang (2013)."""
     return (x + 2 * y - 7) ** 2 + (2 * x + y - 5) ** 2
 
 
 @simulator([(-5, 10), (0, 15)])
 def branin(x, y):
-    """Branin (1972), with the constants of Dixon and Szego (1978)."""
+    """Branin's function, with the constants of Dixon and Szego (1978)."""
     return (y - 5.1 / (4 * np.pi**2) * x**2 + 5 / np.pi * x - 6) ** 2 + 10 * (1 - 1 / (8 * np.pi)) * np.cos(x) + 10
 
 
 @simulator([(0, 1)] * 3)
 def hartmann3(*x):
-    """Hartman (1973), with the constants of Dixon and Szego (1978)."""
+    """Hartman's function of three inputs, with the constants of Dixon and Szego (1978)."""
     A = np.array([[3.0, 10, 30], [0.1, 10, 35], [3, 10, 30], [0.1, 10, 35]])
     P = 1e-4 * np.array([[3689.0, 1170, 2673], [4699, 4387, 7470], [1091, 8732, 5547], [381, 5743, 8828]])
     return -np.exp(-(A * (np.stack(x, -1)[:, None] - P) ** 2).sum(-1)) @ np.array([1.0, 1.2, 3.0, 3.2])
@@ -79,7 +79,7 @@ def ishigami(x, y, z):
 
 @simulator([(0, 1)] * 5)
 def friedman(a, b, c, d, e):
-    """Friedman (1991), section 4.3, without its inputs that do nothing."""
+    """Friedman (1991), without the inputs that do nothing."""
     return 10 * np.sin(np.pi * a * b) + 20 * (c - 0.5) ** 2 + 10 * d + 5 * e
 
 
@@ -103,6 +103,6 @@ def piston(mass, area, volume, spring, pressure, ambient, filling):
     [(0.05, 0.15), (100, 50000), (63070, 115600), (990, 1110), (63.1, 116), (700, 820), (1120, 1680), (9855, 12045)]
 )
 def borehole(rw, r, tu, hu, tl, hl, length, kw):
-    """The flow of water through a borehole: Harper and Gupta (1983); Morris, Mitchell and Ylvisaker (1993)."""
+    """The flow of water through a borehole: Harper and Gupta (1983)."""
     log = np.log(r / rw)
     return 2 * np.pi * tu * (hu - hl) / (log * (1 + 2 * length * tu / (log * rw**2 * kw) + tu / tl))

@@ -38,7 +38,7 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
         >>> print(stacking_weights(np.log([[0.9, 0.1], [0.1, 0.9]])), stacking_weights(np.log([[0.9, 0.1]])).round(3))
         [0.5 0.5] [1. 0.]
 
-    Source: Yao et al. (2018), section 3.
+    Source: Yao et al. (2018b), section 3.
     """
     found = np.asarray(log_densities, float)
     if found.ndim != 2 or not found.size:
@@ -76,7 +76,7 @@ def evidence_weights(bounds: Any) -> np.ndarray:
         >>> print(evidence_weights([-10.0, -12.0]).round(3))
         [0.881 0.119]
 
-    Source: Yao et al. (2018), section 1, for what it is next to stacking.
+    Source: Yao et al. (2018b), for what it is next to stacking.
     """
     found = np.asarray(bounds, float)
     require_finite("bounds of evidence_weights", found, "a fit whose bound is NaN cannot be weighed")

@@ -98,7 +98,7 @@ def fit_best(
         >>> sorted(best.weights), best.predict(jax.random.key(1), data[:3]).mean.shape
         ([1, 2], (3,))
 
-    Source: Yao et al. (2018) for stacking.
+    Source: Yao et al. (2018b) for stacking.
     """
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)

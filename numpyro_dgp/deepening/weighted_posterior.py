@@ -45,8 +45,9 @@ class WeightedPosterior:
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> posteriors = [dgp.Posterior(model, samples={"f": jnp.full((100, 5), v)}) for v in (0.0, 1.0)]
         >>> from numpyro_dgp.deepening.integrated_fit import IntegratedFit
+        >>> from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
         >>> parts = {i: IntegratedFit(p, 0.0, 0.0, {}, {}) for i, p in enumerate(posteriors, 1)}
-        >>> mixture = dgp.deepening.WeightedPosterior(parts, {1: 0.75, 2: 0.25})
+        >>> mixture = WeightedPosterior(parts, {1: 0.75, 2: 0.25})
         >>> mixture.predict(jax.random.key(0), jnp.zeros((3, 1)), num_samples=20).means.shape
         (20, 3)
     """
@@ -55,48 +56,50 @@ class WeightedPosterior:
     weights: Mapping[int, float]
     held_out: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
-    def predict(self, key: Array, *args: Any, num_samples: int = 100, **options: Any) -> Mixture:
+    def predict(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Mixture:
         """Moments of y at new inputs, a mixture over draws; arguments are those of ``dgp.Posterior.predict``.
 
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S.
+            num_samples: S; by default as many as each program has draws.
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict", key, args, num_samples, options)
 
-    def predict_function(self, key: Array, *args: Any, num_samples: int = 100, **options: Any) -> Mixture:
+    def predict_function(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Mixture:
         """Moments of the function under the observed site, as ``dgp.Posterior.predict_function``.
 
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S.
+            num_samples: S; by default as many as each program has draws.
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict_function", key, args, num_samples, options)
 
-    def sample(self, key: Array, *args: Any, num_samples: int = 100, **options: Any) -> Array:
+    def sample(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
         """Draws of y at new inputs (S, N, ...), as ``dgp.Posterior.sample``; in no order.
 
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S.
+            num_samples: S; by default as many as each program has draws.
             **options: further options, and keyword arguments of the model.
         """
         found = [p.sample(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
         return jnp.concatenate(found)
 
-    def log_density(self, key: Array, y: ArrayLike, *args: Any, num_samples: int = 100, **options: Any) -> Array:
+    def log_density(
+        self, key: Array, y: ArrayLike, *args: Any, num_samples: int | None = None, **options: Any
+    ) -> Array:
         """Log predictive density of each observation (N,), as ``dgp.Posterior.log_density``.
 
         Args:
             key: PRNG key.
             y: observations.
             *args: arguments of the model without observations.
-            num_samples: draws of each program.
+            num_samples: draws of each program; all by default.
             **options: further options, and keyword arguments of the model.
         """
         keys = jax.random.split(key, len(self.parts))
@@ -108,14 +111,14 @@ class WeightedPosterior:
         weights = jnp.asarray([self.weights[d] for d in depths], found[0].dtype)
         return logsumexp(jnp.stack(found), axis=0, b=weights.reshape(-1, *[1] * found[0].ndim))
 
-    def quantile(self, key: Array, q: ArrayLike, *args: Any, num_samples: int = 100, **options: Any) -> Array:
+    def quantile(self, key: Array, q: ArrayLike, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
         """Quantiles of y, as ``dgp.Posterior.quantile``; by 50 draws of y for each draw where y is not Gaussian.
 
         Args:
             key: PRNG key.
             q: levels between 0 and 1, a number or an array.
             *args: arguments of the model without observations.
-            num_samples: S.
+            num_samples: S; by default as many as each program has draws.
             **options: further options, and keyword arguments of the model.
 
         Raises:
@@ -125,7 +128,8 @@ class WeightedPosterior:
         mixture = self.predict(key, *args, num_samples=num_samples, **options)
         if not isinstance(mixture, MomentsOnly):
             return mixture.quantile(q)
-        draws = self.sample(key, *args, num_samples=_DRAWS_OF_Y * num_samples, **options)
+        keys = jax.random.split(key, _DRAWS_OF_Y)
+        draws = jnp.concatenate([self.sample(k, *args, num_samples=num_samples, **options) for k in keys])
         return jnp.quantile(draws, jnp.asarray(q), axis=0, method="lower")
 
     def functions(self, key: Array, *, num_samples: int = 10, **options: Any) -> Callable[..., dict[str, Array]]:
@@ -154,13 +158,16 @@ class WeightedPosterior:
             lines.append(f"{depth:6d}   {bound:>21}   {held:>20}   {self.weights[depth]:6.3f}")
         return "\n".join(lines)
 
-    def _mixture(self, method: str, key: Array, args: Any, num_samples: int, options: dict[str, Any]) -> Mixture:
+    def _mixture(self, method: str, key: Array, args: Any, num_samples: int | None, options: dict[str, Any]) -> Mixture:
         found = [getattr(p, method)(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
         kind = MomentsOnly if any(isinstance(m, MomentsOnly) for m in found) else Mixture
         return kind(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
-    def _shares(self, key: Array, num_samples: int) -> list[tuple[Posterior, Array, int]]:
+    def _shares(self, key: Array, num_samples: int | None) -> list[tuple[Posterior, Array, int]]:
         """The posteriors that take part, with their keys and numbers of draws."""
+        if num_samples is None:
+            sizes = [len(next(iter((part.posterior.samples or {}).values()))) for part in self.parts.values()]
+            num_samples = min(sizes)
         require_count("WeightedPosterior", "num_samples", num_samples, "100")
         weights = np.array([self.weights[depth] for depth in self.parts])
         counts = np.diff(np.round(np.concatenate([[0.0], np.cumsum(weights)]) * num_samples).astype(int))
