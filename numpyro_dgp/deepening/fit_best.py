@@ -62,7 +62,8 @@ def fit_best(
         learning_rate: of the first step; it falls to zero by a cosine.
         num_particles: draws of the bound in a step.
         num_draws: of each posterior that are kept.
-        tries: draws of new hyperparameters from their prior, the best of which is the start.
+        tries: draws of new hyperparameters from their prior. Fits start at the best three, and the one with the largest
+            bound is kept.
 
     Returns:
         A posterior with the methods of ``dgp.Posterior``, and the fits. Printed, it is a table of their bounds and

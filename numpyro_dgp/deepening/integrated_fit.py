@@ -35,6 +35,8 @@ __all__ = ["IntegratedFit", "Settings", "fit_integrated"]
 _SCALE = 0.1
 """Standard deviation of new hyperparameters at the start, on the unconstrained scale."""
 _DRAWS_OF_BOUND = 200
+_STARTS = 3
+"""Of each fit; the one with the largest bound is kept. A single one often ends at a local optimum of lengthscales."""
 
 Numbers = dict[str, Array]
 
@@ -47,7 +49,7 @@ class Settings(NamedTuple):
         learning_rate: of the first step.
         num_particles: draws of the bound in a step.
         num_draws: of the posterior that are kept.
-        tries: draws of new hyperparameters among which the start is chosen.
+        tries: draws of new hyperparameters among which the starts are chosen.
     """
 
     num_steps: int
@@ -85,7 +87,7 @@ def fit_integrated(
     """Fit one program, from the fit of a shallower one where there is one.
 
     Sites of the same name and shape start at the same Gaussians. The whitened values of new layers start at their
-    prior, at which they cost nothing, and new hyperparameters at the best of a few draws.
+    prior, at which they cost nothing, and new hyperparameters at the best three of some draws, one of which is kept.
 
     Raises:
         ValueError: a bound that is not finite at the end.
@@ -97,7 +99,7 @@ def fit_integrated(
         args, _ = rebuild(arrays)
         start_key, step_key, bound_key, draw_key = jax.random.split(key, 4)
         density = _Density(program, args, start_key)
-        params = density.start(start_key, known, settings.tries)
+        starts = density.starts(start_key, known, settings.tries)
         adam = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.num_steps))
 
         def loss(params: tuple[Numbers, Numbers], key: Array) -> Array:
@@ -109,9 +111,17 @@ def fit_integrated(
             changes, moments = adam.update(jax.grad(loss)(params, key), moments)
             return (optax.apply_updates(params, changes), moments), None
 
-        keys = jax.random.split(step_key, settings.num_steps)
-        (params, _), _ = jax.lax.scan(step, (params, adam.init(params)), keys)
-        bounds = jax.lax.map(lambda key: density.bound(params, key), jax.random.split(bound_key, _DRAWS_OF_BOUND))
+        def trained(params: tuple[Numbers, Numbers]) -> tuple[tuple[Numbers, Numbers], Array]:
+            keys = jax.random.split(step_key, settings.num_steps)
+            (params, _), _ = jax.lax.scan(step, (params, adam.init(params)), keys)
+            return params, jax.lax.map(
+                lambda key: density.bound(params, key), jax.random.split(bound_key, _DRAWS_OF_BOUND)
+            )
+
+        every = jax.lax.map(trained, starts)
+        means = every[1].mean(1)
+        best = jnp.argmax(jnp.where(jnp.isfinite(means), means, -jnp.inf))
+        params, bounds = jax.tree.map(lambda leaf: leaf[best], every)
         draws = jax.lax.map(lambda key: density.draw(params, key), jax.random.split(draw_key, settings.num_draws))
         return params, bounds, draws
 
@@ -152,8 +162,8 @@ class _Density:
             total = total + jnp.sum(bijection.log_abs_det_jacobian(numbers[name], values[name]))
         return total
 
-    def start(self, key: Array, known: tuple[Numbers, Numbers], tries: int) -> tuple[Numbers, Numbers]:
-        """Means and logarithms of scales of the Gaussians of all sites, at the start.
+    def starts(self, key: Array, known: tuple[Numbers, Numbers], tries: int) -> tuple[Numbers, Numbers]:
+        """Means and logarithms of scales of the Gaussians of all sites at a few starts, along a first axis.
 
         Whitened values are drawn as well in the tries, so that a new layer starts with a variance that costs little.
         """
@@ -170,12 +180,13 @@ class _Density:
             return self(numbers), numbers
 
         densities, numbers = jax.lax.map(draw, jax.random.split(key, tries))
-        best = jnp.argmax(jnp.where(jnp.isfinite(densities), densities, -jnp.inf))
-        first = {name: value[best] for name, value in numbers.items()} | zero | loc
+        best = jax.lax.top_k(jnp.where(jnp.isfinite(densities), densities, -jnp.inf), min(_STARTS, tries))[1]
+        same = lambda value: jnp.broadcast_to(value, (len(best), *jnp.shape(value)))  # noqa: E731
+        first = {name: value[best] for name, value in numbers.items()} | jax.tree.map(same, zero | loc)
         scales = {
             name: jnp.full_like(value, 0.0 if name in self.white else math.log(_SCALE)) for name, value in first.items()
         }
-        return first, scales | log_scale
+        return first, scales | jax.tree.map(same, log_scale)
 
     def bound(self, params: tuple[Numbers, Numbers], key: Array) -> Array:
         """A draw of the bound, with the entropy in closed form."""
