@@ -79,7 +79,9 @@ def accuracy(args: argparse.Namespace) -> None:
 
 
 def minima(args: argparse.Namespace) -> None:
-    print("\n| function | layers | seed | least value | first within 1 % of the minimum | minimum |\n|---|---|---|---|---|---|")
+    print(
+        "\n| function | layers | seed | least value | first within 1 % of the minimum | minimum |\n|---|---|---|---|---|---|"
+    )
     for name in args.functions:
         for depth in args.depths:
             for seed in range(args.seeds):

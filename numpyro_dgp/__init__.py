@@ -20,6 +20,7 @@ from numpyro_dgp import (
 )
 from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.deepening.fit_best import fit_best
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.diagnostics import compare, to_arviz
 from numpyro_dgp.inference import updates
@@ -102,6 +103,7 @@ __all__ = [
     "Posterior",
     "update",
     "condition",
+    "fit_best",
     "design",
     "Mixture",
     "JointMixture",

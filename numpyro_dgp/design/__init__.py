@@ -13,6 +13,7 @@ from numpyro_dgp.design.loop import loop
 from numpyro_dgp.design.main_effects import MainEffects, main_effects
 from numpyro_dgp.design.maximise import Maximum, maximise
 from numpyro_dgp.design.mutual_information import MICE
+from numpyro_dgp.design.replicates import Pooled, pooled, within_replicates
 from numpyro_dgp.design.search import Fitted, Search, Seen
 from numpyro_dgp.design.search_record import Record
 from numpyro_dgp.design.sobol_indices import SobolIndices, sobol_indices
@@ -32,6 +33,7 @@ __all__ = [
     "MICE",
     "MainEffects",
     "Maximum",
+    "Pooled",
     "Record",
     "Search",
     "Seen",
@@ -45,6 +47,8 @@ __all__ = [
     "main_effects",
     "maximin",
     "maximise",
+    "pooled",
     "sobol",
     "sobol_indices",
+    "within_replicates",
 ]

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.linalg import jitter, matmul
+from numpyro_dgp.algebra.whitening import open_variance
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_rows, with_features
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
 from numpyro_dgp.kernels.psi_statistics import Integrate
@@ -86,8 +88,13 @@ class Use:
                 rows_of = A[p] if p is not None and A.ndim == 3 else A
                 if k is None:
                     return from_rows(rows_of, y, noise, **options), rows_of
-                return from_features(rows_of, k[p] if k.ndim == 2 else k, y, noise, **options), rows_of
-            points: Any = f.at_points(p)
+                variances = k[p] if k.ndim == 2 else k
+                if (points := f.at_points(p)) is None or points.Z.shape[-1] != rows.shape[-1]:
+                    return from_features(rows_of, variances, y, noise, **options), rows_of
+                rows_of, left = at_inducing_inputs(rows_of, variances, points, rows)
+                options["y_variance"] = y_variance + jnp.square(slope) * left
+                return from_rows(rows_of, y, noise, **options), rows_of
+            points = f.at_points(p)
             tilt = None if isinstance(f.mean, Zero | Constant) else -slope[..., None] * w + 0 * loc
             return with_features(
                 points.kernel,
@@ -175,8 +182,11 @@ def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
             f"Collapsed: expected one observation of every function value at {name!r}, shape {fn.f_x.loc.shape}, got "
             f"shape {jnp.shape(site['value'])}: repeat the inputs, one row for each, or use guides.InducingPoint()"
         )
-    process = 0.0 if fn.f_x.noise is None else jnp.square(fn.f_x.noise)
-    return _under_noise(fn, site, process, open=True)
+    return _under_noise(fn, site, _process_noise(fn), open=True)
+
+
+def _process_noise(fn: Likelihood) -> ArrayLike:
+    return 0.0 if fn.f_x.noise is None else jnp.square(fn.f_x.noise)
 
 
 def use_of_likelihood(fn: Likelihood, site: Message) -> Use:
@@ -185,9 +195,9 @@ def use_of_likelihood(fn: Likelihood, site: Message) -> Use:
     The variance of f given v, process noise included, is a variance of the targets where the likelihood takes the
     expected log density, and part of the noise where it takes the log density of the mean (``collapse="marginal"``).
     """
-    use = _under_noise(fn, site, fn.f_x.conditional_variance, open=False)
     if fn.collapse == "bound":
-        return use
+        return _under_noise(fn, site, _process_noise(fn), open=True)
+    use = _under_noise(fn, site, fn.f_x.conditional_variance, open=False)
     noise = jnp.sqrt(jnp.square(use.noise) + use.target_variance)
     return dataclasses.replace(use, noise=noise, target_variance=jnp.zeros_like(use.target))
 
@@ -201,6 +211,26 @@ def _under_noise(fn: Likelihood, site: Message, variance: ArrayLike, open: bool)
     y = _rows(jnp.asarray(fn.complete(site["value"]), dtype), shape, event_dim) - offset
     doubt = jnp.square(slope) * _rows(jnp.asarray(variance, dtype), shape, event_dim) + jnp.zeros_like(y)
     return Use(values.function, values.inputs, y, doubt, slope, scale, _entry_weights(fn, site), open)
+
+
+def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> tuple[Array, Array]:
+    r"""Features (N, M) and variances given v (N,) of data, some of which are at inducing inputs.
+
+    The jitter of k(Z, Z) is the variance of noise of the function itself at the inducing inputs: a datum there sees the
+    inducing value. Counted as variance that v leaves open, it would be divided by the variance of the noise of y, which
+    in codes without noise is smaller.
+
+    Args:
+        A: features :math:`L^{-1} k(Z, x_n)` of the data (N, M).
+        variances: :math:`k(x_n, x_n)` (N,).
+        points: the kernel, the inducing inputs and :math:`L^{-1}`.
+        rows: inputs (N, D).
+    """
+    same = (rows[:, None] == points.Z).all(-1)
+    first = same & (jnp.cumsum(same, 1) == 1)
+    noise = jitter(A.dtype, A.shape[-1]) * points.kernel.diag(points.Z).mean()
+    A = A + matmul(noise * first.astype(A.dtype), points.whiten.mT.astype(A.dtype))
+    return A, jnp.where(first.any(1), 0.0, open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]))
 
 
 def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief:

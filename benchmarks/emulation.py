@@ -1,0 +1,246 @@
+"""Emulators of deterministic codes from small designs: Gaussian processes, deep ones, and their mixture.
+
+``python benchmarks/emulation.py`` draws Latin hypercubes of 10 D and 30 D points for the functions of
+``simulators.py``, fits, and scores on 500 others. Records are appended to ``--results``, a line for each fit; what is
+there is not fitted again, and ``--table`` prints the table. Outputs are in units of the standard deviation of the
+training outputs, and so are RMSE and CRPS.
+
+A method is a generator of ``(name, posterior)`` with ``predict``, from a design and the depths: add it to ``METHODS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from numpyro.infer import SVI
+from scipy.stats import norm, qmc
+from simulators import SIMULATORS
+
+import numpyro_dgp as dgp
+
+jax.config.update("jax_enable_x64", True)
+KEY = jax.random.key(0)
+
+
+class Design(NamedTuple):
+    """Training and test points of the unit cube, outputs in units of the training outputs."""
+
+    X: jax.Array
+    y: jax.Array
+    X_test: jax.Array
+    y_test: np.ndarray
+
+
+def make_design(name: str, per_dim: int, seed: int, num_test: int = 500) -> Design:
+    code, rng = SIMULATORS[name], np.random.default_rng([seed, per_dim])
+    X, X_test = (qmc.LatinHypercube(code.dims, rng=rng).random(n) for n in (per_dim * code.dims, num_test))
+    y, y_test = code.run(X), code.run(X_test)
+    units = y.mean(), y.std()
+    return Design(
+        jnp.asarray(X), jnp.asarray((y - units[0]) / units[1]), jnp.asarray(X_test), (y_test - units[0]) / units[1]
+    )
+
+
+def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
+    """Programs for points of the unit cube: Matern kernels, a lengthscale for each input, inducing inputs at the data
+    in every layer, hidden layers that are the identity and a small process."""
+    D = data.shape[1]
+
+    def of_depth(depth: int) -> Callable[..., None]:
+        def scales(name: str, median: float) -> Any:
+            return numpyro.sample(name, dist.LogNormal(math.log(median), 1.5).expand([D]).to_event(1))
+
+        def model(X: Any, y: Any = None) -> None:
+            noise = numpyro.sample("noise", dist.LogNormal(math.log(1e-4), 2.0))
+            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+            h, Z, layers = X, data, []
+            for i in range(depth - 1, 0, -1):
+                variance = numpyro.sample(f"variance{i}", dist.LogNormal(math.log(0.05), 1.5))
+                kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5))
+                layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
+                Z = layers[-1](Z).loc
+            variance = numpyro.sample("variance0", dist.LogNormal(1.0, 3.0))
+            kernel = dgp.kernels.Matern52(variance, scales("lengthscale0", 0.5 * math.sqrt(D)))
+            last = dgp.gp("f0", kernel, dgp.Points(Z))
+            with numpyro.plate("data", len(X)):
+                for i, f in enumerate(layers):
+                    h = numpyro.sample(f"h{depth - 1 - i}", f(h))
+                numpyro.sample("y", dgp.Likelihood(last(h), lambda v: dist.Normal(v + mean, noise)), obs=y)
+
+        return model
+
+    return of_depth
+
+
+def exact_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """One layer with the hyperparameters of largest posterior density, the best of two starts."""
+    model = family(design.X)(1)
+    guide = dgp.guides.Collapsed(model)
+    svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
+    found = []
+    for scale in (0.3, 1.5):
+        start = {"lengthscale0_auto_loc": jnp.full(design.X.shape[1], scale), "noise_auto_loc": jnp.array(1e-4)}
+        found.append(
+            dgp.optim.minimize(svi, KEY, design.X, design.y, max_steps=300, init_params=start, progress_bar=False)
+        )
+    best = min(found, key=lambda minimum: minimum.losses[-1])
+    yield "GP", dgp.Posterior(model, guide.on(design.X, design.y), best.params)
+
+
+class _Sklearn:
+    """A fitted ``GaussianProcessRegressor`` with the method ``predict`` of a posterior."""
+
+    def __init__(self, process: Any) -> None:
+        self.process = process
+
+    def predict(self, key: Any, X: Any, **_: Any) -> dgp.Mixture:
+        mean, deviation = self.process.predict(np.asarray(X), return_std=True)
+        return dgp.Mixture(mean[None], np.square(deviation)[None])
+
+
+def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """Scikit-learn's process with an anisotropic Matern kernel, the best of three starts."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+    D = design.X.shape[1]
+    kernel = ConstantKernel(1.0, (1e-3, 1e4)) * Matern(np.full(D, 0.5), (1e-2, 1e2), nu=2.5)
+    process = GaussianProcessRegressor(
+        kernel + WhiteKernel(1e-6, (1e-10, 1.0)), n_restarts_optimizer=2, random_state=0, alpha=1e-10
+    )
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of lengthscales at the end of their range
+        yield "GP, scikit-learn", _Sklearn(process.fit(np.asarray(design.X), np.asarray(design.y)))
+
+
+def by_depth(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """The parts of ``fit_best``, and itself."""
+    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, num_steps=600)
+    print(best)
+    names = {1: "one layer", 2: "two layers", 3: "three layers"}
+    yield "fit_best", best
+    for depth, part in best.parts.items():
+        yield names[depth], part.posterior
+
+
+METHODS = {"GP": exact_gp, "GP, scikit-learn": sklearn_gp, "fit_best": by_depth}
+
+
+def scores(posterior: Any, design: Design) -> dict[str, float]:
+    """RMSE, CRPS of the mixture over draws, and coverage of central intervals of 90 %."""
+    mixture = posterior.predict(jax.random.key(5), design.X_test)
+    y, means, deviations = design.y_test, np.asarray(mixture.means), np.sqrt(np.asarray(mixture.variances))
+    lower, upper = np.asarray(dgp.Mixture(jnp.asarray(means), jnp.asarray(deviations**2)).interval(0.9))
+    return {
+        "rmse": float(np.sqrt(np.mean((means.mean(0) - y) ** 2))),
+        "crps": float(crps(y, means, deviations).mean()),
+        "coverage": float(np.mean((lower <= y) & (y <= upper))),
+    }
+
+
+def crps(y: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
+    """Of mixtures of Gaussians (S, N), in closed form: Grimit et al. (2006)."""
+
+    def expected(m: np.ndarray, s: np.ndarray) -> np.ndarray:  # E|N(m, s^2)|
+        return m * (2 * norm.cdf(m / s) - 1) + 2 * s * norm.pdf(m / s)
+
+    first = expected(y - means, deviations).mean(0)
+    pairs = np.mean(
+        [expected(means - m, np.sqrt(deviations**2 + s**2)) for m, s in zip(means, deviations, strict=True)], (0, 1)
+    )
+    return first - pairs / 2
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """A Markdown table: means over designs, and how often each method is better than ``GP``."""
+    lines = [
+        "| code | points | designs | method | RMSE | CRPS | coverage | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for code, points in dict.fromkeys((r["code"], r["points"]) for r in records):
+        mine = [r for r in records if (r["code"], r["points"]) == (code, points)]
+        for method in dict.fromkeys(r["method"] for r in mine):
+            rows = [r for r in mine if r["method"] == method]
+            means = {key: np.mean([r[key] for r in rows]) for key in ("rmse", "crps", "coverage", "seconds")}
+            lines.append(
+                f"| {code} | {points} | {len(rows)} | {method} | {means['rmse']:.4f} | {means['crps']:.4f} | "
+                f"{means['coverage']:.2f} | {means['seconds']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def against(records: list[dict[str, Any]], method: str, other: str, score: str) -> str:
+    """Mean log ratio of a score of two methods with its standard error over designs, code by code."""
+    lines = []
+    for code, points in dict.fromkeys((r["code"], r["points"]) for r in records):
+        by_seed = [
+            {r["seed"]: r[score] for r in records if (r["code"], r["points"], r["method"]) == (code, points, m)}
+            for m in (method, other)
+        ]
+        both = [math.log(by_seed[0][s] / by_seed[1][s]) for s in by_seed[0].keys() & by_seed[1].keys()]
+        if both:
+            error = np.std(both, ddof=1) / math.sqrt(len(both)) if len(both) > 1 else math.nan
+            lines.append(f"{code} {points}: log {score} {method} / {other} {np.mean(both):+.2f} ({error:.2f})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--codes", nargs="+", default=list(SIMULATORS), choices=list(SIMULATORS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--per-dim", type=int, nargs="+", default=[10, 30], help="points for each input")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="of fit_best")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
+    parser.add_argument("--table", action="store_true", help="print the table and stop")
+    arguments = parser.parse_args()
+
+    def done() -> list[dict[str, Any]]:
+        lines = arguments.results.read_text().splitlines() if arguments.results.exists() else []
+        return [json.loads(line) for line in lines]
+
+    cases = [
+        (p, s, c, m)
+        for p in arguments.per_dim
+        for s in arguments.seeds
+        for c in arguments.codes
+        for m in arguments.methods
+    ]
+    for per_dim, seed, code, method in [] if arguments.table else cases:
+        points = per_dim * SIMULATORS[code].dims
+        if (code, points, seed, method) in {(r["code"], r["points"], r["seed"], r["method"]) for r in done()}:
+            continue
+        design = make_design(code, per_dim, seed)
+        clock = time.perf_counter()
+        for name, posterior in METHODS[method](design, tuple(arguments.depths)):
+            seconds = round(time.perf_counter() - clock, 1)
+            record = {"code": code, "points": points, "seed": seed, "method": name, "version": dgp.__version__}
+            if hasattr(posterior, "weights"):
+                record["weights"] = list(posterior.weights.values())
+                record["bounds"] = [part.bound for part in posterior.parts.values()]
+            record |= scores(posterior, design) | {"seconds": seconds}
+            print(record, flush=True)
+            with open(arguments.results, "a") as file:
+                file.write(json.dumps(record) + "\n")
+    found = done()
+    print(table(found))
+    for score in ("rmse", "crps"):
+        print(against(found, "fit_best", "GP", score))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+r"""Weights of fitted programs: stacking of held-out predictions, or the evidence, by bounds of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numpyro_dgp._checks import require_finite
+
+__all__ = ["evidence_weights", "stacking_weights"]
+
+_STEPS = 100_000
+
+
+def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
+    r"""The weights whose mixture predicts held-out observations best.
+
+    .. math:: \max_w \; \tfrac1N \sum_n \log \sum_k w_k\, p_k(y_n \mid y_{-n}), \qquad w_k \ge 0,\; \sum_k w_k = 1
+
+    It is a concave problem. Each step multiplies :math:`w_k` by
+    :math:`g_k = \tfrac1N \sum_n p_k(y_n) / \sum_j w_j p_j(y_n)`, the gradient, which never lowers the mean. What is
+    missing to the maximum is at most :math:`\log \max_k g_k`, since the logarithm is concave, and the steps stop there.
+
+    Args:
+        log_densities: of held-out observations, by each program (N, K).
+        tol: nats per observation that the maximum may be missed by.
+
+    Returns:
+        Weights (K,).
+
+    Raises:
+        ValueError: no matrix, or one with numbers that are not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.deepening.depth_weights import stacking_weights
+        >>> print(stacking_weights(np.log([[0.9, 0.1], [0.1, 0.9]])), stacking_weights(np.log([[0.9, 0.1]])).round(3))
+        [0.5 0.5] [1. 0.]
+
+    Source: Yao et al. (2018b), section 3.
+    """
+    found = np.asarray(log_densities, float)
+    if found.ndim != 2 or not found.size:
+        raise ValueError(
+            f"stacking_weights: expected log densities of shape (N, K), a row for each held-out observation, got shape "
+            f"{found.shape}: np.stack([posterior.log_density(key, y, X) for posterior in posteriors], -1)"
+        )
+    require_finite("log densities of stacking_weights", found, "a fit whose predictions are NaN cannot be weighed")
+    densities = np.exp(found - found.max(1, keepdims=True))
+    weights = np.full(found.shape[1], 1 / found.shape[1])
+    for _ in range(_STEPS):
+        slope = (densities / (densities @ weights)[:, None]).mean(0)
+        if np.log(slope.max()) <= tol:
+            break
+        weights = weights * slope
+    return weights / weights.sum()
+
+
+def evidence_weights(bounds: Any) -> np.ndarray:
+    r"""The posterior probabilities of programs that are equally probable before, by lower bounds of their evidence.
+
+    .. math:: w_k = \frac{e^{\mathcal L_k}}{\sum_j e^{\mathcal L_j}}
+
+    Args:
+        bounds: :math:`\mathcal L_k`, with all that is learned integrated (K,).
+
+    Returns:
+        Weights (K,).
+
+    Raises:
+        ValueError: bounds that are not finite.
+
+    Example:
+        >>> from numpyro_dgp.deepening.depth_weights import evidence_weights
+        >>> print(evidence_weights([-10.0, -12.0]).round(3))
+        [0.881 0.119]
+
+    Source: Yao et al. (2018b), for what it is next to stacking.
+    """
+    found = np.asarray(bounds, float)
+    require_finite("bounds of evidence_weights", found, "a fit whose bound is NaN cannot be weighed")
+    weights = np.exp(found - found.max())
+    return weights / weights.sum()

@@ -1,0 +1,148 @@
+r"""Several runs at the same input, pooled by their sufficient statistics.
+
+Under Gaussian noise the runs :math:`y_{nj}`, :math:`j = 1 \dots c_n`, at the input :math:`x_n` enter the likelihood by
+their number, their mean :math:`\bar y_n` and the sum of squares :math:`W_n = \sum_j (y_{nj} - \bar y_n)^2` only:
+
+.. math:: \prod_j N(y_{nj}; f, s^2)
+          = N\!\left(\bar y_n; f, \tfrac{s^2}{c_n}\right)
+            \frac{(2\pi s^2)^{-(c_n - 1)/2}}{\sqrt{c_n}} \exp\!\left(-\frac{W_n}{2 s^2}\right).
+
+Source: Binois et al. (2018), section 2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import MISSING, is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._data import known_numbers
+from numpyro_dgp._typing import Array, ArrayLike
+
+__all__ = ["Pooled", "pooled", "within_replicates"]
+
+
+class Pooled(NamedTuple):
+    """What :func:`pooled` returns, a row for each distinct input.
+
+    Args:
+        X: distinct inputs (U, D), in the order in which they first come.
+        y: means of the runs at each (U,), or (U, P).
+        counts: numbers of runs (U,).
+        squares: sums of squares of the runs around their mean, of the shape of y.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.design import pooled
+        >>> print(pooled(np.array([[0.0], [1.0], [0.0]]), np.array([1.0, 5.0, 3.0])).counts)
+        [2. 1.]
+    """
+
+    X: Array
+    y: Array
+    counts: Array
+    squares: Array
+
+
+def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
+    """Distinct inputs, with the mean, the number and the sum of squares of the runs at each.
+
+    Args:
+        X: inputs with repeated rows (N, D). Rows are the same where all their numbers are.
+        y: outputs (N,), or (N, P).
+
+    Returns:
+        Arrays of U rows, one for each distinct input, as ``X, y, counts, squares``.
+
+    Raises:
+        ValueError: other shapes, NaN or infinite numbers, arrays that are traced.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None, counts=1.0, squares=0.0):
+        ...     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise / jnp.sqrt(counts))), obs=y)
+        ...         if y is not None:
+        ...             numpyro.factor("within", dgp.design.within_replicates(noise, counts, squares))
+        >>> X = jnp.repeat(jnp.linspace(0, 1, 4), 25)[:, None]
+        >>> y = jnp.sin(6 * X[:, 0]) + 0.1 * jax.random.normal(jax.random.key(0), (100,))
+        >>> svi = numpyro.infer.SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.02), dgp.ELBO())
+        >>> rows = dgp.design.pooled(X, y)  # 4 rows in place of 100
+        >>> result = svi.run(jax.random.key(0), 10, *rows, progress_bar=False)
+
+    Source: Binois et al. (2018), section 2.
+    """
+    if not is_concrete(X, y):
+        raise ValueError("pooled: expected known arrays, got traced ones: pool the rows before jax.jit or jax.vmap")
+    rows, values = known_numbers("inputs of pooled", X), known_numbers("outputs of pooled", y)
+    require_inputs("pooled", rows, None)
+    if rows.ndim != 2 or values.ndim not in (1, 2) or len(values) != len(rows):
+        raise ValueError(
+            f"pooled: expected X of shape (N, D) and y of shape (N,) or (N, P), got {rows.shape} and {values.shape}: a "
+            "row of y for each row of X"
+        )
+    require_finite("inputs of pooled", rows, "drop the rows with missing inputs")
+    require_finite("outputs of pooled", values, MISSING)
+    _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    group = np.argsort(order)[group.reshape(-1)]
+    counts = np.bincount(group).astype(float)
+    wide = values.astype(float).reshape(len(values), -1)
+
+    def totals(columns: np.ndarray) -> np.ndarray:
+        return np.stack([np.bincount(group, column) for column in columns.T], -1)
+
+    means = totals(wide) / counts[:, None]
+    squares = totals(np.square(wide - means[group]))
+    shape = (len(counts), *values.shape[1:])
+    numbers = (jnp.asarray(a, jnp.result_type(float)) for a in (means.reshape(shape), counts, squares.reshape(shape)))
+    return Pooled(jnp.asarray(rows[first[order]]), *numbers)
+
+
+def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -> Array:
+    r"""The part of the log-likelihood of all runs that their means do not have, for ``numpyro.factor``:
+
+    .. math:: -\tfrac12 (c_n - 1) \log(2\pi s^2) - \tfrac12 \log c_n - \frac{W_n}{2 s^2}.
+
+    With it, the likelihood ``dist.Normal(v, noise / jnp.sqrt(counts))`` of the means is that of all runs, and so are
+    the bound and its derivatives, of one layer and of many.
+
+    Args:
+        noise: standard deviation of a run, a number or one for each of P outputs.
+        counts: numbers of runs (U,), from :func:`pooled`.
+        squares: sums of squares (U,) or (U, P), from :func:`pooled`.
+
+    Returns:
+        Log densities (U,); with P outputs their sums.
+
+    Raises:
+        ValueError: noise or counts that are not positive, shapes that do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.design import within_replicates
+        >>> print(within_replicates(0.5, jnp.array([2.0, 3.0]), jnp.array([0.1, 0.1])).round(3))
+        [-0.772 -1.201]
+
+    Source: Binois et al. (2018), section 2.
+    """
+    require_positive("within_replicates", "noise", noise)
+    require_positive("within_replicates", "counts", counts, "they are numbers of runs, from dgp.design.pooled")
+    noise, counts, squares = jnp.asarray(noise), jnp.asarray(counts), jnp.asarray(squares)
+    if squares.ndim > 2 or (counts.ndim and counts.shape != squares.shape[:1]):
+        raise ValueError(
+            f"within_replicates: expected counts (U,) and squares (U,) or (U, P), got {counts.shape} and "
+            f"{squares.shape}: X, y, counts, squares = dgp.design.pooled(X, y)"
+        )
+    runs = counts[:, None] if squares.ndim == 2 else counts
+    logs = -0.5 * (runs - 1) * jnp.log(2 * math.pi * jnp.square(noise)) - 0.5 * jnp.log(runs)
+    found = logs - 0.5 * squares / jnp.square(noise)
+    return found.sum(-1) if squares.ndim == 2 else found

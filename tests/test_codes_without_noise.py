@@ -1,0 +1,72 @@
+"""Deterministic codes: noise far below what a factorisation resolves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.infer import SVI
+
+import numpyro_dgp as dgp
+
+X = np.linspace(0, 1, 12)[:, None]
+Y = np.asarray((6 * X[:, 0] - 2) ** 2 * np.sin(12 * X[:, 0] - 4)) / 4.5
+
+
+def model(X_, y=None, *, noise, variance=3.0, kernel=dgp.kernels.Matern52):
+    f = dgp.gp("f", kernel(variance, 0.3), dgp.Points(X))
+    with numpyro.plate("data", len(X_)):
+        numpyro.sample("y", dgp.Likelihood(f(X_), lambda v: dist.Normal(v, noise)), obs=y)
+
+
+def exact(noise, variance, kernel=dgp.kernels.Matern52):
+    K = np.asarray(kernel(variance, 0.3)(jnp.asarray(X), jnp.asarray(X)), float)
+    C = K + (noise**2 + 1e-10 * variance) * np.eye(len(X))
+    return -0.5 * (Y @ np.linalg.solve(C, Y) + np.linalg.slogdet(C)[1] + len(X) * np.log(2 * np.pi))
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-2])
+def test_inducing_inputs_at_the_data_cost_nothing(noise):
+    """The collapsed bound is the evidence of the process with the jitter, also where the noise is below the jitter."""
+    with jax.enable_x64(True):
+        guide = dgp.guides.Collapsed(model)
+        bound = jax.jit(lambda v: -dgp.ELBO().loss(jax.random.key(0), {}, model, guide, X, Y, noise=noise, variance=v))
+        for variance in (0.3, 30.0):
+            np.testing.assert_allclose(bound(variance), exact(noise, variance), atol=0.02)
+
+
+def test_predictions_at_the_data_are_the_data():
+    with jax.enable_x64(True):
+        noisy = lambda X, y=None: model(X, y, noise=1e-6)  # noqa: E731
+        posterior = dgp.Posterior(noisy, dgp.guides.Collapsed(noisy).on(X, Y), {})
+        found = posterior.predict(jax.random.key(0), X, num_samples=1)
+        assert np.sqrt(np.mean((found.mean - Y) ** 2)) < 2e-5  # the root of the jitter of the variance
+        assert np.isfinite(found.variance).all()
+        assert np.all(found.variance > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [32, 64])
+@pytest.mark.parametrize("kernel", [dgp.kernels.RBF, dgp.kernels.Matern52])
+def test_hyperparameters_of_a_code_without_noise(precision, kernel):
+    """Learned at a noise of 1e-6 and predicting as at a noise that is above the jitter."""
+
+    def learned(X_, y=None, *, noise):
+        variance = numpyro.sample("variance", dist.LogNormal(1.0, 2.0))
+        f = dgp.gp("f", kernel(variance, numpyro.sample("scale", dist.LogNormal(-1.0, 1.0))), dgp.Points(X))
+        with numpyro.plate("data", len(X_)):
+            numpyro.sample("y", dgp.Likelihood(f(X_), lambda v: dist.Normal(v, noise)), obs=y)
+
+    new = np.linspace(0.03, 0.97, 40)[:, None]
+    truth = (6 * new[:, 0] - 2) ** 2 * np.sin(12 * new[:, 0] - 4) / 4.5
+    with jax.enable_x64(precision == 64):
+        guide = dgp.guides.Collapsed(learned)
+        svi = SVI(learned, guide, optax.sgd(0.0), dgp.ELBO(), noise=1e-6)
+        found = dgp.optim.minimize(svi, jax.random.key(0), X, Y, max_steps=60, progress_bar=False)
+        fitted = lambda X, y=None: learned(X, y, noise=1e-6)  # noqa: E731
+        posterior = dgp.Posterior(fitted, dgp.guides.Collapsed(fitted).on(X, Y), found.params)
+        at_data, elsewhere = (posterior.predict(jax.random.key(0), x, num_samples=1).mean for x in (X, new))
+        assert np.sqrt(np.mean((at_data - Y) ** 2)) < (1e-2 if precision == 32 else 1e-4)
+        assert np.sqrt(np.mean((elsewhere - truth) ** 2)) < 0.2

@@ -1,0 +1,141 @@
+"""``dgp.fit_best``: programs of several depths, and their weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.scipy.special import logsumexp
+
+import numpyro_dgp as dgp
+from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
+from numpyro_dgp.deepening.integrated_fit import IntegratedFit
+from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
+
+KEY = jax.random.key(0)
+X = jnp.linspace(0, 1, 12)[:, None]
+STEP = jnp.where(X[:, 0] < 0.47, -1.0, 1.0)
+
+
+def family(depth):
+    def model(X_, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(-0.5, 1.0))
+        noise, h, Z, layers = numpyro.sample("noise", dist.LogNormal(-4.0, 1.0)), X_, X, []
+        for i in range(depth - 1, 0, -1):
+            kernel = dgp.kernels.Matern52(numpyro.sample(f"variance{i}", dist.LogNormal(-3.0, 1.0)), 0.4)
+            layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=1, mean=dgp.means.Identity()))
+            Z = layers[-1](Z).loc
+        g = dgp.gp("f0", dgp.kernels.Matern52(1.0, scale), dgp.Points(Z))
+        with numpyro.plate("data", len(X_)):
+            for i, f in enumerate(layers):
+                h = numpyro.sample(f"h{depth - 1 - i}", f(h))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
+
+    return model
+
+
+def log_evidence(X_, y):
+    """Of one layer, by a grid over its two hyperparameters."""
+    a, b = jnp.linspace(-4.5, 3.5, 120), jnp.linspace(-8.0, 0.0, 100)
+
+    def at(log_scale, log_noise):
+        K = dgp.kernels.Matern52(1.0, jnp.exp(log_scale))(X_, X_) + jnp.exp(2 * log_noise) * jnp.eye(len(X_))
+        density = dist.MultivariateNormal(jnp.zeros(len(X_)), K + 1e-10 * jnp.eye(len(X_))).log_prob(y)
+        return density + dist.Normal(-0.5, 1.0).log_prob(log_scale) + dist.Normal(-4.0, 1.0).log_prob(log_noise)
+
+    return logsumexp(jax.vmap(lambda u: jax.vmap(lambda v: at(u, v))(b))(a)) + jnp.log((a[1] - a[0]) * (b[1] - b[0]))
+
+
+@pytest.mark.slow
+def test_the_bound_of_one_layer_is_near_its_evidence():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.asarray(X), float)
+        y = jnp.sin(6 * x[:, 0])
+        best = dgp.fit_best(family, KEY, x, y, depths=(1,), num_steps=600)
+        part, evidence = best.parts[1], log_evidence(x, y)
+        assert best.weights == {1: 1.0}
+        assert part.bound - 4 * part.error < evidence
+        assert part.bound > evidence - 0.5
+
+
+@pytest.fixture(scope="module")
+def deep():
+    return dgp.fit_best(family, KEY, X, STEP, depths=(1, 2), num_steps=40, num_draws=20, tries=20)
+
+
+@pytest.mark.slow
+def test_it_predicts_as_a_posterior(deep):
+    assert sum(deep.weights.values()) == pytest.approx(1.0)
+    new = X[:3] + 0.01
+    mixture = deep.predict(KEY, new, num_samples=20)
+    assert mixture.means.shape == deep.predict_function(KEY, new, num_samples=20).means.shape == (20, 3)
+    assert deep.sample(KEY, new, num_samples=20).shape == (20, 3)
+    np.testing.assert_allclose(deep.quantile(KEY, 0.3, new, num_samples=20), mixture.quantile(0.3))
+    drawn = deep.functions(KEY, num_samples=6)
+    (values,) = drawn(new).values()
+    assert values.shape == (6, 3)
+    np.testing.assert_array_equal(values, next(iter(drawn(new).values())))
+    assert "layers   bound of the evidence" in repr(deep)
+
+
+@pytest.mark.slow
+def test_stacking_weighs_predictions_of_held_out_rows():
+    best = dgp.fit_best(
+        family, KEY, X, STEP, depths=(1, 2), weigh="stacking", folds=2, num_steps=20, num_draws=10, tries=10
+    )
+    assert sum(best.weights.values()) == pytest.approx(1.0)
+    assert best.held_out.keys() == {1, 2}
+
+
+def constant(value):
+    def model(X_, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(1e-6), dgp.Points(X[:2]))
+        with numpyro.plate("data", len(X_)):
+            numpyro.sample("y", dgp.Likelihood(f(X_), lambda v: dist.Normal(v + value, 0.1)), obs=y)
+
+    return IntegratedFit(dgp.Posterior(model, samples={"f": jnp.zeros((10, 2))}), 0.0, 0.0, {}, {})
+
+
+def test_the_density_has_the_weights_and_the_draws_their_shares():
+    mixture = WeightedPosterior({1: constant(0.0), 2: constant(1.0)}, {1: 0.7, 2: 0.3})
+    y = np.array([0.0, 1.0])
+    each = [part.posterior.log_density(KEY, y, X[:2]) for part in mixture.parts.values()]
+    expected = logsumexp(jnp.stack(each), axis=0, b=jnp.array([[0.7], [0.3]]))
+    np.testing.assert_allclose(mixture.log_density(KEY, y, X[:2]), expected, rtol=1e-5)
+    np.testing.assert_allclose(mixture.predict(KEY, X[:2], num_samples=10).mean, 0.3, atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_stacking_weights_are_the_maximum(seed):
+    densities = np.random.default_rng(seed).normal(size=(30, 3)) + np.array([0.3, 0.0, -0.5])
+    weights = stacking_weights(densities)
+
+    def score(w):
+        return np.log(np.exp(densities) @ w).mean()
+
+    axis = np.linspace(0, 1, 201)
+    grid = [score(np.array([a, b, 1 - a - b])) for a in axis for b in axis if a + b <= 1]
+    assert max(grid) - 1e-5 < score(weights) < max(grid) + 1e-3
+
+
+def test_evidence_weights_are_posterior_probabilities():
+    np.testing.assert_allclose(evidence_weights([-1000.0, -1001.0]), [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dgp.fit_best(3, KEY, X, STEP), "fit_best: expected family, a function from the number of layers"),
+        (lambda: dgp.fit_best(lambda depth: None, KEY, X, STEP), r"expected family\(depth\) to be a program"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP[:3]), "inputs first and observations last, with as many rows"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(2, 1)), "depths as ascending numbers of layers"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="evidence" or "stacking"'),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="stacking", folds=50), "expected from 2 to 12 folds"),
+        (lambda: stacking_weights(np.zeros(3)), r"expected log densities of shape \(N, K\)"),
+        (lambda: evidence_weights([np.nan]), "finite bounds of evidence_weights"),
+    ],
+)
+def test_wrong_calls(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

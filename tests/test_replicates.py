@@ -1,0 +1,97 @@
+"""Several runs at the same input: the likelihood of the pooled rows is that of all rows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI
+
+import numpyro_dgp as dgp
+from numpyro_dgp.design import pooled, within_replicates
+
+RNG = np.random.default_rng(0)
+INPUTS = RNG.uniform(size=(5, 2))
+GROUP = np.array([3, 0, 0, 1, 4, 2, 1, 1, 3, 0, 4])
+RUNS = RNG.normal(size=len(GROUP))
+
+
+def model(X, y=None, counts=1.0, squares=0.0, noise=0.3, layers=1):
+    h = X
+    for i in range(1, layers):
+        f = dgp.gp(f"f{i}", dgp.kernels.RBF(0.1), dgp.Points(INPUTS[:3]), outputs=2, mean=dgp.means.Identity())
+        with numpyro.plate(f"rows{i}", len(X)):
+            h = numpyro.sample(f"h{i}", f(h))
+    g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(INPUTS[:4]))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise / jnp.sqrt(counts))), obs=y)
+        if y is not None:
+            numpyro.factor("within", within_replicates(noise, counts, squares + jnp.zeros_like(y)))
+
+
+def test_statistics_are_those_of_each_input():
+    found = pooled(INPUTS[GROUP], np.stack([RUNS, RUNS**2], -1))
+    assert list(map(tuple, np.asarray(found.X))) == list(map(tuple, INPUTS[[3, 0, 1, 4, 2]].astype(found.X.dtype)))
+    for row, which in enumerate([3, 0, 1, 4, 2]):
+        runs = np.stack([RUNS, RUNS**2], -1)[which == GROUP]
+        assert found.counts[row] == len(runs)
+        np.testing.assert_allclose(found.y[row], runs.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(found.squares[row], len(runs) * runs.var(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.3, 1e-3])
+def test_one_layer_has_the_bound_of_all_rows(noise):
+    """And its derivative by the noise."""
+    with jax.enable_x64(True):
+        guide = dgp.guides.Collapsed(model)
+
+        def bound(noise, *rows):
+            return -dgp.ELBO().loss(jax.random.key(0), {}, model, guide, *rows, noise=noise)
+
+        every = jax.jit(jax.value_and_grad(bound))(noise, jnp.asarray(INPUTS[GROUP]), jnp.asarray(RUNS))
+        few = jax.jit(jax.value_and_grad(bound))(noise, *pooled(INPUTS[GROUP], RUNS))
+        np.testing.assert_allclose(few, every, rtol=1e-10)
+
+
+def test_two_layers_have_the_density_of_all_rows():
+    """With the last layer integrated, at given values of the first, and its derivative by the noise."""
+    with jax.enable_x64(True):
+        program, rows = dgp.for_mcmc(model), pooled(INPUTS[GROUP], RUNS)
+        white = RNG.normal(size=(5, 2))
+        inverse = np.array([np.flatnonzero((np.asarray(rows.X) == x).all(1))[0] for x in INPUTS[GROUP]])
+
+        def density(noise, white, *rows):
+            values = {"f1": jnp.asarray(np.linspace(-1, 1, 6).reshape(2, 3)), "h1_white": white}
+            given = handlers.seed(handlers.substitute(program, data=values), 0)
+            sites = handlers.trace(given).get_trace(*rows, noise=noise, layers=2)
+            return sum(sites[n]["fn"].log_prob(sites[n]["value"]).sum() for n in ("g_integrated", "within"))
+
+        slope = jax.jit(jax.value_and_grad(density))
+        every = slope(0.3, white[inverse], jnp.asarray(INPUTS[GROUP]), jnp.asarray(RUNS))
+        np.testing.assert_allclose(slope(0.3, white, *rows), every, rtol=1e-10)
+
+
+def test_pooled_rows_can_be_fitted_and_predicted():
+    guide = dgp.guides.InducingPoint(model)
+    result = SVI(model, guide, optax.adam(0.1), dgp.ELBO()).run(
+        jax.random.key(0), 3, *pooled(INPUTS[GROUP], RUNS), progress_bar=False
+    )
+    assert dgp.Posterior(model, guide, result.params).predict(jax.random.key(1), INPUTS[:2]).mean.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pooled(INPUTS, RUNS), r"pooled: expected X of shape \(N, D\) and y of shape \(N,\) or \(N, P\), got"),
+        (lambda: pooled(INPUTS, np.full(5, np.nan)), "finite outputs of pooled"),
+        (lambda: jax.jit(pooled)(INPUTS, RUNS[:5]), "pooled: expected known arrays, got traced ones: pool the rows"),
+        (lambda: within_replicates(-1.0, 1.0, 0.0), "noise of within_replicates to be positive"),
+        (lambda: within_replicates(1.0, jnp.ones(3), jnp.ones(4)), r"expected counts \(U,\) and squares \(U,\) or"),
+    ],
+)
+def test_wrong_calls(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
