@@ -2,8 +2,9 @@
 
 ``python benchmarks/sequential.py`` prints two tables. The first: dgpsi's sine of two inputs, five points to begin with
 and then one at a time by the variance of the improvement for global fit; the root mean squared error at 200 points,
-relative to the range of the function. The second: the least value of Shubert's function and of Hartman's of six inputs by
-the logarithm of the expected improvement. One row is one search; records go to ``--out`` and an interrupted run goes on.
+relative to the range of the function. The second: the least value of Shubert's function and of Hartman's of six inputs
+by the logarithm of the expected improvement. One row is one search; records go to ``--out``, and an interrupted run goes
+on.
 """
 
 from __future__ import annotations

@@ -106,3 +106,20 @@ def borehole(rw, r, tu, hu, tl, hl, length, kw):
     """The flow of water through a borehole: Harper and Gupta (1983)."""
     log = np.log(r / rw)
     return 2 * np.pi * tu * (hu - hl) / (log * (1 + 2 * length * tu / (log * rw**2 * kw) + tu / tl))
+
+
+@simulator([(-10, 10)] * 2)
+def shubert(x, y):
+    """Shubert's function: Jamil and Yang (2013); eighteen least values of -186.7309."""
+    i = np.arange(1, 6)[:, None]
+    return (i * np.cos((i + 1) * x + i)).sum(0) * (i * np.cos((i + 1) * y + i)).sum(0)
+
+
+@simulator([(0, 1)] * 6)
+def hartmann6(*x):
+    """Hartman's function of six inputs, with the constants of Dixon and Szego (1978)."""
+    A = np.array([[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8],
+                  [17, 8, 0.05, 10, 0.1, 14]])  # fmt: skip
+    P = 1e-4 * np.array([[1312, 1696, 5569, 124, 8283, 5886], [2329, 4135, 8307, 3736, 1004, 9991],
+                         [2348, 1451, 3522, 2883, 3047, 6650], [4047, 8828, 8732, 5743, 1091, 381]])  # fmt: skip
+    return -np.exp(-(A * (np.stack(x, -1)[:, None] - P) ** 2).sum(-1)) @ np.array([1.0, 1.2, 3.0, 3.2])

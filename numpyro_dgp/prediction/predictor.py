@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,17 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_count
+from numpyro_dgp._checks import is_concrete, nan_where_broken, require_count
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
 from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.outcomes import Range
-from numpyro_dgp.prediction.checked_program import CheckedProgram
 from numpyro_dgp.prediction.independent_rows import IndependentRows
 from numpyro_dgp.prediction.row_batches import Rows, filled, in_batches, round_up
 
 __all__ = ["Options", "Predictor", "Quantity"]
+
+
+_TRIED = 10
+"""Draws that are looked at without compilation, for the reason of NaN."""
 
 
 class Options(NamedTuple):
@@ -85,7 +87,7 @@ class Predictor:
 
     def __init__(self, fit: Fit) -> None:
         self.fit = fit
-        self._programs: dict[Any, CheckedProgram] = {}
+        self._programs: dict[Any, Compiled] = {}
         self._calls: dict[Any, _Seen] = {}
         self._rows: dict[Any, IndependentRows] = {}
 
@@ -103,20 +105,30 @@ class Predictor:
             ValueError: what the program says of these values where it runs without being compiled, if a check of its
                 fails or it predicts NaN.
         """
-        found = self._run(quantity, key, options, args, kwargs)
-        if is_concrete(found) and any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if _is_float(leaf)):
-            args, kwargs = jax.tree.map(as_data, (args, kwargs))
+        num_samples, samples = self._samples(options)
+        args, kwargs = jax.tree.map(as_data, (args, kwargs))
+        found = self._run(quantity, num_samples, samples, key, options, args, kwargs)
+        leaves = jax.tree.leaves(found)
+        if is_concrete(found) and any(np.isnan(leaf).any() for leaf in leaves if _is_float(leaf)):
             seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
-            sample = jax.tree.map(lambda draws: draws[0], self.thinned(1))
             target = Target(seen.site, seen.plates)
-            quantity.of_draw(*quantity.settings, self.fit, target, key, sample, args, kwargs)
+            for i, draw in enumerate(jax.random.split(key, num_samples)[:_TRIED]):
+                sample = {name: values[i] for name, values in samples.items()}
+                quantity.of_draw(*quantity.settings, self.fit, target, draw, sample, args, kwargs)
         return found
 
-    def _run(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
-        num_samples, samples = self._samples(options)
+    def _run(
+        self,
+        quantity: Quantity,
+        num_samples: int,
+        samples: dict[str, Array],
+        key: Array,
+        options: Options,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         if options.batch_size is not None:
             require_count("Posterior", "batch_size", options.batch_size, "10_000")
-        args, kwargs = jax.tree.map(as_data, (args, kwargs))
         leaves, treedef = jax.tree.flatten((args, kwargs))
         require_arguments(key, leaves)
         arrays = [leaf if np.ndim(leaf) else None for leaf in leaves]
@@ -125,15 +137,8 @@ class Predictor:
         target = Target(seen.site, seen.plates)
         name = quantity, num_samples, treedef, constants, target
         if name not in self._programs:
-            self._programs[name] = CheckedProgram(partial(_predicted, self.fit, *name))
-        failed: list[Any] = []
-
-        def run(arrays: list[Any], batch: Array | None) -> Any:
-            sound, found = self._programs[name](key, samples, arrays, batch)
-            if not sound:
-                failed.append((arrays, batch))
-            return found
-
+            self._programs[name] = Compiled(nan_where_broken(partial(_predicted, self.fit, *name)))
+        run = partial(self._programs[name], key, samples)
         rows = self._independent(name, key, samples, arrays, seen.sizes, options.batch_size)
         if options.batch_size is None:
             found = run(arrays, None) if rows is None else filled(run, arrays, rows)
@@ -147,8 +152,9 @@ class Predictor:
             )
         else:
             found = in_batches(run, arrays, rows, options.progress_bar)
-        if failed:
-            _give_reason(self.fit, *name, key, samples, [(arrays, None), *failed])
+        if not any(map(_is_float, jax.tree.leaves(found))):  # labels and counts cannot be NaN
+            whole = partial(_predicted, self.fit, *name)
+            jax.eval_shape(lambda key, samples: whole(key, samples, arrays, None), key, samples)
         return found
 
     def range(self, args: Any, kwargs: Any) -> Range:
@@ -254,28 +260,3 @@ def _predicted(
     draws = jax.random.split(key, num_samples), samples
     found = over_draws(lambda key, sample: of_draw(key, sample, args, kwargs), draws, width, dtype)
     return found if quantity.finish is None else quantity.finish(found)
-
-
-def _give_reason(
-    fit: Fit,
-    quantity: Quantity,
-    num_samples: int,
-    treedef: Any,
-    constants: tuple[Any, ...],
-    target: Target,
-    key: Array,
-    samples: dict[str, Array],
-    calls: list[tuple[list[Any], Array | None]],
-) -> None:
-    """Run draw after draw without compiling, up to the first that raises an error or gives a warning."""
-    for (arrays, batch), i in itertools.product(calls, range(num_samples)):
-        args, kwargs = _arguments(treedef, constants, arrays)
-        sample = {name: values[i] for name, values in samples.items()}
-        draw = jax.random.split(key, num_samples)[i]
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            quantity.of_draw(*quantity.settings, fit, target._replace(batch=batch), draw, sample, args, kwargs)
-        for warning in said:
-            warnings.warn(warning.message, stacklevel=5)
-        if said:
-            return

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, violated
+from numpyro_dgp._checks import is_concrete, kept, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -108,7 +108,7 @@ class RingFunction(InducedFunction):
                 f"f(x): expected inputs on the ring, from {low} to {high}, got {int(outside.sum())} outside, for "
                 f"example {np.asarray(known)[outside][0]}: make the Grid longer, dgp.Grid.around(X, lengthscale)"
             )
-        return x
+        return kept(_is_between, x, self.ring.low, self.ring.high)
 
     def moments(self, rows: Array) -> Moments:
         u = self.u
