@@ -177,4 +177,6 @@ def starts_of(X: Array, layers_: int, num_inducing: int, seed: int) -> list[Laye
     distinct = [np.unique(np.asarray(X), axis=0)]
     if layers_ > 1 and width < X.shape[1]:
         distinct.append(np.unique(np.asarray(means.pca(X, width)(jnp.asarray(X))), axis=0))
-    return layers(X, [width] * (layers_ - 1), min(num_inducing, *map(len, distinct)), seed=seed)
+    starts = layers(X, [width] * (layers_ - 1), min(num_inducing, *map(len, distinct)), seed=seed)
+    # Arrays of JAX are arguments of a compiled program, so that fits from other starts share it.
+    return [start._replace(Z=jnp.asarray(start.Z)) for start in starts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -61,20 +62,22 @@ class SameDraws:
         """A method of the posterior at every row, a block of rows at a time; blocks of few sizes share programs."""
         name = method, settings
         if name not in self._programs:
-            self._programs[name] = Compiled(jax.vmap(partial(self._of_row, method, settings)))
+            of_row = partial(self._of_row, method, settings)
+            self._programs[name] = Compiled(lambda params, key, *rows: jax.vmap(partial(of_row, params, key))(*rows))
         program, total = self._programs[name], len(rows[0])
         size = min(_BLOCK, round_up(total))
-        found = []
+        key, found = jax.random.key(self.seed), []
         for start in range(0, total, size):
             index = np.minimum(np.arange(start, start + size), total - 1)
-            block = program(*(jnp.asarray(np.asarray(a)[index]) for a in rows))
+            block = program(dict(self.posterior.params), key, *(jnp.asarray(np.asarray(a)[index]) for a in rows))
             found.append(jax.tree.map(lambda a, stop=total - start: np.asarray(a)[:stop], block))
         return jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
 
-    def _of_row(self, method: str, settings: tuple[Any, ...], x: Array, *others: Array) -> Any:
-        before = (jnp.array(settings),) if settings else tuple(other[None] for other in others)
-        run: Callable[..., Any] = getattr(self.posterior, method)
-        found = run(jax.random.key(self.seed), *before, x[None], num_samples=self.num_samples)
+    def _of_row(self, method: str, settings: tuple[Any, ...], params: Any, key: Array, x: Array, *others: Array) -> Any:
+        posterior = dataclasses.replace(self.posterior, params=params)  # arguments, so that fits share the program
+        before: tuple[Any, ...] = (np.array(settings),) if settings else tuple(other[None] for other in others)
+        run: Callable[..., Any] = getattr(posterior, method)
+        found = run(key, *before, x[None], num_samples=self.num_samples)
         if method == "predict":
             return found.mean[0], found.variance[0]
         return found[:, 0] if settings else found[0]
