@@ -103,7 +103,7 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"DeepGPClassifier: expected at least two classes, got one class, {self.classes_[0]!r}: give rows of "
+                f"DeepGPClassifier: expected at least two classes, got one class, {self.classes_.tolist()}: give rows of "
                 "another class too"
             )
         self._fit(X, jnp.asarray(labels), Bernoulli() if len(self.classes_) == 2 else Categorical(len(self.classes_)))
@@ -131,4 +131,5 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
         Raises:
             ValueError: as :meth:`predict_proba`.
         """
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        p = self.predict_proba(X)
+        return self.classes_[p.argmax(1)]
