@@ -108,7 +108,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.checks:
         warnings.simplefilter("ignore")
-        small = {"layers": 1, "num_steps": 20, "num_inducing": 5, "num_samples": 5}
+        small = {"layers": 1, "num_steps": 200, "num_inducing": 5, "num_samples": 5}
         run_checks(DeepGPRegressor(**small))
         run_checks(DeepGPClassifier(**small))
         return

@@ -43,7 +43,8 @@ ALLOWED = {
     "plots": "kernels rings densities predict",
     "design": "algebra model densities draws fitted prediction predict new_data layer_starts",
     "diagnostics": "model guides inference densities draws predict plots",
-    "sklearn": "algebra kernels means layer_starts model representations primitives guides inference optim prediction predict",
+    "sklearn": "algebra kernels means layer_starts model representations primitives guides inference optim prediction "
+    "predict",
     "testing": "algebra kernels model guides inference",
 }
 # What it may import from outside: JAX and NumPy everywhere, and these.

@@ -103,8 +103,8 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"DeepGPClassifier: expected at least two classes, got one class, {self.classes_.tolist()}: give rows of "
-                "another class too"
+                f"DeepGPClassifier: expected at least two classes, got one class, {self.classes_.tolist()}: give rows "
+                "of another class too"
             )
         self._fit(X, jnp.asarray(labels), Bernoulli() if len(self.classes_) == 2 else Categorical(len(self.classes_)))
         return self
