@@ -179,4 +179,4 @@ def starts_of(X: Array, layers_: int, num_inducing: int, seed: int) -> list[Laye
         distinct.append(np.unique(np.asarray(means.pca(X, width)(jnp.asarray(X))), axis=0))
     starts = layers(X, [width] * (layers_ - 1), min(num_inducing, *map(len, distinct)), seed=seed)
     # Arrays of JAX are arguments of a compiled program, so that fits from other starts share it.
-    return [start._replace(Z=jnp.asarray(start.Z)) for start in starts]
+    return [start._replace(Z=jnp.asarray(start.Z)) for start in starts]  # type: ignore[arg-type]
