@@ -2,9 +2,8 @@
 
 ``python benchmarks/sequential.py`` prints two tables. The first: dgpsi's sine of two inputs, five points to begin with
 and then one at a time by the variance of the improvement for global fit; the root mean squared error at 200 points,
-relative to the range of the function. The second: the least value of Shubert's function and of Hartman's of six inputs
-by the logarithm of the expected improvement. One row is one search; records go to ``--out``, and an interrupted run goes
-on.
+relative to its range. The second: the least value of Shubert's function and of Hartman's of six inputs by the logarithm
+of the expected improvement. One row is one search; records go to ``--out``, and an interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -80,9 +79,8 @@ def accuracy(args: argparse.Namespace) -> None:
 
 
 def minima(args: argparse.Namespace) -> None:
-    print(
-        "\n| function | layers | seed | least value | first within 1 % of the minimum | minimum |\n|---|---|---|---|---|---|"
-    )
+    print("\n| function | layers | seed | least value | first within 1 % of the minimum | minimum |")
+    print("|---|---|---|---|---|---|")
     for name in args.functions:
         for depth in args.depths:
             for seed in range(args.seeds):

@@ -43,6 +43,8 @@ ALLOWED = {
     "design": "algebra model guides inference optim densities draws fitted prediction predict new_data layer_starts",
     "plots": "kernels rings densities predict design",
     "diagnostics": "model guides inference densities draws predict plots",
+    "sklearn": "algebra kernels means layer_starts model representations primitives guides inference optim prediction "
+    "predict",
     "testing": "algebra kernels model guides inference",
 }
 # What it may import from outside: JAX and NumPy everywhere, and these.
@@ -58,6 +60,7 @@ OUTSIDE = {
     "testing": "numpyro numpyro.infer optax",
     "plots": "matplotlib",
     "design": "scipy numpyro numpyro.infer optax tqdm",
+    "sklearn": "numpyro numpyro.infer optax sklearn",
     "diagnostics": "scipy numpyro numpyro.infer optax matplotlib pandas xarray arviz_base arviz_stats",
 }
 

@@ -1,0 +1,107 @@
+"""What the regressor and the classifier share: settings, checks, the fit, and what it hands out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from numpyro_dgp import guides, kernels
+from numpyro_dgp._checks import nearest, require_count
+from numpyro_dgp._typing import Array
+from numpyro_dgp.guides import Guide
+from numpyro_dgp.layer_starts import Standardizer
+from numpyro_dgp.predict import Posterior
+from numpyro_dgp.sklearn.layered_program import LayeredProgram, Outcome, starts_of
+from numpyro_dgp.sklearn.recipe import default_num_inducing, default_num_steps, train
+from numpyro_dgp.sklearn.same_draws import SameDraws
+
+__all__ = ["DeepGPEstimator"]
+
+
+class DeepGPEstimator(BaseEstimator):
+    """The base of both estimators: ``_fit`` on standardised data, and predictions from it."""
+
+    layers: Any
+    num_inducing: Any
+    kernel: Any
+    guide: Any
+    num_steps: Any
+    learning_rate: Any
+    batch_size: Any
+    num_samples: Any
+    random_state: Any
+    verbose: Any
+
+    def _fit(self, X: np.ndarray, y: Array, outcome: Outcome) -> None:
+        """Fit to inputs (N, D) in their own units and observations in those of the program."""
+        owner = type(self).__name__
+        self._require_settings(owner)
+        kernel = _named(owner, "kernel", self.kernel, kernels, _is_kernel_of_two)
+        guide = _named(owner, "guide", self.guide, guides, _is_guide)
+        start, fit, draws = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=3).tolist()
+        self.units_X_ = Standardizer.fit(X)
+        inputs = self.units_X_(X)
+        num_inducing = self.num_inducing or default_num_inducing(len(X))
+        self.model_ = LayeredProgram(starts_of(inputs, self.layers, num_inducing, start), kernel, outcome)
+        self.guide_ = guide(self.model_)
+        result, data = train(
+            self.model_,
+            self.guide_,
+            inputs,
+            y,
+            num_steps=self.num_steps or default_num_steps(len(X)),
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            seed=fit,
+            progress_bar=bool(self.verbose),
+        )
+        self.params_, self.losses_ = result.params, np.asarray(result.losses)
+        fitted = self.guide_.on(*data) if isinstance(self.guide_, Guide) else self.guide_
+        self.posterior_ = Posterior(self.model_, fitted, self.params_)
+        self._predictions = SameDraws(self.posterior_, draws, self.num_samples)
+
+    def _inputs(self, X: Any) -> Array:
+        """New inputs in standard units, checked against those of the fit."""
+        check_is_fitted(self)
+        return self.units_X_(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _require_settings(self, owner: str) -> None:
+        counts = {"layers": "2", "batch_size": "1000", "num_samples": "100"}
+        counts |= {name: f"{name}=None" for name in ("num_inducing", "num_steps") if getattr(self, name) is not None}
+        for name, hint in counts.items():
+            require_count(owner, name, getattr(self, name), hint)
+        rate = self.learning_rate
+        if not isinstance(rate, int | float | np.number) or not 0 < rate < np.inf:
+            raise ValueError(f"{owner}: expected a positive learning_rate, got {rate!r}: try 0.05")
+
+
+def _is_guide(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Guide) and _needs(value) == {"model"}
+
+
+def _is_kernel_of_two(value: Any) -> bool:
+    return callable(value) and list(inspect.signature(value).parameters)[:2] == ["variance", "lengthscale"]
+
+
+def _needs(value: Callable[..., Any]) -> set[str]:
+    """Arguments that a callable cannot do without."""
+    given = inspect.signature(value).parameters.values()
+    return {p.name for p in given if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _named(owner: str, name: str, value: Any, module: Any, fits: Callable[[Any], bool]) -> Callable[..., Any]:
+    """What a setting means: a function is itself, and a text the name of one in a module."""
+    if callable(value):
+        return value
+    names = [n for n in module.__all__ if fits(getattr(module, n))]
+    if value not in names:
+        near = nearest(value, names) if isinstance(value, str) else None
+        hint = f"{name}={near!r}" if near else f"or a function, as dgp.{name}s has them"
+        raise ValueError(f"{owner}: expected {name} to be one of {', '.join(names)}, got {value!r}: {hint}")
+    return getattr(module, value)
