@@ -44,11 +44,13 @@ SCALAR = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("function", "kind"), SCALAR)
 def test_of_functions(function, kind):
     assert dependence(function, jnp.ones(5)) == [kind]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("conditional", "largest"),
     [

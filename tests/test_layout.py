@@ -99,6 +99,7 @@ def test_every_place_is_in_the_table():
     assert {place(name) for name in FILES} == {*ALLOWED, "names", "_typing", "_checks", "_data"}
 
 
+@pytest.mark.smoke
 def test_arrows_go_one_way():
     order = list(ALLOWED)
     for here, allowed in ALLOWED.items():
@@ -198,6 +199,7 @@ def test_gone(pattern):
     assert not [name for name, path in FILES.items() if re.search(pattern, path.read_text(), re.MULTILINE)]
 
 
+@pytest.mark.smoke
 def test_import_needs_no_optional_package():
     """``import numpyro_dgp`` must work where ArviZ and matplotlib are missing."""
     optional = ["arviz", "arviz_base", "arviz_stats", "matplotlib", "pandas", "sklearn", "xarray"]
