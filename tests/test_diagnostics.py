@@ -78,7 +78,6 @@ def trees():
     }
 
 
-@pytest.mark.smoke
 def test_shapes_of_known_tails():
     u = rng.uniform(size=(20_000, 3))
     expected = np.array([0.3, 0.7, 1.2])
@@ -194,7 +193,6 @@ def test_transforms_are_uniform_where_predictions_are_right(draw, key):
     assert (np.abs(found.share - found.levels) < 4 * found.error).all()
 
 
-@pytest.mark.smoke
 def test_coverage_counts():
     found = coverage([0.0, 0.05, 0.5, 0.94, 0.96], [0.5, 0.9])
     np.testing.assert_allclose(found.share, [0.2, 0.6])
