@@ -42,7 +42,8 @@ def deprecated(*, since: str, removed: str, instead: str, argument: str | None =
     """
 
     def decorate(target: T) -> T:
-        function: Any = target.__init__ if isinstance(target, type) else target
+        marked: Any = target
+        function = marked.__init__ if isinstance(target, type) else marked
         signature = inspect.signature(function)
         if argument is not None and argument not in signature.parameters:
             raise ValueError(
@@ -58,10 +59,10 @@ def deprecated(*, since: str, removed: str, instead: str, argument: str | None =
                 warnings.warn(message, DeprecationWarning, stacklevel=2)
             return function(*args, **kwargs)
 
-        marked: Any = warning
         if isinstance(target, type):
-            target.__init__ = warning  # type: ignore[misc]
-            marked = target
+            marked.__init__ = warning
+        else:
+            marked = warning
         marked.__doc__ = f"{inspect.cleandoc(target.__doc__ or '')}\n\n.. deprecated:: {since}\n   {message}."
         return marked
 
