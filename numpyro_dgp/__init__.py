@@ -45,6 +45,7 @@ from numpyro_dgp.predict import Posterior
 from numpyro_dgp.primitives import gp, latent
 from numpyro_dgp.representations.basis import Basis
 from numpyro_dgp.representations.grid import Grid
+from numpyro_dgp.representations.harmonics import Harmonics
 from numpyro_dgp.representations.inducing_patches import InducingPatches
 from numpyro_dgp.representations.neighbours import Neighbours
 from numpyro_dgp.representations.points import Points
@@ -74,6 +75,7 @@ __all__ = [
     "Points",
     "Grid",
     "Basis",
+    "Harmonics",
     "Neighbours",
     "Patches",
     "InducingPatches",

@@ -3,5 +3,16 @@ of a deeper program at the fit of a shallower one."""
 
 from numpyro_dgp.deepening.deepen import DeeperStart, deepen
 from numpyro_dgp.layer_starts import LayerStart, Standardizer, inducing_patches, kmeans, layers, mixing
+from numpyro_dgp.representations.dense_start import from_dense
 
-__all__ = ["DeeperStart", "LayerStart", "Standardizer", "deepen", "inducing_patches", "kmeans", "layers", "mixing"]
+__all__ = [
+    "DeeperStart",
+    "LayerStart",
+    "Standardizer",
+    "deepen",
+    "from_dense",
+    "inducing_patches",
+    "kmeans",
+    "layers",
+    "mixing",
+]

@@ -42,8 +42,8 @@ ALLOWED = {
     "predict": "model densities fitted prediction",
     "deepening": "guides inference model predict",
     "new_data": "algebra guides inference model optim prediction predict",
-    "plots": "kernels rings densities predict",
     "design": "algebra model densities draws fitted prediction predict new_data layer_starts",
+    "plots": "kernels rings densities predict design",
     "diagnostics": "model guides inference densities draws predict plots",
     "testing": "algebra kernels model guides inference",
 }

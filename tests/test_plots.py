@@ -216,3 +216,56 @@ def test_ring_spectra_refuse_bad_input():
         plots.ring_spectra(dgp.rings.Ring(0.0, 1.0, (4, 4)), {})
     with pytest.raises(ValueError, match=r"expected values at all 8 points of the grid.*got shape \(7,\)"):
         plots.ring_spectra(dgp.rings.Ring(0.0, 1.0, 8), {}, values=np.zeros(7))
+
+
+BOX = {"speed, m/s": (0.0, 2.0), "mass, kg": (1.0, 3.0), "angle": (0.0, 1.0)}
+
+
+def lines(X):
+    return np.array([[1.0, 0.5, 0.0], [1.0, 0.9, 0.0]]) @ np.asarray(X).T
+
+
+def test_indices_have_an_interval_and_the_error_of_the_integration(key):
+    found = dgp.design.sobol_indices(lines, BOX, key, num_points=16, progress_bar=False)
+    ax = plots.sobol_indices(found, reference=found, level=0.5).axes[0]
+    first, total = (c for c in ax.containers if hasattr(c, "patches"))
+    low, high = found.total.interval(0.5)
+    np.testing.assert_allclose([bar.get_x() for bar in total], low)
+    np.testing.assert_allclose([bar.get_width() for bar in total], high - low)
+    points = [c for c in ax.containers if hasattr(c, "has_xerr")]
+    ends = np.array(points[0].lines[2][0].get_segments())[:, :, 0]
+    mean, error = found.first.mean, found.first.integration_error
+    np.testing.assert_allclose(ends, np.stack([mean - 2 * error, mean + 2 * error], -1))
+    assert [text.get_text() for text in ax.get_yticklabels()] == list(BOX)
+    places = [bar.get_y() for bar in first]
+    assert places == sorted(places, reverse=True)  # the first column on top
+    assert {text.get_text() for text in ax.get_legend().get_texts()} == {"first order", "total", "reference"}
+
+
+def test_main_effects_are_curves_with_two_bands(key):
+    found = dgp.design.main_effects(lines, BOX, key, num_values=5, num_points=16, progress_bar=False)
+    figure = plots.main_effects(found, reference=found, label="mean energy, J")
+    assert [ax.get_xlabel() for ax in figure.axes] == list(BOX)
+    assert figure.axes[0].get_ylabel() == "mean energy, J"
+    for d, ax in enumerate(figure.axes):
+        curve, reference = ax.lines
+        np.testing.assert_allclose(curve.get_xydata(), np.stack([found.x[d], found.curves.mean[d]], -1))
+        np.testing.assert_allclose(reference.get_xydata(), curve.get_xydata())
+        emulator, integration = (c.get_paths()[0].vertices[:, 1] for c in ax.collections)
+        low, high = found.curves.interval(0.9)
+        assert (emulator.min(), emulator.max()) == pytest.approx((low[d].min(), high[d].max()))
+        widest = found.curves.mean[d] + 2 * found.curves.integration_error[d]
+        assert integration.max() == pytest.approx(widest.max())
+
+
+def test_figures_of_sensitivity_refuse_other_things(key):
+    found = dgp.design.sobol_indices(lines, BOX, key, num_points=2, progress_bar=False)
+    effects = dgp.design.main_effects(lines, BOX, key, num_points=2, num_values=2, progress_bar=False)
+    with pytest.raises(ValueError, match=r"expected what dgp.design.sobol_indices returns, got MainEffects"):
+        plots.sobol_indices(effects)
+    with pytest.raises(ValueError, match=r"expected what dgp.design.main_effects returns, got SobolIndices"):
+        plots.main_effects(effects, reference=found)
+    with pytest.raises(
+        ValueError, match=r"reference with the columns speed, m/s, mass, kg, angle, got x0, x1, x2: call"
+    ):
+        plots.sobol_indices(found, reference=found._replace(names=("x0", "x1", "x2")))

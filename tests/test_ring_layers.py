@@ -514,3 +514,54 @@ def test_natural_step_goes_to_the_optimal_mean():
     with numpyro.handlers.seed(rng_seed=0):
         f = dgp.gp("f", dgp.kernels.RBF(), grid)
     np.testing.assert_allclose(params["f_auto_loc"], dgp.rings.optimal_mean(f, x, y, 0.2), atol=1e-7)
+
+
+def _on_ring(X, y=None):
+    f = dgp.gp("f", RBF(), dgp.Grid(-2.0, 2.0, 16))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(jnp.sin(0.1 * X) * 10), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+
+@pytest.mark.parametrize("method", mostly_slow(["predict"], ["predict", "functions", "batches"]))
+def test_predictions_outside_of_the_ring_are_an_error(method):
+    """Also where the program computes the layer's inputs, and where rows are filled up to a round number."""
+    posterior, key = dgp.Posterior(_on_ring, samples={"f": jnp.zeros((10, 16))}), jax.random.key(0)
+    calls = {
+        "predict": lambda X: posterior.predict(key, X).mean,
+        "functions": lambda X: posterior.functions(key)(X)["y"],
+        "batches": lambda X: posterior.predict(key, X, batch_size=2, progress_bar=False).mean,
+    }
+    inside = jnp.array([[-1.0], [0.5], [1.9]])
+    assert np.isfinite(calls[method](inside)).all()
+    with pytest.raises(ValueError, match=r"inputs on the ring, from -2.0 to 2.0, got 1 outside, for example 3.89"):
+        calls[method](inside.at[1].set(4.0))
+
+
+def test_draws_of_counts_outside_of_the_ring_are_an_error():
+    """Programs with loops that end by chance cannot be compiled with their checks."""
+
+    def model(X, y=None):
+        f = dgp.gp("f", RBF(), dgp.Grid(-2.0, 2.0, 16))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
+
+    posterior, key = dgp.Posterior(model, samples={"f": jnp.zeros((10, 16))}), jax.random.key(0)
+    assert posterior.sample(key, jnp.array([[0.5]])).shape == (10, 1)
+    with pytest.raises(ValueError, match=r"expected inputs on the ring, from -2.0 to 2.0"):
+        posterior.sample(key, jnp.array([[4.5]]))
+
+
+@pytest.mark.slow
+def test_hidden_values_outside_of_the_ring_are_an_error_in_predictions():
+    def model(X, y=None):
+        f = dgp.gp("f", RBF(), dgp.Points(jnp.linspace(-1, 1, 5)[:, None]), outputs=1, mean=dgp.means.Identity())
+        g = dgp.gp("g", RBF(), dgp.Grid(-6.0, 6.0, 20))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    draws = {"f": jnp.zeros((10, 1, 5)), "g": jnp.ones((10, 20))}
+    posterior, key = dgp.Posterior(model, samples=draws), jax.random.key(0)
+    assert np.isfinite(posterior.predict(key, jnp.array([[0.5], [1.0]])).mean).all()
+    with pytest.raises(ValueError, match=r"expected inputs on the ring, from -6.0 to 6.0"):
+        posterior.predict(key, jnp.array([[0.5], [9.0]]))

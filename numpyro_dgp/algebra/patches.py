@@ -46,7 +46,7 @@ class Patches:
         >>> print(patches(jnp.arange(12))[0])  # pixels 0 and 1 of the first line, and of the second
         [0 1 4 5]
 
-    Source: van der Wilk et al. (2017), section 3; Dutordoir et al. (2020) for places.
+    Source: van der Wilk et al. (2017), section 3; Dutordoir et al. (2020a) for places.
     """
 
     image: tuple[int, ...]

@@ -19,6 +19,7 @@ from numpyro_dgp.kernels.stationary import (
 )
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.kernels.transformed import Transformed
+from numpyro_dgp.kernels.zonal import Zonal, ZonalKernel
 
 __all__ = [
     "RBF",
@@ -50,5 +51,7 @@ __all__ = [
     "Term",
     "Transformed",
     "White",
+    "Zonal",
+    "ZonalKernel",
     "as_kernel",
 ]

@@ -53,7 +53,7 @@ class Convolutional(Kernel):
         [[0.803 0.645]
          [0.645 0.803]]
 
-    Source: van der Wilk et al. (2017), equations 10 and 18; Dutordoir et al. (2020) for places.
+    Source: van der Wilk et al. (2017), equations 10 and 18; Dutordoir et al. (2020a) for places.
     """
 
     kernel: Any

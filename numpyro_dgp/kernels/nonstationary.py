@@ -16,6 +16,7 @@ from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.terms import Term
+from numpyro_dgp.kernels.zonal import ZonalKernel, extended
 
 __all__ = ["ArcCosine", "Linear", "Polynomial", "White"]
 
@@ -187,7 +188,7 @@ def _arc_cosine_jvp(order: int, primals: tuple[Array], tangents: tuple[Array]) -
 
 
 @pytree
-class ArcCosine(Kernel):
+class ArcCosine(ZonalKernel):
     r"""Arc-cosine kernel of order n, the limit of a wide layer of units :math:`\Theta(\tau)\, \tau^n`:
 
     .. math:: k(x, x') = \tfrac{\sigma^2}{\pi} \lVert x\rVert^n \lVert x'\rVert^n J_n(\chi),
@@ -246,11 +247,19 @@ class ArcCosine(Kernel):
         at_zero = {0: 1.0, 1: 1.0, 2: 3.0}[self.order]
         return self.variance * at_zero * self._squared_norm(X) ** self.order
 
+    def directions(self, X: Array) -> Array:
+        return extended(X, self.weight_variances, self.bias_variance) / jnp.sqrt(self._squared_norm(X))[..., None]
+
+    def factor(self, X: Array) -> Array:
+        return self._squared_norm(X) ** (self.order / 2)
+
+    def by_angle(self, angle: Array) -> Array:
+        return self.variance / math.pi * _arc_cosine(self.order, jnp.cos(angle))
+
     def features(self, key: Array, X: Array, num: int) -> Array:
         weight_key, sign_key = jax.random.split(key)
         weights = jax.random.normal(weight_key, (X.shape[-1] + 1, num), X.dtype)
-        bias = jnp.broadcast_to(jnp.sqrt(self.bias_variance), (*X.shape[:-1], 1))
-        activation = matmul(jnp.concatenate([X * jnp.sqrt(self.weight_variances), bias], -1), weights)
+        activation = matmul(extended(X, self.weight_variances, self.bias_variance), weights)
         sign = jax.random.rademacher(sign_key, (num,), X.dtype)
         return (
             sign

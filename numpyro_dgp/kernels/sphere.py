@@ -14,6 +14,7 @@ from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.kernels.base import Kernel, as_kernel
 from numpyro_dgp.kernels.stationary import Matern32
+from numpyro_dgp.kernels.zonal import ZonalKernel, by_chord
 
 __all__ = ["Chordal", "GreatCircle"]
 
@@ -34,6 +35,10 @@ def _require_degrees(owner: str, X: Any) -> None:
             )
 
 
+def _ones(X: Array) -> Array:
+    return jnp.ones(X.shape[:-1], X.dtype)
+
+
 def _directions(X: Array) -> Array:
     """Unit vectors (..., N, 3) of latitudes and longitudes (..., N, 2) in degrees."""
     latitude, longitude = jnp.moveaxis(X * (math.pi / 180), -1, 0)
@@ -42,7 +47,7 @@ def _directions(X: Array) -> Array:
 
 
 @pytree
-class Chordal(Kernel):
+class Chordal(ZonalKernel):
     r"""A kernel of space, on a sphere of radius R: distances are chords, :math:`2 R \sin(\theta / 2)`.
 
     Any kernel of three columns is valid on the sphere in it, of whatever smoothness, and has its draws of functions.
@@ -79,9 +84,15 @@ class Chordal(Kernel):
     def check_inputs(self, X: Any) -> None:
         _require_degrees("Chordal", X)
 
-    def _places(self, X: Array) -> Array:
+    def directions(self, X: Array) -> Array:
         self.check_inputs(X)
-        return self.radius * _directions(X)
+        return _directions(X)
+
+    def by_angle(self, angle: Array) -> Array:
+        return by_chord("Chordal", self.kernel, angle, self.radius)
+
+    def _places(self, X: Array) -> Array:
+        return self.radius * self.directions(X)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         return self.kernel.evaluate(self._places(X1), self._places(X2))
@@ -94,7 +105,7 @@ class Chordal(Kernel):
 
 
 @pytree
-class GreatCircle(Kernel):
+class GreatCircle(ZonalKernel):
     r"""Exponential in the great-circle distance: :math:`\sigma^2 e^{-R\,\theta / \ell}`, on a sphere of radius R.
 
     It is valid for every lengthscale. Smoother functions of the great-circle distance mostly are not: of the Matern
@@ -134,11 +145,16 @@ class GreatCircle(Kernel):
     def check_inputs(self, X: Any) -> None:
         _require_degrees("GreatCircle", X)
 
-    def evaluate(self, X1: Array, X2: Array) -> Array:
-        self.check_inputs(X1)
-        chord2 = squared_distances(_directions(X1), _directions(X2))
-        angle = 2 * jnp.arctan2(safe_sqrt(chord2), safe_sqrt(4 - chord2))
+    def directions(self, X: Array) -> Array:
+        self.check_inputs(X)
+        return _directions(X)
+
+    def by_angle(self, angle: Array) -> Array:
         return self.variance * jnp.exp(-self.radius * angle / self.lengthscale)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        chord2 = squared_distances(self.directions(X1), _directions(X2))
+        return self.by_angle(2 * jnp.arctan2(safe_sqrt(chord2), safe_sqrt(4 - chord2)))
 
     def diagonal(self, X: Array) -> Array:
         return jnp.broadcast_to(self.variance, X.shape[:-1])

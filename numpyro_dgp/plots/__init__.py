@@ -6,5 +6,17 @@ Every function returns the figure, or draws into ``ax`` where one is given.
 from numpyro_dgp.plots.predictions import density, fit, marginals, observed
 from numpyro_dgp.plots.programs import bounds, latent_space, layers
 from numpyro_dgp.plots.ring_spectra import ring_spectra
+from numpyro_dgp.plots.sensitivities import main_effects, sobol_indices
 
-__all__ = ["bounds", "density", "fit", "latent_space", "layers", "marginals", "observed", "ring_spectra"]
+__all__ = [
+    "bounds",
+    "density",
+    "fit",
+    "latent_space",
+    "layers",
+    "main_effects",
+    "marginals",
+    "observed",
+    "ring_spectra",
+    "sobol_indices",
+]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,11 +14,11 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
 from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.outcomes import Range
+from numpyro_dgp.prediction.checked_program import CheckedProgram
 from numpyro_dgp.prediction.independent_rows import IndependentRows
 from numpyro_dgp.prediction.row_batches import Rows, filled, in_batches, round_up
 
@@ -83,7 +85,7 @@ class Predictor:
 
     def __init__(self, fit: Fit) -> None:
         self.fit = fit
-        self._programs: dict[Any, Compiled] = {}
+        self._programs: dict[Any, CheckedProgram] = {}
         self._calls: dict[Any, _Seen] = {}
         self._rows: dict[Any, IndependentRows] = {}
 
@@ -98,7 +100,8 @@ class Predictor:
             kwargs: its keyword arguments.
 
         Raises:
-            ValueError: what the program says of these values where it runs without being compiled, if it predicts NaN.
+            ValueError: what the program says of these values where it runs without being compiled, if a check of its
+                fails or it predicts NaN.
         """
         found = self._run(quantity, key, options, args, kwargs)
         if is_concrete(found) and any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if _is_float(leaf)):
@@ -122,12 +125,19 @@ class Predictor:
         target = Target(seen.site, seen.plates)
         name = quantity, num_samples, treedef, constants, target
         if name not in self._programs:
-            self._programs[name] = Compiled(partial(_predicted, self.fit, *name))
-        run = partial(self._programs[name], key, samples)
+            self._programs[name] = CheckedProgram(partial(_predicted, self.fit, *name))
+        failed: list[Any] = []
+
+        def run(arrays: list[Any], batch: Array | None) -> Any:
+            sound, found = self._programs[name](key, samples, arrays, batch)
+            if not sound:
+                failed.append((arrays, batch))
+            return found
+
         rows = self._independent(name, key, samples, arrays, seen.sizes, options.batch_size)
         if options.batch_size is None:
-            return run(arrays, None) if rows is None else filled(run, arrays, rows)
-        if rows is None or not rows.in_plates:
+            found = run(arrays, None) if rows is None else filled(run, arrays, rows)
+        elif rows is None or not rows.in_plates:
             jax.eval_shape(run, arrays, None)  # raises what is wrong with the call itself
             raise ValueError(
                 "Posterior: expected rows that are predicted independently of each other with batch_size=, got a "
@@ -135,7 +145,11 @@ class Predictor:
                 "up or compared, sites outside the plate of the rows, arguments in which rows are not the first axis, "
                 "or numbers computed from how many rows there are: leave batch_size out"
             )
-        return in_batches(run, arrays, rows, options.progress_bar)
+        else:
+            found = in_batches(run, arrays, rows, options.progress_bar)
+        if failed:
+            _give_reason(self.fit, *name, key, samples, [(arrays, None), *failed])
+        return found
 
     def range(self, args: Any, kwargs: Any) -> Range:
         """The range of y in a call with such arguments."""
@@ -240,3 +254,28 @@ def _predicted(
     draws = jax.random.split(key, num_samples), samples
     found = over_draws(lambda key, sample: of_draw(key, sample, args, kwargs), draws, width, dtype)
     return found if quantity.finish is None else quantity.finish(found)
+
+
+def _give_reason(
+    fit: Fit,
+    quantity: Quantity,
+    num_samples: int,
+    treedef: Any,
+    constants: tuple[Any, ...],
+    target: Target,
+    key: Array,
+    samples: dict[str, Array],
+    calls: list[tuple[list[Any], Array | None]],
+) -> None:
+    """Run draw after draw without compiling, up to the first that raises an error or gives a warning."""
+    for (arrays, batch), i in itertools.product(calls, range(num_samples)):
+        args, kwargs = _arguments(treedef, constants, arrays)
+        sample = {name: values[i] for name, values in samples.items()}
+        draw = jax.random.split(key, num_samples)[i]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            quantity.of_draw(*quantity.settings, fit, target._replace(batch=batch), draw, sample, args, kwargs)
+        for warning in said:
+            warnings.warn(warning.message, stacklevel=5)
+        if said:
+            return

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import violated
+from numpyro_dgp._checks import is_concrete, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -99,13 +99,14 @@ class RingFunction(InducedFunction):
         return hartley(jnp.sqrt(prior.spectrum) * v, prior.blocks)
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
-        x = super().checked(x, noise)
-        if violated(_is_between, x, self.ring.low, self.ring.high):
+        given, x = x, super().checked(x, noise)
+        known = given if is_concrete(given) else x  # an array that a traced program makes of it is not
+        if violated(_is_between, known, self.ring.low, self.ring.high):
             low, high = np.asarray(self.ring.low), np.asarray(self.ring.high)
-            outside = ~_is_between(np.asarray(x), low, high)
+            outside = ~_is_between(np.asarray(known), low, high)
             raise ValueError(
                 f"f(x): expected inputs on the ring, from {low} to {high}, got {int(outside.sum())} outside, for "
-                f"example {np.asarray(x)[outside][0]}: make the Grid longer, dgp.Grid.around(X, lengthscale)"
+                f"example {np.asarray(known)[outside][0]}: make the Grid longer, dgp.Grid.around(X, lengthscale)"
             )
         return x
 
