@@ -54,7 +54,7 @@ from numpyro_dgp.representations.points import Points
 from numpyro_dgp.representations.state_space import StateSpace
 from numpyro_dgp.state_space import StateSpaceNormal
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 if jax.__version_info__[:2] == (0, 10):
     warnings.warn(

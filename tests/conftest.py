@@ -10,6 +10,8 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_disable_most_optimizations", True)
 
+QUICK = "smoke and not slow"  # what -m smoke stands for: a test in the selection may have slow cases
+
 
 def _compile_quickly():
     """XLA's older emitters compile these small programs in half the time; not every jaxlib still has them."""
@@ -21,12 +23,20 @@ def _compile_quickly():
 
 def pytest_configure(config):
     """Compiled programs are kept between modules and runs: most of the time here goes into compilation."""
+    if config.option.markexpr == "smoke":
+        config.option.markexpr = QUICK
     if "PYTEST_XDIST_WORKER" not in os.environ:
         _compile_quickly()
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")  # files are not written atomically
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax") / worker))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """``-m smoke`` reads only the files that have such tests, so that it needs what these import and nothing else."""
+    chosen = config.option.markexpr == QUICK and collection_path.match("test_*.py")
+    return True if chosen and "@pytest.mark.smoke" not in collection_path.read_text() else None
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,6 +43,7 @@ def tree():
     return dgp.to_arviz(posterior, jax.random.key(0), X, Y, num_samples=100, losses=np.arange(7.0)), params
 
 
+@pytest.mark.smoke
 def test_densities_of_a_shallow_model_are_the_dense_ones(key):
     found = dgp.to_arviz(FIT, key, X, Y, num_samples=20)
     root = np.asarray(PARAMS["g_auto_scale_tril"])

@@ -106,6 +106,7 @@ def test_equal_to_numpyro(kernel, D):
     np.testing.assert_allclose(products(f, x), A @ A.T, atol=1e-12)
 
 
+@pytest.mark.smoke
 def test_weights_determine_the_function():
     v = np.random.default_rng(1).normal(size=12)
     f = layer(RBF(), BASIS, v, mean=dgp.means.Constant(0.5))

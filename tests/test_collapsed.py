@@ -32,6 +32,7 @@ def grams(kernel, X, Z):
     return np.asarray(factor @ factor.T), np.asarray(kernel(Z, X)), np.asarray(kernel.gram(X))
 
 
+@pytest.mark.smoke
 def test_titsias_bound_optimum_and_predictions():
     whiten, A, variances = features(RBF, X, Z)
     data = C.from_features(A, variances, Y, NOISE)

@@ -64,6 +64,7 @@ GUIDE = dgp.guides.InducingPoint(deep)
 PARAMS = random_params(deep, GUIDE, X, Y)
 
 
+@pytest.mark.smoke
 def test_bound_against_quadrature_over_the_hidden_layer():
     """Draws of the bound have the mean that Gauss-Hermite nodes for every hidden value give."""
     draws = draws_of_bound(dgp.ELBO(), PARAMS, deep, GUIDE, X, Y, num=4000)
@@ -86,6 +87,7 @@ def test_bound_against_hand_written_loops():
     np.testing.assert_allclose(value, total - divergence(PARAMS), rtol=1e-7)
 
 
+@pytest.mark.smoke
 def test_vanishing_inner_layer_is_the_shallow_model():
     """Inner variance to zero with an identity mean leaves the bound of one layer."""
     model = partial(deep, inner=dgp.kernels.RBF(1e-14, 0.9))
@@ -197,6 +199,7 @@ def test_linear_mean_alone_returns_the_projection():
     np.testing.assert_allclose(np.abs(h), np.abs(projected), atol=1e-8)
 
 
+@pytest.mark.smoke
 def test_mean_field_bound_by_hand():
     """The mean-field bound, with q(u) integrated, against dense algebra for given hidden draws."""
     model = partial(deep, process_noise=0.4)

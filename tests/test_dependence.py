@@ -32,6 +32,8 @@ SCALAR = [
     (lambda v: jnp.stack([v, 1 - v], -1), E),
     (lambda v: jnp.stack([v, 1 - v], -1).sum(-1), E),
     (lambda v: jax.nn.softmax(v[:, None] * jnp.ones(3), -1), E),
+    (lambda v: jax.lax.pad(v[:, None], 0.0, ((0, 0, 0), (1, 0, 0))), E),
+    (lambda v: jax.lax.pad(v, 0.0, ((1, -1, 0),)), M),
     (lambda v: v - v.mean(), M),
     (lambda v: v[::-1], M),
     (jnp.cumsum, M),
@@ -42,11 +44,13 @@ SCALAR = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("function", "kind"), SCALAR)
 def test_of_functions(function, kind):
     assert dependence(function, jnp.ones(5)) == [kind]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("conditional", "largest"),
     [

@@ -80,6 +80,7 @@ def test_prior_belief_gives_the_prior():
     np.testing.assert_allclose(f.joint(X).covariance[0], rbf(X, X, 1.3, LS), atol=1e-8)
 
 
+@pytest.mark.smoke
 def test_outputs_are_independent_copies():
     q = beliefs(3)
     f = open_gp(q, KERNEL, dgp.Points(Z), outputs=3, mean=dgp.means.Linear(np.ones((2, 3)), 0.5))
@@ -107,6 +108,7 @@ def test_separate_kernels_and_inducing_inputs(separate_inputs, separate_kernels)
         np.testing.assert_allclose(f.joint(X).covariance[p], covariance, atol=1e-6)
 
 
+@pytest.mark.smoke
 def test_mixed_kernel_types_per_output():
     kernels = [KERNEL, dgp.kernels.Matern32() + dgp.kernels.Linear()]
     f = open_gp(beliefs(2), kernels, dgp.Points(Z), outputs=2)
@@ -135,6 +137,7 @@ def test_leading_dimensions_broadcast(outputs):
     )
 
 
+@pytest.mark.smoke
 def test_process_noise():
     f = open_gp(beliefs(2), KERNEL, dgp.Points(Z), outputs=2)
     noise = np.array([0.1, 0.5])

@@ -61,6 +61,7 @@ def test_where_parameters_start():
     np.testing.assert_allclose(params["noise_auto_loc"], 0.123)
 
 
+@pytest.mark.smoke
 def test_guide_returns_every_latent_and_hides_the_rest():
     guide = G.InducingPoint(bayesian)
     with handlers.seed(rng_seed=0), handlers.trace() as sites:
@@ -324,6 +325,7 @@ def test_discrete_sites_are_refused():
         params_of(model, G.InducingPoint(model), X, Y)
 
 
+@pytest.mark.smoke
 def test_bad_data_is_reported_before_any_step():
     guide = G.InducingPoint(shallow)
     params = random_params(shallow, guide, X, Y)

@@ -14,7 +14,9 @@ import numpyro_dgp
 ROOT = Path(numpyro_dgp.__file__).parent
 DESIGN = ROOT.parent / "docs" / "design.md"
 
-# What every place may import of this package, beside its own files, _typing, _checks and _data. A place is a folder or
+# Files that every place may import.
+SHARED = ["_typing", "_checks", "_data", "_deprecations"]
+# What every place may import of this package, beside its own files and the shared ones. A place is a folder or
 # one of the files beside them; docs/design.md shows the same table.
 ALLOWED = {
     "algebra": "",
@@ -99,9 +101,10 @@ INSIDE = {name: {i for i in imports(name) if i.split(".")[0] == "numpyro_dgp" an
 
 
 def test_every_place_is_in_the_table():
-    assert {place(name) for name in FILES} == {*ALLOWED, "names", "_typing", "_checks", "_data"}
+    assert {place(name) for name in FILES} == {*ALLOWED, "names", *SHARED}
 
 
+@pytest.mark.smoke
 def test_arrows_go_one_way():
     order = list(ALLOWED)
     for here, allowed in ALLOWED.items():
@@ -110,7 +113,7 @@ def test_arrows_go_one_way():
         here = place(name)
         if here in ("names", "_typing"):
             continue
-        allowed = {here, "_typing", "_checks", "_data", *ALLOWED.get(here, "").split()}
+        allowed = {here, *SHARED, *ALLOWED.get(here, "").split()}
         for imported in found:
             assert imported != "numpyro_dgp", f"{name} imports the whole package"
             there = place(imported)
@@ -179,7 +182,7 @@ def test_the_design_page_shows_the_same_table():
 
 def test_sites_first_appear_in_the_model():
     for name, path in FILES.items():
-        if place(name) in ("_typing", "_checks", "_data", "algebra", "kernels", "means", "bounds", "layer_starts"):
+        if place(name) in (*SHARED, "algebra", "kernels", "means", "bounds", "layer_starts"):
             assert "numpyro.sample" not in path.read_text().replace("numpyro_dgp", "")
 
 
@@ -201,6 +204,7 @@ def test_gone(pattern):
     assert not [name for name, path in FILES.items() if re.search(pattern, path.read_text(), re.MULTILINE)]
 
 
+@pytest.mark.smoke
 def test_import_needs_no_optional_package():
     """``import numpyro_dgp`` must work where ArviZ and matplotlib are missing."""
     optional = ["arviz", "arviz_base", "arviz_stats", "matplotlib", "pandas", "sklearn", "xarray"]

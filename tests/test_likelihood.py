@@ -82,6 +82,7 @@ def test_default_rule_is_accurate(name):
     np.testing.assert_allclose(likelihood.log_prob(jnp.array(y)), fine.log_prob(jnp.array(y)), atol=tolerance)
 
 
+@pytest.mark.smoke
 @few
 def test_closed_form_equals_quadrature_equals_draws(name, key):
     conditional, y, _ = SCALAR[name]
@@ -214,6 +215,7 @@ def test_conditional_may_index_its_argument_as_written():
     assert likelihood.sample(jax.random.key(0), (4, 5)).shape == (4, 5, 3)
 
 
+@pytest.mark.smoke
 def test_survives_jit_and_a_pytree_round_trip(key):
     y = jnp.array([0, 2, 3])
     likelihood = dgp.Likelihood(F, SCALAR["poisson-exp"][0])

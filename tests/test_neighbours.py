@@ -58,6 +58,7 @@ def vecchia(K, neighbours):
 # --- the sets
 
 
+@pytest.mark.smoke
 def test_the_order_is_maxmin():
     order = dgp.Neighbours(X).order
     distances = np.linalg.norm(X[:, None] - X, axis=-1)
@@ -94,6 +95,7 @@ def test_neighbours_are_the_nearest_before(order, num):
     assert sets.steps.size <= 5 * N or num > 3
 
 
+@pytest.mark.smoke
 def test_duplicates_have_neighbours_too():
     """Rows at the same place are each other's neighbours, and nothing is divided by zero."""
     twice = np.repeat(X[:5], 3, 0)

@@ -48,6 +48,7 @@ def loss(objective, params, model, guide, *args, key=KEY):
     return jax.jit(lambda p: objective.loss(key, p, model, guide, *args))(params)
 
 
+@pytest.mark.smoke
 def test_bound_of_new_rows_and_a_fit_is_that_of_all_rows():
     """With the optimum of the first rows: at any q(v), up to the bound of the first rows, which no q changes. With a
     memory, they count that much."""

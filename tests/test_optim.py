@@ -40,6 +40,7 @@ def after_one_step(svi, *args, start=None, **kwargs):
     return state, svi.get_params(state)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("start", ["initial", "random"])
 def test_one_step_of_size_one_is_the_collapsed_optimum(start):
     svi = natural(shallow)
@@ -284,6 +285,7 @@ def test_a_schedule_that_stops_being_a_step_size_is_an_error_that_names_the_step
     assert np.isfinite(dgp.fit(svi, jax.random.key(0), 3, X, Y, progress_bar=False).losses).all()
 
 
+@pytest.mark.smoke
 def test_ramp():
     ramp = log_linear(1e-4, 1e-1, 5)
     np.testing.assert_allclose([ramp(0), ramp(5), ramp(50)], [1e-4, 1e-1, 1e-1], rtol=1e-6)

@@ -36,6 +36,7 @@ def test_mixture_moments_exactly(key):
     np.testing.assert_allclose(POSTERIOR.log_density(key, y, NEW, num_samples=7), np.log(densities.mean(0)), rtol=1e-9)
 
 
+@pytest.mark.smoke
 def test_prediction_of_a_shallow_model_is_analytic(key):
     guide = dgp.guides.InducingPoint(shallow)
     params = {k: v for k, v in PARAMS.items() if k[0] == "g"}

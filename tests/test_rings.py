@@ -65,6 +65,7 @@ def test_draws_have_the_covariance(key):
     assert (abs(products.mean(0) - expected) < 4.5 * error).all()
 
 
+@pytest.mark.smoke
 def test_no_margin_closes_the_ring_behind_the_last_point():
     x = np.delete(np.arange(101) * 0.5, [3, 50])  # a prime number of points
     ring, observed = dgp.rings.regular(x, margin=0.0)
@@ -75,6 +76,7 @@ def test_no_margin_closes_the_ring_behind_the_last_point():
     assert dgp.rings.regular(np.arange(88) * 0.1, margin=12 * 0.1)[0].sizes == (100,)  # 1.2000000000000002
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("num", [2, 3, 50, 997, 9973, 100_003, 1_000_000])
 @pytest.mark.parametrize("margin", [1.0, 17.0, 100.0])
 def test_padding_costs_no_dense_solve(num, margin):

@@ -28,6 +28,7 @@ def effective(draws):
     return np.asarray(numpyro.diagnostics.effective_sample_size(np.asarray(draws)[None]))
 
 
+@pytest.mark.smoke
 def test_nuts_lands_on_the_optimal_posterior():
     """One layer, fixed hyperparameters, Gaussian likelihood: Titsias' optimal q(u), exactly Gaussian."""
     draws = run(shallow, X, Y, warmup=500, samples=4000).get_samples()["g"]
@@ -195,6 +196,7 @@ def test_samples_of_a_chain_are_not_for_other_rows():
     assert dgp.Posterior(program, samples=draws).sample(jax.random.key(0), X[:7], num_samples=3).shape == (3, 7)
 
 
+@pytest.mark.smoke
 def test_a_prepared_program_survives_pickle():
     program = pickle.loads(pickle.dumps(dgp.for_mcmc(explicit, {"unused": jnp.ones(2)})))
     values = {name: jnp.ones(shape) for name, shape in (("f", (1, 8)), ("g", (8,)))}

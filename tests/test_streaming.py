@@ -36,6 +36,7 @@ def shallow(X, y=None, width=None):
 X_SOME = X[:8]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("rows", "size", "block", "window"), [(1000, 100, 10, 20), (1003, 64, 10, 7), (50, 50, 99, 9)])
 def test_an_epoch_has_every_row_once(rows, size, block, window):
     stream = dgp.Stream((np.arange(rows), -np.arange(rows)), size, block=block, window=window)
@@ -77,6 +78,7 @@ def test_mean_over_an_epoch_is_the_whole():
     np.testing.assert_allclose(np.mean(found), log_density(shallow, (X, Y), {}, values)[0], rtol=1e-12)
 
 
+@pytest.mark.smoke
 def test_a_fit_and_an_interrupted_fit(tmp_path):
     model = dgp.minibatch(shallow, data=len(X))
     svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.05), dgp.ELBO())

@@ -83,6 +83,7 @@ def test_adam_reaches_the_collapsed_bound():
     np.testing.assert_allclose(-result.losses[-1], collapsed, atol=1e-2)
 
 
+@pytest.mark.smoke
 def test_kl_is_zero_at_the_prior():
     """With q = prior the divergence is zero, and the bound is the expected log likelihood alone."""
     guide = dgp.guides.InducingPoint(shallow)
@@ -163,6 +164,7 @@ def test_opper_archambeau_reaches_the_full_rank_optimum():
     assert worse < reference - 1.0
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rule", [dgp.guides.Full(), dgp.guides.OpperArchambeau()])
 def test_guides_over_exact_values_match_dense_algebra(rule):
     guide = dgp.guides.InducingPoint(exact, sites={"v": rule})
@@ -193,6 +195,7 @@ def test_guides_over_exact_values_match_dense_algebra(rule):
     np.testing.assert_allclose(dist.kl_divergence(q, prior), expected, rtol=rtol)
 
 
+@pytest.mark.smoke
 def test_exact_regression_as_a_program():
     """``numpyro.sample("y", f(X, noise=s), obs=y)`` is the exact Gaussian process."""
 

@@ -57,6 +57,7 @@ def test_one_compiled_program_for_any_number_of_steps():
     assert traces(3) == traces(130)
 
 
+@pytest.mark.smoke
 def test_numpy_data_and_keyword_arguments():
     ours = fit(make(), 5, np.asarray(X), y=np.asarray(Y), batch=7)
     assert np.isfinite(ours.losses).all()
@@ -213,6 +214,7 @@ def test_files_of_something_else(tmp_path):
         dgp.load(tmp_path / "other.npz")
 
 
+@pytest.mark.smoke
 def test_random_keys_of_another_kind_survive_a_checkpoint(tmp_path):
     """The state of a fit holds a key, and the file its numbers."""
     key = jax.random.key(3, impl="rbg")

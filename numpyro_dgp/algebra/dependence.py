@@ -152,6 +152,8 @@ def _keeps_elements(equation: Any, kinds: list[Dependence], shape: tuple[int, ..
     if name in _AXIS_PARAMETER:
         axes = params[_AXIS_PARAMETER[name]]
         return all(axis >= n for axis in (axes if isinstance(axes, tuple) else (axes,)))
+    if name == "pad":
+        return all(tuple(added) == (0, 0, 0) for added in params["padding_config"][:n])
     if name == "slice":
         return params["strides"] is None or all(stride == 1 for stride in params["strides"][:n])
     return False

@@ -1,0 +1,85 @@
+"""The public names of the package and how they are called, as text. To store it: ``python tests/public_api.py``."""
+
+import inspect
+from pathlib import Path
+from types import ModuleType
+
+import numpyro_dgp as dgp
+
+STORED = Path(__file__).with_name("public_api.txt")
+
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def default(value):
+    """A default value where its text is the same everywhere, else dots."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return repr(value) if all(isinstance(part, PLAIN) for part in parts) else "..."
+
+
+def signature(function):
+    """Names, kinds and defaults of the arguments, without annotations: how it may be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return "(...)"
+    plain = [
+        p.replace(annotation=p.empty, default=p.empty if p.default is p.empty else Default(p.default))
+        for p in parameters
+        if p.name != "self"
+    ]
+    return str(inspect.Signature(plain))
+
+
+class Default:
+    """Stands for a default value in a signature."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        return default(self.value)
+
+
+def members(cls, public):
+    """Methods and properties of a class that it or a public base class defines, with their signatures."""
+    for name in sorted(dir(cls)):
+        owner = next((c for c in cls.__mro__ if name in vars(c)), None)
+        if name.startswith("_") or not (owner is cls or owner in public):
+            continue
+        value = inspect.getattr_static(cls, name)
+        if isinstance(value, staticmethod | classmethod) or inspect.isfunction(value):
+            yield f".{name}{signature(getattr(cls, name))}"
+        elif isinstance(value, property):
+            yield f".{name}"
+
+
+def modules(module=dgp, prefix="dgp"):
+    """The package and its public modules, with the names under which users have them."""
+    yield prefix, module
+    for name in sorted(module.__all__):
+        if isinstance(value := getattr(module, name), ModuleType):
+            yield from modules(value, f"{prefix}.{name}")
+
+
+def listing():
+    """One line for every name in ``__all__`` of the package or of a public module, and for every member of a class."""
+    names = {f"{prefix}.{name}": getattr(module, name) for prefix, module in modules() for name in module.__all__}
+    public = {value for value in names.values() if inspect.isclass(value)}
+    for where, value in sorted(names.items()):
+        if inspect.isclass(value):
+            yield f"class {where}{signature(value)}"
+            yield from (f"    {where}{member}" for member in members(value, public))
+        else:
+            yield f"{where}{signature(value)}" if callable(value) else where
+
+
+def text():
+    """The whole listing."""
+    return "\n".join(listing()) + "\n"
+
+
+if __name__ == "__main__":
+    STORED.write_text(text())
+    print(f"{STORED}: {len(text().splitlines())} lines")
