@@ -22,7 +22,7 @@ extensions = [
     "bundled_mathematics",
     "source_links",
 ]
-source_suffix = {".md": "myst-nb", ".rst": "restructuredtext"}
+source_suffix = {".rst": "restructuredtext", ".md": "myst-nb"}  # what autosummary writes is the first
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 suppress_warnings = ["myst.strikethrough"]
@@ -38,7 +38,10 @@ nb_execution_timeout = 180
 nb_merge_streams = True
 
 autosummary_generate = True
-autosummary_ignore_module_all = False
+autosummary_filename_map = {  # classes beside functions of the same name, for file systems that see no difference
+    f"numpyro_dgp.diagnostics.{name}": f"numpyro_dgp.diagnostics.{name}-class"
+    for name in ("Convergence", "Coverage", "Evidence")
+}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
