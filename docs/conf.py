@@ -44,7 +44,7 @@ autosummary_filename_map = {  # classes beside functions of the same name, for f
 }
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-autodoc_class_signature = "separated"
+autodoc_class_signature = "mixed"
 napoleon_use_rtype = False
 
 # Names of other projects are looked up in a list of our own, so that a build needs no network.
