@@ -34,7 +34,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(Path(__file__).parent / "_build" / ".jupyter_cache")
 nb_execution_raise_on_error = True
-nb_execution_timeout = 180
+nb_execution_timeout = 300
 nb_merge_streams = True
 
 autosummary_generate = True
