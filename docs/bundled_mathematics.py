@@ -1,7 +1,7 @@
-"""MathJax from an installed package, so that formulas need no other server: one file, copied beside the pages.
+"""MathJax from an installed package, so that formulas need no other server: one file is copied.
 
-``sphinx-mathjax-offline`` ships MathJax 3 (Apache 2.0). ``tex-svg-full.js`` has all of TeX's macros and draws its own letters, so that
-it loads neither fonts nor further scripts.
+``sphinx-mathjax-offline`` ships MathJax 3 (Apache 2.0). ``tex-svg-full.js`` has all of TeX's macros
+and draws its own letters, so that it loads neither fonts nor further scripts.
 """
 
 import shutil

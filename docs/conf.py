@@ -5,7 +5,7 @@ from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from inventories import compiled  # noqa: E402
+from inventories import compiled
 
 project = "numpyro_dgp"
 author = "The numpyro_dgp developers"
@@ -22,7 +22,7 @@ extensions = [
     "bundled_mathematics",
     "source_links",
 ]
-source_suffix = {".rst": "restructuredtext", ".md": "myst-nb"}  # what autosummary writes is the first
+source_suffix = {".rst": "restructuredtext", ".md": "myst-nb"}  # autosummary writes the first
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 suppress_warnings = ["myst.strikethrough"]
@@ -36,9 +36,11 @@ nb_execution_cache_path = str(Path(__file__).parent / "_build" / ".jupyter_cache
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+nb_output_stderr = "remove"
 
 autosummary_generate = True
-autosummary_filename_map = {  # classes beside functions of the same name, for file systems that see no difference
+# Classes beside functions of the same name, for file systems that see no difference.
+autosummary_filename_map = {
     f"numpyro_dgp.diagnostics.{name}": f"numpyro_dgp.diagnostics.{name}-class"
     for name in ("Convergence", "Coverage", "Evidence")
 }

@@ -33,7 +33,15 @@ BOX = {"boxstyle": "round,pad=0.5", "linewidth": 1.2}
 
 
 def box(ax: Axes, x: float, y: float, text: str, colour: str, **options: object) -> None:
-    ax.text(x, y, text, va="center", fontsize=10.5, bbox=BOX | {"facecolor": colour, "edgecolor": "0.35"}, **options)
+    ax.text(
+        x,
+        y,
+        text,
+        va="center",
+        fontsize=10.5,
+        bbox=BOX | {"facecolor": colour, "edgecolor": "0.35"},
+        **options,
+    )
 
 
 def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], text: str) -> None:
@@ -52,14 +60,29 @@ def figure() -> plt.Figure:
         arrow(ax, (LEFT + 3.2, y), (RIGHT - 0.25, y), "yes")
         arrow(ax, (LEFT + 1.4, y - 0.36), (LEFT + 1.4, y - HEIGHT + 0.38), "no")
         if guide:
-            box(ax, RIGHT, y + (0.12 if note else 0.0), guide, "#dbe9f6", family="monospace", ha="left")
+            box(
+                ax,
+                RIGHT,
+                y + (0.12 if note else 0.0),
+                guide,
+                "#dbe9f6",
+                family="monospace",
+                ha="left",
+            )
             below = y - (0.4 if "\n" in guide else 0.3)
             ax.text(RIGHT, below, note, fontsize=9.5, color="0.2", va="center")
         else:
             box(ax, RIGHT, y, note, "0.95", ha="left")
     last = -len(QUESTIONS) * HEIGHT
     box(ax, LEFT + 1.4, last, "InducingPoint(model)", "#dbe9f6", family="monospace", ha="center")
-    ax.text(RIGHT - 0.2, last, "any program, any likelihood, minibatches", fontsize=10, va="center", color="0.2")
+    ax.text(
+        RIGHT - 0.2,
+        last,
+        "any program, any likelihood, minibatches",
+        fontsize=10,
+        va="center",
+        color="0.2",
+    )
     ax.set(xlim=(-0.4, 9.0), ylim=(last - 0.5, 0.55))
     ax.axis("off")
     return made

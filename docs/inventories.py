@@ -14,7 +14,8 @@ def compiled(project):
     rows = [line.split() for line in (LISTS / f"{project}.txt").read_text().splitlines()]
     body = "".join(f"{name} {role} 1 {page}#$ -\n" for name, role, page in rows)
     head = f"# Sphinx inventory version 2\n# Project: {project}\n# Version: \n"
+    head += "# The remainder of this file is compressed using zlib.\n"
     path = LISTS.parent / "_build" / "inventories" / f"{project}.inv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(f"{head}# The remainder of this file is compressed using zlib.\n".encode() + zlib.compress(body.encode()))
+    path.write_bytes(head.encode() + zlib.compress(body.encode()))
     return str(path)
