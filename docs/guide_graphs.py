@@ -16,8 +16,24 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
 RADIUS = 0.23
-CHAIN = {"x": (0, 0), "h1": (1, 0), "h2": (2, 0), "y": (3, 0), "u1": (1, 1), "u2": (2, 1), "u3": (3, 1)}
-OUTPUTS = {"x": (0, 0), "ha": (1, 0), "hb": (2, 0), "y": (3, 0), "ua": (1, 1), "ub": (2, 1), "u2": (3, 1)}
+CHAIN = {
+    "x": (0, 0),
+    "h1": (1, 0),
+    "h2": (2, 0),
+    "y": (3, 0),
+    "u1": (1, 1),
+    "u2": (2, 1),
+    "u3": (3, 1),
+}
+OUTPUTS = {
+    "x": (0, 0),
+    "ha": (1, 0),
+    "hb": (2, 0),
+    "y": (3, 0),
+    "ua": (1, 1),
+    "ub": (2, 1),
+    "u2": (3, 1),
+}
 LATENT = {"x": (0, 0), "w": (1, 0), "h1": (2, 0), "y": (3, 0), "u1": (2, 1), "u2": (3, 1)}
 LABELS = {
     "x": "$x_n$", "y": "$y_n$", "w": "$w_n$", "h1": "$h^1_n$", "h2": "$h^2_n$", "u1": "$u^1$", "u2": "$u^2$",
@@ -72,11 +88,21 @@ def draw(panel: Panel, ax: Any) -> None:
         known, absent = name in "xy", name == "y" and not model
         face = "0.85" if known else "#cfe3f5" if name in panel.own else "white"
         line = "0.7" if absent else "C0" if name in panel.own else "0.25"
-        ax.add_patch(Circle((across, up), RADIUS, fc=face, ec=line, lw=1.3, ls=":" if absent else "-", zorder=3))
+        ax.add_patch(
+            Circle(
+                (across, up), RADIUS, fc=face, ec=line, lw=1.3, ls=":" if absent else "-", zorder=3
+            )
+        )
         ax.text(across, up, LABELS[name], ha="center", va="center", fontsize=9, zorder=4,
                 color="0.6" if absent else "black")  # fmt: skip
     plate = FancyBboxPatch(
-        (-0.42, -0.45), 3.84, 0.84, boxstyle="round,pad=0,rounding_size=0.1", fc="none", ec="0.6", lw=0.8
+        (-0.42, -0.45),
+        3.84,
+        0.84,
+        boxstyle="round,pad=0,rounding_size=0.1",
+        fc="none",
+        ec="0.6",
+        lw=0.8,
     )
     ax.add_patch(plate)
     ax.text(3.38, -0.42, "$N$", ha="right", va="bottom", fontsize=7, color="0.4")

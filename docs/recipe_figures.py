@@ -15,7 +15,9 @@ def draw(page: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     names: dict = {}
     exec(compile("\n".join(blocks), page.name, "exec"), names)
-    names["figure"].savefig(DOCS / "figures" / f"recipe_{page.stem}.png", dpi=110, bbox_inches="tight")
+    names["figure"].savefig(
+        DOCS / "figures" / f"recipe_{page.stem}.png", dpi=110, bbox_inches="tight"
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ NAME = r"[A-Z][a-zé]+(?:-[A-Z][a-zé]+)*"
 AUTHORS = rf"{NAME}(?: et al\.| and {NAME})?"
 YEAR = r"(?:19|20)\d\d[a-z]?"
 # "Titsias (2009)" and "Tebbutt (2016, section 3.2)"; in brackets "(Neal, 2001; Grosse et al., 2015)".
-CITATION = re.compile(rf"({AUTHORS}) \(({YEAR})(?:\)|(?=, ))|(?:(?<=\()|(?<=; ))({AUTHORS}), ({YEAR})(?=[,;)])")
+CITATION = re.compile(
+    rf"({AUTHORS}) \(({YEAR})(?:\)|(?=, ))|(?:(?<=\()|(?<=; ))({AUTHORS}), ({YEAR})(?=[,;)])"
+)
 
 
 def key(match):

@@ -23,5 +23,15 @@ def test_code_runs(page, x32, tmp_path, monkeypatch):
     plt.close("all")
 
 
+WIDTH = 100  # of code on a page, before it has to be scrolled (docs/_static/site.css)
+FENCES = re.compile(r"^( *)```(python|text|sh|\{code-cell\}[^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_fits_the_page(page):
+    wide = [line for *_, code in FENCES.findall(page.read_text()) for line in code.splitlines() if len(line) > WIDTH]
+    assert not wide
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 120

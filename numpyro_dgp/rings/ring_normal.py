@@ -146,7 +146,7 @@ class RingNormal(DrawnFromWhite):
         return (self.pattern.size + (0 if self.has_even_noise else len(self.present)),)
 
     def from_white(self, white: Array) -> Array:
-        """The draw that standard normal numbers (..., *white_shape) give."""
+        """The draw that standard normal numbers, of shape ``(..., *white_shape)``, give."""
         if self.has_even_noise:
             return self.loc + self.total.sqrt(white)[..., self.present]
         process, noise = jnp.split(white, [self.pattern.size], -1)
