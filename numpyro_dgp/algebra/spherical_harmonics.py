@@ -73,7 +73,7 @@ def _basis(dims: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
     factor, left, chosen = np.zeros((size, len(tried))), np.ones(len(tried)), []
     for i in range(size):
         best = int(left.argmax())
-        row = _polynomial(dims, degree, tried @ tried[best]) - factor[:i, best] @ factor[:i]
+        row = _polynomial(dims, degree, (tried * tried[best]).sum(1)) - (factor[:i, best, None] * factor[:i]).sum(0)
         factor[i] = row / math.sqrt(left[best])
         left = left - factor[i] ** 2
         chosen.append(best)

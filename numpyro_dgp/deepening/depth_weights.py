@@ -50,7 +50,7 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
     densities = np.exp(found - found.max(1, keepdims=True))
     weights = np.full(found.shape[1], 1 / found.shape[1])
     for _ in range(_STEPS):
-        slope = (densities / (densities @ weights)[:, None]).mean(0)
+        slope = (densities / (densities * weights).sum(1, keepdims=True)).mean(0)
         if np.log(slope.max()) <= tol:
             break
         weights = weights * slope

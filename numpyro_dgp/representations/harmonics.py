@@ -23,7 +23,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.algebra.linalg import jitter
+from numpyro_dgp.algebra.linalg import jitter, matmul
 from numpyro_dgp.algebra.spherical_harmonics import count, degree_shares, harmonics, zonal_polynomials
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
@@ -278,7 +278,7 @@ class HarmonicFunction(InducedFunction):
             total = kernel.by_angle(jnp.zeros((), rows.dtype))
             every = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[open_]
             which = jax.random.categorical(degree_key, jnp.log(every), shape=(num,))
-            cosine = kernel.directions(rows) @ ends
+            cosine = matmul(kernel.directions(rows), ends)
             found, polynomials = jnp.zeros_like(cosine), zonal_polynomials(self.sphere, cosine)
             for degree in range(last + 2):
                 polynomial = next(polynomials) * count(self.sphere, degree) ** 0.5

@@ -1,4 +1,4 @@
-"""A representation: inducing values that are averages of the function over the bins of a histogram."""
+"""A representation: inducing values that are averages over the bins of a histogram."""
 
 import dataclasses
 
@@ -28,7 +28,9 @@ class Averages:
 
     def open(self, name, kernels, outputs, mean):
         if not isinstance(kernels, dgp.kernels.Kernel):
-            raise ValueError(f"gp {name!r}: expected one kernel for all outputs of Averages, got {len(kernels)}")
+            raise ValueError(
+                f"gp {name!r}: expected one kernel for all outputs of Averages, got {len(kernels)}"
+            )
         cells = self.bins * self.points
         x = self.low + (self.high - self.low) * (jnp.arange(cells) + 0.5)[:, None] / cells
         between = self.average(self.average(kernels(x, x)).T)  # Cov[average, average]
@@ -62,7 +64,8 @@ class AveragedFunction(InducedFunction):
         return 1
 
     def features(self, rows):
-        return self.bins.average(self.kernels(rows, self.x)) @ self.whiten.T  # Cov[f(x), average] L^-T
+        # Cov[f(x), average] L^-T
+        return self.bins.average(self.kernels(rows, self.x)) @ self.whiten.T
 
     def prior_variance(self, rows):
         return self.kernels.diag(rows)

@@ -19,5 +19,7 @@ class LinearBelow(Rule):
         x, P = site.fn.inputs, site.fn.event_shape[0]
         W = site.param("W", lambda: jnp.eye(x.shape[-1], P, dtype=x.dtype))
         b = site.param("b", lambda: jnp.zeros(P, x.dtype))
-        s = site.param("s", lambda: jnp.full(P, self.scale, x.dtype), constraint=constraints.positive)
+        s = site.param(
+            "s", lambda: jnp.full(P, self.scale, x.dtype), constraint=constraints.positive
+        )
         return FunctionValues(x @ W + b, jnp.square(s))

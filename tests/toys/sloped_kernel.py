@@ -28,7 +28,7 @@ class Sloped(dgp.kernels.Kernel):
         return smooth.features(two, X, num) + slopes * smooth.features(three, X, num)
 
     def tilts(self, dims):
-        # A sum of terms s exp(-(x - z)' Lambda (x - z) / 2) prod_j x' A_j z, here with no A and with one.
+        # Terms s exp(-(x - z)' Lambda (x - z) / 2) prod_j x' A_j z, with no A and with one.
         precision = jnp.full(dims, self.lengthscale**-2.0)
         none = jnp.zeros((), precision.dtype)
         return Term(none, precision), Term(none, precision, (jnp.full(dims, self.slope**2.0),))
