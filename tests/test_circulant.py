@@ -183,6 +183,7 @@ def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
         np.testing.assert_allclose(Kxz, periodised(k, ring, X, Z), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 3.0, 5.0, 10.0])
 def test_conditional_variance_is_never_negative(ratio):
     """Not below zero for lengthscales of 1 to 10 grid steps, and with finite gradients."""

@@ -62,6 +62,7 @@ def test_likelihoods(name):
     testing.check_likelihood(conditional, y)
 
 
+@pytest.mark.slow
 def test_likelihoods_of_several_outputs():
     draws = dgp.MonteCarlo(20)
     testing.check_likelihood(lambda v: dist.Categorical(logits=v), [0, 2, 1], outputs=3, integrate=draws)

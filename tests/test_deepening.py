@@ -109,6 +109,7 @@ def shallow():
     return near_the_data()
 
 
+@pytest.mark.slow
 def test_begins_at_the_fit(shallow):
     """Parameters are taken over, q(v) of the new layer is the prior, and of its own numbers only the variance moves."""
     start = deepen(shallow, 2)

@@ -153,6 +153,7 @@ def test_chains():
     assert all(np.isfinite(values).all() for values in mcmc.get_samples().values())
 
 
+@pytest.mark.slow
 def test_importance_weights():
     def model(X, y=None):
         f = dgp.gp("f", KERNEL, Averages(-4.0, 4.0, 6), outputs=1)

@@ -97,6 +97,7 @@ def constant(value):
     return IntegratedFit(dgp.Posterior(model, samples={"f": jnp.zeros((10, 2))}), 0.0, 0.0, {}, {})
 
 
+@pytest.mark.slow
 def test_the_density_has_the_weights_and_the_draws_their_shares():
     mixture = WeightedPosterior({1: constant(0.0), 2: constant(1.0)}, {1: 0.7, 2: 0.3})
     y = np.array([0.0, 1.0])

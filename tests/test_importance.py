@@ -104,6 +104,7 @@ def test_copies_of_outputs_with_kernels_of_their_own():
         assert np.allclose(np.cov(np.asarray(values[:, :, 0, p]).T), want[p], atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_gradient_by_inputs_is_that_of_the_law():
     """Derivatives along the interpolant and along the factor of the covariance have the same expectation."""
     xs = jnp.array(rng.normal(size=(3, 2)))

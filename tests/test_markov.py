@@ -323,7 +323,8 @@ def coupled_gaussian(full):
     return jnp.array(loc), jnp.array(C)
 
 
-@pytest.mark.parametrize(("name", "full"), [("rbf", False), pytest.param("sum", True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "full"), [("rbf", False), ("sum", True)])
 def test_expectations_under_coupling(name, full):
     """Against quadrature over h, with v and t averaged given h by conditioning the dense joint Gaussian."""
     kernel, (loc, C) = KERNELS[name], coupled_gaussian(full)

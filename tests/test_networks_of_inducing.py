@@ -79,6 +79,7 @@ def _normal(value, loc, scale):
     return jax.scipy.stats.norm.logpdf(value, loc, scale).sum()
 
 
+@pytest.mark.slow
 def test_the_critic_learns_the_ratio_of_two_gaussians():
     """Of a generator that makes two columns one, of z_0 + c z_1 and z_1: moments do not tell that they are correlated.
 

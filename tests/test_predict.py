@@ -200,6 +200,7 @@ def test_several_outputs_and_other_likelihoods(key):
     np.testing.assert_allclose(y.mean(0), posterior.predict(key, NEW).mean, rtol=0.3)
 
 
+@pytest.mark.slow
 def test_five_thousand_draws_in_under_a_second_once_compiled(key):
     rows = jnp.linspace(-2, 2, 200)[:, None]
     POSTERIOR.predict(key, rows, num_samples=5000).mean.block_until_ready()

@@ -14,6 +14,7 @@ options = dict(  # the same programs in every run, and no search for a smaller o
 seeds = st.integers(0, 10**6)
 
 
+@pytest.mark.slow
 @settings(phases=[Phase.explicit], **options)
 @example(seed=2)
 @given(seed=seeds)

@@ -74,6 +74,7 @@ def test_two_layers_have_the_density_of_all_rows():
         np.testing.assert_allclose(slope(0.3, white, *rows), every, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_pooled_rows_can_be_fitted_and_predicted():
     guide = dgp.guides.InducingPoint(model)
     result = SVI(model, guide, optax.adam(0.1), dgp.ELBO()).run(

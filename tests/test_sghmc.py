@@ -286,6 +286,7 @@ def test_warm_up_returns_from_where_the_density_ends():
         kernel.sample(away._replace(warmup_left=jnp.array(0), draws=jnp.array(3)), (), {})
 
 
+@pytest.mark.slow
 def test_float32(x32):
     data = X.astype(jnp.float32), Y.astype(jnp.float32)
 

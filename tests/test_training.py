@@ -190,6 +190,7 @@ def test_bad_input(call, message, tmp_path):
         call(tmp_path / "fit.npz")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
     file = tmp_path / "fit.npz"
     fit(make(), 3, X, Y, checkpoint=file)
