@@ -129,8 +129,9 @@ def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.design import within_replicates
-        >>> print(within_replicates(0.5, jnp.array([2.0, 3.0]), jnp.array([0.1, 0.1])).round(2))
-        [-0.77 -1.2 ]
+        >>> first, second = within_replicates(0.5, jnp.array([2.0, 3.0]), jnp.array([0.1, 0.1]))
+        >>> print(f"{first:.3f} {second:.3f}")
+        -0.772 -1.201
 
     Source: Binois et al. (2018), section 2.
     """
