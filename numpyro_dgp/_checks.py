@@ -72,6 +72,19 @@ def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
     return False
 
 
+def _while_tracing(variable: ContextVar[bool], function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, with the variable set while it runs, which for a compiled function is while it is traced."""
+
+    def tracing(*args: Any) -> Any:
+        token = variable.set(True)
+        try:
+            return function(*args)
+        finally:
+            variable.reset(token)
+
+    return tracing
+
+
 def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     """``function``, to be compiled, with a record of all checks of traced values in it: gives ``(record, result)``.
 
@@ -79,13 +92,7 @@ def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     or gives the warning.
     """
 
-    def checking(*args: Any) -> Any:
-        token = _CHECKING_LATER.set(True)
-        try:
-            return function(*args)
-        finally:
-            _CHECKING_LATER.reset(token)
-
+    checking = _while_tracing(_CHECKING_LATER, function)
     checked: Callable[..., tuple[Any, Any]] = checkify.checkify(checking, errors=checkify.user_checks)
     return checked
 
@@ -97,14 +104,7 @@ _NAN_WHERE_BROKEN: ContextVar[bool] = ContextVar("_NAN_WHERE_BROKEN", default=Fa
 def nan_where_broken(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, to be compiled, in which :func:`kept` values that break a rule are NaN."""
 
-    def tracing(*args: Any) -> Any:
-        token = _NAN_WHERE_BROKEN.set(True)
-        try:
-            return function(*args)
-        finally:
-            _NAN_WHERE_BROKEN.reset(token)
-
-    return tracing
+    return _while_tracing(_NAN_WHERE_BROKEN, function)
 
 
 def kept(rule: Callable[..., Any], value: Any, *others: ArrayLike) -> Any:

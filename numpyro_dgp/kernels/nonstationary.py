@@ -16,7 +16,7 @@ from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.terms import Term
-from numpyro_dgp.kernels.zonal import ZonalKernel, extended
+from numpyro_dgp.kernels.zonal import ZonalKernel, extended, extended_directions, squared_length
 
 __all__ = ["ArcCosine", "Linear", "Polynomial", "White"]
 
@@ -236,7 +236,7 @@ class ArcCosine(ZonalKernel):
         return self.order
 
     def _squared_norm(self, X: Array) -> Array:
-        return (jnp.square(X) * self.weight_variances).sum(-1) + self.bias_variance
+        return squared_length(X, self.weight_variances, self.bias_variance)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         norms = jnp.sqrt(self._squared_norm(X1)[..., :, None] * self._squared_norm(X2)[..., None, :])
@@ -248,10 +248,10 @@ class ArcCosine(ZonalKernel):
         return self.variance * at_zero * self._squared_norm(X) ** self.order
 
     def directions(self, X: Array) -> Array:
-        return extended(X, self.weight_variances, self.bias_variance) / jnp.sqrt(self._squared_norm(X))[..., None]
+        return extended_directions(X, self.weight_variances, self.bias_variance)
 
     def factor(self, X: Array) -> Array:
-        return self._squared_norm(X) ** (self.order / 2)
+        return squared_length(X, self.weight_variances, self.bias_variance) ** (self.order / 2)
 
     def by_angle(self, angle: Array) -> Array:
         return self.variance / math.pi * _arc_cosine(self.order, jnp.cos(angle))

@@ -35,10 +35,6 @@ def _require_degrees(owner: str, X: Any) -> None:
             )
 
 
-def _ones(X: Array) -> Array:
-    return jnp.ones(X.shape[:-1], X.dtype)
-
-
 def _directions(X: Array) -> Array:
     """Unit vectors (..., N, 3) of latitudes and longitudes (..., N, 2) in degrees."""
     latitude, longitude = jnp.moveaxis(X * (math.pi / 180), -1, 0)

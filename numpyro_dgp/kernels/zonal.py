@@ -12,7 +12,7 @@ from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.stationary import Matern52, Stationary
 
-__all__ = ["Zonal", "ZonalKernel", "by_chord", "extended"]
+__all__ = ["Zonal", "ZonalKernel", "by_chord", "extended", "extended_directions", "squared_length"]
 
 
 class ZonalKernel(Kernel):
@@ -47,6 +47,17 @@ def extended(X: Array, weight_variances: Number, bias_variance: Number) -> Array
     r"""Inputs with a bias, :math:`(\sigma_1 x_1, \dots, \sigma_D x_D, \sigma_0)`: (..., N, D + 1)."""
     bias = jnp.broadcast_to(jnp.sqrt(bias_variance), (*X.shape[:-1], 1))
     return jnp.concatenate([X * jnp.sqrt(weight_variances), bias], -1)
+
+
+def squared_length(X: Array, weight_variances: Number, bias_variance: Number) -> Array:
+    """The squared length of :func:`extended` inputs, (..., N)."""
+    return (jnp.square(X) * weight_variances).sum(-1) + bias_variance
+
+
+def extended_directions(X: Array, weight_variances: Number, bias_variance: Number) -> Array:
+    """:func:`extended` inputs as unit vectors."""
+    length = jnp.sqrt(squared_length(X, weight_variances, bias_variance))
+    return extended(X, weight_variances, bias_variance) / length[..., None]
 
 
 def by_chord(owner: str, kernel: Kernel, angle: Array, radius: Number = 1.0) -> Array:
@@ -112,12 +123,10 @@ class Zonal(ZonalKernel):
             raise ValueError(f"expected Zonal(order=...) to be 0, 1 or 2, got {self.order!r}: 1 grows in proportion")
 
     def directions(self, X: Array) -> Array:
-        longer = extended(X, self.weight_variances, self.bias_variance)
-        return longer / jnp.linalg.norm(longer, axis=-1, keepdims=True)
+        return extended_directions(X, self.weight_variances, self.bias_variance)
 
     def factor(self, X: Array) -> Array:
-        squares = (jnp.square(X) * self.weight_variances).sum(-1) + self.bias_variance
-        return squares ** (self.order / 2)
+        return squared_length(X, self.weight_variances, self.bias_variance) ** (self.order / 2)
 
     def by_angle(self, angle: Array) -> Array:
         return by_chord("Zonal", self.kernel, angle)

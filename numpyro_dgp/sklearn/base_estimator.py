@@ -27,16 +27,30 @@ __all__ = ["DeepGPEstimator"]
 class DeepGPEstimator(BaseEstimator):
     """The base of both estimators: ``_fit`` on standardised data, and predictions from it."""
 
-    layers: Any
-    num_inducing: Any
-    kernel: Any
-    guide: Any
-    num_steps: Any
-    learning_rate: Any
-    batch_size: Any
-    num_samples: Any
-    random_state: Any
-    verbose: Any
+    def __init__(
+        self,
+        layers: int = 2,
+        *,
+        num_inducing: int | None = None,
+        kernel: Any = "Matern52",
+        guide: Any = "InducingPoint",
+        num_steps: int | None = None,
+        learning_rate: float = 0.05,
+        batch_size: int = 1000,
+        num_samples: int = 100,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.layers = layers
+        self.num_inducing = num_inducing
+        self.kernel = kernel
+        self.guide = guide
+        self.num_steps = num_steps
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.num_samples = num_samples
+        self.random_state = random_state
+        self.verbose = verbose
 
     def _fit(self, X: np.ndarray, y: Array, outcome: Outcome) -> None:
         """Fit to inputs (N, D) in their own units and observations in those of the program."""

@@ -62,31 +62,6 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
     Source: Salimbeni (2020), section 3.4.5.
     """
 
-    def __init__(
-        self,
-        layers: int = 2,
-        *,
-        num_inducing: int | None = None,
-        kernel: Any = "Matern52",
-        guide: Any = "InducingPoint",
-        num_steps: int | None = None,
-        learning_rate: float = 0.05,
-        batch_size: int = 1000,
-        num_samples: int = 100,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.layers = layers
-        self.num_inducing = num_inducing
-        self.kernel = kernel
-        self.guide = guide
-        self.num_steps = num_steps
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.num_samples = num_samples
-        self.random_state = random_state
-        self.verbose = verbose
-
     def fit(self, X: Any, y: Any) -> DeepGPClassifier:
         """Fit to inputs X (N, D) and labels y (N,), numbers or text.
 

@@ -92,17 +92,19 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
-        self.layers = layers
-        self.num_inducing = num_inducing
-        self.kernel = kernel
-        self.guide = guide
+        super().__init__(
+            layers,
+            num_inducing=num_inducing,
+            kernel=kernel,
+            guide=guide,
+            num_steps=num_steps,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            num_samples=num_samples,
+            random_state=random_state,
+            verbose=verbose,
+        )
         self.likelihood = likelihood
-        self.num_steps = num_steps
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.num_samples = num_samples
-        self.random_state = random_state
-        self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> DeepGPRegressor:
         """Fit to inputs X (N, D) and targets y, (N,) or (N, P) for several outputs.
