@@ -71,7 +71,7 @@ def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
                 kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5))
                 layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
                 Z = layers[-1](Z).loc
-            variance = numpyro.sample("variance0", dist.LogNormal(1.0, 3.0))
+            variance = numpyro.sample("variance0", dist.LogNormal(1.0, 6.0))
             kernel = dgp.kernels.Matern52(variance, scales("lengthscale0", 0.5 * math.sqrt(D)))
             last = dgp.gp("f0", kernel, dgp.Points(Z))
             with numpyro.plate("data", len(X)):
