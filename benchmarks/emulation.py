@@ -59,8 +59,8 @@ def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
     D = data.shape[1]
 
     def of_depth(depth: int) -> Callable[..., None]:
-        def scales(name: str, median: float) -> Any:
-            return numpyro.sample(name, dist.LogNormal(math.log(median), 1.5).expand([D]).to_event(1))
+        def scales(name: str, median: float, spread: float) -> Any:
+            return numpyro.sample(name, dist.LogNormal(math.log(median), spread).expand([D]).to_event(1))
 
         def model(X: Any, y: Any = None) -> None:
             noise = numpyro.sample("noise", dist.LogNormal(math.log(1e-4), 2.0))
@@ -68,11 +68,11 @@ def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
             h, Z, layers = X, data, []
             for i in range(depth - 1, 0, -1):
                 variance = numpyro.sample(f"variance{i}", dist.LogNormal(math.log(0.05), 1.5))
-                kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5))
+                kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5, 1.5))
                 layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
                 Z = layers[-1](Z).loc
             variance = numpyro.sample("variance0", dist.LogNormal(1.0, 6.0))
-            kernel = dgp.kernels.Matern52(variance, scales("lengthscale0", 0.5 * math.sqrt(D)))
+            kernel = dgp.kernels.Matern52(variance, scales("lengthscale0", math.sqrt(D), 2.0))
             last = dgp.gp("f0", kernel, dgp.Points(Z))
             with numpyro.plate("data", len(X)):
                 for i, f in enumerate(layers):

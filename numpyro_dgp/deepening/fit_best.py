@@ -95,8 +95,8 @@ def fit_best(
         >>> sorted(best.weights), best.predict(jax.random.key(1), data[:3]).mean.shape
         ([1, 2], (3,))
 
-    Source: Del Moral et al. (2006) for the samplers, Sauer et al. (2023) for elliptical slices in deep Gaussian
-    processes, Yao et al. (2018b) for stacking.
+    Source: Chopin (2002) and Jasra et al. (2011) for the samplers, Sauer et al. (2023) for elliptical slices in deep
+    Gaussian processes, Yao et al. (2018b) for stacking.
     """
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)

@@ -1,4 +1,4 @@
-r"""A program fitted with its last layer integrated: draws of its posterior, and its evidence, by sequential Monte Carlo.
+r"""Draws of the posterior of a program and its evidence, with the last layer integrated, by sequential Monte Carlo.
 
 Let u be the unconstrained numbers of all sites but the inducing values of integrated layers. In coordinates
 :math:`z = (u - m) / s`, with m and s of draws of the prior, and z = u for whitened values, the joint density is

@@ -10,8 +10,8 @@ Points begin at draws of :math:`p_0`. From one :math:`\beta` to the next they ha
 :math:`\int N(z; 0, I)\, e^{r(z) + \ell(z)}\, dz` over that of :math:`e^r`. The next :math:`\beta` is the one at which
 the effective number of weights is half the number of points.
 
-Source: Del Moral et al. (2006), section 3; Jasra et al. (2011) for the choice of temperatures; Murray et al. (2010) for
-the moves.
+Source: Chopin (2002) for weights, draws and moves in turn; Jasra et al. (2011) for the choice of temperatures; Murray et
+al. (2010) for the moves.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SHARE = 0.5
 _HALVINGS = 40
 _ROUNDS_AT_ONE = 2
 """Rounds of moves at the end, where all points count."""
-_MOST_TRIES = 10
-_TOGETHER = 25
+_MOST_TRIES = 16
+_TOGETHER = 100
 """At most so many points are moved together, since these wait for each other."""
 
 
@@ -121,9 +121,7 @@ def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sw
         beta = jnp.where(step >= 1 - state.beta, 1.0, state.beta + step)
         ranks = (jnp.arange(count) + jax.random.uniform(order_key, dtype=dtype)) * (weights.sum() / count)
         points = state.points[jnp.searchsorted(jnp.cumsum(weights), ranks).clip(0, count - 1)]
-        points = jax.lax.map(
-            lambda at: moved(*at, beta), (points, jax.random.split(move_key, count)), batch_size=batch
-        )
+        points = jax.lax.map(lambda at: moved(*at, beta), (points, jax.random.split(move_key, count)), batch_size=batch)
         variance = state.variance + weights.var() / count
         at_one = state.rounds_at_one + (beta >= 1)
         return _State(points, beta, state.log_evidence + log_mean, variance, state.round + 1, at_one)
