@@ -10,8 +10,8 @@ Points begin at draws of :math:`p_0`. From one :math:`\beta` to the next they ha
 :math:`\int N(z; 0, I)\, e^{r(z) + \ell(z)}\, dz` over that of :math:`e^r`. The next :math:`\beta` is the one at which
 the effective number of weights is half the number of points.
 
-Source: Chopin (2002) for weights, draws and moves in turn; Jasra et al. (2011) for the choice of temperatures; Murray et
-al. (2010) for the moves.
+Source: Chopin (2002) for weights, draws and moves in turn; Jasra et al. (2011) for the choice of temperatures;
+Murray et al. (2010) for the moves.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sw
         prior, likelihood = jax.lax.map(log_ratios, state.points, batch_size=batch)
         likelihood = jnp.where(jnp.isfinite(prior + likelihood), likelihood, -jnp.inf)
         step = _next_step(likelihood, state.beta)
-        log_weights = jnp.where(step > 0, step * likelihood, 0.0)
+        log_weights = jnp.where(jnp.isfinite(likelihood), step * likelihood, -jnp.inf)
         log_mean = logsumexp(log_weights) - math.log(count)
         weights = jnp.exp(log_weights - log_mean)
         beta = jnp.where(step >= 1 - state.beta, 1.0, state.beta + step)
