@@ -74,18 +74,19 @@ def test_it_predicts_as_a_posterior(deep):
     assert deep.sample(KEY, new, num_samples=20).shape == (20, 3)
     np.testing.assert_allclose(deep.quantile(KEY, 0.3, new, num_samples=20), mixture.quantile(0.3))
     drawn = deep.functions(KEY, num_samples=6)
-    (values,) = drawn(new).values()
+    values = drawn(new)["y"]
     assert values.shape == (6, 3)
-    np.testing.assert_array_equal(values, next(iter(drawn(new).values())))
+    np.testing.assert_array_equal(values, drawn(new)["y"])
     assert "layers   log evidence (error)" in repr(deep)
     assert deep.weights[2] > 0.9  # a step
 
 
 @pytest.mark.slow
 def test_stacking_weighs_predictions_of_held_out_rows():
-    best = dgp.fit_best(family, KEY, X, STEP, depths=(1, 2), weigh="stacking", folds=2, num_draws=10, num_sweeps=1)
-    assert sum(best.weights.values()) == pytest.approx(1.0)
-    assert best.held_out.keys() == {1, 2}
+    best = dgp.fit_best(family, KEY, X, STEP, depths=(1,), weigh="stacking", folds=2, num_draws=20, num_sweeps=1)
+    assert best.weights == {1: pytest.approx(1.0)}
+    assert best.held_out.keys() == {1}
+    assert np.isfinite(best.held_out[1])
 
 
 def constant(value):

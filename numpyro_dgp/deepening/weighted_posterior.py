@@ -133,7 +133,8 @@ class WeightedPosterior:
         return jnp.quantile(draws, jnp.asarray(q), axis=0, method="lower")
 
     def functions(self, key: Array, *, num_samples: int = 10, **options: Any) -> Callable[..., dict[str, Array]]:
-        """Draws of whole functions, as ``dgp.Posterior.functions``: of the sites that all programs have.
+        """Draws of whole functions, as ``dgp.Posterior.functions``: of the sites that all programs
+        have which get a draw.
 
         Args:
             key: PRNG key; it fixes the draws.

@@ -121,7 +121,9 @@ def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sw
         beta = jnp.where(step >= 1 - state.beta, 1.0, state.beta + step)
         ranks = (jnp.arange(count) + jax.random.uniform(order_key, dtype=dtype)) * (weights.sum() / count)
         points = state.points[jnp.searchsorted(jnp.cumsum(weights), ranks).clip(0, count - 1)]
-        points = jax.lax.map(lambda at: moved(*at, beta), (points, jax.random.split(move_key, count)), batch_size=batch)
+        points = jax.lax.map(
+            lambda at: moved(at[0], at[1], beta), (points, jax.random.split(move_key, count)), batch_size=batch
+        )
         variance = state.variance + weights.var() / count
         at_one = state.rounds_at_one + (beta >= 1)
         return _State(points, beta, state.log_evidence + log_mean, variance, state.round + 1, at_one)
