@@ -187,8 +187,10 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def against(records: list[dict[str, Any]], method: str, other: str, score: str) -> str:
-    """Mean log ratio of a score of two methods with its standard error over designs, code by code."""
-    lines = []
+    """Mean log ratio of a score of two methods with its standard error over designs, code by code and of all codes;
+    on how many codes the first is better, and beyond a standard error where there are several designs."""
+    lines, every = [], []
+    counts = {"better": 0, "worse": 0, "better beyond an error": 0, "worse beyond an error": 0}
     for code, points in dict.fromkeys((r["code"], r["points"]) for r in records):
         by_seed = [
             {r["seed"]: r[score] for r in records if (r["code"], r["points"], r["method"]) == (code, points, m)}
@@ -196,9 +198,31 @@ def against(records: list[dict[str, Any]], method: str, other: str, score: str) 
         ]
         both = [math.log(by_seed[0][s] / by_seed[1][s]) for s in by_seed[0].keys() & by_seed[1].keys()]
         if both:
-            error = np.std(both, ddof=1) / math.sqrt(len(both)) if len(both) > 1 else math.nan
+            error = _error(both)
             lines.append(f"{code} {points}: log {score} {method} / {other} {np.mean(both):+.2f} ({error:.2f})")
+            every.append(np.mean(both))
+            better = "better" if every[-1] < 0 else "worse"
+            counts[better] += 1
+            counts[f"{better} beyond an error"] += bool(abs(every[-1]) > error)
+    lines.append(f"all: {np.mean(every):+.2f} ({_error(every):.2f} over codes); {counts}")
     return "\n".join(lines)
+
+
+def _error(values: list[float]) -> float:
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def ranks(records: list[dict[str, Any]], score: str) -> str:
+    """The mean rank of every method over the designs that all of them have."""
+    methods = list(dict.fromkeys(r["method"] for r in records))
+    designs = dict.fromkeys((r["code"], r["points"], r["seed"]) for r in records)
+    found = []
+    for design in designs:
+        scores = {r["method"]: r[score] for r in records if (r["code"], r["points"], r["seed"]) == design}
+        if len(scores) == len(methods):
+            found.append([1 + sum(scores[o] < scores[m] for o in methods) for m in methods])
+    means = ", ".join(f"{m} {rank:.2f}" for m, rank in zip(methods, np.mean(found, axis=0), strict=True))
+    return f"mean rank by {score} over {len(found)} designs: {means}"
 
 
 def main() -> None:
@@ -242,7 +266,9 @@ def main() -> None:
     found = done()
     print(table(found))
     for score in ("rmse", "crps"):
-        print(against(found, "fit_best", "GP", score))
+        for other in ("GP", "GP, scikit-learn"):
+            print(against(found, "fit_best", other, score))
+        print(ranks(found, score))
 
 
 if __name__ == "__main__":
