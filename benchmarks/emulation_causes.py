@@ -83,8 +83,8 @@ def scores(means: Array, variances: Array, y: Array) -> tuple[float, float]:
 class Layers:
     """One or more layers, integrated over the last, in numbers z that are standard normal before the data.
 
-    z has noise, mean, variance, lengthscales (D); for every inner layer variance and lengthscales; whitened values (N, D)
-    of every inner layer. Hyperparameters are log-normal; inner layers are the identity and a process.
+    z has noise, mean, variance, lengthscales (D); for every inner layer variance and lengthscales; whitened values
+    (N, D) of every inner layer. Hyperparameters are log-normal; inner layers are the identity and a process.
     """
 
     def __init__(
