@@ -79,8 +79,10 @@ def fit_integrated(
         args, _ = rebuild(arrays)
         site_key, moment_key, start_key, move_key = jax.random.split(key, 4)
         density = _Density(program, args, site_key)
-        loc, scale = density.moments(jax.lax.map(density.of_prior, jax.random.split(moment_key, _DRAWS_OF_PRIOR)))
-        starts = (jax.lax.map(density.of_prior, jax.random.split(start_key, num_draws)) - loc) / scale
+        keys = [jax.random.split(k, n) for k, n in ((moment_key, _DRAWS_OF_PRIOR), (start_key, num_draws))]
+        of_prior = jax.lax.map(density.of_prior, jnp.concatenate(keys))
+        loc, scale = density.moments(of_prior[:_DRAWS_OF_PRIOR])
+        starts = (of_prior[_DRAWS_OF_PRIOR:] - loc) / scale
 
         def log_ratios(z: Array) -> tuple[Array, Array]:
             prior, likelihood = density(loc + scale * z)

@@ -94,7 +94,7 @@ def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sw
     moves = jnp.tile(blocks.astype(dtype), (sweeps, 1))
     batch = max(size for size in range(1, min(count, _TOGETHER) + 1) if count % size == 0)
 
-    def moved(point: Array, key: Array, beta: Array) -> Array:
+    def moved(point: Array, energy_there: Array, key: Array, beta: Array) -> Array:
         """One position after all moves of a round."""
 
         def energy(z: dict[str, Array]) -> Array:
@@ -107,8 +107,7 @@ def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sw
             new, after, _ = elliptical_slice(key, {"z": z}, before, energy, given, _MOST_TRIES)
             return (new["z"], after), None
 
-        start = point, energy({"z": point})
-        return jax.lax.scan(move, start, (moves, jax.random.split(key, len(moves))))[0][0]
+        return jax.lax.scan(move, (point, energy_there), (moves, jax.random.split(key, len(moves))))[0][0]
 
     def body(state: _State) -> _State:
         order_key, move_key = jax.random.split(jax.random.fold_in(key, state.round))
@@ -120,10 +119,11 @@ def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sw
         weights = jnp.exp(log_weights - log_mean)
         beta = jnp.where(step >= 1 - state.beta, 1.0, state.beta + step)
         ranks = (jnp.arange(count) + jax.random.uniform(order_key, dtype=dtype)) * (weights.sum() / count)
-        points = state.points[jnp.searchsorted(jnp.cumsum(weights), ranks).clip(0, count - 1)]
-        points = jax.lax.map(
-            lambda at: moved(at[0], at[1], beta), (points, jax.random.split(move_key, count)), batch_size=batch
-        )
+        chosen = jnp.searchsorted(jnp.cumsum(weights), ranks).clip(0, count - 1)
+        points = state.points[chosen]
+        energies = 0.5 * jnp.square(points).sum(1) - (prior + beta * likelihood)[chosen]
+        given = points, energies, jax.random.split(move_key, count)
+        points = jax.lax.map(lambda at: moved(at[0], at[1], at[2], beta), given, batch_size=batch)
         variance = state.variance + weights.var() / count
         at_one = state.rounds_at_one + (beta >= 1)
         return _State(points, beta, state.log_evidence + log_mean, variance, state.round + 1, at_one)
