@@ -17,10 +17,11 @@ from jax.scipy.special import logsumexp
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_levels
 from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief, public_dir
 from numpyro_dgp.algebra.gaussian_mixtures import mixture_cdf, mixture_quantiles
 
 __all__ = ["Mixture", "MomentsOnly", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
+__dir__ = public_dir(globals())
 
 # SciPy's p-values are accurate up to this many samples.
 _SHAPIRO_LIMIT = 5000
@@ -55,6 +56,9 @@ class Mixture(NamedTuple):
 
     means: Array
     variances: Array
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def mean(self) -> Array:
@@ -176,6 +180,9 @@ class ShapiroWilk(NamedTuple):
     """W (N,): one for a perfect Gaussian, smaller the less Gaussian."""
     p_value: np.ndarray
     """Probability (N,) of a W this small under a Gaussian."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def log_mean_exp(log_values: Array) -> Array:

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import initialize_model
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.inference.block_moves import Block, Given, Move, Priors, Update
 from numpyro_dgp.inference.block_plan import PlannedBlock, planned, require_updates
 from numpyro_dgp.inference.gaussian_blocks import latents, priors_at
@@ -103,6 +103,8 @@ class Gibbs(ProgramKernel):
         self._program = prepared("Gibbs", model, params, noncentered=noncentered, collapse=collapse)
         self._blocks, self._rest = require_updates(blocks, rest), rest
         self._run: _Run | None = None
+
+    __repr__ = brief
 
     @property
     def model(self) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 
 from numpyro_dgp._checks import require_params
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief, described
 from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
 from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
 from numpyro_dgp.model.beliefs import StandardNormal
@@ -60,6 +60,8 @@ class NonCentered(Reparam):
         >>> [(name, site["type"]) for name, site in sites.items() if name.startswith("h")]
         [('h_white', 'sample'), ('h', 'deterministic')]
     """
+
+    __repr__ = brief
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
         values = unwrap(fn)
@@ -240,6 +242,9 @@ class _Prepared:
     noncentered: bool
     collapse: Collapse
     guide: Callable[..., Any] | None
+
+    def __repr__(self) -> str:
+        return described(self, vars(self), of=for_mcmc)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         program = require_sound(self.model, args, kwargs)

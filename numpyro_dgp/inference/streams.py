@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from numpyro_dgp._checks import require_count
+from numpyro_dgp._typing import brief
 
 __all__ = ["BatchSource", "Stream"]
 
@@ -88,6 +89,8 @@ class Stream(BatchSource):
     seed: int = 0
     block: int = 256
     window: int = 256
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "block", "window"):

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_svi, start_of_fit
 from numpyro_dgp.model.refusals import whole_data
@@ -52,6 +52,9 @@ class Minimum(NamedTuple):
     losses: np.ndarray
     converged: bool
     report: str
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def minimize(

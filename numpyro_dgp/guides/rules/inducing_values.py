@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_rows, require_site
 from numpyro_dgp.guides.rules.sparse_factor import whitened_neighbours
@@ -55,6 +55,8 @@ class Full(Rule):
 
     scale: float | None = None
     gaussian = GaussianParameters("scale_tril", diagonal=False)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("rule Full", "scale", 1.0 if self.scale is None else self.scale)
@@ -112,6 +114,8 @@ class Diagonal(Rule):
 
     scale: float | None = None
     gaussian = GaussianParameters("scale", diagonal=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("rule Diagonal", "scale", 1.0 if self.scale is None else self.scale)

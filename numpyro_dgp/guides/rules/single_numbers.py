@@ -11,7 +11,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
 from numpyro_dgp.model.function_values import FunctionValues
 
@@ -52,6 +52,8 @@ class Normal(Rule):
     scale: float = 0.1
     loc: Any = None
     gaussian = GaussianParameters("scale", diagonal=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("rule Normal", "scale", self.scale)
@@ -101,6 +103,8 @@ class Delta(Rule):
         >>> bool(draws["noise"] == sites["noise_auto_loc"]["value"])
         True
     """
+
+    __repr__ = brief
 
     def __call__(self, site: Site) -> dist.Distribution:
         _bijection(self, site)
