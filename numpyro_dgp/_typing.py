@@ -42,9 +42,14 @@ T = TypeVar("T")
 Number = Any
 
 
-def static(**kwargs: Any) -> Any:
-    """A dataclass field that is part of a pytree's structure, not of its leaves."""
-    return dataclasses.field(metadata={"static": True}, **kwargs)
+def static(*, default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field that is part of a pytree's structure, not of its leaves.
+
+    Args:
+        default: its default value.
+        default_factory: what makes the default value.
+    """
+    return dataclasses.field(default=default, default_factory=default_factory, metadata={"static": True})
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(static,))

@@ -53,7 +53,7 @@ class NUTS:
     Example:
         >>> from numpyro_dgp import updates
         >>> updates.NUTS(dense_mass=True)
-        NUTS(step_size=1.0, target_accept_prob=0.8, dense_mass=True, max_tree_depth=10)
+        NUTS(dense_mass=True)
 
     Source: Hoffman and Gelman (2014).
     """
