@@ -95,9 +95,9 @@ class Basis(Box):
 
         One half is for the size: it leaves as much of the variance to higher frequencies, at the shortest lengthscale.
         The other is for the ends: the kernel at twice their distance from the data is as much of the variance, at the
-        longest lengthscale, which is what the variance lacks at the outermost data. The sizes of Riutort-Mayol et al.
-        (2023), 1.75, 3.42 and 2.65 times half the length of the interval over the lengthscale for RBF, Matern 3/2 and
-        Matern 5/2, are within a tenth of those for ``error=0.02``.
+        longest lengthscale, which is what the variance lacks at the outermost data. The sizes of
+        Riutort-Mayol et al. (2023), 1.75, 3.42 and 2.65 times half the length of the interval over the lengthscale for
+        RBF, Matern 3/2 and Matern 5/2, are within a tenth of those for ``error=0.02``.
 
         Args:
             X: inputs (N, D), or for a layer above a hidden one the two rows of what its inputs may become.
