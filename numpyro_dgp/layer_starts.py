@@ -147,7 +147,7 @@ def _difference(values: Array, loc: ArrayLike, dtype: Any) -> Array:
 def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0, labels: Sequence[int] = ()) -> np.ndarray:
     """Inducing inputs (M, D): the centres of k-means clusters of the rows of ``X``, by SciPy.
 
-    Beyond 20 000 rows a random 20 000 of them are clustered. A mean of labels is none: with ``labels`` two rows are
+    Beyond 20 000 rows a random 20 000 of them are clustered. A mean of labels is no label: with ``labels`` two rows are
     further apart by a standard deviation of the other columns for each label in which they differ, and of every cluster
     the row nearest to its centre is taken.
 

@@ -49,7 +49,7 @@ class ELBO(elbo.ELBO):
     All particles share one minibatch; the scale of a minibatch comes from the program's plates.
 
     With ``quasi_random=True`` the hidden values of a row are drawn so that its particles cover their distribution
-    evenly (:mod:`numpyro_dgp.inference.quasi_random`): the same expectation, less noise.
+    evenly (:mod:`numpyro_dgp.inference.quasi_random`): the expectation is the same, with less noise.
 
     Args:
         num_particles: number of draws of the hidden layers that the bound is averaged over.

@@ -123,8 +123,8 @@ def for_mcmc(
 
     Args:
         model: the program.
-        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with a guide, for its
-            parameters too.
+        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with a guide, for the
+            parameters of the guide too.
         noncentered: put every layer's values in the form of :class:`NonCentered`. A guide has its own form.
         collapse: integrate layers: wherever that is possible (``"auto"``), nowhere (``False``), or at least one of
             them, with an error that says what is in the way (``True``).

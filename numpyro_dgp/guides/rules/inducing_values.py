@@ -87,7 +87,7 @@ class Full(Rule):
 class Diagonal(Rule):
     r"""Independent Gaussians over whitened inducing values: :math:`q(v_{pm}) = N(m_{pm}, \sigma_{pm}^2)`.
 
-    At the values of a process of ``dgp.Neighbours``, over the N(0, 1) numbers behind these.
+    At the values of a process of ``dgp.Neighbours``, the Gaussians are over the N(0, 1) numbers behind these.
 
     Args:
         scale: initial standard deviation; by default 1e-2 for inner layers, else 1.

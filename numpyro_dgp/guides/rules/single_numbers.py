@@ -22,7 +22,8 @@ __all__ = ["Delta", "Normal"]
 class Normal(Rule):
     r"""Independent Gaussians, one per number: :math:`q(z) = N(\mu, \sigma^2)` on the unconstrained scale.
 
-    For hyperparameters, for latents, and for hidden values (then this is the mean-field family of Chamberlin (2016)).
+    It is for hyperparameters, for latents, and for hidden values, where it is the mean-field family of
+    Chamberlin (2016).
     A site with a constrained support goes through NumPyro's bijection to it, as ``AutoNormal`` does.
 
     Args:
