@@ -61,9 +61,9 @@ class Likelihood(dist.Distribution):
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
         conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y; of several functions, from
-            the values of each. Any NumPyro distribution will do, with ``to_event(1)`` when y has P columns. The function
-            is called several times and must give the same each time: draw random numbers and change anything outside of
-            it in the program.
+            the values of each. Any NumPyro distribution will do, with ``to_event(1)`` when y has P columns. The
+            function is called several times and must give the same each time: draw random numbers and change anything
+            outside of it in the program.
         integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
             instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
             20 draws for more.
