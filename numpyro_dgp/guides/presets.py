@@ -51,7 +51,10 @@ class InducingPoint(Guide):
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> svi = SVI(model, InducingPoint(model), optax.adam(0.05), dgp.ELBO())
+        >>> guide = InducingPoint(model)
+        >>> guide
+        InducingPoint(model=model, inducing=Full(), latent=Normal(), other=Delta(), exact=Full())
+        >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
         >>> result = svi.run(jax.random.key(0), 200, X, X[:, 0] ** 2, progress_bar=False)
         >>> sorted(result.params)
         ['f_auto_loc', 'f_auto_scale_tril']

@@ -80,6 +80,8 @@ class ELBO(elbo.ELBO):
         5.4516
         >>> print(-(dist.Normal(0.0, 0.5).log_prob(y) - 0.5 / 0.5**2).sum().round(4))
         5.4516
+        >>> dgp.ELBO(num_particles=8, quasi_random=True)
+        ELBO(num_particles=8, quasi_random=True)
 
     Source: Salimbeni (2020), equations 2.9 and 2.19.
     """

@@ -80,6 +80,8 @@ class Gibbs(ProgramKernel):
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
         >>> X = jnp.linspace(0, 1, 12)[:, None]
+        >>> dgp.Gibbs(model, blocks={"f": dgp.updates.Slice()}, collapse=False)
+        Gibbs(model=for_mcmc(model=model, collapse=False), blocks={('f',): Slice()})
         >>> mcmc = MCMC(dgp.Gibbs(model), num_warmup=0, num_samples=20, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
         >>> mcmc.get_samples()["f"].shape
