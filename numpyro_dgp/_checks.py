@@ -33,6 +33,7 @@ __all__ = [
     "require_finite_leaves",
     "require_inputs",
     "require_key",
+    "require_keywords",
     "require_levels",
     "require_noise",
     "require_params",
@@ -296,3 +297,22 @@ def known_keywords(**instead: str) -> Callable[[T], T]:
         return checked  # type: ignore[return-value]
 
     return decorate
+
+
+def require_keywords(
+    owner: str, own: Iterable[str] | None, program: Callable[..., Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise if a keyword argument for the program is none of the program's, and nearly one of ``own``, the owner's."""
+    if not kwargs or own is None:
+        return
+    try:
+        parameters = inspect.signature(program).parameters
+    except (TypeError, ValueError):
+        return
+    if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in kwargs.keys() - parameters.keys():
+        if (near := nearest(name, own)) is not None:
+            raise ValueError(
+                f"{owner}: expected keyword arguments of its own or of the program, got {name!r} (nearest: {near!r})"
+            )
