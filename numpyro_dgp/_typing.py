@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -195,11 +196,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, str):
         return repr(value if len(value) <= _LONGEST else value[:_LONGEST] + "...")
     if isinstance(value, Mapping):
-        return f"{{{_listed(f'{name!r}: {_shown(found)}' for name, found in value.items())}}}"
+        return f"{{{_listed((f'{name!r}: {_shown(found)}' for name, found in value.items()), len(value))}}}"
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return f"({_listed(map(_shown, value))}{',' * (len(value) == 1)})"
+        return f"({_listed(map(_shown, value), len(value))}{',' * (len(value) == 1)})"
     if isinstance(value, list):
-        return f"[{_listed(map(_shown, value))}]"
+        return f"[{_listed(map(_shown, value), len(value))}]"
     if isinstance(value, partial):
         arguments = [*map(_shown, value.args), *(f"{name}={_shown(v)}" for name, v in value.keywords.items())]
         return f"partial({', '.join([_shown(value.func), *arguments])})"
@@ -222,7 +223,6 @@ def _shown_array(value: Any) -> str:
     return f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
-def _listed(entries: Any) -> str:
+def _listed(entries: Iterable[str], count: int) -> str:
     """Entries behind each other, of many the first ones and the number of the others."""
-    found = list(entries)
-    return ", ".join([*found[:_MOST], *([f"... {len(found) - _MOST} more"] if len(found) > _MOST else [])])
+    return ", ".join([*islice(entries, _MOST), *([f"... {count - _MOST} more"] if count > _MOST else [])])
