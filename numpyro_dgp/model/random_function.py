@@ -191,7 +191,7 @@ class FeatureFunction:
 
     @property
     def blocked(self) -> bool:
-        """Whether v falls into blocks, of which every row depends on one."""
+        """Whether v falls into blocks, as many as an attribute ``groups`` says, of which every row depends on one."""
         return False
 
     def blocks(self, rows: Array) -> tuple[Array, Array]:
