@@ -1,11 +1,11 @@
 """A layer with up to 10 000 outputs: memory and time of a training step, each configuration in a new process.
 
-``python benchmarks/many_outputs.py`` prints a table. The data are smooth fields: N rows, with values at P places on a line.
-*mixed* has Q functions and a matrix of weights that starts at the principal functions of a kernel of the places, a
-Kronecker product of low rank; *diagonal* and *full* have P functions with one kernel and a q(v) of P M or P M^2 numbers;
-*collapsed* has the optimal q(v) of these, with one covariance for all outputs. *buffers* is what XLA allocates for a step
-beside its arguments, *peak* the resident memory of the process at its highest, Python and its libraries included;
-*predict* is the second call of ``posterior.predict`` on 100 rows.
+``python benchmarks/many_outputs.py`` prints a table. The data are smooth fields: N rows, with values at P places on a
+line. *mixed* has Q functions and a matrix of weights that starts at the principal functions of a kernel of the places,
+a Kronecker product of low rank; *diagonal* and *full* have P functions with one kernel and a q(v) of P M or P M^2
+numbers; *collapsed* has the optimal q(v) of these, with one covariance for all outputs. *buffers* is what XLA allocates
+for a step beside its arguments, *peak* the resident memory of the process at its highest, Python and its libraries
+included; *predict* is the second call of ``posterior.predict`` on 100 rows.
 """
 
 from __future__ import annotations
