@@ -20,6 +20,7 @@ from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.shared_belief import SharedBelief
 from numpyro_dgp.model.sites import Message, masks_around, site_kind, unwrap
 
 __all__ = ["Gaussian", "Use", "optimal_belief", "use_of_likelihood", "uses_of"]
@@ -163,8 +164,8 @@ class Use:
 
 def _gaussian_inputs(f: Any) -> ValueError:
     return ValueError(
-        f"Collapsed: expected known inputs of layer {f.site!r}, a {type(f).__name__}, got Gaussian ones: closed forms are "
-        "for values on dgp.Points, not for slopes, sums, groups in a plate and other representations; use "
+        f"Collapsed: expected known inputs of layer {f.site!r}, a {type(f).__name__}, got Gaussian ones: closed forms "
+        "are for values on dgp.Points, not for slopes, sums, groups in a plate and other representations; use "
         "guides.InducingPoint()"
     )
 
@@ -265,11 +266,12 @@ def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> 
     return A, jnp.where(first.any(1), 0.0, open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]))
 
 
-def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief:
-    """q(v), from the quadratic of all uses of a function."""
+def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief | SharedBelief:
+    """q(v), from the quadratic of all uses of a function: with one covariance where its outputs have one."""
     loc, root = total.optimum()
-    root = jnp.broadcast_to(root, (*loc.shape, loc.shape[-1]))
-    return FullBelief(loc[0], root[0]) if scalar else FullBelief(loc, root)
+    if scalar:
+        return FullBelief(loc[0], root.reshape(root.shape[-2:]))
+    return SharedBelief(loc, root) if root.ndim == 2 else FullBelief(loc, root)
 
 
 def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) -> Use:
