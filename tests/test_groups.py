@@ -12,6 +12,7 @@ import pytest
 from dense import rbf, svgp
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 import numpyro_dgp as dgp
@@ -216,6 +217,7 @@ GUIDES = {
     "GivenInducing": (deep, lambda m: G.InducingPoint(m, sites={"h": G.GivenInducing()})),
     "MeanField": (deep, G.MeanField),
     "Collapsed": (deep, G.Collapsed),
+    "AutoNormal": (flat, AutoNormal),
     "ImportanceWeighted": (with_latent, lambda m: G.ImportanceWeighted(m, num_samples=3)),
 }
 
