@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.quadrature import GaussHermite
 from numpyro_dgp.model.robustmax import of_class
 
@@ -59,6 +59,8 @@ class OneVsEach(dist.CategoricalLogits):
             )
         self.others = others
         super().__init__(logits=values)
+
+    __repr__ = brief
 
     def expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
         """The bound on E[log p(y | v)] for independent v_p ~ N(loc_p, variance_p)."""
