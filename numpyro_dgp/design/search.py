@@ -110,9 +110,19 @@ class Search:
     rows, of which those that are not known are masked in the plate of the rows, so that everything is compiled as often
     as the number of rows doubles.
 
+    A program with an argument ``runs`` gets the inputs of all runs there, also where it predicts, so that inducing
+    inputs can be at the runs, ``dgp.Points(runs)``, as simulators without noise need it. With a guide of NumPyro, such
+    as ``AutoNormal`` or ``AutoDelta``, the program is that of :func:`dgp.for_mcmc`: the last layer is integrated where
+    its likelihood is Gaussian, the guide has all other numbers u, and the posterior is made of 100 draws:
+
+    .. math:: q = q(u)\, p(v \mid u, y), \qquad
+              \mathcal L = E_{q(u)}\Bigl[\log \int p(y, v, u)\, dv - \log q(u)\Bigr]
+
     Args:
-        model: the program ``model(X, y=None)``, with all values of rows in a ``numpyro.plate`` of the rows.
-        guide: makes a guide from a program: ``dgp.guides.InducingPoint``, or a function ``lambda model: ...``.
+        model: the program ``model(X, y=None)`` or ``model(X, y=None, runs=None)``, with all values of rows in a
+            ``numpyro.plate`` of the rows.
+        guide: makes a guide from a program: ``dgp.guides.InducingPoint``, a function ``lambda model: ...``, or a class
+            of NumPyro's autoguides.
         bounds: lowest and highest inputs (D, 2), in the units of the program's X, or a :class:`Box`.
         acquisition: from the posterior, what was :class:`Seen` and a key to a function of x (q, D) that is maximised:
             ``lambda posterior, seen, key: dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)``. It is
@@ -306,7 +316,7 @@ class Search:
         if not isinstance(guide, Guide | AutoGuide):
             raise ValueError(
                 f"design.Search: expected guide to make a guide of dgp.guides, got {type(guide).__name__}: "
-                "guide=dgp.guides.InducingPoint"
+                "guide=dgp.guides.InducingPoint, or a guide of NumPyro such as AutoNormal"
             )
         surrogate = (Surrogate if isinstance(guide, Guide) else IntegratedSurrogate)(
             "design.Search", self.model, plates, self.guide, self.optimizer, self.num_particles, self.condition_steps,
