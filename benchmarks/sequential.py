@@ -30,7 +30,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import init_to_value
+from numpyro.infer import init_to_median, init_to_value
 from numpyro.infer.autoguide import AutoDelta
 from simulators import SIMULATORS
 
@@ -74,6 +74,16 @@ def two_layers(X: Any, y: Any = None, runs: Any = None, *, kernel: Any) -> None:
 BEGIN = {"log_noise": math.log(0.1)}
 
 
+def begin(site: Any = None) -> Any:
+    """Where a fit of two layers begins: large noise, and all else at medians, where the hidden layer is the identity.
+
+    ``init_to_value`` alone would put what it has no value for at random places.
+    """
+    if site is None:
+        return begin
+    return init_to_value(site, BEGIN) if site["name"] in BEGIN else init_to_median(site, num_samples=1000)
+
+
 def vigf(posterior: Any, seen: Any, key: jax.Array, num_samples: int) -> Any:
     return dgp.design.VIGF(posterior, key, seen.X, seen.y, num_samples=num_samples)
 
@@ -111,35 +121,49 @@ def start_of(task: Task, seed: int) -> np.ndarray:
     return dgp.design.maximin([[0.0, 1.0]] * task.dims, task.initial, jax.random.key(seed))
 
 
-def layers(task: Task, name: str, seed: int, args: argparse.Namespace, depth: int) -> dict[str, Any]:
-    """A search by ``dgp.design.loop``: one layer collapsed, two with the last one integrated."""
-    if depth == 1:
-        guide: Any = dgp.guides.Collapsed
-    else:
-        guide = partial(AutoDelta, init_loc_fn=partial(init_to_value, values=BEGIN))
-    settings = {
-        "refit_every": depth, "num_steps": args.steps, "refit_steps": max(1, args.steps // 5),
-        "num_candidates": 256, "num_starts": 4,
-        "optimizer": optax.chain(optax.clip_by_global_norm(100.0), optax.adam(0.02)), "progress_bar": False,
-        "initial": start_of(task, seed),
-    }  # fmt: skip
+def search_of(task: Task, seed: int, args: argparse.Namespace, depth: int) -> dgp.design.Search:
+    """One layer collapsed; two layers with the last one integrated, the rest at its largest density."""
+    steps = {"num_steps": args.steps, "refit_steps": max(1, args.steps // 5), "refit_every": depth}
+    settings: dict[str, Any] = steps | {"num_candidates": 256, "num_starts": 4, "initial": start_of(task, seed)}
+    optimizer = optax.chain(optax.clip_by_global_norm(100.0), optax.adam(0.02))
+    guide: Any = dgp.guides.Collapsed if depth == 1 else partial(AutoDelta, init_loc_fn=begin)
     acquisition = partial(task.acquisition, num_samples=1 if depth == 1 else 16)
     program = partial(one_layer if depth == 1 else two_layers, kernel=task.kernel)
+    return dgp.design.Search(program, guide, [[0.0, 1.0]] * task.dims, acquisition, optimizer=optimizer, **settings)
+
+
+def rmse(task: Task, found: dgp.design.Fitted) -> float:
     X = dgp.design.latin_hypercube([[0.0, 1.0]] * task.dims, 200, jax.random.key(99))
-    errors, found = {}, None
-    for size in [n for n in SIZES if n <= task.budget] if name == "sine" else [task.budget]:
-        found = dgp.design.loop(
-            lambda x: float(task.run(x[None])[0]), program, guide, [[0.0, 1.0]] * task.dims, acquisition,
-            jax.random.key(seed), budget=size, path=args.out / f"{name}_{depth}_{seed}.npz", **settings,
-        )  # fmt: skip
-        if name == "sine":
-            prediction = found.posterior.predict(jax.random.key(1), jnp.asarray(X))
-            mean = np.asarray(found.units.inverse(prediction.mean))
-            errors[size] = float(np.sqrt(np.mean((mean - task.run(X)) ** 2)))
-            print(name, depth, size, errors[size], flush=True)
-    assert found is not None
-    seconds = found.record.search_seconds[task.initial :]
-    return {"y": found.record.y.tolist(), "rmse": errors, "round": float(np.median(seconds))}
+    mean = found.units.inverse(found.posterior.predict_function(jax.random.key(1), jnp.asarray(X)).mean)
+    return float(np.sqrt(np.mean((np.asarray(mean) - task.run(X)) ** 2)))
+
+
+def layers(task: Task, name: str, seed: int, args: argparse.Namespace, depth: int) -> dict[str, Any]:
+    """A search."""
+    search, path, errors = search_of(task, seed, args, depth), args.out / f"{name}_{depth}_{seed}.npz", {}
+    record = dgp.design.Record.load(path) if path.exists() else search.start(jax.random.key(seed))
+    while len(record.y) < task.budget:
+        record = search.propose(record)
+        record = record.add(task.run(record.pending))
+        record.save(path)
+    if name == "sine":
+        for size in [n for n in SIZES if n <= task.budget]:
+            errors[size] = rmse(task, fit_to(search, record, size, seed))
+    seconds = float(np.median(record.search_seconds[task.initial :]))
+    return {"y": record.y.tolist(), "rmse": errors, "round": seconds}
+
+
+def fit_to(search: dgp.design.Search, record: Any, size: int, seed: int) -> dgp.design.Fitted:
+    """A fit, from its start, to the first runs of a search."""
+    return search.fitted(search.start(jax.random.key(seed)).add(record.y[:size], record.X[:size]))
+
+
+def two_layers_there(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Two layers fitted to the runs that a search with one layer has chosen."""
+    record = dgp.design.Record.load(args.out / f"{name}_1_{seed}.npz")
+    search = search_of(task, seed, args, 2)
+    sizes = [n for n in SIZES if n <= len(record.y)]
+    return {"rmse": {n: rmse(task, fit_to(search, record, n, seed)) for n in sizes}}
 
 
 def botorch(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -171,6 +195,7 @@ def botorch(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
 METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     "one layer": partial(layers, depth=1),
     "two layers": partial(layers, depth=2),
+    "two layers, runs of one": two_layers_there,
     "botorch": botorch,
 }
 

@@ -177,7 +177,7 @@ class Surrogate:
         """Shapes of the parameters at a number of rows."""
 
         def shapes(rows: int) -> dict[str, Any]:
-            like = Data(*(jax.ShapeDtypeStruct((rows, *part.shape[1:]), part.dtype) for part in self.example))
+            like = jax.tree.map(lambda part: jax.ShapeDtypeStruct((rows, *part.shape[1:]), part.dtype), self.example)
             found: dict[str, Any] = jax.eval_shape(self._initial, jax.random.key(0), like)
             return found
 
