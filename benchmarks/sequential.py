@@ -30,7 +30,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import init_to_median, init_to_value
+from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoDelta
 from simulators import SIMULATORS
 
@@ -77,11 +77,11 @@ BEGIN = {"log_noise": math.log(0.1)}
 def begin(site: Any = None) -> Any:
     """Where a fit of two layers begins: large noise, and all else at medians, where the hidden layer is the identity.
 
-    ``init_to_value`` alone would put what it has no value for at random places.
+    ``init_to_value`` would put all that it has no value for at random places.
     """
     if site is None:
-        return begin
-    return init_to_value(site, BEGIN) if site["name"] in BEGIN else init_to_median(site, num_samples=1000)
+        return partial(begin)
+    return BEGIN[site["name"]] if site["name"] in BEGIN else init_to_median(site, num_samples=1000)
 
 
 def vigf(posterior: Any, seen: Any, key: jax.Array, num_samples: int) -> Any:
@@ -141,14 +141,19 @@ def rmse(task: Task, found: dgp.design.Fitted) -> float:
 def layers(task: Task, name: str, seed: int, args: argparse.Namespace, depth: int) -> dict[str, Any]:
     """A search."""
     search, path, errors = search_of(task, seed, args, depth), args.out / f"{name}_{depth}_{seed}.npz", {}
-    record = dgp.design.Record.load(path) if path.exists() else search.start(jax.random.key(seed))
-    while len(record.y) < task.budget:
+    record = search.start(jax.random.key(seed))
+    if path.exists():
+        record = dgp.design.Record.load(path)
+    while True:
+        if len(record.pending):
+            record = record.add(task.run(record.pending))
+            record.save(path)
+        if name == "sine" and len(record.y) in SIZES:
+            errors[len(record.y)] = rmse(task, search.fitted(record))
+            print(f"{name}, {depth} layers, {len(record.y)} runs: {errors[len(record.y)]:.4f}", flush=True)
+        if len(record.y) >= task.budget:
+            break
         record = search.propose(record)
-        record = record.add(task.run(record.pending))
-        record.save(path)
-    if name == "sine":
-        for size in [n for n in SIZES if n <= task.budget]:
-            errors[size] = rmse(task, fit_to(search, record, size, seed))
     seconds = float(np.median(record.search_seconds[task.initial :]))
     return {"y": record.y.tolist(), "rmse": errors, "round": seconds}
 
