@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.inference.block_moves import Block, Given, Priors, SliceState, Untuned
 
 __all__ = ["EllipticalSlice", "elliptical_slice"]
@@ -116,6 +116,8 @@ class EllipticalSlice(Untuned):
     """
 
     repeat: int = 1
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count("EllipticalSlice", "repeat", self.repeat, "1")
