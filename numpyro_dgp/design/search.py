@@ -119,10 +119,7 @@ class Search:
     A program with an argument ``runs`` gets the inputs of all runs there, also where it predicts, so that inducing
     inputs can be at the runs, ``dgp.Points(runs)``, as simulators without noise need it. With a guide of NumPyro, such
     as ``AutoNormal`` or ``AutoDelta``, the program is that of :func:`dgp.for_mcmc`: the last layer is integrated where
-    its likelihood is Gaussian, the guide has all other numbers u, and the posterior is made of 100 draws:
-
-    .. math:: q = q(u)\, p(v \mid u, y), \qquad
-              \mathcal L = E_{q(u)}\Bigl[\log \int p(y, v, u)\, dv - \log q(u)\Bigr]
+    its likelihood is Gaussian, the guide has all other numbers, and the posterior is made of 100 draws.
 
     Args:
         model: the program ``model(X, y=None)`` or ``model(X, y=None, runs=None)``, with all values of rows in a
