@@ -38,6 +38,7 @@ from numpyro_dgp.inference.streams import BatchSource, Stream
 from numpyro_dgp.model.cumulative import cumulative
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.missing import missing
+from numpyro_dgp.model.one_vs_each import OneVsEach
 from numpyro_dgp.model.projections import projection
 from numpyro_dgp.model.random_function import RandomFunction, Representation
 from numpyro_dgp.model.robustmax import RobustMax
@@ -74,6 +75,7 @@ __all__ = [
     "cumulative",
     "Likelihood",
     "RobustMax",
+    "OneVsEach",
     "missing",
     "Points",
     "Grid",

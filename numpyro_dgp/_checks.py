@@ -193,7 +193,8 @@ def require_params(owner: str, params: Any) -> dict[str, Any]:
             f"{owner}: expected params as a dict of arrays, got {type(params).__name__}: pass svi_result.params"
         )
     for name, value in (params or {}).items():
-        require_finite(f"params of {owner} at {name!r}", value, "check the losses of the fit they come from")
+        for leaf in jax.tree.leaves(value):  # of a network, several arrays
+            require_finite(f"params of {owner} at {name!r}", leaf, "check the losses of the fit they come from")
     return dict(params or {})
 
 

@@ -10,6 +10,7 @@ letter meaning
 ``D``  input dimensions of a layer (columns of ``X``)
 ``P``  outputs of a layer
 ``M``  inducing points of a layer
+``L``  categories, or groups of a plate
 ``J``  rank of weights that are tied
 ``G``  pseudo-inputs of a guide, shared by all layers
 ``Q``  functions that are mixed to P outputs

@@ -169,8 +169,8 @@ class RequireParameters(Messenger):
             return
         name = msg["name"]
         (self.missing if msg["value"] is None else self.met).add(name)
-        if name in self.params:
-            require_finite(f"parameter {name!r}", self.params[name], "the fit diverged: take smaller steps")
+        for leaf in jax.tree.leaves(self.params.get(name)):  # of a network, several arrays
+            require_finite(f"parameter {name!r}", leaf, "the fit diverged: take smaller steps")
 
     def __exit__(self, exc_type: Any, *exc: Any) -> None:
         super().__exit__(exc_type, *exc)

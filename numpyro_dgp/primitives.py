@@ -96,7 +96,8 @@ def gp(
     It opens one sample site, ``name``: the whitened inducing values, event shape (P, M), or (M,) for a
     scalar function. The function returned is called on inputs inside the data plate and gives a NumPyro
     distribution: ``h = numpyro.sample("h", f(x))`` draws a hidden layer, ``dgp.Likelihood(f(x), ...)``
-    integrates the last one. Call ``gp`` outside every plate.
+    integrates the last one. Call ``gp`` outside every plate; in a plate of L groups, a layer on ``dgp.Points`` is a
+    function for each of them, called on inputs whose last column is the label of the group.
 
     Args:
         name: name of the site.

@@ -313,4 +313,4 @@ def test_a_layer_inside_a_plate_is_refused():
         numpyro.plate("data", 3),
         pytest.raises(ValueError, match="outside every plate"),
     ):
-        dgp.gp("f", KERNEL, dgp.Points(Z))
+        dgp.gp("f", KERNEL, dgp.Points(Z))(Z)

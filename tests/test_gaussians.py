@@ -3,8 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense import kl, log_normal
+from numpyro.distributions import kl_divergence
 
 from numpyro_dgp.algebra import gaussians
+from numpyro_dgp.model.beliefs import FullBelief, InducingPrior
+from numpyro_dgp.model.shared_belief import SharedBelief
 
 
 def random_gaussian(key, n=4):
@@ -87,3 +90,21 @@ def test_opper_archambeau_against_dense_algebra(key):
         A = values[:, None] * K * values + jnp.eye(6)  # the form printed there
         printed = 0.5 * (jnp.linalg.slogdet(A)[1] + alpha @ K @ alpha + jnp.trace(jnp.linalg.inv(A)) - 6)
         np.testing.assert_allclose(printed, expected, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_a_covariance_for_all_outputs_is_one_for_each():
+    rng, (P, N, M) = np.random.default_rng(0), (3, 5, 4)
+    loc, value, white = (jnp.array(rng.normal(size=(P, M))) for _ in range(3))
+    root = jnp.array(np.tril(rng.normal(size=(M, M))) + 2 * np.eye(M))
+    one, each = SharedBelief(loc, root), FullBelief(loc, jnp.broadcast_to(root, (P, M, M)))
+    np.testing.assert_allclose(one.from_white(white), each.from_white(white))
+    np.testing.assert_allclose(one.white(one.from_white(white)), white)
+    np.testing.assert_allclose(one.log_prob(value), each.log_prob(value))
+    np.testing.assert_allclose(one.around(value).loc, value)
+    np.testing.assert_allclose(one.variance, each.variance)
+    prior = InducingPrior((P, M), loc.dtype)
+    np.testing.assert_allclose(kl_divergence(one, prior), kl_divergence(each, prior))
+    for A in (jnp.array(rng.normal(size=(N, M))), jnp.array(rng.normal(size=(P, N, M)))):
+        np.testing.assert_allclose(one.spread(A), each.spread(A))
+        np.testing.assert_allclose(one.spread_covariance(A), each.spread_covariance(A))

@@ -8,6 +8,7 @@ from numpyro_dgp.kernels.change_point import ChangePoint
 from numpyro_dgp.kernels.changing_lengthscale import Gibbs
 from numpyro_dgp.kernels.convolutional import Convolutional
 from numpyro_dgp.kernels.nonstationary import ArcCosine, Linear, Polynomial, White
+from numpyro_dgp.kernels.per_group import PerGroup
 from numpyro_dgp.kernels.periodic import Cosine, Periodic
 from numpyro_dgp.kernels.spectral_mixture import SpectralMixture
 from numpyro_dgp.kernels.sphere import Chordal, GreatCircle
@@ -43,6 +44,7 @@ __all__ = [
     "Matern12",
     "Matern32",
     "Matern52",
+    "PerGroup",
     "Periodic",
     "Polynomial",
     "Product",

@@ -16,27 +16,35 @@ from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.stationary import RBF
 
-__all__ = ["Categorical", "Embedding"]
+__all__ = ["Categorical", "Embedding", "is_label", "require_labels"]
 
 
-def _is_label(labels: Any, levels: Any) -> Any:
+def is_label(labels: Any, levels: Any) -> Any:
+    """Whether numbers are labels from 0 to ``levels`` - 1."""
     return (labels % 1 == 0) & (labels >= 0) & (labels < levels)
 
 
-def _require_labels(owner: str, X: Any, levels: tuple[int, ...]) -> None:
-    """Raise where the columns of known inputs (..., N, D) are no labels from 0 to ``levels`` - 1, one number each."""
+def require_labels(owner: str, X: Any, levels: tuple[int, ...], where: str | None = None) -> None:
+    """Raise where the columns of known inputs (..., N, D) are no labels from 0 to ``levels`` - 1, one number each.
+
+    Args:
+        owner: the kernel.
+        X: the columns.
+        levels: L of every column.
+        where: what to call the columns.
+    """
     columns = np.shape(X)[-1]
     if columns != len(levels):
         raise ValueError(
             f"kernel {owner}: expected {len(levels)} column(s) of labels, got inputs of shape {np.shape(X)}: "
             f"kernel.on(*columns) picks them, {owner}(...).on({', '.join(map(str, range(1, len(levels) + 1)))})"
         )
-    if not violated(lambda X: _is_label(X, np.array(levels)), X):
+    if not violated(lambda X: is_label(X, np.array(levels)), X):
         return
-    bad = ~_is_label(np.asarray(X), np.array(levels))
+    bad = ~is_label(np.asarray(X), np.array(levels))
     column = int(np.argwhere(bad)[0][-1])
     worst = np.asarray(X)[bad][0]
-    what = "column 0 of its inputs" if columns == 1 else f"column {column} of its {columns}"
+    what = where or ("column 0 of its inputs" if columns == 1 else f"column {column} of its {columns}")
     advice = (
         "count them with levels; a missing entry, -1 in pandas, is a level of its own"
         if worst % 1 == 0
@@ -51,7 +59,7 @@ def _require_labels(owner: str, X: Any, levels: tuple[int, ...]) -> None:
 
 def _nothing(X: Array, levels: tuple[int, ...]) -> Array:
     """Zero for rows (..., N, D) of labels and NaN for others, shape (..., N): traced values cannot raise."""
-    return jnp.where(_is_label(X, jnp.array(levels, X.dtype)).all(-1), jnp.zeros((), X.dtype), jnp.nan)
+    return jnp.where(is_label(X, jnp.array(levels, X.dtype)).all(-1), jnp.zeros((), X.dtype), jnp.nan)
 
 
 def _indicators(labels: Array, levels: int) -> Array:
@@ -120,7 +128,7 @@ class Categorical(Kernel):
             )
 
     def check_inputs(self, X: Any) -> None:
-        _require_labels("Categorical", X, self.levels)
+        require_labels("Categorical", X, self.levels)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         self.check_inputs(X1)
@@ -193,7 +201,7 @@ class Embedding(Kernel):
             )
 
     def check_inputs(self, X: Any) -> None:
-        _require_labels("Embedding", X, np.shape(self.table)[:1])
+        require_labels("Embedding", X, np.shape(self.table)[:1])
 
     def _places(self, X: Array) -> Array:
         self.check_inputs(X)

@@ -20,7 +20,8 @@ class Transformed(Kernel):
 
     With a network for :math:`\varphi` it is a deep kernel. Diagonal and draws of functions are those of k at the
     features. Give numbers that are learned as ``parameters``: then they are part of the kernel, as its hyperparameters
-    are. A Flax network: ``Transformed(RBF(), network.apply, parameters)``. A function of one row, such as an Equinox
+    are. A Flax network: ``Transformed(RBF(), network.apply, parameters)``, where ``numpyro.param("network", lambda key:
+    network.init(key, X[:1]))`` makes the parameters learned. A function of one row, such as an Equinox
     module, takes all by ``jnp.vectorize(module, signature="(d)->(q)")``; its arrays are split off by ``eqx.partition``
     and put back in the function by ``eqx.combine``.
 

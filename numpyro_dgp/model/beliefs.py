@@ -284,22 +284,30 @@ class _FullName(Messenger):
 
 
 def whitened_values(
-    owner: str, name: str, prior: InducingPrior, what: str = "inducing values"
+    owner: str, name: str, prior: InducingPrior, what: str = "inducing values", outside: tuple[str, ...] = ()
 ) -> tuple[Array | Belief | FunctionDraw, str]:
     """Open the site ``name`` of whitened values; returns its value (see the module) and its full name.
+
+    Args:
+        owner: who opens it, for messages.
+        name: of the site.
+        prior: its distribution.
+        what: what the values are, for messages.
+        outside: names of plates that it is opened in and does not lie in.
 
     Raises:
         ValueError: inside a plate, where a function would get one copy per datum.
     """
     with (site := _FullName()):
-        u = numpyro.sample(name, prior)
+        u = numpyro.sample(name, prior, infer={"block_plates": outside} if outside else None)
     shape = jnp.shape(u.u if isinstance(u, FunctionDraw) else u.loc if isinstance(u, Belief) else u)
     if shape != prior.event_shape:
         in_plate = len(shape) > len(prior.event_shape)
         raise ValueError(
             f"{owner}: expected {what} of shape {prior.event_shape}, got {shape}: "
             + (
-                "open the layer outside every plate, and use outputs= for several independent functions"
+                "open the layer outside every plate, and use outputs= for several independent functions; in a single "
+                "plate of groups, a layer on dgp.Points(Z) is a function for each"
                 if in_plate
                 else "the guide, parameters or draws are those of another program, or of this one with other inducing "
                 "inputs; make the guide from this model"

@@ -234,7 +234,7 @@ class FunctionalOf(InducedFunction):
 
     @property
     def dense(self) -> bool:
-        return self.base.dense
+        return self.base.dense and not self.base.blocked
 
     @property
     def determined(self) -> bool:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from numpyro.handlers import block
 from numpyro.primitives import _PYRO_STACK, plate
 
-__all__ = ["require_one_row"]
+__all__ = ["plates_around", "require_one_row"]
+
+
+def plates_around() -> list[plate]:
+    """The plates of this program that are open here, the innermost first."""
+    found = []
+    for handler in reversed(_PYRO_STACK):
+        if isinstance(handler, block):  # a run of its own, within the plates of another
+            break
+        if isinstance(handler, plate):
+            found.append(handler)
+    return found
 
 
 def require_one_row(batch_shape: tuple[int, ...]) -> None:
@@ -17,14 +28,12 @@ def require_one_row(batch_shape: tuple[int, ...]) -> None:
     Raises:
         ValueError: such a plate is open.
     """
-    for handler in reversed(_PYRO_STACK):
-        if isinstance(handler, block):  # a run of its own, within the plates of another
-            return
-        dim = handler.dim if isinstance(handler, plate) else None
-        if dim is None or handler.subsample_size != 1 or len(batch_shape) < -dim or batch_shape[dim] == 1:
+    for around in plates_around():
+        dim = around.dim
+        if dim is None or around.subsample_size != 1 or len(batch_shape) < -dim or batch_shape[dim] == 1:
             continue
         raise ValueError(
-            f"Likelihood: expected 1 row, as many as plate {handler.name!r} has, got f(x) at {batch_shape[dim]}: "
+            f"Likelihood: expected 1 row, as many as plate {around.name!r} has, got f(x) at {batch_shape[dim]}: "
             "hidden values of the rows of a fit, as in mcmc.get_samples(), are not for other data; predict by "
             "dgp.Posterior(model, samples=mcmc.get_samples()) or dgp.Posterior(model, guide, params), which draw them "
             "anew; in a plate that takes some rows use X[i] and y[i]"

@@ -192,6 +192,16 @@ class FeatureFunction:
         """Whether v determines the function: it is a sum of known functions with weights v, and A A^T is its k."""
         return False
 
+    @property
+    def blocked(self) -> bool:
+        """Whether v falls into blocks, as many as an attribute ``groups`` says, of which every row depends on one."""
+        return False
+
+    def blocks(self, rows: Array) -> tuple[Array, Array]:
+        """Where v is ``blocked``, the features of rows (N, D) on the block that they depend on (N, M), and its number
+        (N,)."""
+        raise NotImplementedError
+
     def features(self, rows: Array) -> Array:
         """A, the covariance of f at rows (N, D) with v: shape (N, M), or (P, N, M) where outputs differ."""
         raise NotImplementedError

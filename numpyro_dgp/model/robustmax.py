@@ -14,10 +14,10 @@ from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.algebra.quadrature import GaussHermite
 
-__all__ = ["RobustMax"]
+__all__ = ["RobustMax", "of_class"]
 
 
-def _of_class(values: Array, y: ArrayLike) -> Array:
+def of_class(values: Array, y: ArrayLike) -> Array:
     """``values`` (..., P) of the classes y; both may have batch dimensions of their own to the left."""
     index = jnp.asarray(y, int)[..., None]
     batch = jnp.broadcast_shapes(values.shape[:-1], index.shape[:-1])
@@ -86,7 +86,7 @@ class RobustMax(dist.Distribution):
         return jax.random.categorical(key, jnp.log(self.probs), shape=self.shape(sample_shape))
 
     def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
-        return jnp.log(_of_class(self.probs, value))
+        return jnp.log(of_class(self.probs, value))
 
     def expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
         """E[log p(y | v)] for independent v_p ~ N(loc_p, variance_p)."""
@@ -100,7 +100,7 @@ class RobustMax(dist.Distribution):
         return jnp.log(first * (1 - self.epsilon) + (1 - first) * self.epsilon / (loc.shape[-1] - 1))
 
     def _probability_first(self, y: Array, loc: Array, variance: Array) -> Array:
-        own_loc, own_variance = (_of_class(a, y) for a in (loc, variance))
+        own_loc, own_variance = (of_class(a, y) for a in (loc, variance))
         nodes = GaussHermite().nodes(own_loc, own_variance)
         below = log_ndtr((nodes.points[..., None] - loc) / safe_sqrt(variance))
         own = jnp.arange(loc.shape[-1]) == jnp.asarray(y, int)[..., None]

@@ -21,7 +21,9 @@ from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covarianc
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.model.induced_function import InducedFunction
+from numpyro_dgp.model.open_plates import plates_around
 from numpyro_dgp.model.random_function import Moments, PointValues
+from numpyro_dgp.representations.grouped import GroupedFunction, open_in_plate
 
 __all__ = ["Points", "SparseFunction", "whiten_columns"]
 
@@ -67,9 +69,13 @@ class Points:
         require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
         require_squares("inducing inputs Z", self.Z)
 
-    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction:
-        """Open the sites of layer ``name`` and return its random function."""
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction | GroupedFunction:
+        """Open the sites of layer ``name`` and return its random function; in a plate, one for each of its groups."""
         Z = jnp.asarray(self.Z, jnp.result_type(self.Z, float))
+        plates = plates_around()
+        if len(plates) == 1:
+            Z = numpyro.param(f"{name}_Z", Z) if self.learn else Z
+            return open_in_plate(name, plates[0], kernels, Z, outputs, mean)
         if Z.ndim == 3 and Z.shape[0] != (outputs or 1):
             raise ValueError(
                 f"gp {name!r}: expected separate inducing inputs Z of shape (P, M, D) with P = outputs = "

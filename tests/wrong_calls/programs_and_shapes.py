@@ -29,9 +29,9 @@ def gp(name="f", kernel=RBF(), inducing=POINTS, **options):
     return seeded(lambda: dgp.gp(name, kernel, inducing, **options))
 
 
-def in_plate():
+def in_plate(inducing=POINTS):
     with numpyro.plate("data", 3):
-        return dgp.gp("f", RBF(), POINTS)
+        return dgp.gp("f", RBF(), inducing)
 
 
 def normal(v):
@@ -110,7 +110,10 @@ WRONG = [
     Wrong("gp: a number of points", lambda: gp(inducing=10), "expected inducing=dgp.Points.* got int"),
     Wrong("gp: the class Points", lambda: gp(inducing=dgp.Points), "expected inducing=dgp.Points.* got type"),
     Wrong("gp: a table", lambda: gp(inducing=TEXT), "got DataFrame: wrap"),
-    Wrong("gp: in a plate", lambda: seeded(in_plate), "open the layer outside every plate"),
+    Wrong("gp: in a plate", lambda: seeded(in_plate)(X), "for one function open the layer outside every plate"),
+    Wrong(
+        "gp: a grid in a plate", lambda: seeded(lambda: in_plate(dgp.Grid(0, 1, 8))), "the layer outside every plate"
+    ),
     Wrong("gp: points per output", lambda: gp(inducing=dgp.Points(jnp.stack([Z] * 3)), outputs=2), "P = outputs = 2"),
     Wrong("f: more columns", lambda: gp()(jnp.ones((4, 2))), "D = 1 columns"),
     Wrong("f: a vector", lambda: gp()(X[:, 0]), r"a single input column is x\[:, None\]"),

@@ -25,7 +25,7 @@ from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.kernels.psi_statistics import Integrate
-from numpyro_dgp.model.beliefs import FullBelief, StandardNormal
+from numpyro_dgp.model.beliefs import Belief, StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.program import inspect_program
 from numpyro_dgp.model.refusals import whole_data
@@ -37,7 +37,7 @@ __all__ = ["Collapsed"]
 class _Solution(NamedTuple):
     """The optimum for one set of data."""
 
-    beliefs: dict[str, FullBelief]
+    beliefs: dict[str, Belief]
     followed: dict[str, FollowedLayer]
     bound: Array
     sites: tuple[str, ...]
@@ -193,7 +193,7 @@ class Collapsed(Guide):
         guide_sites: dict[str, Message],
     ) -> _Solution:
         followed, known = followed_layers(sites, guide_sites, uses, columns, known, self.integrate)
-        beliefs = {layer.inducing: layer.belief for layer in followed.values()}
+        beliefs: dict[str, Belief] = {layer.inducing: layer.belief for layer in followed.values()}
         bound = sum((layer.bound for layer in followed.values()), jnp.zeros(()))
         done = [*uses, *beliefs]
         for name, site in sites.items():

@@ -129,6 +129,12 @@ def followed_layers(
                 f"Collapsed: expected hidden layer {name!r}, which follows its inducing values, to be the only use of "
                 f"its function, got uses at {others} too: give {name!r} the rule guides.Normal()"
             )
+        if use.function.blocked:
+            raise ValueError(
+                f"Collapsed: expected hidden layer {name!r}, which follows its inducing values, to be of a function "
+                f"that was opened outside of plates, got one for each of {use.function.groups} groups: give {name!r} "
+                "the rule guides.Normal()"
+            )
         inducing: Any = use.function.site
         beta = sites[inducing]["scale"]
         found[name] = _optimum(inducing, use, columns[name], known, integrate, 1.0 if beta is None else beta)

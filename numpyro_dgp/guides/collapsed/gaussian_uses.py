@@ -20,6 +20,7 @@ from numpyro_dgp.model.beliefs import FullBelief
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.shared_belief import SharedBelief
 from numpyro_dgp.model.sites import Message, masks_around, site_kind, unwrap
 
 __all__ = ["Gaussian", "Use", "optimal_belief", "use_of_likelihood", "uses_of"]
@@ -55,8 +56,36 @@ class Use:
         return arrays_of([dataclasses.replace(self.function, u=None), self.slope, self.noise, self.weights])
 
     def quadratic(self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate) -> Quadratic:
-        """The expected log density as a quadratic in the whitened inducing values of every output: b (P, M), c (P,)."""
+        """The expected log density as a quadratic in the whitened inducing values of every output: b (P, M), c (P,).
+
+        Where they fall into blocks, in those of every block of every output: b (P L, M), c (P L,).
+        """
+        if self.function.blocked:
+            return self._of_blocks(columns)
         return self.statistics(columns, known, integrate)[0]
+
+    def _of_blocks(self, columns: tuple[Column, ...]) -> Quadratic:
+        if any(column is not None for column in columns):
+            raise _gaussian_inputs(self.function)
+        f, (N, P) = self.function, self.target.shape
+        rows = self.inputs.reshape(N, -1)
+        A, blocks = f.blocks(rows)
+        k = f.prior_variance(rows)
+
+        def datum(a: Array, k: Array, y: Array, noise: Array, options: dict[str, Array]) -> Quadratic:
+            if self.open:
+                return from_features(a[None], k[None], y[None], noise, **options)
+            return from_rows(a[None], y[None], noise, **options)
+
+        def output(*observed: Any) -> Quadratic:
+            each = jax.vmap(datum)(A, k, *observed)
+            return jax.tree.map(lambda q: jax.ops.segment_sum(q, blocks, f.groups), each)
+
+        target = self.target - self.slope * f.mean_at(rows).reshape(N, -1)
+        options = {"slope": self.slope, "y_variance": self.target_variance, "weights": self.weights}
+        noise, options = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, P)), (self.noise, options))
+        found = jax.vmap(output, 1)(target, noise, options)
+        return jax.tree.map(lambda q: q.reshape(-1, *q.shape[2:]), found)
 
     def statistics(
         self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate
@@ -70,11 +99,7 @@ class Use:
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         elif f.at_points(None) is None:
-            raise ValueError(
-                f"Collapsed: expected known inputs of layer {f.site!r}, a {type(f).__name__}, got Gaussian ones: "
-                "closed forms are for values on dgp.Points, not for slopes, sums and other representations; use "
-                "guides.InducingPoint()"
-            )
+            raise _gaussian_inputs(f)
         else:
             loc, variance = _moments(rows, columns, known)
             slopes, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
@@ -135,6 +160,14 @@ class Use:
             (Quadratic(None if shared else 0, 0, 0), None if shared else 0),  # type: ignore[arg-type]
         )
         return map_outputs(target, self.target_variance, *each, slopes)
+
+
+def _gaussian_inputs(f: Any) -> ValueError:
+    return ValueError(
+        f"Collapsed: expected known inputs of layer {f.site!r}, a {type(f).__name__}, got Gaussian ones: closed forms "
+        "are for values on dgp.Points, not for slopes, sums, groups in a plate and other representations; use "
+        "guides.InducingPoint()"
+    )
 
 
 def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, Use]:
@@ -233,11 +266,12 @@ def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> 
     return A, jnp.where(first.any(1), 0.0, open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]))
 
 
-def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief:
-    """q(v), from the quadratic of all uses of a function."""
+def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief | SharedBelief:
+    """q(v), from the quadratic of all uses of a function: with one covariance where its outputs have one."""
     loc, root = total.optimum()
-    root = jnp.broadcast_to(root, (*loc.shape, loc.shape[-1]))
-    return FullBelief(loc[0], root[0]) if scalar else FullBelief(loc, root)
+    if scalar:
+        return FullBelief(loc[0], root.reshape(root.shape[-2:]))
+    return SharedBelief(loc, root) if root.ndim == 2 else FullBelief(loc, root)
 
 
 def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) -> Use:

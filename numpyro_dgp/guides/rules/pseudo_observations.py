@@ -82,6 +82,11 @@ class PseudoObservations(Rule):
                 f"sites={{{site.name!r}: guides.Full()}}"
             )
         function, rows = values[0].function, values[0].inputs.reshape(-1, values[0].inputs.shape[-1])
+        if function.blocked:
+            raise ValueError(
+                f"GlobalInducing: expected layer {site.name!r} to be opened outside of plates, got one for each of "
+                f"{function.groups} groups: give it sites={{{site.name!r}: guides.Full()}}"
+            )
         A, mean = function.features(rows), function.mean_at(rows)
         t = site.param("pseudo_outputs", lambda: jnp.broadcast_to(mean, (len(rows), *site.fn.event_shape[:-1])))
         if t.shape[0] != len(rows):
