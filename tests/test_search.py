@@ -1,5 +1,8 @@
 """The sequential search: rows that are filled up, rounds without a refit, records that it goes on from, wrong calls."""
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,8 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax.scipy.stats import norm
+from numpyro.infer import init_to_median
+from numpyro.infer.autoguide import AutoDelta, AutoNormal
 from programs import X as ROWS
 from programs import Y, Z, bound, deep, random_params, shallow
 
@@ -222,6 +227,65 @@ def test_a_guide_that_computes_its_posterior_from_the_rows(key):
     found = run(key, guide=dgp.guides.Collapsed, budget=6, optimizer=optax.adam(0.01))
     mean = found.units.inverse(found.posterior.predict(key, jnp.asarray(found.record.X), num_samples=1).mean)
     assert np.abs(mean - found.record.y).max() < 0.05
+
+
+def at_the_runs(X, y=None, runs=None):
+    scale = jnp.exp(numpyro.sample("log_scale", dist.Normal(-0.5, 0.5)))
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, scale), dgp.Points(runs))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 1e-4)), obs=y)
+
+
+def exact_means(scale, X, y, X_new):
+    """Dense algebra, without noise to speak of."""
+    gram = lambda a, b: np.exp(-0.5 * (a - b.T) ** 2 / scale**2)  # noqa: E731
+    return gram(X_new, X) @ np.linalg.solve(gram(X, X) + 2e-8 * np.eye(len(X)), y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", [dgp.guides.Collapsed, AutoDelta], ids=["collapsed", "integrated"])
+def test_inducing_inputs_at_the_runs(guide, key):
+    with jax.enable_x64(True):
+        mine = Search(at_the_runs, guide, LINE, improvement, standardise=False, num_steps=3, refit_every=100,
+                      optimizer=optax.adam(0.01))  # fmt: skip
+        x = np.linspace(-2, 2, 9)[:, None]
+        record = mine.start(key).add(np.sin(2 * x[:-1, 0]), x[:-1])
+        record = mine.fitted(record).record.add(np.sin(2 * x[-1]), x[-1:])  # conditioned on one more
+        found = mine.fitted(record)
+        samples = found.posterior.samples
+        log_scale = found.posterior.params["log_scale_auto_loc"] if samples is None else samples["log_scale"][0]
+        prediction = found.posterior.predict_function(key, jnp.asarray(ROWS, float))
+        expected = exact_means(np.exp(float(log_scale)), x, np.sin(2 * x[:, 0]), np.asarray(ROWS))
+        error = 4 * np.sqrt(np.asarray(prediction.variance) / len(prediction.means))  # of a mean over draws
+        assert (np.abs(np.asarray(prediction.mean) - expected) < error + 1e-3).all()
+
+
+def deep_at_the_runs(X, y=None, runs=None):
+    noise = jnp.exp(numpyro.sample("log_noise", dist.Normal(-5.0, 2.0)))
+    f = dgp.gp("f", dgp.kernels.RBF(0.2, 0.7), dgp.Points(runs), outputs=1, mean=dgp.means.Identity())
+    g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(f(runs).loc))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X))
+        numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
+
+
+@pytest.mark.slow
+def test_two_layers_with_the_last_integrated_past_64_rows(key):
+    with jax.enable_x64(True):
+        guide = partial(AutoNormal, init_loc_fn=init_to_median)
+        mine = Search(deep_at_the_runs, guide, LINE, improvement, num_steps=200, refit_steps=20, num_particles=2,
+                      refit_every=3)  # fmt: skip
+        x = np.random.default_rng(0).uniform(-2, 2, (65, 1))
+        y = np.sin(3 * x[:, 0])
+        record = mine.fitted(mine.start(key).add(y[:63], x[:63])).record
+        assert record.params["f_auto_loc"].shape == (1, 64)
+        record = mine.fitted(record.add(y[63:], x[63:])).record  # longer arrays, without a refit
+        found = mine.fitted(dataclasses.replace(record, fitted_round=-9))
+        assert found.record.params["f_auto_loc"].shape == (1, 128)
+        # rows that are not known have no effect on hidden values, which stay at their start
+        assert float(found.record.params["h_white_auto_scale"][65:].max()) == pytest.approx(0.1)
+        mean = found.units.inverse(found.posterior.predict(key, jnp.asarray(x)).mean)
+        assert np.abs(np.asarray(mean) - y).max() < 0.1
 
 
 def whole_numbers(x):

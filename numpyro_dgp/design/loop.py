@@ -55,8 +55,9 @@ def loop(
 
     Args:
         simulator: from one point (D,), in double precision, to one number.
-        model: the program ``model(X, y=None)``, with all values of rows in a ``numpyro.plate`` of the rows.
-        guide: makes a guide from a program: ``dgp.guides.InducingPoint``.
+        model: the program ``model(X, y=None)`` or ``model(X, y=None, runs=None)``, with all values of rows in a
+            ``numpyro.plate`` of the rows.
+        guide: makes a guide from a program, such as ``dgp.guides.InducingPoint``, or as :class:`Search`.
         bounds: lowest and highest inputs (D, 2), or a :class:`Box`.
         acquisition: from the posterior, what was :class:`Seen` and a key to a function of x (q, D) that is maximised.
         key: PRNG key.

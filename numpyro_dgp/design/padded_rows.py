@@ -6,6 +6,7 @@ filled up to 64, 128, 256, ... rows it is compiled as often as the number of row
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from numpyro_dgp.design.input_space import Box
 from numpyro_dgp.model.program import run_on_shapes
 from numpyro_dgp.model.sites import Message
 
-__all__ = ["KnownRows", "filled_rows", "plates_of_rows", "with_known_rows"]
+__all__ = ["KnownRows", "filled_rows", "plates_of_rows", "takes_runs", "with_known_rows"]
 
 _FEWEST = 64
 
@@ -44,14 +45,26 @@ class KnownRows(handlers.mask):
                 msg["fn"] = msg["fn"].mask(known.reshape(-1, *(1,) * (-frame.dim - 1)))
 
 
-def with_known_rows(model: Callable[..., Any], plates: frozenset[str]) -> Callable[..., Any]:
-    """``model(X, y)`` as a program ``(X, y, known)``, in which rows that are not ``known`` (N,) do not count."""
+def takes_runs(model: Callable[..., Any]) -> bool:
+    """Whether a program has the argument ``runs``, the inputs of all evaluations."""
+    return "runs" in inspect.signature(model).parameters
+
+
+def with_known_rows(model: Callable[..., Any], plates: frozenset[str], runs: Array | None = None) -> Callable[..., Any]:
+    """``model(X, y)`` as a program ``(X, y, known)``, in which rows that are not ``known`` (N,) do not count.
+
+    Args:
+        model: the program.
+        plates: those of the rows.
+        runs: the inputs (R, D) that a program with the argument ``runs`` gets, whatever rows it is called with.
+    """
+    more = {"runs": runs} if takes_runs(model) else {}
 
     def program(X: Any, y: Any = None, known: Any = None) -> Any:
         if known is None:
-            return model(X, y)
+            return model(X, y, **more)
         with KnownRows(plates, known):
-            return model(X, y)
+            return model(X, y, **more)
 
     return program
 
@@ -92,7 +105,8 @@ class _Shapes(NamedTuple):
 
 def _shapes(model: Callable[..., Any], box: Box, count: int) -> _Shapes:
     X = jnp.asarray(np.broadcast_to(box.low, (count, box.dims)), jnp.result_type(float))
-    sites = {name: site for name, site in run_on_shapes(model, (X,), {})[0].items() if site["type"] == "sample"}
+    more = {"runs": X[:3]} if takes_runs(model) else {}
+    sites = {name: site for name, site in run_on_shapes(model, (X,), more)[0].items() if site["type"] == "sample"}
     frames = {frame.name: frame.size for site in sites.values() for frame in site["cond_indep_stack"]}
     shapes = {
         name: (tuple(site["fn"].shape()), frozenset(frame.name for frame in site["cond_indep_stack"]))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._data import known_numbers
@@ -19,6 +20,7 @@ from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.design.ascents import Acquisition, CompiledAcquisition, Programs
 from numpyro_dgp.design.designs import maximin
 from numpyro_dgp.design.input_space import Box, as_box, generator
+from numpyro_dgp.design.integrated_surrogate import IntegratedSurrogate
 from numpyro_dgp.design.maximise import candidate_points, maximum
 from numpyro_dgp.design.padded_rows import filled_rows, plates_of_rows, with_known_rows
 from numpyro_dgp.design.search_record import Record
@@ -114,9 +116,16 @@ class Search:
     rows, of which those that are not known are masked in the plate of the rows, so that everything is compiled as often
     as the number of rows doubles.
 
+    A program with an argument ``runs`` gets the inputs of all runs there, also where it predicts, so that inducing
+    inputs can be at the runs, ``dgp.Points(runs)``, as simulators without noise need it. With a guide of NumPyro, such
+    as ``AutoNormal`` or ``AutoDelta``, the program is that of :func:`dgp.for_mcmc`: the last layer is integrated where
+    its likelihood is Gaussian, the guide has all other numbers, and the posterior is made of 100 draws.
+
     Args:
-        model: the program ``model(X, y=None)``, with all values of rows in a ``numpyro.plate`` of the rows.
-        guide: makes a guide from a program: ``dgp.guides.InducingPoint``, or a function ``lambda model: ...``.
+        model: the program ``model(X, y=None)`` or ``model(X, y=None, runs=None)``, with all values of rows in a
+            ``numpyro.plate`` of the rows.
+        guide: makes a guide from a program: ``dgp.guides.InducingPoint``, a function ``lambda model: ...``, or a class
+            of NumPyro's autoguides.
         bounds: lowest and highest inputs (D, 2), in the units of the program's X, or a :class:`Box`.
         acquisition: from the posterior, what was :class:`Seen` and a key to a function of x (q, D) that is maximised:
             ``lambda posterior, seen, key: dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)``. It is
@@ -273,11 +282,10 @@ class Search:
                 record, params=learned, units=units, fitted_round=now, fitted_rows=len(record.y)
             )
         data = self._data(record, record.units)
-        params = record.params
-        if record.fitted_rows < len(record.y):
-            params = self._surrogate.conditioned(params, keys[1], data)
+        is_fitted = record.fitted_rows == len(record.y)
+        found = self._surrogate.conditioned(record.params, keys[1], data, is_fitted=is_fitted)
         best = jnp.min(data.y) if self.minimise else jnp.max(data.y)
-        posterior = self._surrogate.posterior(params, data)
+        posterior = self._surrogate.posterior(found, data)
         return Fitted(record, posterior, Standardizer(*map(float, record.units)), Seen(*data, best))
 
     def require_own(self, record: Record) -> None:
@@ -306,18 +314,19 @@ class Search:
 
     @cached_property
     def _surrogate(self) -> Surrogate:
-        program = with_known_rows(self.model, plates_of_rows("design.Search", self.model, self.box))
-        guide = self.guide(program)
-        if not isinstance(guide, Guide):
-            raise ValueError(
-                f"design.Search: expected guide to make a guide of dgp.guides, got {type(guide).__name__}: "
-                "guide=dgp.guides.InducingPoint"
-            )
+        plates = plates_of_rows("design.Search", self.model, self.box)
         X = np.broadcast_to(self.box.low, (2, self.box.dims))
         example = Data(*filled_rows(X, np.zeros(2)))
-        surrogate = Surrogate(
-            "design.Search", program, guide, self.optimizer, self.num_particles, self.condition_steps, example
-        )
+        guide = self.guide(with_known_rows(self.model, plates, example.X))
+        if not isinstance(guide, Guide | AutoGuide):
+            raise ValueError(
+                f"design.Search: expected guide to make a guide of dgp.guides, got {type(guide).__name__}: "
+                "guide=dgp.guides.InducingPoint, or a guide of NumPyro such as AutoNormal"
+            )
+        surrogate = (Surrogate if isinstance(guide, Guide) else IntegratedSurrogate)(
+            "design.Search", self.model, plates, self.guide, self.optimizer, self.num_particles, self.condition_steps,
+            example,
+        )  # fmt: skip
         surrogate.require_guide()
         if self.refit_every > 1 and not (surrogate.binds_data or surrogate.takes_natural_steps):
             raise ValueError(
@@ -331,13 +340,13 @@ class Search:
         """The acquisition as a function of arrays, the same in all rounds."""
 
         def acquired(arrays: tuple[Any, Seen, Array], x: Array) -> Any:
-            params, seen, key = arrays
-            return self.acquisition(self._surrogate.posterior(params, Data(*seen[:3])), seen, key)(x)
+            found, seen, key = arrays
+            return self.acquisition(self._surrogate.posterior(found, Data(*seen[:3])), seen, key)(x)
 
         return Programs(acquired)
 
     def _acquisition_of(self, fitted: Fitted, key: Array) -> CompiledAcquisition:
-        arrays = fitted.posterior.params, fitted.seen, key
+        arrays = self._surrogate.found(fitted.posterior), fitted.seen, key
         sizes = min(_BATCH, self.num_candidates), min(self.num_starts, self.num_candidates)
         try:
             return self._programs.at(arrays, self.box, self.q, *sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from numpyro.infer import SVI
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.design.padded_rows import with_known_rows
 from numpyro_dgp.guides.gaussian_sites import gaussian_sites
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.elbo import ELBO
@@ -27,6 +28,8 @@ from numpyro_dgp.optim.natural import NaturalGradient
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["Data", "Surrogate"]
+
+Params = Mapping[str, Any]
 
 
 class Data(NamedTuple):
@@ -46,8 +49,9 @@ class Surrogate:
 
     Args:
         owner: the function that fits, for messages.
-        program: the program ``(X, y, known)``.
-        guide: its guide.
+        model: the program ``(X, y)``.
+        plates: of its rows.
+        guide: makes a guide from a program.
         optimizer: of optax or NumPyro; ``None`` for natural steps where q(v) of the last layers are Gaussians, and Adam
             for all else.
         num_particles: draws of the hidden layers in a step.
@@ -56,32 +60,50 @@ class Surrogate:
     """
 
     owner: str
-    program: Callable[..., Any]
-    guide: Guide
+    model: Callable[..., Any]
+    plates: frozenset[str]
+    guide: Callable[[Callable[..., Any]], Any]
     optimizer: Any
     num_particles: int
     condition_steps: int
     example: Data
 
-    def fit(self, params: Mapping[str, Any] | None, key: Array, num_steps: int, data: Data) -> dict[str, Any]:
+    def fit(self, params: Params | None, key: Array, num_steps: int, data: Data) -> dict[str, Any]:
         """Parameters after steps from ``params``, or from the start.
 
         Raises:
             ValueError: a loss that is not finite, as ``dgp.fit``.
         """
-        start = self._initial(key, data) if params is None else params
-        return self._checked(self._svi, self._fitting, start, key, num_steps, data)
+        return self._checked(self.svi, self._fitting, self._start(params, key, data), key, num_steps, data)
 
-    def conditioned(self, params: Mapping[str, Any], key: Array, data: Data) -> Mapping[str, Any]:
-        """The parameters of a fit with q(v) of the last layers given ``data``, by natural-gradient steps of sizes 1,
-        2/3, 1/2, ...; as they are for a guide that computes q(v) from the data."""
-        if not self.takes_natural_steps:
+    def conditioned(self, params: Params, key: Array, data: Data, *, is_fitted: bool) -> Params:
+        """What a posterior given ``data`` is made of.
+
+        Here the parameters of a fit: unless it was to the same rows (``is_fitted``), with q(v) of the last layers by
+        natural-gradient steps of sizes 1, 2/3, 1/2, ...; as they are for a guide that computes q(v) from the data.
+        """
+        params = self._start(params, key, data)
+        if is_fitted or not self.takes_natural_steps:
             return params
         return self._checked(self._conditional, self._conditioning, params, key, self.condition_steps, data)
 
-    def posterior(self, params: Mapping[str, Any], data: Data) -> Posterior:
-        """The posterior of these parameters, with the data where the guide needs them."""
-        return Posterior(self.program, self.guide.on(*data), params)
+    def posterior(self, found: Params, data: Data) -> Posterior:
+        """The posterior of what :meth:`conditioned` gives."""
+        program, guide = self.at(data)
+        return Posterior(program, guide.on(*data), found)
+
+    def found(self, posterior: Posterior) -> Params:
+        """What a posterior was made of."""
+        return posterior.params
+
+    def program(self, runs: Array) -> Callable[..., Any]:
+        """The program ``(X, y, known)`` at the inputs (R, D) of all rows."""
+        return with_known_rows(self.model, self.plates, runs)
+
+    def at(self, data: Data) -> tuple[Callable[..., Any], Guide]:
+        """The program and its guide for these rows."""
+        program = self.program(data.X)
+        return program, self.guide(program)
 
     def operations(self) -> core.ClosedJaxpr:
         """Those of a fit."""
@@ -91,12 +113,15 @@ class Surrogate:
 
     def require_guide(self) -> None:
         """Raise unless the guide has parameters that all rows share, and nothing that it keeps between calls."""
-        if self.guide.companion is not None:
+        guide = self.at(self.example)[1]
+        if guide.companion is not None:
             raise ValueError(
-                f"{self.owner}: expected rules for all sites of the guide, got {type(self.guide.companion).__name__} "
+                f"{self.owner}: expected rules for all sites of the guide, got {type(guide.companion).__name__} "
                 "for hyperparameters, which keeps what it has met first: other=dgp.guides.Delta() or Normal()"
             )
-        parameters = sites_of_fit(self._svi, lambda arrays: (tuple(arrays), {}), [*self.example]).parameters
+        parameters = sites_of_fit(
+            self.svi(self.example), lambda arrays: (tuple(arrays), {}), [*self.example]
+        ).parameters
         if own := sorted(name for name, site in parameters.items() if site.per_row):
             raise ValueError(
                 f"{self.owner}: expected parameters that all rows share, got {own[0]!r} with values of every row: rows "
@@ -106,53 +131,82 @@ class Surrogate:
     @property
     def binds_data(self) -> bool:
         """Whether the guide computes q(v) from the data that are bound to it."""
-        return self.guide.on() is not self.guide
+        guide = self.at(self.example)[1]
+        return guide.on() is not guide
 
     @cached_property
     def takes_natural_steps(self) -> bool:
         """Whether q(v) of the last layers have the parameters of Gaussians."""
         found: list[bool] = []
+        guide = self.at(self.example)[1]
 
         def run(key: Array, data: Data) -> None:
             with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), untransformed():
-                self.guide(*data)
-            kinds = [site.kind for site in gaussian_sites(self.guide, sites).values() if not site.is_inner]
+                guide(*data)
+            kinds = [site.kind for site in gaussian_sites(guide, sites).values() if not site.is_inner]
             found.append("inducing" in kinds)
 
         jax.eval_shape(run, jax.random.key(0), self.example)
         return found[0]
 
-    @cached_property
-    def _svi(self) -> SVI:
+    def svi(self, data: Data) -> SVI:
+        """The steps of a fit."""
+        program, guide = self.at(data)
         optimizer = self.optimizer
         if optimizer is None:
             adam = optax.adam(0.01)
-            optimizer = NaturalGradient(self.guide, 0.1, adam) if self.takes_natural_steps else adam
-        return SVI(self.program, self.guide, optimizer, ELBO(num_particles=self.num_particles))
+            optimizer = NaturalGradient(guide, 0.1, adam) if self.takes_natural_steps else adam
+        return SVI(program, guide, optimizer, ELBO(num_particles=self.num_particles))
 
-    @cached_property
-    def _conditional(self) -> SVI:
-        steps = NaturalGradient(self.guide, lambda step: 2 / (step + 2), optax.set_to_zero())
-        return SVI(self.program, self.guide, steps, ELBO(num_particles=self.num_particles))
+    def _conditional(self, data: Data) -> SVI:
+        program, guide = self.at(data)
+        steps = NaturalGradient(guide, lambda step: 2 / (step + 2), optax.set_to_zero())
+        return SVI(program, guide, steps, ELBO(num_particles=self.num_particles))
 
     @cached_property
     def _initial(self) -> Compiled:
-        return Compiled(lambda key, data: self._svi.get_params(self._svi.init(key, *data)))
+        def initial(key: Array, data: Data) -> dict[str, Any]:
+            svi = self.svi(data)
+            params: dict[str, Any] = svi.get_params(svi.init(key, *data))
+            return params
+
+        return Compiled(initial)
+
+    @cached_property
+    def _shapes(self) -> Callable[[int], dict[str, Any]]:
+        """Shapes of the parameters at a number of rows."""
+
+        def shapes(rows: int) -> dict[str, Any]:
+            like = jax.tree.map(lambda part: jax.ShapeDtypeStruct((rows, *part.shape[1:]), part.dtype), self.example)
+            found: dict[str, Any] = jax.eval_shape(self._initial, jax.random.key(0), like)
+            return found
+
+        return cache(shapes)
 
     @cached_property
     def _fitting(self) -> Compiled:
-        return Compiled(_steps(self._svi))
+        return Compiled(_steps(self.svi))
 
     @cached_property
     def _conditioning(self) -> Compiled:
         return Compiled(_steps(self._conditional))
 
+    def _start(self, params: Params | None, key: Array, data: Data) -> Params:
+        """Parameters to start from: where arrays have become longer with the rows, the old numbers come first."""
+        shapes = self._shapes(len(data.y))
+        if params is not None and all(np.shape(params[name]) == like.shape for name, like in shapes.items()):
+            return params
+        initial: dict[str, Any] = self._initial(key, data)
+        if params is None:
+            return initial
+        return {name: _placed(jnp.asarray(params[name]), value) for name, value in initial.items()}
+
     def _checked(
-        self, svi: SVI, program: Compiled, params: Any, key: Array, num_steps: int, data: Data
+        self, svi: Callable[[Data], SVI], program: Compiled, params: Any, key: Array, num_steps: int, data: Data
     ) -> dict[str, Any]:
         found, loss = program(params, key, jnp.asarray(num_steps), data)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((found, loss))):
-            fit(svi, key, num_steps, *data, init_params=params, progress_bar=False)  # says at which step and why
+            fit(svi(data), key, num_steps, *data, init_params=params, progress_bar=False)  # says at which step and why
             raise ValueError(
                 f"{self.owner}: expected a finite fit of {int(data.known.sum())} rows, got NaN or infinite parameters: "
                 "smaller steps, optimizer=optax.adam(0.001), priors that bound hyperparameters, or float64"
@@ -160,10 +214,18 @@ class Surrogate:
         return found
 
 
-def _steps(svi: SVI) -> Callable[[dict[str, Any], Array, Array, Data], tuple[dict[str, Any], Array]]:
+def _placed(old: Array, new: Array) -> Array:
+    """``new`` with the numbers of a smaller array of the same rank at the beginning of every axis."""
+    return new.at[tuple(slice(length) for length in old.shape)].set(old)
+
+
+def _steps(
+    svi_at: Callable[[Data], SVI],
+) -> Callable[[dict[str, Any], Array, Array, Data], tuple[dict[str, Any], Array]]:
     """A function of parameters, a key, a number of steps and data to new parameters and the last loss."""
 
-    def run(params: dict[str, Any], key: Array, num_steps: Array, data: Data) -> tuple[dict[str, Any], Array]:
+    def run(params: Params, key: Array, num_steps: Array, data: Data) -> tuple[dict[str, Any], Array]:
+        svi = svi_at(data)
         state = svi.init(key, *data, init_params=params)
 
         def body(_: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
