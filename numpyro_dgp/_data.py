@@ -17,7 +17,7 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 
-__all__ = ["as_array", "as_numbers", "known_numbers", "require_apart", "warn_of_units"]
+__all__ = ["as_array", "as_floats", "as_numbers", "known_numbers", "require_apart", "warn_of_units"]
 
 # Rows of a column that are looked at, evenly spaced, to see whether its values stay apart.
 _ROWS = 100_000
@@ -107,6 +107,30 @@ def as_array(what: str, value: Any) -> Array:
         cast = found.astype(held)
     require_apart(what, found, cast)
     return jnp.asarray(cast)
+
+
+def as_floats(what: str, value: Any) -> Array:
+    """``value`` as floating-point numbers of JAX, with an error where known distinct values would become equal.
+
+    Args:
+        what: name of the data in messages.
+        value: as :func:`as_numbers`.
+
+    Raises:
+        ValueError: as there; numbers out of the range of the default precision; columns most of whose distinct values
+            become equal in it.
+
+    Example:
+        >>> as_floats("inputs", [[1, 2], [3, 4]]).dtype
+        dtype('float32')
+    """
+    found = as_numbers(what, value)
+    dtype = jnp.result_type(found, float)
+    if is_concrete(found) and found.dtype != dtype:
+        before = np.asarray(found)
+        with np.errstate(over="ignore"):
+            require_apart(what, before, before.astype(dtype))
+    return jnp.asarray(found, dtype)
 
 
 def require_apart(what: str, before: np.ndarray, after: np.ndarray) -> None:

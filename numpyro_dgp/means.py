@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs
-from numpyro_dgp._data import known_numbers
+from numpyro_dgp._data import as_floats, known_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 
@@ -133,8 +133,9 @@ class Linear(Mean):
             )
 
     def __call__(self, X: Array) -> Array:
+        require_inputs("means.Linear", X, np.shape(self.W)[0])
+        X = as_floats("inputs of means.Linear", X)
         W = jnp.asarray(self.W, X.dtype)
-        require_inputs("means.Linear", X, W.shape[0])
         return matmul(X, W) + jnp.asarray(self.b, X.dtype)
 
 

@@ -110,6 +110,7 @@ def maximise(
             "lambda x: posterior.predict(key, x).variance.sum()"
         )
     box, rng = as_box(bounds), generator("design.maximise", key)
+    box.require_resolved("design.maximise")
     candidates = candidate_points(box, q, num_candidates, starts, rng)
     sizes = min(batch_size, num_candidates), min(num_starts, num_candidates)
     program = Programs(lambda _, x: acquisition(x)).at((), box, q, *sizes)

@@ -179,7 +179,11 @@ class Search:
         for name in ("q", "refit_every", "num_steps", "refit_steps", "condition_steps", "num_particles",
                      "num_candidates", "num_starts"):  # fmt: skip
             require_count("design.Search", name, getattr(self, name), "the default")
+        for name in ("minimise", "standardise"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"design.Search: expected {name} to be True or False, got {value!r}: try the default")
         object.__setattr__(self, "bounds", as_box(self.bounds))
+        self.box.require_resolved("design.Search")
         _require_maker(self.guide)
         if isinstance(self.initial, int | np.integer):
             require_count(
@@ -324,7 +328,7 @@ class Search:
 
         def acquired(arrays: tuple[Any, Seen, Array], x: Array) -> Any:
             params, seen, key = arrays
-            return self.acquisition(self._surrogate.posterior(params, Data(*seen[:3])), seen, key)(x)
+            return self._acquire(self._surrogate.posterior(params, Data(*seen[:3])), seen, key)(x)
 
         return Programs(acquired)
 
@@ -334,8 +338,18 @@ class Search:
         try:
             return self._programs.at(arrays, self.box, self.q, *sizes)
         except _NOT_TRACEABLE:
-            acquisition = self.acquisition(fitted.posterior, fitted.seen, key)
+            acquisition = self._acquire(fitted.posterior, fitted.seen, key)
             return Programs(lambda _, x: acquisition(x)).at((), self.box, self.q, *sizes)
+
+    def _acquire(self, posterior: Posterior, seen: Seen, key: Array) -> Acquisition:
+        found = self.acquisition(posterior, seen, key)
+        if not callable(found):
+            raise ValueError(
+                "design.Search: expected acquisition(posterior, seen, key) to return a function of points x (q, D), "
+                f"got {type(found).__name__}: lambda posterior, seen, key: "
+                "dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)"
+            )
+        return found
 
     def _round(self, record: Record) -> int:
         """The number of the round that comes next."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 
 from numpyro_dgp._checks import require_finite, require_squares
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, nugget, rows_times
@@ -69,7 +69,7 @@ class Points:
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction:
         """Open the sites of layer ``name`` and return its random function."""
-        Z = jnp.asarray(self.Z, jnp.result_type(self.Z, float))
+        Z = as_floats(f"inducing inputs of gp {name!r}", self.Z)
         if Z.ndim == 3 and Z.shape[0] != (outputs or 1):
             raise ValueError(
                 f"gp {name!r}: expected separate inducing inputs Z of shape (P, M, D) with P = outputs = "
