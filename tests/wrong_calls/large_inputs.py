@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import optax
 from numpyro import handlers
 from numpyro.infer import SVI
@@ -11,6 +12,7 @@ from wrong_calls.wrong import Wrong
 
 import numpyro_dgp as dgp
 from numpyro_dgp import design, initial
+from numpyro_dgp._data import as_array
 
 KEY = jax.random.key(0)
 RBF = dgp.kernels.RBF()
@@ -18,7 +20,7 @@ SECONDS = 1.7e9 + np.sort(np.random.default_rng(0).normal(size=20))
 MILLISECONDS = (1.7e12 + 1000.0 * np.arange(20)).astype(np.int64)
 Y = np.sin(np.arange(20) / 3)
 SMALL = np.linspace(-2, 2, 20)[:, None]
-PARAMS = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": jnp.eye(8)}
+PARAMS = {"g_auto_loc": jnp.zeros(8, jnp.float32), "g_auto_scale_tril": jnp.eye(8, dtype=jnp.float32)}
 APART, WHOLE = (
     "expected distinct values of {} to stay distinct in float32, got 20 of which 1",
     "within the whole numbers",
@@ -114,4 +116,12 @@ CALLS = [
     ),
 ]
 
+CALLS += [
+    Wrong(
+        "seconds in an array of JAX",
+        lambda: as_array("inputs", jnp.asarray(SECONDS[:, None], jnp.float32)),
+        "whose differences float32 holds, got an array of JAX of which they have values near 1.7e.09 in steps of 2e.02",
+        UserWarning,
+    )
+]
 WRONG = [in_single_precision(wrong) for wrong in CALLS]

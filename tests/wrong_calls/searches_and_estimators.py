@@ -111,8 +111,8 @@ WRONG = [
     ),
     Wrong(
         "the class of an acquisition",
-        proposing(design.LogExpectedImprovement),
-        r"design\.LogExpectedImprovement: expected a PRNG key, got Seen",
+        lambda: design.LogExpectedImprovement(FITTED, (X, Y[:3]), KEY),
+        r"design\.LogExpectedImprovement: expected a PRNG key, got tuple",
     ),
     Wrong("a budget that is a flag", lambda: loop(budget=True), "budget to be a positive integer, got True"),
     Wrong(
