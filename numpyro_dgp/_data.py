@@ -170,7 +170,7 @@ def _warn_if_rounded(what: str, found: Array) -> None:
     if not is_concrete(found) or not jnp.issubdtype(found.dtype, jnp.floating) or not found.ndim:
         return
     rows = np.asarray(found, float).reshape(len(found), -1) if found.size else np.zeros((0, 1))
-    if len(rows) < 2:
+    if len(rows) < 2 or not np.isfinite(rows).all():
         return
     spread, step = np.ptp(rows, 0), float(jnp.finfo(found.dtype).eps) * np.abs(rows).max(0)
     wrong = np.flatnonzero(np.where(spread > 0, 100 * step > spread, step > 0.1))

@@ -223,7 +223,9 @@ class Predictor:
             if size == count and batch_size is None:
                 continue
             by_row = tuple(a is not None and a.shape[:1] == (count,) for a in shapes)
-            tails = tuple(a and (a.shape[own:], a.dtype) for a, own in zip(shapes, by_row, strict=True))
+            tails = tuple(
+                None if a is None else (a.shape[own:], a.dtype) for a, own in zip(shapes, by_row, strict=True)
+            )
             place = name, by_row, tails
             if place not in self._rows:
                 self._rows[place] = IndependentRows(run, draw, shapes, by_row, target.plates)
