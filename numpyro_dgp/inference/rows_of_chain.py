@@ -14,9 +14,9 @@ __all__ = ["rows_of_chain"]
 
 
 class rows_of_chain(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    """Handler that warns of values of layers that handlers outside give, for a run that observes nothing.
+    """Handler that warns of values of layers that NumPyro's ``Predictive`` gives, for a run that observes nothing.
 
-    They are those of the rows of a chain. ``Predictive`` takes them whatever the inputs are, if there are as many.
+    They are those of the rows of a chain. It takes them whatever the inputs are, if there are as many.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,9 @@ class rows_of_chain(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
 
 def _gives(handler: handlers.substitute, msg: Message) -> bool:
-    """Whether a handler has a value for a site, or for the standard normal numbers behind it."""
-    if handler.data is not None:
-        return msg["name"] in handler.data or f"{msg['name']}_white" in handler.data
-    return handler.substitute_fn(msg) is not None
+    """Whether a handler is the one by which NumPyro's ``Predictive`` gives draws, and has one for a site.
+
+    Others, such as those of samplers and their initial values, are not asked: they may draw, or add to a density.
+    """
+    of_predictive = getattr(handler.substitute_fn, "__qualname__", "").startswith("_predictive.")
+    return of_predictive and handler.substitute_fn(msg) is not None
