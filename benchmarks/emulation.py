@@ -32,6 +32,8 @@ import numpyro_dgp as dgp
 
 jax.config.update("jax_enable_x64", True)
 KEY = jax.random.key(0)
+MOST_POINTS = 100
+NUM_DRAWS = 100
 
 
 class Design(NamedTuple):
@@ -45,7 +47,8 @@ class Design(NamedTuple):
 
 def make_design(name: str, per_dim: int, seed: int, num_test: int = 500) -> Design:
     code, rng = SIMULATORS[name], np.random.default_rng([seed, per_dim])
-    X, X_test = (qmc.LatinHypercube(code.dims, rng=rng).random(n) for n in (per_dim * code.dims, num_test))
+    points = min(per_dim * code.dims, MOST_POINTS)
+    X, X_test = (qmc.LatinHypercube(code.dims, rng=rng).random(n) for n in (points, num_test))
     y, y_test = code.run(X), code.run(X_test)
     units = y.mean(), y.std()
     return Design(
@@ -59,20 +62,20 @@ def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
     D = data.shape[1]
 
     def of_depth(depth: int) -> Callable[..., None]:
-        def scales(name: str, median: float) -> Any:
-            return numpyro.sample(name, dist.LogNormal(math.log(median), 1.5).expand([D]).to_event(1))
+        def scales(name: str, median: float, spread: float) -> Any:
+            return numpyro.sample(name, dist.LogNormal(math.log(median), spread).expand([D]).to_event(1))
 
         def model(X: Any, y: Any = None) -> None:
             noise = numpyro.sample("noise", dist.LogNormal(math.log(1e-4), 2.0))
             mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
             h, Z, layers = X, data, []
             for i in range(depth - 1, 0, -1):
-                variance = numpyro.sample(f"variance{i}", dist.LogNormal(math.log(0.05), 1.5))
-                kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5))
+                variance = numpyro.sample(f"variance{i}", dist.LogNormal(math.log(0.01), 2.5))
+                kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5, 1.5))
                 layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
                 Z = layers[-1](Z).loc
-            variance = numpyro.sample("variance0", dist.LogNormal(1.0, 3.0))
-            kernel = dgp.kernels.Matern52(variance, scales("lengthscale0", 0.5 * math.sqrt(D)))
+            variance = numpyro.sample("variance0", dist.LogNormal(1.0, 6.0))
+            kernel = dgp.kernels.Matern52(variance, scales("lengthscale0", math.sqrt(D), 2.0))
             last = dgp.gp("f0", kernel, dgp.Points(Z))
             with numpyro.plate("data", len(X)):
                 for i, f in enumerate(layers):
@@ -129,7 +132,7 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
 
 def by_depth(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """The parts of ``fit_best``, and itself."""
-    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, num_steps=600)
+    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, num_draws=NUM_DRAWS)
     print(best)
     names = {1: "one layer", 2: "two layers", 3: "three layers"}
     yield "fit_best", best
@@ -184,8 +187,10 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def against(records: list[dict[str, Any]], method: str, other: str, score: str) -> str:
-    """Mean log ratio of a score of two methods with its standard error over designs, code by code."""
-    lines = []
+    """Mean log ratio of a score of two methods with its standard error over designs, code by code and of all codes;
+    on how many codes the first is better, and beyond a standard error where there are several designs."""
+    lines, every = [], []
+    counts = {"better": 0, "worse": 0, "better beyond an error": 0, "worse beyond an error": 0}
     for code, points in dict.fromkeys((r["code"], r["points"]) for r in records):
         by_seed = [
             {r["seed"]: r[score] for r in records if (r["code"], r["points"], r["method"]) == (code, points, m)}
@@ -193,18 +198,40 @@ def against(records: list[dict[str, Any]], method: str, other: str, score: str) 
         ]
         both = [math.log(by_seed[0][s] / by_seed[1][s]) for s in by_seed[0].keys() & by_seed[1].keys()]
         if both:
-            error = np.std(both, ddof=1) / math.sqrt(len(both)) if len(both) > 1 else math.nan
+            error = _error(both)
             lines.append(f"{code} {points}: log {score} {method} / {other} {np.mean(both):+.2f} ({error:.2f})")
+            every.append(np.mean(both))
+            better = "better" if every[-1] < 0 else "worse"
+            counts[better] += 1
+            counts[f"{better} beyond an error"] += bool(abs(every[-1]) > error)
+    lines.append(f"all: {np.mean(every):+.2f} ({_error(every):.2f} over codes); {counts}")
     return "\n".join(lines)
+
+
+def _error(values: list[float]) -> float:
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def ranks(records: list[dict[str, Any]], score: str) -> str:
+    """The mean rank of every method over the designs that all of them have."""
+    methods = list(dict.fromkeys(r["method"] for r in records))
+    designs = dict.fromkeys((r["code"], r["points"], r["seed"]) for r in records)
+    found = []
+    for design in designs:
+        scores = {r["method"]: r[score] for r in records if (r["code"], r["points"], r["seed"]) == design}
+        if len(scores) == len(methods):
+            found.append([1 + sum(scores[o] < scores[m] for o in methods) for m in methods])
+    means = ", ".join(f"{m} {rank:.2f}" for m, rank in zip(methods, np.mean(found, axis=0), strict=True))
+    return f"mean rank by {score} over {len(found)} designs: {means}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codes", nargs="+", default=list(SIMULATORS), choices=list(SIMULATORS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--per-dim", type=int, nargs="+", default=[10, 30], help="points for each input")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="of fit_best")
+    parser.add_argument("--per-dim", type=int, nargs="+", default=[10], help="points for each input")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2], help="of fit_best")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -217,11 +244,11 @@ def main() -> None:
         (p, s, c, m)
         for p in arguments.per_dim
         for s in arguments.seeds
-        for c in arguments.codes
+        for c in sorted(arguments.codes, key=lambda c: SIMULATORS[c].dims)  # those of one shape share what is compiled
         for m in arguments.methods
     ]
     for per_dim, seed, code, method in [] if arguments.table else cases:
-        points = per_dim * SIMULATORS[code].dims
+        points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
         if (code, points, seed, method) in {(r["code"], r["points"], r["seed"], r["method"]) for r in done()}:
             continue
         design = make_design(code, per_dim, seed)
@@ -231,7 +258,7 @@ def main() -> None:
             record = {"code": code, "points": points, "seed": seed, "method": name, "version": dgp.__version__}
             if hasattr(posterior, "weights"):
                 record["weights"] = list(posterior.weights.values())
-                record["bounds"] = [part.bound for part in posterior.parts.values()]
+                record["log_evidence"] = [part.log_evidence for part in posterior.parts.values()]
             record |= scores(posterior, design) | {"seconds": seconds}
             print(record, flush=True)
             with open(arguments.results, "a") as file:
@@ -239,7 +266,9 @@ def main() -> None:
     found = done()
     print(table(found))
     for score in ("rmse", "crps"):
-        print(against(found, "fit_best", "GP", score))
+        for other in ("GP", "GP, scikit-learn"):
+            print(against(found, "fit_best", other, score))
+        print(ranks(found, score))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import numpy as np
 
 
 class Simulator(NamedTuple):
-    """A deterministic code: ``run`` takes points of the unit cube."""
+    """A deterministic code: ``run`` takes points of the unit cube, ``ranges`` are those of its own inputs."""
 
     run: Callable[[np.ndarray], np.ndarray]
     dims: int
+    ranges: tuple[tuple[float, float], ...]
 
 
 SIMULATORS: dict[str, Simulator] = {}
@@ -27,7 +28,9 @@ def simulator(ranges: Sequence[tuple[float, float]]) -> Callable[[Callable], Cal
     low, high = np.array(ranges, float).T
 
     def register(function: Callable) -> Callable:
-        SIMULATORS[function.__name__] = Simulator(lambda X: function(*(low + (high - low) * X).T), len(ranges))
+        SIMULATORS[function.__name__] = Simulator(
+            lambda X: function(*(low + (high - low) * X).T), len(ranges), tuple(map(tuple, ranges))
+        )
         return function
 
     return register
@@ -123,3 +126,88 @@ def hartmann6(*x):
     P = 1e-4 * np.array([[1312, 1696, 5569, 124, 8283, 5886], [2329, 4135, 8307, 3736, 1004, 9991],
                          [2348, 1451, 3522, 2883, 3047, 6650], [4047, 8828, 8732, 5743, 1091, 381]])  # fmt: skip
     return -np.exp(-(A * (np.stack(x, -1)[:, None] - P) ** 2).sum(-1)) @ np.array([1.0, 1.2, 3.0, 3.2])
+
+
+@simulator([(0.5, 2.5)])
+def grlee(x):
+    """Gramacy and Lee (2012), section 3."""
+    return np.sin(10 * np.pi * x) / (2 * x) + (x - 1) ** 4
+
+
+@simulator([(0, 1)] * 2)
+def franke(x, y):
+    """Franke (1979), the first of his functions."""
+    return (
+        0.75 * np.exp(-((9 * x - 2) ** 2) / 4 - (9 * y - 2) ** 2 / 4)
+        + 0.75 * np.exp(-((9 * x + 1) ** 2) / 49 - (9 * y + 1) / 10)
+        + 0.5 * np.exp(-((9 * x - 7) ** 2) / 4 - (9 * y - 3) ** 2 / 4)
+        - 0.2 * np.exp(-((9 * x - 4) ** 2) - (9 * y - 7) ** 2)
+    )
+
+
+@simulator([(-1, 1)] * 2)
+def ridge(x, y):
+    """A function of one direction of the inputs: Constantine (2015), chapter 1."""
+    return np.exp(0.7 * x + 0.3 * y)
+
+
+@simulator([(0, 1)] * 2)
+def jump(x, y):
+    """The discontinuous function of Genz (1984), with slopes 5 and edges 1/2."""
+    return np.where((x > 0.5) | (y > 0.5), 0.0, np.exp(5 * x + 5 * y))
+
+
+@simulator([(0, 1)] * 3)
+def detpep(x, y, z):
+    """The curved function of Dette and Pepelyshev (2010), equation 4.1."""
+    return 4 * (x - 2 + 8 * y - 8 * y**2) ** 2 + (3 - 4 * y) ** 2 + 16 * np.sqrt(z + 1) * (2 * z - 1) ** 2
+
+
+@simulator([(0, 1)] * 8)
+def detpep8(*x):
+    """The function of eight inputs of Dette and Pepelyshev (2010)."""
+    sums = np.cumsum(np.stack(x[2:]), 0)[1:]
+    return detpep(*x[:3]) + (np.arange(4, 9)[:, None] * np.log1p(sums)).sum(0)
+
+
+@simulator([(0, 2 * np.pi)] * 4 + [(0, 1)] * 4)
+def robot_arm(*x):
+    """How far an arm of four segments reaches: An and Owen (2001)."""
+    angles, lengths = np.cumsum(np.stack(x[:4]), 0), np.stack(x[4:])
+    return np.hypot((lengths * np.cos(angles)).sum(0), (lengths * np.sin(angles)).sum(0))
+
+
+@simulator(
+    [
+        (150, 200),
+        (220, 300),
+        (6, 10),
+        (-10, 10),
+        (16, 45),
+        (0.5, 1),
+        (0.08, 0.18),
+        (2.5, 6),
+        (1700, 2500),
+        (0.025, 0.08),
+    ]
+)
+def wing_weight(area, fuel, aspect, sweep, pressure, taper, thickness, load, gross, paint):
+    """The weight in pounds of the wing of a light aircraft: Forrester et al. (2008), section 1.2; sweep in degrees."""
+    cos = np.cos(np.deg2rad(sweep))
+    factors = area**0.758 * fuel**0.0035 * (aspect / cos**2) ** 0.6 * pressure**0.006 * taper**0.04
+    return 0.036 * factors * (100 * thickness / cos) ** -0.3 * (load * gross) ** 0.49 + area * paint
+
+
+@simulator([(-0.5, 0.5)] * 20)
+def welch(*x):
+    """Example 2 of Welch et al. (1992); two of its twenty inputs do nothing."""
+    linear = {2: 0.05, 3: 0.08, 5: 1, 6: -0.03, 7: 0.03, 9: -0.09, 10: -0.01, 11: -0.07, 14: -0.04, 15: 0.06, 17: -0.01,
+              18: -0.03, 19: -5}  # fmt: skip
+    x = dict(enumerate(x, 1))
+    return (
+        5 * x[12] / (1 + x[1])
+        + 5 * (x[4] - x[20]) ** 2
+        + 40 * x[19] ** 3
+        + 0.25 * x[13] ** 2
+        + sum(slope * x[i] for i, slope in linear.items())
+    )

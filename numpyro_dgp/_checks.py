@@ -8,9 +8,11 @@ are tracers and only shapes are checked, so checking costs nothing in a compiled
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.extend.core
@@ -26,6 +28,7 @@ __all__ = [
     "inside_transformation",
     "is_concrete",
     "kept",
+    "known_keywords",
     "nan_where_broken",
     "nearest",
     "require_count",
@@ -33,6 +36,7 @@ __all__ = [
     "require_finite_leaves",
     "require_inputs",
     "require_key",
+    "require_keywords",
     "require_levels",
     "require_noise",
     "require_params",
@@ -44,6 +48,7 @@ __all__ = [
     "with_nearest",
 ]
 
+T = TypeVar("T", bound=Callable[..., Any])
 
 MISSING = (
     "drop or impute rows with missing inputs; of observations with gaps, y, observed = dgp.missing(y) gives what "
@@ -278,3 +283,56 @@ def with_nearest(missing: Iterable[str], given: Iterable[str]) -> str:
         near = nearest(name, given)
         listed.append(f"{name!r} (nearest: {near!r})" if near else repr(name))
     return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
+
+
+def known_keywords(**instead: str) -> Callable[[T], T]:
+    """Refuse keyword arguments that a constructor does not have, with the names that it has; its signature stays.
+
+    Args:
+        **instead: what to do instead of giving an argument that it is natural to look for here, by name.
+
+    Example:
+        >>> class Walk:
+        ...     @known_keywords()
+        ...     def __init__(self, *, steps=10, scale=1.0): ...
+        >>> Walk(step=5)
+        Traceback (most recent call last):
+        ValueError: Walk: expected arguments among steps, scale, got 'step' (nearest: 'steps')
+    """
+
+    def decorate(constructor: T) -> T:
+        names = [name for name in inspect.signature(constructor).parameters if name != "self"]
+
+        @functools.wraps(constructor)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            for name in instead.keys() & kwargs.keys():
+                raise ValueError(f"{type(self).__name__}: expected no {name}=..., got it: {instead[name]}")
+            if unknown := kwargs.keys() - set(names):
+                raise ValueError(
+                    f"{type(self).__name__}: expected arguments among {', '.join(names)}, got "
+                    f"{with_nearest(unknown, names)}"
+                )
+            return constructor(self, *args, **kwargs)
+
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def require_keywords(
+    owner: str, own: Iterable[str] | None, program: Callable[..., Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise if a keyword argument for the program is none of the program's, and nearly one of ``own``, the owner's."""
+    if not kwargs or own is None:
+        return
+    try:
+        parameters = inspect.signature(program).parameters
+    except (TypeError, ValueError):
+        return
+    if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for name in kwargs.keys() - parameters.keys():
+        if (near := nearest(name, own)) is not None:
+            raise ValueError(
+                f"{owner}: expected keyword arguments of its own or of the program, got {name!r} (nearest: {near!r})"
+            )

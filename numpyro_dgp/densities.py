@@ -17,10 +17,11 @@ from jax.scipy.special import logsumexp
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_levels
 from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief, public_dir
 from numpyro_dgp.algebra.gaussian_mixtures import mixture_cdf, mixture_quantiles
 
 __all__ = ["Mixture", "MomentsOnly", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
+__dir__ = public_dir(globals())
 
 # SciPy's p-values are accurate up to this many samples.
 _SHAPIRO_LIMIT = 5000
@@ -47,6 +48,8 @@ class Mixture(NamedTuple):
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp import Mixture
         >>> mixture = Mixture(means=jnp.array([[0.0], [2.0]]), variances=jnp.array([[1.0], [3.0]]))  # S = 2, N = 1
+        >>> mixture
+        Mixture(means=float32[2,1], variances=float32[2,1])
         >>> print(mixture.mean, mixture.variance)
         [1.] [3.]
         >>> print(mixture.interval(0.5).round(2).ravel(), mixture.cdf(1.0).round(2))
@@ -55,6 +58,9 @@ class Mixture(NamedTuple):
 
     means: Array
     variances: Array
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def mean(self) -> Array:
@@ -176,6 +182,9 @@ class ShapiroWilk(NamedTuple):
     """W (N,): one for a perfect Gaussian, smaller the less Gaussian."""
     p_value: np.ndarray
     """Probability (N,) of a W this small under a Gaussian."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def log_mean_exp(log_values: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._data import as_array, as_numbers, known_numbers, require_apart, warn_of_units
-from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp._typing import Array, ArrayLike, brief, pytree
 from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Linear, Mean, Zero, pca
@@ -147,7 +147,7 @@ def _difference(values: Array, loc: ArrayLike, dtype: Any) -> Array:
 def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0, labels: Sequence[int] = ()) -> np.ndarray:
     """Inducing inputs (M, D): the centres of k-means clusters of the rows of ``X``, by SciPy.
 
-    Beyond 20 000 rows a random 20 000 of them are clustered. A mean of labels is none: with ``labels`` two rows are
+    Beyond 20 000 rows a random 20 000 of them are clustered. A mean of labels is no label: with ``labels`` two rows are
     further apart by a standard deviation of the other columns for each label in which they differ, and of every cluster
     the row nearest to its centre is taken.
 
@@ -272,6 +272,9 @@ class LayerStart(NamedTuple):
     """Mean function from D inputs to the width of the layer."""
     lengthscale: float
     """sqrt(D), the typical distance between standardised inputs."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def layers(

@@ -14,10 +14,11 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs
 from numpyro_dgp._data import as_floats, known_numbers
-from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp._typing import Array, ArrayLike, brief, public_dir, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 
 __all__ = ["Constant", "FromCallable", "Identity", "Linear", "Mean", "Zero", "as_mean", "pca", "principal_directions"]
+__dir__ = public_dir(globals())
 
 
 class Mean:
@@ -35,6 +36,8 @@ class Mean:
         >>> print(Slope(2.0)(jnp.array([[1.0, 5.0], [3.0, 5.0]])).T)
         [[2. 6.]]
     """
+
+    __repr__ = brief
 
     def __call__(self, X: Array) -> Array:
         raise NotImplementedError

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import MISSING, require_finite
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.fitted import Target, as_data, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
@@ -74,6 +74,8 @@ class Posterior(FunctionPredictions):
         >>> posterior.predict(jax.random.key(1), X[:3]).mean.shape
         (3,)
     """
+
+    __repr__ = brief
 
     def predict(
         self,

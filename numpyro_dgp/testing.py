@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_dgp._checks import require_count, require_finite, require_inputs
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, public_dir
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.elbo import ELBO
@@ -26,6 +26,7 @@ from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.likelihood import Likelihood
 
 __all__ = ["check_guide", "check_kernel", "check_likelihood"]
+__dir__ = public_dir(globals())
 
 
 def _require(condition: Any, promise: str) -> None:

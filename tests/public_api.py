@@ -20,6 +20,8 @@ def default(value):
 
 def signature(function):
     """Names, kinds and defaults of the arguments, without annotations: how it may be called."""
+    if getattr(function, "_is_protocol", False):
+        return ""  # nobody calls a protocol
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

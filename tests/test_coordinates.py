@@ -40,6 +40,7 @@ def by_definition(name, m, S):
     }[name]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ALL)
 def test_coordinates_are_what_they_say(key, name):
     m, L = gaussian(key, False)

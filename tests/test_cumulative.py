@@ -18,6 +18,7 @@ X = jnp.array(np.sort(rng.uniform(0, 1, size=(20, 1)), 0))
 Y = jnp.sin(12 * X[:, 0] ** 3)
 
 
+@pytest.mark.smoke
 def test_it_is_the_integral():
     x = jnp.array([-1.0, 0.0, 0.3, 0.5, 1.1, 2.0, 3.0])
     found, slopes = jax.jit(jax.vmap(jax.value_and_grad(lambda x: dgp.cumulative(x, KNOTS, RATES))))(x)

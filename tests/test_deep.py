@@ -87,7 +87,6 @@ def test_bound_against_hand_written_loops():
     np.testing.assert_allclose(value, total - divergence(PARAMS), rtol=1e-7)
 
 
-@pytest.mark.smoke
 def test_vanishing_inner_layer_is_the_shallow_model():
     """Inner variance to zero with an identity mean leaves the bound of one layer."""
     model = partial(deep, inner=dgp.kernels.RBF(1e-14, 0.9))

@@ -22,6 +22,7 @@ def posterior():
     return dgp.Posterior(deep, guide, random_params(deep, guide, X, Y))
 
 
+@pytest.mark.smoke
 def test_kernel_density_estimate_is_scipys_with_the_published_bandwidth():
     draws, y = rng.gamma(2.0, size=(300, 1300)), rng.gamma(2.0, size=1300)
     ours = kde_log_density(draws, y)

@@ -30,6 +30,7 @@ def test_maximin_is_as_far_apart_as_it_is_known_to_be_possible(key):
     assert design.maximin(SQUARE, 1, key).shape == (1, 2)
 
 
+@pytest.mark.smoke
 def test_sobol_points_fill_halves_evenly(key):
     X = design.sobol([[0.0, 1.0], [-3.0, 1.0]], 64, key)
     assert ((X < [0.5, -1.0]).sum(0) == 32).all()

@@ -48,20 +48,21 @@ def log_evidence(X_, y):
 
 
 @pytest.mark.slow
-def test_the_bound_of_one_layer_is_near_its_evidence():
+def test_the_evidence_of_one_layer_is_that_of_a_grid():
     with jax.enable_x64(True):
         x = jnp.asarray(np.asarray(X), float)
         y = jnp.sin(6 * x[:, 0])
-        best = dgp.fit_best(family, KEY, x, y, depths=(1,), num_steps=600)
+        best = dgp.fit_best(family, KEY, x, y, depths=(1,))
         part, evidence = best.parts[1], log_evidence(x, y)
         assert best.weights == {1: 1.0}
-        assert part.bound - 4 * part.error < evidence
-        assert part.bound > evidence - 0.5
+        assert abs(part.log_evidence - evidence) < 4 * part.error
+        assert part.error < 0.3
+        assert len(part.posterior.samples["noise"]) == 200
 
 
 @pytest.fixture(scope="module")
 def deep():
-    return dgp.fit_best(family, KEY, X, STEP, depths=(1, 2), num_steps=40, num_draws=20, tries=20)
+    return dgp.fit_best(family, KEY, X, STEP, depths=(1, 2), num_draws=20, num_sweeps=1)
 
 
 @pytest.mark.slow
@@ -73,19 +74,19 @@ def test_it_predicts_as_a_posterior(deep):
     assert deep.sample(KEY, new, num_samples=20).shape == (20, 3)
     np.testing.assert_allclose(deep.quantile(KEY, 0.3, new, num_samples=20), mixture.quantile(0.3))
     drawn = deep.functions(KEY, num_samples=6)
-    (values,) = drawn(new).values()
+    values = drawn(new)["y"]
     assert values.shape == (6, 3)
-    np.testing.assert_array_equal(values, next(iter(drawn(new).values())))
-    assert "layers   bound of the evidence" in repr(deep)
+    np.testing.assert_array_equal(values, drawn(new)["y"])
+    assert "layers   log evidence (error)" in repr(deep)
+    assert deep.weights[2] > 0.9  # a step
 
 
 @pytest.mark.slow
 def test_stacking_weighs_predictions_of_held_out_rows():
-    best = dgp.fit_best(
-        family, KEY, X, STEP, depths=(1, 2), weigh="stacking", folds=2, num_steps=20, num_draws=10, tries=10
-    )
-    assert sum(best.weights.values()) == pytest.approx(1.0)
-    assert best.held_out.keys() == {1, 2}
+    best = dgp.fit_best(family, KEY, X, STEP, depths=(1,), weigh="stacking", folds=2, num_draws=20, num_sweeps=1)
+    assert best.weights == {1: pytest.approx(1.0)}
+    assert best.held_out.keys() == {1}
+    assert np.isfinite(best.held_out[1])
 
 
 def constant(value):
@@ -94,7 +95,7 @@ def constant(value):
         with numpyro.plate("data", len(X_)):
             numpyro.sample("y", dgp.Likelihood(f(X_), lambda v: dist.Normal(v + value, 0.1)), obs=y)
 
-    return IntegratedFit(dgp.Posterior(model, samples={"f": jnp.zeros((10, 2))}), 0.0, 0.0, {}, {})
+    return IntegratedFit(dgp.Posterior(model, samples={"f": jnp.zeros((10, 2))}), 0.0, 0.0, 5)
 
 
 @pytest.mark.slow
@@ -134,7 +135,7 @@ def test_evidence_weights_are_posterior_probabilities():
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="evidence" or "stacking"'),
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="stacking", folds=50), "expected from 2 to 12 folds"),
         (lambda: stacking_weights(np.zeros(3)), r"expected log densities of shape \(N, K\)"),
-        (lambda: evidence_weights([np.nan]), "finite bounds of evidence_weights"),
+        (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],
 )
 def test_wrong_calls(call, message):

@@ -108,7 +108,6 @@ def test_separate_kernels_and_inducing_inputs(separate_inputs, separate_kernels)
         np.testing.assert_allclose(f.joint(X).covariance[p], covariance, atol=1e-6)
 
 
-@pytest.mark.smoke
 def test_mixed_kernel_types_per_output():
     kernels = [KERNEL, dgp.kernels.Matern32() + dgp.kernels.Linear()]
     f = open_gp(beliefs(2), kernels, dgp.Points(Z), outputs=2)

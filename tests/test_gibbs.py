@@ -209,6 +209,7 @@ def test_elliptical_slices_leave_a_gaussian_posterior_as_it_is():
     assert np.mean(draws != starts) > 0.999
 
 
+@pytest.mark.smoke
 def test_a_chain_without_density_stays_where_it_is():
     z = {"u": jnp.ones(2)}
     moved, _, tries = elliptical_slice(

@@ -371,9 +371,13 @@ def projected(X, y=None):
         (lambda: G.GlobalInducing(one, num_inducing=5, scale=-1.0), "scale of GlobalInducing to be positive, got -1"),
         (
             lambda: G.GlobalInducing(one, num_inducing=5, inducing=G.Full()),
-            "expected no rule for inducing values, which follow pseudo-observations here, got inducing=...",
+            "GlobalInducing: expected no inducing=..., got it: pseudo-observations say what they are here",
         ),
-        (lambda: G.GlobalInducing(one, num_inducing=5, nodes=3), "GlobalInducing: expected options among sites"),
+        (
+            lambda: G.GlobalInducing(one, num_inducing=5, nodes=3),
+            "GlobalInducing: expected arguments among model, ",
+        ),
+        (lambda: G.GlobalInducing(one, num_inducing=5, hidden=G.Full()), "hidden layers follow the model here"),
         (
             lambda: at_shapes(reversed_layers, G.GlobalInducing(reversed_layers, num_inducing=5), X, Y),
             "layers opened in the order in which values go through them, got 'g' before .'f'., .*: move its dgp.gp",

@@ -51,6 +51,7 @@ def opened(kernel, harmonics_, value, **kwargs):
         return dgp.gp("f", kernel, harmonics_, **kwargs)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("case", mostly_slow([(3, 5)], [(2, 7), (3, 5), (5, 3), (9, 2), (4, 0), (2, 0)]))
 def test_harmonics_reproduce_the_zonal_polynomial(case):
     dims, degree = case

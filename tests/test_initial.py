@@ -8,6 +8,7 @@ rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 4)) * [5.0, 1.0, 0.1, 1.0] + 3.0
 
 
+@pytest.mark.smoke
 def test_standardizer_round_trip():
     units = initial.Standardizer.fit(X)
     np.testing.assert_allclose(units(X).mean(0), 0, atol=1e-12)

@@ -6,6 +6,7 @@ from numpyro_dgp import means
 X = np.random.default_rng(0).normal(size=(40, 3)) * [1.0, 3.0, 0.5]
 
 
+@pytest.mark.smoke
 def test_values():
     np.testing.assert_array_equal(means.Zero()(X), np.zeros((40, 1)))
     np.testing.assert_array_equal(means.Constant([1.0, 2.0])(X), np.tile([1.0, 2.0], (40, 1)))

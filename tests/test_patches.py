@@ -67,6 +67,7 @@ def opened(kernel=KERNEL, Z=ALL[:5], outputs=None):
         return dgp.gp("f", kernel, dgp.InducingPatches(Z), outputs=outputs)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("patches", [PATCHES, PLACED, dgp.Patches((4, 5, 3), (3, 1))])
 def test_patches_are_windows(patches):
     images = rng.normal(size=(2, 3, patches.pixels))

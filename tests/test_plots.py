@@ -99,6 +99,25 @@ def test_layers_of_mcmc_draws_and_exact_processes(key):
     assert [ax.get_ylabel() for ax in figure.axes if ax.get_visible()] == ["x[0]", "x[1]", "y"]
 
 
+def test_inducing_points_beyond_the_inputs_are_arrows_at_the_edges(key):
+    def model(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(places), mean=dgp.means.Linear(jnp.ones((1, 1)), jnp.zeros(1)))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    places = jnp.array([-9.0, 0.0, 0.5, 1.02, 30.0, 40.0])[:, None]
+    x = jnp.linspace(0, 1, 7)[:, None]
+    (ax,) = plots.layers(dgp.Posterior(model, samples={"f": jnp.zeros((1, 6))}), key, x, num_points=5).axes
+    np.testing.assert_allclose(ax.get_xlim(), [-0.05, 1.05])
+    low, high = ax.get_ylim()
+    assert -0.5 < low < 0
+    assert 1 < high < 1.5
+    np.testing.assert_allclose(ax.containers[0].lines[0].get_xdata(), [0.0, 0.5, 1.02], rtol=1e-6)
+    left, right = (next(line for line in ax.lines if line.get_marker() == mark).get_xydata() for mark in "<>")
+    np.testing.assert_allclose(left, [[-0.05, low]], atol=0.3)
+    np.testing.assert_allclose(right, [[1.05, high]] * 2, atol=0.3)
+
+
 def test_layers_needs_a_layer(key):
     def model(X, y=None):
         slope = numpyro.sample("slope", dist.Normal())

@@ -14,6 +14,13 @@ def test_the_listing_is_the_stored_one():
     )
 
 
+def test_options_have_names():
+    """Arguments that any name may have are those of a program, and the plates of ``minibatch``."""
+    unnamed = [line for line in text().splitlines() if "**" in line]
+    assert 20 < len(unnamed) < 60
+    assert not [line for line in unnamed if not line.endswith(("**kwargs)", "dgp.minibatch(fn=None, **rows)"))]
+
+
 def test_signatures_without_what_differs_between_machines():
     def function(self, x: int, *rest, key=object(), size: float = 2.0, **options) -> str: ...
 

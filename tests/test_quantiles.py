@@ -40,6 +40,7 @@ def test_quantiles_of_a_mixture_exactly():
     assert MIXTURE.quantile(np.full((2, 1), 0.3)).shape == (2, 1, 5)
 
 
+@pytest.mark.smoke
 def test_quantiles_of_certain_values_and_of_numpy_arrays():
     certain = dgp.Mixture(np.array([[0.0], [1.0], [2.0], [3.0]]), np.zeros((4, 1)))
     np.testing.assert_allclose(certain.quantile([0.2, 0.4, 0.9])[:, 0], [0, 1, 3], atol=1e-9)

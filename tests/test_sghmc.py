@@ -77,6 +77,7 @@ def test_adaptation_against_the_recursions():
     np.testing.assert_allclose(state.mass, np.sqrt(V))
 
 
+@pytest.mark.smoke
 def test_noise_is_measured_without_bias():
     start = langevin.Adaptation.start(jnp.zeros(2000))
     pairs = jnp.asarray(rng.normal(size=(300, 2, 2000)) * 3.0 + 1.0)

@@ -83,7 +83,6 @@ def test_adam_reaches_the_collapsed_bound():
     np.testing.assert_allclose(-result.losses[-1], collapsed, atol=1e-2)
 
 
-@pytest.mark.smoke
 def test_kl_is_zero_at_the_prior():
     """With q = prior the divergence is zero, and the bound is the expected log likelihood alone."""
     guide = dgp.guides.InducingPoint(shallow)

@@ -15,7 +15,12 @@ import numpyro_dgp
 PROGRAM = Path(__file__).parent / "typing" / "deep_gp.py"
 # NumPyro and optax have no py.typed.
 SETTINGS = "[mypy]\nstrict = True\n[mypy-numpyro.*,optax.*]\nignore_missing_imports = True\n"
-WRONG = "import numpyro_dgp as dgp\n\ndgp.Points(1, lern=True)\nx: int = dgp.load('file')\n"
+WRONG = """import numpyro_dgp as dgp
+
+dgp.Points(1, lern=True)
+dgp.guides.MeanField(print, hiden=1)
+x: int = dgp.load("file")
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -45,8 +50,9 @@ def test_mypy(user):
     assert mypy(user, "program.py").startswith("Success")
     found = mypy(user, "wrong.py")
     assert 'Unexpected keyword argument "lern" for "Points"' in found
+    assert 'Unexpected keyword argument "hiden" for "MeanField"' in found
     assert "Incompatible types in assignment" in found
-    assert "Found 2 errors" in found
+    assert "Found 3 errors" in found
 
 
 @pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
@@ -57,7 +63,7 @@ def test_pyright(user):
         return [e["rule"] for e in json.loads(done.stdout)["generalDiagnostics"] if e["severity"] == "error"]
 
     assert errors("program.py") == []
-    assert errors("wrong.py") == ["reportCallIssue", "reportAssignmentType"]
+    assert errors("wrong.py") == ["reportCallIssue", "reportCallIssue", "reportAssignmentType"]
 
 
 def test_the_program_runs(tmp_path):

@@ -90,7 +90,7 @@ class GaussHermite:
 
 @pytree
 class MonteCarlo:
-    """Independent draws, for functions that mix outputs. Unbiased for expectations.
+    """Independent draws, for functions that mix outputs; their mean is an unbiased estimate of the expectation.
 
     Args:
         size: number of draws.

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_noise
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.gaussians import kl_full
 from numpyro_dgp.algebra.linalg import einsum, matmul, solve_lower, times_transpose
 from numpyro_dgp.algebra.matrix_ops import Dense
@@ -54,6 +54,9 @@ class Quadratic(NamedTuple):
     Phi: Array
     b: Array
     c: Array
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def optimum(self) -> tuple[Array, Array]:
         r"""Mean :math:`(I + \Phi)^{-1} b` and triangular root R of :math:`(I + \Phi)^{-1}`, of the optimal q(v)."""

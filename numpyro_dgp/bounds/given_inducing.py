@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.gaussians import entropy
 from numpyro_dgp.algebra.linalg import matmul, times_transpose
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
@@ -61,6 +61,9 @@ class Following(NamedTuple):
     variance: Array
     marginal_variance: Array
     bound: Array
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, weights: ArrayLike = 1.0) -> Following:

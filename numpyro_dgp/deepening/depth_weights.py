@@ -1,4 +1,4 @@
-r"""Weights of fitted programs: stacking of held-out predictions, or the evidence, by bounds of it."""
+r"""Weights of fitted programs: stacking of held-out predictions, or the evidence."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
     return weights / weights.sum()
 
 
-def evidence_weights(bounds: Any) -> np.ndarray:
-    r"""The posterior probabilities of programs that are equally probable before, by lower bounds of their evidence.
+def evidence_weights(log_evidence: Any) -> np.ndarray:
+    r"""The posterior probabilities of programs that are equally probable before.
 
-    .. math:: w_k = \frac{e^{\mathcal L_k}}{\sum_j e^{\mathcal L_j}}
+    .. math:: w_k = \frac{p_k(y)}{\sum_j p_j(y)}
 
     Args:
-        bounds: :math:`\mathcal L_k`, with all that is learned integrated (K,).
+        log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,).
 
     Returns:
         Weights (K,).
 
     Raises:
-        ValueError: bounds that are not finite.
+        ValueError: numbers that are not finite.
 
     Example:
         >>> from numpyro_dgp.deepening.depth_weights import evidence_weights
@@ -78,7 +78,7 @@ def evidence_weights(bounds: Any) -> np.ndarray:
 
     Source: Yao et al. (2018b), for what it is next to stacking.
     """
-    found = np.asarray(bounds, float)
-    require_finite("bounds of evidence_weights", found, "a fit whose bound is NaN cannot be weighed")
+    found = np.asarray(log_evidence, float)
+    require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
     weights = np.exp(found - found.max())
     return weights / weights.sum()

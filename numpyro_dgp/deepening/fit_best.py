@@ -8,10 +8,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_key, require_positive
+from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
-from numpyro_dgp.deepening.integrated_fit import IntegratedFit, Settings, fit_integrated
+from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 
@@ -25,30 +25,29 @@ def fit_best(
     depths: Sequence[int] = (1, 2, 3),
     weigh: Literal["evidence", "stacking"] = "evidence",
     folds: int = 5,
-    num_steps: int = 1000,
-    learning_rate: float = 0.04,
-    num_particles: int = 2,
-    num_draws: int = 100,
-    tries: int = 200,
+    num_draws: int = 200,
+    num_sweeps: int = 2,
 ) -> WeightedPosterior:
     r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
 
     .. math:: p(y \mid x) = \sum_d w_d\, p_d(y \mid x), \qquad
-              w_d \propto e^{\mathcal L_d}
+              w_d \propto p_d(y)
               \quad\text{or}\quad
               w = \arg\max_w \sum_n \log \sum_d w_d\, p_d(y_n \mid y_{-n})
 
-    Hyperparameters and hidden layers have Gaussian posteriors, independent number by number, and the last layer is
-    integrated given these where its likelihood is Gaussian (:func:`dgp.for_mcmc`): with one layer nothing is
-    approximated but the posterior of the hyperparameters. :math:`\mathcal L_d` is the bound of the evidence with
-    all of them integrated, and these bounds can be compared between programs. A deeper program gets weight only
-    where its bound says so, and what its posterior lacks lowers its bound, not that of one layer.
+    Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
+    one run of sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its
+    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The evidence is
+    estimated without bias; with too few draws or sweeps its logarithm is mostly too low, of deeper programs more than
+    of one layer.
 
-    A program starts at the fit of the one before: sites of the same name at the same posterior, whitened values of new
-    layers at their prior. So name a layer by its place from the top. A hidden layer should be the identity and a small
-    Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong at the data
-    in every layer, ``Z = f(Z).loc`` above the layer ``f``, as in the example: what inducing points do not explain is
-    divided by the variance of the noise.
+    It is meant for small designs: each of ``num_draws`` points evaluates the program some ten times a move, a few
+    moves for every site in a sweep, at five to twenty temperatures, in which every layer costs O(N^3).
+
+    Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
+    and a small Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong
+    at the data in every layer, ``Z = f(Z).loc`` above the layer ``f``, as in the example: what inducing points do not
+    explain is divided by the variance of the noise.
 
     Args:
         family: from the number of layers to the program of that depth. What it learns are ``numpyro.sample`` sites.
@@ -58,15 +57,12 @@ def fit_best(
         weigh: by ``"evidence"``, or by ``"stacking"`` of predictions of held-out rows, for which all programs are
             fitted ``folds`` times more.
         folds: of ``"stacking"``.
-        num_steps: of Adam, for each program.
-        learning_rate: of the first step; it falls to zero by a cosine.
-        num_particles: draws of the bound in a step.
-        num_draws: of each posterior that are kept.
-        tries: draws of new hyperparameters from their prior. Fits start at the best three, and the one with the largest
-            bound is kept.
+        num_draws: of each posterior.
+        num_sweeps: of moves of all draws, at each temperature. Where the two programs' evidence matters, see that it
+            stays with twice as many.
 
     Returns:
-        A posterior with the methods of ``dgp.Posterior``, and the fits. Printed, it is a table of their bounds and
+        A posterior with the methods of ``dgp.Posterior``, and the fits. Printed, it is a table of their evidence and
         weights.
 
     Raises:
@@ -95,11 +91,12 @@ def fit_best(
         ...             numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
         ...     return model
         >>> y = jnp.sin(6 * data[:, 0])
-        >>> best = dgp.fit_best(family, jax.random.key(0), data, y, depths=(1, 2), num_steps=100)
+        >>> best = dgp.fit_best(family, jax.random.key(0), data, y, depths=(1, 2), num_draws=30)
         >>> sorted(best.weights), best.predict(jax.random.key(1), data[:3]).mean.shape
         ([1, 2], (3,))
 
-    Source: Yao et al. (2018b) for stacking.
+    Source: Chopin (2002) and Jasra et al. (2011) for the samplers, Sauer et al. (2023) for elliptical slices in deep
+    Gaussian processes, Yao et al. (2018b) for stacking.
     """
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)
@@ -108,17 +105,13 @@ def fit_best(
         raise ValueError(f'fit_best: expected weigh="evidence" or "stacking", got {weigh!r}: weigh="evidence"')
     for name, value, hint in (
         ("folds", folds, "5"),
-        ("num_steps", num_steps, "1000"),
-        ("num_particles", num_particles, "2"),
-        ("num_draws", num_draws, "100"),
-        ("tries", tries, "200"),
+        ("num_draws", num_draws, "200"),
+        ("num_sweeps", num_sweeps, "2"),
     ):
         require_count("fit_best", name, value, hint)
-    require_positive("fit_best", "learning_rate", learning_rate, "0.04")
     rows = len(args[0])
     if weigh == "stacking" and not 2 <= folds <= rows:
         raise ValueError(f"fit_best: expected from 2 to {rows} folds, one row in each at least, got {folds}: folds=5")
-    settings = Settings(num_steps, learning_rate, num_particles, num_draws, tries)
     programs = {depth: family(depth) for depth in depths}
     if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
         raise ValueError(
@@ -126,9 +119,14 @@ def fit_best(
             "the model inside of family, and return it"
         )
     fold_key, fit_key = jax.random.split(rng_key)
-    parts = _fit_all(programs, fit_key, args, settings)
+
+    def fitted(key: Array, args: tuple[Any, ...]) -> dict[int, IntegratedFit]:
+        keys = {depth: jax.random.fold_in(key, depth) for depth in depths}
+        return {d: fit_integrated(program, keys[d], args, num_draws, num_sweeps) for d, program in programs.items()}
+
+    parts = fitted(fit_key, args)
     if weigh == "evidence":
-        weights = evidence_weights([part.bound for part in parts.values()])
+        weights = evidence_weights([part.log_evidence for part in parts.values()])
         return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)))
     order = np.asarray(jax.random.permutation(fold_key, rows))
     held_out = np.zeros((rows, len(depths)))
@@ -136,23 +134,12 @@ def fit_best(
         out = np.sort(order[fold::folds])
         kept = tuple(_without(value, out, rows) for value in args)
         key, score_key = jax.random.split(jax.random.fold_in(fold_key, fold))
-        for column, part in enumerate(_fit_all(programs, key, kept, settings).values()):
+        for column, part in enumerate(fitted(key, kept).values()):
             *inputs, y = (value[out] if _has_rows(value, rows) else value for value in args)
             held_out[out, column] = part.posterior.log_density(score_key, y, *inputs)
     weights = stacking_weights(held_out)
     means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
     return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
-
-
-def _fit_all(
-    programs: dict[int, Callable[..., Any]], rng_key: Array, args: tuple[Any, ...], settings: Settings
-) -> dict[int, IntegratedFit]:
-    """The programs one after the other, each from the fit of the one before."""
-    found: dict[int, IntegratedFit] = {}
-    below = None
-    for depth, program in programs.items():
-        found[depth] = below = fit_integrated(program, jax.random.fold_in(rng_key, depth), args, settings, below)
-    return found
 
 
 def _has_rows(value: Any, rows: int) -> bool:

@@ -32,7 +32,7 @@ class WeightedPosterior:
     :meth:`log_density` the weights are exact.
 
     Args:
-        parts: fitted programs by their depth, each with ``posterior``, ``bound`` and ``error``.
+        parts: fitted programs by their depth, each with ``posterior``, ``log_evidence`` and ``error``.
         weights: by depth; they add up to one.
         held_out: mean log density of held-out observations by depth, where weights come from these.
 
@@ -46,7 +46,7 @@ class WeightedPosterior:
         >>> posteriors = [dgp.Posterior(model, samples={"f": jnp.full((100, 5), v)}) for v in (0.0, 1.0)]
         >>> from numpyro_dgp.deepening.integrated_fit import IntegratedFit
         >>> from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
-        >>> parts = {i: IntegratedFit(p, 0.0, 0.0, {}, {}) for i, p in enumerate(posteriors, 1)}
+        >>> parts = {i: IntegratedFit(p, 0.0, 0.0, 5) for i, p in enumerate(posteriors, 1)}
         >>> mixture = WeightedPosterior(parts, {1: 0.75, 2: 0.25})
         >>> mixture.predict(jax.random.key(0), jnp.zeros((3, 1)), num_samples=20).means.shape
         (20, 3)
@@ -133,7 +133,8 @@ class WeightedPosterior:
         return jnp.quantile(draws, jnp.asarray(q), axis=0, method="lower")
 
     def functions(self, key: Array, *, num_samples: int = 10, **options: Any) -> Callable[..., dict[str, Array]]:
-        """Draws of whole functions, as ``dgp.Posterior.functions``: of the sites that all programs have.
+        """Draws of whole functions, as ``dgp.Posterior.functions``: of the sites that all programs
+        have which get a draw.
 
         Args:
             key: PRNG key; it fixes the draws.
@@ -150,12 +151,12 @@ class WeightedPosterior:
         return functions
 
     def __repr__(self) -> str:
-        """A table of the parts: bounds, held-out log densities, weights."""
-        lines = ["layers   bound of the evidence   held-out log density   weight"]
+        """A table of the parts: evidence, held-out log densities, weights."""
+        lines = ["layers   log evidence (error)   held-out log density   weight"]
         for depth, part in self.parts.items():
             held = f"{self.held_out[depth]:.3f}" if depth in self.held_out else ""
-            bound = f"{part.bound:.2f} ({part.error:.2f})"
-            lines.append(f"{depth:6d}   {bound:>21}   {held:>20}   {self.weights[depth]:6.3f}")
+            evidence = f"{part.log_evidence:.2f} ({part.error:.2f})"
+            lines.append(f"{depth:6d}   {evidence:>20}   {held:>20}   {self.weights[depth]:6.3f}")
         return "\n".join(lines)
 
     def _mixture(self, method: str, key: Array, args: Any, num_samples: int | None, options: dict[str, Any]) -> Mixture:

@@ -1,5 +1,6 @@
 """Surrogates of simulators: where to look next, designs, and what the function depends on (``dgp.design``)."""
 
+from numpyro_dgp._typing import public_dir
 from numpyro_dgp.design.active_learning import ALC, ALM, IMSE
 from numpyro_dgp.design.confidence import UpperConfidence
 from numpyro_dgp.design.contours import ContourEntropy
@@ -52,3 +53,4 @@ __all__ = [
     "sobol_indices",
     "within_replicates",
 ]
+__dir__ = public_dir(globals())

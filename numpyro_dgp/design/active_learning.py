@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.linalg import solve_lower
 from numpyro_dgp.design.posterior_acquisition import (
     PosteriorAcquisition,
@@ -76,6 +76,8 @@ class _AtReference(PosteriorAcquisition):
 
     reference: Any
     noise: ArrayLike = 0.0
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.expected_excess import largest
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread
@@ -60,6 +60,8 @@ class UpperConfidence(WithDraws):
 
     beta: ArrayLike = 2.0
     minimise: bool = dataclasses.field(default=True, kw_only=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()

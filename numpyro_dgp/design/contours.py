@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr, ndtri
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_best
 
 __all__ = ["ContourEntropy"]
@@ -58,6 +58,8 @@ class ContourEntropy(WithDraws):
     """
 
     level: ArrayLike
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.expected_excess import log_expected_excess
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_best
 
@@ -39,6 +39,8 @@ class _Improvement(WithDraws):
 
     best: ArrayLike
     minimise: bool = dataclasses.field(default=True, kw_only=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()

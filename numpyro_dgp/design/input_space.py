@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_key
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 
 __all__ = ["Box", "as_box", "generator"]
 
@@ -46,6 +46,8 @@ class Box:
     bounds: ArrayLike
     integers: Sequence[int] = ()
     categories: Sequence[int] = ()
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         bounds = np.asarray(known_numbers("bounds of design.Box", self.bounds), float)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_dgp._checks import require_levels
+from numpyro_dgp._typing import brief
 
 __all__ = ["Integrals"]
 
@@ -41,6 +42,9 @@ class Integrals(NamedTuple):
 
     values: np.ndarray
     """By randomisation and draw (R, S, ...)."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def draws(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.expected_excess import largest, log_expected_excess
 from numpyro_dgp.algebra.linalg import matmul, solve_lower
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread, rows_of
@@ -100,6 +100,8 @@ class KnowledgeGradient(WithDraws):
     candidates: Any
     noise: ArrayLike = 0.0
     minimise: bool = dataclasses.field(default=True, kw_only=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()

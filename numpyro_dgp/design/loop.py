@@ -33,7 +33,18 @@ def loop(
     budget: int,
     path: str | os.PathLike[str] | None = None,
     progress_bar: bool = True,
-    **settings: Any,
+    q: int = Search.q,
+    initial: int | ArrayLike | None = Search.initial,
+    minimise: bool = Search.minimise,
+    standardise: bool = Search.standardise,
+    refit_every: int = Search.refit_every,
+    num_steps: int = Search.num_steps,
+    refit_steps: int = Search.refit_steps,
+    condition_steps: int = Search.condition_steps,
+    num_particles: int = Search.num_particles,
+    optimizer: Any = Search.optimizer,
+    num_candidates: int = Search.num_candidates,
+    num_starts: int = Search.num_starts,
 ) -> Fitted:
     """Run a simulator where a fitted program finds it most worthwhile, until a number of evaluations is reached.
 
@@ -52,7 +63,18 @@ def loop(
         budget: evaluations in all, those of the initial design and of the record included.
         path: the file of the record; ``None`` for none.
         progress_bar: show a progress bar.
-        **settings: those of :class:`Search`: ``q``, ``initial``, ``minimise``, ``refit_every``, ...
+        q: points of a round, chosen together.
+        initial: how many points the initial design has, or the points (N, D), as for :class:`Search`.
+        minimise: whether small values are good.
+        standardise: whether the program gets standardised values.
+        refit_every: rounds from one fit to the next.
+        num_steps: of the first fit.
+        refit_steps: of the others.
+        condition_steps: natural-gradient steps in other rounds.
+        num_particles: draws of the hidden layers in a step.
+        optimizer: of optax or NumPyro; ``None`` for that of :class:`Search`.
+        num_candidates: of :func:`maximise`.
+        num_starts: of :func:`maximise`.
 
     Returns:
         The record with the posterior given all of it, its units, and what was seen.
@@ -85,7 +107,24 @@ def loop(
             "dgp.design.Search proposes points to simulators that run elsewhere"
         )
     require_count("design.loop", "budget", budget, "50")
-    search = Search(model, guide, bounds, acquisition, **settings)
+    search = Search(
+        model,
+        guide,
+        bounds,
+        acquisition,
+        q=q,
+        initial=initial,
+        minimise=minimise,
+        standardise=standardise,
+        refit_every=refit_every,
+        num_steps=num_steps,
+        refit_steps=refit_steps,
+        condition_steps=condition_steps,
+        num_particles=num_particles,
+        optimizer=optimizer,
+        num_candidates=num_candidates,
+        num_starts=num_starts,
+    )
     with _reserved(path):
         record = _begun(search, key, path)
         with tqdm.tqdm(total=budget, initial=min(budget, len(record.y)), disable=not progress_bar) as bar:

@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.design.ascents import Acquisition, Ascents, CompiledAcquisition, Programs
 from numpyro_dgp.design.designs import scrambled_points
 from numpyro_dgp.design.input_space import Box, as_box, generator
@@ -40,6 +40,9 @@ class Maximum(NamedTuple):
     """Where the ascents from the best candidates ended (num_starts, q, D)."""
     refined_values: np.ndarray
     """The acquisition there (num_starts,)."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def maximise(

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.linalg import matmul, solve_lower
 from numpyro_dgp.design.posterior_acquisition import (
     PosteriorAcquisition,
@@ -64,6 +64,8 @@ class MICE(PosteriorAcquisition):
 
     candidates: Any
     nugget: ArrayLike = 1.0
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()

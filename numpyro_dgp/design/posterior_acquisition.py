@@ -11,7 +11,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_count, require_finite, require_key, require_scalar, violated
 from numpyro_dgp._data import as_floats, as_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.quasi_normals import shifted_normals, sobol_points
 from numpyro_dgp.prediction.joint_mixture import JointMixture, lower_factors
 
@@ -67,6 +67,8 @@ class PosteriorAcquisition:
     key: Array
     num_samples: int | None = dataclasses.field(default=None, kw_only=True)
     output: int | None = dataclasses.field(default=None, kw_only=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if not callable(getattr(self.posterior, self._method, None)):
@@ -154,6 +156,8 @@ class WithDraws(PosteriorAcquisition):
     """
 
     num_draws: int = dataclasses.field(default=128, kw_only=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()

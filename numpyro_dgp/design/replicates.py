@@ -20,7 +20,7 @@ import numpy as np
 
 from numpyro_dgp._checks import MISSING, is_concrete, require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 
 __all__ = ["Pooled", "pooled", "within_replicates"]
 
@@ -45,6 +45,9 @@ class Pooled(NamedTuple):
     y: Array
     counts: Array
     squares: Array
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:

@@ -15,7 +15,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.design.ascents import Acquisition, CompiledAcquisition, Programs
 from numpyro_dgp.design.designs import maximin
 from numpyro_dgp.design.input_space import Box, as_box, generator
@@ -67,6 +67,9 @@ class Seen(NamedTuple):
     best: Array
     """The smallest of the values, or the largest with ``minimise=False``."""
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class Fitted(NamedTuple):
     """A record with its fit.
@@ -85,6 +88,9 @@ class Fitted(NamedTuple):
     """From values of the simulator to those of the program; ``units.inverse`` goes back."""
     seen: Seen
     """The evaluations in the units of the program."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -171,6 +177,8 @@ class Search:
     optimizer: Any = dataclasses.field(default=None, kw_only=True)
     num_candidates: int = dataclasses.field(default=1024, kw_only=True)
     num_starts: int = dataclasses.field(default=8, kw_only=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for name, value in (("the model", self.model), ("the acquisition", self.acquisition)):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import ArrayLike
+from numpyro_dgp._typing import ArrayLike, brief
 from numpyro_dgp.inference.array_files import read_arrays, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.parameter_files import entries_of, params_of
@@ -71,6 +71,8 @@ class Record:
     units: np.ndarray = dataclasses.field(default_factory=lambda: np.array([0.0, 1.0]))
     key: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2, np.uint32))
     identity: FitIdentity = dataclasses.field(default_factory=FitIdentity)
+
+    __repr__ = brief
 
     def add(self, y: ArrayLike, X: ArrayLike | None = None, *, seconds: float = np.nan) -> Record:
         """The record with more values.

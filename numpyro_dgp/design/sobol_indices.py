@@ -10,7 +10,7 @@ import numpy as np
 import tqdm
 
 from numpyro_dgp._checks import require_key
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.design.function_draws import function_draws
 from numpyro_dgp.design.input_distributions import Inputs, input_columns, unit_points
 from numpyro_dgp.design.integrals import Integrals
@@ -38,6 +38,9 @@ class SobolIndices(NamedTuple):
     """First-order indices, of groups closed ones; arrays end in one number per name."""
     total: Integrals
     """Total indices, likewise."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def sobol_indices(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.design.posterior_acquisition import PosteriorAcquisition
 from numpyro_dgp.fitted import Fit
 
@@ -58,6 +58,8 @@ class ThompsonSampling(PosteriorAcquisition):
 
     minimise: bool = dataclasses.field(default=True, kw_only=True)
     num_features: int = dataclasses.field(default=1024, kw_only=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()

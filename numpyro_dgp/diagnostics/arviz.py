@@ -113,8 +113,8 @@ def to_arviz(
         >>> dict(tree.log_likelihood_uncorrected.sizes)
         {'chain': 1, 'draw': 500, 'data': 20}
 
-    Source: Vehtari et al. (2017) for log_likelihood; Yao et al. (2018) for draws from a guide; Merkle et al.
-    (2019) for integrating latents there.
+    Source: Vehtari et al. (2017) for log_likelihood; Yao et al. (2018) for draws from a guide;
+    Merkle et al. (2019) for integrating latents there.
     """
     require_count("to_arviz", "num_samples", num_samples, "the default")
     require_count("to_arviz", "local_samples", local_samples, "the default")

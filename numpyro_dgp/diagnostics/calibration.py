@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_count, require_finite, require_key
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.inference.elbo import ELBO
 
 __all__ = ["Coverage", "Simulated", "coverage", "pit", "uniformity", "vsbc"]
@@ -33,6 +33,9 @@ class Coverage(NamedTuple):
     """Share of the data inside (levels,)."""
     error: np.ndarray
     """Standard error of the share if the intervals were right and the data independent (levels,)."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class Simulated(NamedTuple):
@@ -58,6 +61,9 @@ class Simulated(NamedTuple):
     """p-values of Wilcoxon's signed-rank test that they are symmetric: small where a marginal is biased (...)."""
     uniform: dict[str, np.ndarray]
     """p-values of a chi-square test that they are uniform: small too where a marginal is too narrow or wide (...)."""
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @classmethod
     def of(cls, ranks: Mapping[str, ArrayLike], num_samples: int, bins: int | None = None) -> Simulated:

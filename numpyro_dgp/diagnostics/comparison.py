@@ -18,7 +18,7 @@ from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of
@@ -68,6 +68,8 @@ class Comparison:
     trees: dict[str, DataTree]
     posteriors: dict[str, Posterior]
     level: float
+
+    __repr__ = brief
 
     def plot(self) -> Figure:
         """One figure of it: bounds, leave-one-out scores, Pareto shapes, and the training curves."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from numpyro_dgp._checks import known_keywords
+from numpyro_dgp.guides.guide import INIT, Other
 from numpyro_dgp.guides.presets import InducingPoint
+from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.pseudo_observations import PseudoObservations
+from numpyro_dgp.guides.rules.rule import Rule
+from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 
 __all__ = ["GlobalInducing"]
 
@@ -48,13 +53,20 @@ class GlobalInducing(InducingPoint):
             for inner layers, else 1.
         labels: columns of the argument that hold labels of categories; those of the pseudo-inputs are labels then, and
             stay as they are.
-        **options: those of :class:`InducingPoint` but ``inducing``.
+        latent: rule for latents per datum; ``Normal()`` by default.
+        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
+        exact: rule for exact layers; ``Full()`` by default.
+        sites: rules for single sites by name.
+        prefix: part of the names of parameters.
+        init_loc_fn: NumPyro init strategy for sites that are not function values.
+        num_samples: K, importance samples of the latents of every datum; ``None`` for the plain bound.
+        doubly_reparameterised: whether their proposals have doubly reparameterised gradients.
 
     Raises:
-        ValueError: a number of pseudo-inputs that is not a positive integer, a scale that is not positive, options that
-            it does not have; in a call, an argument that does not hold rows, fewer distinct rows than pseudo-inputs,
-            columns of labels that it does not have, layers in another order, or inducing values of something that is no
-            function with features.
+        ValueError: a number of pseudo-inputs that is not a positive integer, a scale that is not positive, arguments
+            that it does not have, ``inducing`` and ``hidden`` among them; in a call, an argument that does not hold
+            rows, fewer distinct rows than pseudo-inputs, columns of labels that it does not have, layers in another
+            order, or inducing values of something that is no function with features.
 
     Example:
         >>> import jax, numpyro, optax
@@ -79,6 +91,10 @@ class GlobalInducing(InducingPoint):
     by the inducing values that the program gives it.
     """
 
+    @known_keywords(
+        inducing="pseudo-observations say what they are here; give one layer a rule of its own by sites={'f': ...}",
+        hidden="hidden layers follow the model here; give one layer a rule of its own by sites={'h': ...}",
+    )
     def __init__(
         self,
         model: Callable[..., Any],
@@ -88,12 +104,27 @@ class GlobalInducing(InducingPoint):
         diagonal: bool = False,
         scale: float | None = None,
         labels: Sequence[int] = (),
-        **options: Any,
+        latent: Rule = Normal(),
+        other: Other = Delta(),
+        exact: Rule = Full(),
+        sites: Mapping[str, Rule] | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = INIT,
+        num_samples: int | None = None,
+        doubly_reparameterised: bool = False,
     ) -> None:
-        if "inducing" in options:
-            raise ValueError(
-                "GlobalInducing: expected no rule for inducing values, which follow pseudo-observations here, got "
-                "inducing=...: give one layer a rule of its own by sites={'f': ...}"
-            )
-        rule = PseudoObservations(num_inducing, inputs, diagonal, scale, labels)
-        super().__init__(model, inducing=rule, **options)
+        super().__init__(
+            model,
+            inducing=PseudoObservations(num_inducing, inputs, diagonal, scale, labels),
+            latent=latent,
+            other=other,
+            exact=exact,
+            sites=sites,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            num_samples=num_samples,
+            doubly_reparameterised=doubly_reparameterised,
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        return super()._settings() | vars(self.choices.rules["inducing"])

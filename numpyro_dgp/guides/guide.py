@@ -21,8 +21,8 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._typing import Array
+from numpyro_dgp._checks import known_keywords, require_count, require_key
+from numpyro_dgp._typing import Array, described
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
@@ -32,7 +32,13 @@ from numpyro_dgp.model.refusals import initialised
 from numpyro_dgp.model.sites import Message, unwrap
 from numpyro_dgp.model.strata import Stratified
 
-__all__ = ["Guide"]
+__all__ = ["INIT", "Guide", "Other"]
+
+INIT: Callable[..., Any] = partial(init_to_median, num_samples=1000)
+"""Where sites that are not function values start."""
+
+Other = Rule | Callable[[Callable[..., Any]], Any]
+"""A rule, or what makes a guide of a program, such as a NumPyro autoguide class."""
 
 
 class Guide:
@@ -79,6 +85,7 @@ class Guide:
 
     predicted: tuple[frozenset[str], ...] = ()
 
+    @known_keywords()
     def __init__(
         self,
         model: Callable[..., Any],
@@ -87,10 +94,10 @@ class Guide:
         hidden: Rule,
         exact: Rule,
         latent: Rule,
-        other: Rule | Callable[[Callable[..., Any]], Any],
+        other: Other,
         sites: Mapping[str, Rule] | None = None,
         prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = partial(init_to_median, num_samples=1000),
+        init_loc_fn: Callable[..., Any] = INIT,
         num_samples: int | None = None,
         doubly_reparameterised: bool = False,
     ) -> None:
@@ -121,6 +128,17 @@ class Guide:
         if not isinstance(other, Rule):
             exposed = handlers.block(model, hide_fn=self._is_not_other)
             self.companion = other if isinstance(other, AutoGuide) else other(exposed)
+
+    def __repr__(self) -> str:
+        """The rules by kind of site, and the settings that are not defaults."""
+        names, held = inspect.signature(type(self)).parameters, self._settings()
+        rules = ("inducing", "hidden", "exact", "latent", "other")
+        return described(self, {name: held[name] for name in names if name in held}, always=rules)
+
+    def _settings(self) -> dict[str, Any]:
+        """The arguments of the constructors of the class and its bases."""
+        rules = {"other": type(self.companion), **self.choices.rules}
+        return vars(self.choices) | vars(self) | rules | {"sites": self.choices.sites or None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""

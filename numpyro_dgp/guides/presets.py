@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp._checks import known_keywords
+from numpyro_dgp.guides.guide import INIT, Guide, Other
 from numpyro_dgp.guides.rules.as_model import Propagate
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 
 __all__ = ["ImportanceWeighted", "InducingPoint", "MeanField"]
-
-_OPTIONS = ("sites", "prefix", "init_loc_fn", "num_samples", "doubly_reparameterised")
-
-Other = Rule | Callable[[Callable[..., Any]], Any]
-
-
-def _require_options(owner: str, options: dict[str, Any]) -> None:
-    """Refuse keyword arguments that a preset does not have."""
-    if "hidden" in options:
-        raise ValueError(
-            f"{owner}: expected no rule for hidden layers, which follow the model here, got hidden=...: use "
-            "guides.MeanField(model, hidden=...), or give one layer a rule by sites={'h': ...}"
-        )
-    unknown = sorted(options.keys() - set(_OPTIONS))
-    if unknown:
-        raise ValueError(f"{owner}: expected options among {', '.join(_OPTIONS)}, got {', '.join(unknown)}")
+_FOLLOWS = (
+    "hidden layers follow the model here; use guides.MeanField(model, hidden=...), or give one layer a rule by "
+    "sites={'h': ...}"
+)
 
 
 class InducingPoint(Guide):
@@ -41,10 +30,14 @@ class InducingPoint(Guide):
         latent: rule for latents per datum; ``Normal()`` by default.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         exact: rule for exact layers; ``Full()`` by default.
-        **options: ``sites``, ``prefix``, ``init_loc_fn``, ``num_samples`` of :class:`Guide`.
+        sites: rules for single sites by name.
+        prefix: part of the names of parameters.
+        init_loc_fn: NumPyro init strategy for sites that are not function values.
+        num_samples: K, importance samples of the latents of every datum; ``None`` for the plain bound.
+        doubly_reparameterised: whether their proposals have doubly reparameterised gradients.
 
     Raises:
-        ValueError: options that it does not have, ``hidden`` among them.
+        ValueError: arguments that it does not have, ``hidden`` among them.
 
     Example:
         >>> import jax, numpyro, optax
@@ -58,7 +51,10 @@ class InducingPoint(Guide):
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> svi = SVI(model, InducingPoint(model), optax.adam(0.05), dgp.ELBO())
+        >>> guide = InducingPoint(model)
+        >>> guide
+        InducingPoint(model=model, inducing=Full(), latent=Normal(), other=Delta(), exact=Full())
+        >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
         >>> result = svi.run(jax.random.key(0), 200, X, X[:, 0] ** 2, progress_bar=False)
         >>> sorted(result.params)
         ['f_auto_loc', 'f_auto_scale_tril']
@@ -66,6 +62,7 @@ class InducingPoint(Guide):
     Source: Salimbeni (2020), section 2.3.
     """
 
+    @known_keywords(hidden=_FOLLOWS)
     def __init__(
         self,
         model: Callable[..., Any],
@@ -74,11 +71,24 @@ class InducingPoint(Guide):
         latent: Rule = Normal(),
         other: Other = Delta(),
         exact: Rule = Full(),
-        **options: Any,
+        sites: Mapping[str, Rule] | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = INIT,
+        num_samples: int | None = None,
+        doubly_reparameterised: bool = False,
     ) -> None:
-        _require_options(type(self).__name__, options)
         super().__init__(
-            model, inducing=inducing, hidden=Propagate(), exact=exact, latent=latent, other=other, **options
+            model,
+            inducing=inducing,
+            hidden=Propagate(),
+            exact=exact,
+            latent=latent,
+            other=other,
+            sites=sites,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            num_samples=num_samples,
+            doubly_reparameterised=doubly_reparameterised,
         )
 
 
@@ -99,8 +109,14 @@ class ImportanceWeighted(InducingPoint):
     Args:
         model: the program, with ``dgp.latent`` inside its data plate.
         num_samples: K.
-        **options: those of :class:`InducingPoint`; ``latent`` is the rule for the proposal q(w), ``Normal()``,
-            ``Amortised()`` or ``Prior()``.
+        latent: rule for the proposal q(w), ``Normal()`` (default), ``Amortised()`` or ``Prior()``.
+        inducing: ``Full()`` (default) or ``Diagonal()``.
+        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
+        exact: rule for exact layers; ``Full()`` by default.
+        sites: rules for single sites by name.
+        prefix: part of the names of parameters.
+        init_loc_fn: NumPyro init strategy for sites that are not function values.
+        doubly_reparameterised: whether the proposals have doubly reparameterised gradients.
 
     Raises:
         ValueError: K is not a positive integer; in the first call, a model without latents per datum.
@@ -127,8 +143,33 @@ class ImportanceWeighted(InducingPoint):
     Source: Salimbeni (2020), equation 5.11.
     """
 
-    def __init__(self, model: Callable[..., Any], *, num_samples: int, **options: Any) -> None:
-        super().__init__(model, num_samples=num_samples, **options)
+    @known_keywords(hidden=_FOLLOWS)
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        num_samples: int,
+        latent: Rule = Normal(),
+        inducing: Rule = Full(),
+        other: Other = Delta(),
+        exact: Rule = Full(),
+        sites: Mapping[str, Rule] | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = INIT,
+        doubly_reparameterised: bool = False,
+    ) -> None:
+        super().__init__(
+            model,
+            num_samples=num_samples,
+            latent=latent,
+            inducing=inducing,
+            other=other,
+            exact=exact,
+            sites=sites,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            doubly_reparameterised=doubly_reparameterised,
+        )
 
 
 class MeanField(Guide):
@@ -147,10 +188,14 @@ class MeanField(Guide):
         latent: rule for latents per datum; ``Normal()`` by default.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         exact: rule for exact layers; ``Normal()`` by default.
-        **options: ``sites``, ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+        sites: rules for single sites by name.
+        prefix: part of the names of parameters.
+        init_loc_fn: NumPyro init strategy for sites that are not function values.
+        num_samples: K, importance samples of the latents of every datum; ``None`` for the plain bound.
+        doubly_reparameterised: whether their proposals have doubly reparameterised gradients.
 
     Raises:
-        ValueError: options that it does not have.
+        ValueError: arguments that it does not have.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -171,6 +216,7 @@ class MeanField(Guide):
     Source: Chamberlin (2016), section 2.3 (there with the optimal q(v)).
     """
 
+    @known_keywords()
     def __init__(
         self,
         model: Callable[..., Any],
@@ -180,7 +226,22 @@ class MeanField(Guide):
         latent: Rule = Normal(),
         other: Other = Delta(),
         exact: Rule = Normal(),
-        **options: Any,
+        sites: Mapping[str, Rule] | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = INIT,
+        num_samples: int | None = None,
+        doubly_reparameterised: bool = False,
     ) -> None:
-        _require_options(type(self).__name__, options)
-        super().__init__(model, inducing=inducing, hidden=hidden, exact=exact, latent=latent, other=other, **options)
+        super().__init__(
+            model,
+            inducing=inducing,
+            hidden=hidden,
+            exact=exact,
+            latent=latent,
+            other=other,
+            sites=sites,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            num_samples=num_samples,
+            doubly_reparameterised=doubly_reparameterised,
+        )

@@ -16,6 +16,7 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_dgp._checks import require_count
+from numpyro_dgp._typing import brief
 from numpyro_dgp.inference.array_files import is_key, partial_files, read_arrays, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.path_locks import LockedError, locked
@@ -47,6 +48,8 @@ class Checkpoint:
     writes: bool = True
     force: bool = False
     identity: FitIdentity = dataclasses.field(default_factory=FitIdentity)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count(self.owner, "checkpoint_every", self.every, "5000")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.inference.block_moves import Block, Given, SliceState, Untuned
 
 __all__ = ["Slice"]
@@ -51,6 +51,8 @@ class Slice(Untuned):
     """
 
     width: float = 1.0
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("Slice", "width", self.width, "try 1.0")

@@ -16,7 +16,7 @@ from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
 from numpyro_dgp._checks import MISSING, is_concrete, require_count, require_finite, require_key
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.inference.quasi_random import QuasiRandom, require_power_of_two
@@ -49,7 +49,7 @@ class ELBO(elbo.ELBO):
     All particles share one minibatch; the scale of a minibatch comes from the program's plates.
 
     With ``quasi_random=True`` the hidden values of a row are drawn so that its particles cover their distribution
-    evenly (:mod:`numpyro_dgp.inference.quasi_random`): the same expectation, less noise.
+    evenly (:mod:`numpyro_dgp.inference.quasi_random`): the expectation is the same, with less noise.
 
     Args:
         num_particles: number of draws of the hidden layers that the bound is averaged over.
@@ -80,11 +80,15 @@ class ELBO(elbo.ELBO):
         5.4516
         >>> print(-(dist.Normal(0.0, 0.5).log_prob(y) - 0.5 / 0.5**2).sum().round(4))
         5.4516
+        >>> dgp.ELBO(num_particles=8, quasi_random=True)
+        ELBO(num_particles=8, quasi_random=True)
 
     Source: Salimbeni (2020), equations 2.9 and 2.19.
     """
 
     _adds_parts: ClassVar[bool] = True  # over the parts of a ``Stratified`` posterior, which is linear in q
+
+    __repr__ = brief
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.inference.block_moves import Block, Given, Priors, SliceState, Untuned
 
 __all__ = ["EllipticalSlice", "elliptical_slice"]
@@ -41,7 +41,12 @@ class _Search(NamedTuple):
 
 
 def elliptical_slice(
-    key: Array, z: Block, energy: Array, density: Callable[[Block], Array], priors: Priors
+    key: Array,
+    z: Block,
+    energy: Array,
+    density: Callable[[Block], Array],
+    priors: Priors,
+    most_tries: int = _MOST_TRIES,
 ) -> tuple[Block, Array, Array]:
     """One elliptical slice move: the new point, its energy, and the number of evaluations.
 
@@ -51,6 +56,8 @@ def elliptical_slice(
         energy: negative log density there.
         density: from values to their negative log density, the Gaussian included.
         priors: a Gaussian by site. They must not depend on ``z``.
+        most_tries: after which the point stays where it is. Every sequence of tries is as probable backwards, so that
+            the target is left as it is by any number.
     """
     draw_key, height_key, angle_key, loop_key = jax.random.split(key, 4)
     keys = dict(zip(sorted(z), jax.random.split(draw_key, len(z)), strict=True))
@@ -83,7 +90,7 @@ def elliptical_slice(
         return _Search(key, inside, low, high, point, proposed, s.tries + 1, -proposed - gaussian > height)
 
     start = _Search(loop_key, angle, angle - 2 * math.pi, angle, z, energy, jnp.zeros((), int), jnp.array(False))
-    end = jax.lax.while_loop(lambda s: ~s.found & (s.tries < _MOST_TRIES), search, start)
+    end = jax.lax.while_loop(lambda s: ~s.found & (s.tries < most_tries), search, start)
     # Without a point on the slice, as where the density is NaN at z, the chain stays where it is.
     chosen = jax.tree.map(lambda new, old: jnp.where(end.found, new, old), (end.point, end.energy), (z, energy))
     return *chosen, end.tries
@@ -116,6 +123,8 @@ class EllipticalSlice(Untuned):
     """
 
     repeat: int = 1
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count("EllipticalSlice", "repeat", self.repeat, "1")

@@ -18,7 +18,7 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves, require_key
+from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
@@ -90,6 +90,7 @@ def fit(
     require_svi("fit", svi)
     require_compiling_itself("fit", rng_key, args, kwargs)
     require_key("fit", rng_key)
+    require_keywords("fit", fit.__kwdefaults__, svi.model, kwargs)
     require_count("fit", "num_steps", num_steps, "5000")
     file = Checkpoint("fit", checkpoint, checkpoint_every, force=force_resume)
     arguments = {f"argument {i + 1}": value for i, value in enumerate(args)}

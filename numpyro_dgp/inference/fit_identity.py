@@ -13,6 +13,7 @@ from jax.extend import core
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from numpyro_dgp._typing import brief
 from numpyro_dgp.inference.jaxpr_digest import Digest, array_digest, digest
 from numpyro_dgp.inference.program_sites import SitesOfFit
 
@@ -32,6 +33,9 @@ class FitIdentity(NamedTuple):
     facts: dict[str, str] = {}
     programs: dict[str, str | list[str]] = {}
     versions: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @classmethod
     def from_json(cls, text: str) -> FitIdentity:

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves, require_key
+from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.inference.array_files import is_key
@@ -99,6 +99,7 @@ def fit_stream(
     require_svi("fit_stream", svi)
     require_compiling_itself("fit_stream", rng_key)
     require_key("fit_stream", rng_key)
+    require_keywords("fit_stream", fit_stream.__kwdefaults__, svi.model, kwargs)
     require_count("fit_stream", "num_steps", num_steps, "5000")
     file = Checkpoint("fit_stream", checkpoint, checkpoint_every, jax.process_index() == 0, force_resume)
     mesh = None if devices is None else Mesh(np.asarray(devices), ("rows",))

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import initialize_model
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.inference.block_moves import Block, Given, Move, Priors, Update
 from numpyro_dgp.inference.block_plan import PlannedBlock, planned, require_updates
 from numpyro_dgp.inference.gaussian_blocks import latents, priors_at
@@ -80,6 +80,8 @@ class Gibbs(ProgramKernel):
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
         >>> X = jnp.linspace(0, 1, 12)[:, None]
+        >>> dgp.Gibbs(model, blocks={"f": dgp.updates.Slice()}, collapse=False)
+        Gibbs(model=for_mcmc(model=model, collapse=False), blocks={('f',): Slice()})
         >>> mcmc = MCMC(dgp.Gibbs(model), num_warmup=0, num_samples=20, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
         >>> mcmc.get_samples()["f"].shape
@@ -103,6 +105,8 @@ class Gibbs(ProgramKernel):
         self._program = prepared("Gibbs", model, params, noncentered=noncentered, collapse=collapse)
         self._blocks, self._rest = require_updates(blocks, rest), rest
         self._run: _Run | None = None
+
+    __repr__ = brief
 
     @property
     def model(self) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 
 from numpyro_dgp._checks import require_params
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief, described
 from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
 from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
 from numpyro_dgp.inference.rows_of_chain import rows_of_chain
@@ -62,6 +62,8 @@ class NonCentered(Reparam):
         >>> [(name, site["type"]) for name, site in sites.items() if name.startswith("h")]
         [('h_white', 'sample'), ('h', 'deterministic')]
     """
+
+    __repr__ = brief
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
         values = unwrap(fn)
@@ -123,8 +125,8 @@ def for_mcmc(
 
     Args:
         model: the program.
-        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with a guide, for its
-            parameters too.
+        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with a guide, for the
+            parameters of the guide too.
         noncentered: put every layer's values in the form of :class:`NonCentered`. A guide has its own form.
         collapse: integrate layers: wherever that is possible (``"auto"``), nowhere (``False``), or at least one of
             them, with an error that says what is in the way (``True``).
@@ -242,6 +244,9 @@ class _Prepared:
     noncentered: bool
     collapse: Collapse
     guide: Callable[..., Any] | None
+
+    def __repr__(self) -> str:
+        return described(self, vars(self), of=for_mcmc)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         program = require_sound(self.model, args, kwargs)

@@ -9,6 +9,7 @@ from numpyro.handlers import block
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._checks import require_count
+from numpyro_dgp._typing import described
 from numpyro_dgp.model.sites import Message
 
 __all__ = ["minibatch"]
@@ -58,6 +59,9 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
                 "themselves as arguments of what it returns"
             )
         super().__init__(fn)
+
+    def __repr__(self) -> str:
+        return described(self, {"fn": self.fn, **self.rows})
 
     def __enter__(self) -> None:
         for other in reversed(_PYRO_STACK):

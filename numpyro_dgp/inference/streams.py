@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from numpyro_dgp._checks import require_count
+from numpyro_dgp._typing import brief
 
 __all__ = ["BatchSource", "Stream"]
 
@@ -89,6 +90,8 @@ class Stream(BatchSource):
     block: int = 256
     window: int = 256
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         for name in ("batch_size", "block", "window"):
             require_count("Stream", name, getattr(self, name), "256")
@@ -111,15 +114,19 @@ class Stream(BatchSource):
             )
 
     @classmethod
-    def open(cls, *paths: str | os.PathLike[str], batch_size: int, **options: Any) -> Stream:
+    def open(
+        cls, *paths: str | os.PathLike[str], batch_size: int, seed: int = 0, block: int = 256, window: int = 256
+    ) -> Stream:
         """From ``.npy`` files, mapped into memory instead of read.
 
         Args:
             *paths: one file per array, in the order of the model's arguments.
             batch_size: rows per batch.
-            **options: the other arguments of the class.
+            seed: of the order of the rows.
+            block: rows of a file that are read together.
+            window: blocks that are shuffled together.
         """
-        return cls(tuple(np.load(path, mmap_mode="r") for path in paths), batch_size, **options)
+        return cls(tuple(np.load(path, mmap_mode="r") for path in paths), batch_size, seed, block, window)
 
     @property
     def num_rows(self) -> int:

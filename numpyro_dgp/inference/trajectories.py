@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from numpyro.infer.hmc import hmc
 
 from numpyro_dgp._checks import require_count, require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.inference.block_moves import Block, Given
 
 __all__ = ["NUTS", "TrajectoryState"]
@@ -53,7 +53,7 @@ class NUTS:
     Example:
         >>> from numpyro_dgp import updates
         >>> updates.NUTS(dense_mass=True)
-        NUTS(step_size=1.0, target_accept_prob=0.8, dense_mass=True, max_tree_depth=10)
+        NUTS(dense_mass=True)
 
     Source: Hoffman and Gelman (2014).
     """
@@ -62,6 +62,8 @@ class NUTS:
     target_accept_prob: float = 0.8
     dense_mass: bool | list[tuple[str, ...]] = False
     max_tree_depth: int = 10
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("NUTS", "step_size", self.step_size, "try 1.0")

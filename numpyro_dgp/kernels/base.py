@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_positive, require_scalar
-from numpyro_dgp._typing import Array, Number, pytree, static
+from numpyro_dgp._typing import Array, Number, brief, pytree, static
 from numpyro_dgp.kernels.callables import matrix, variances
 from numpyro_dgp.kernels.covariance import Covariance, no_spectral_density
 from numpyro_dgp.kernels.state_space_forms import (
@@ -59,6 +59,8 @@ class Kernel(Covariance):
         >>> RBF(variance=2.0)(jnp.zeros((3, 1)), jnp.zeros((5, 1))).shape
         (3, 5)
     """
+
+    __repr__ = brief
 
     def on(self, *dims: int) -> ActiveDims:
         """The same kernel on the columns ``dims`` of its inputs only; ``k.on(0).on(2)`` is ``k.on(2)``."""

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, Number, pytree, static
+from numpyro_dgp._typing import Array, Number, brief, pytree, static
 from numpyro_dgp.algebra.linalg import einsum
 
 __all__ = [
@@ -56,6 +56,8 @@ class StateSpaceForm:
     Raises:
         ValueError: where random states are asked of a form without them.
     """
+
+    __repr__ = brief
 
     @property
     def size(self) -> int:

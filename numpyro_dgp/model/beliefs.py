@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._typing import Array, pytree, static
+from numpyro_dgp._typing import Array, brief, pytree, static
 from numpyro_dgp.algebra.gaussians import kl_diagonal, kl_full, log_density, log_determinant
 from numpyro_dgp.algebra.linalg import fused, matmul, solve_lower, times_transpose
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
@@ -49,6 +49,8 @@ class StandardNormal(dist.Distribution):
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("inputs",)
     pytree_aux_fields: tuple[str, ...] = ("dtype",)
+
+    __repr__ = brief
 
     def __init__(
         self, event_shape: tuple[int, ...], dtype: Any, batch_shape: tuple[int, ...] = (), inputs: Array | None = None
@@ -91,6 +93,8 @@ class Belief(dist.Distribution):
     """
 
     loc: Array
+
+    __repr__ = brief
 
     def from_white(self, white: Array) -> Array:
         """The draw that standard normal numbers give."""

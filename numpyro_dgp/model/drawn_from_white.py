@@ -12,7 +12,7 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 
 __all__ = ["DrawnFromWhite"]
 
@@ -28,6 +28,8 @@ class DrawnFromWhite(dist.Distribution):
     order_of_values: ClassVar[str]
     missing_values: ClassVar[str]
     loc: Array
+
+    __repr__ = brief
 
     @property
     def white_shape(self) -> tuple[int, ...]:

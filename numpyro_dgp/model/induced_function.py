@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp._typing import Array, ArrayLike, brief, pytree
 from numpyro_dgp.algebra.functionals import LinearFunctional, Slope, WeightedSum, between
 from numpyro_dgp.algebra.linalg import set_diagonal
 from numpyro_dgp.kernels.base import Kernel
@@ -53,6 +53,8 @@ class InducedFunction(FeatureFunction):
     Raises:
         ValueError: where it is called, inputs of another width, NaN or infinite inputs, noise that is not positive.
     """
+
+    __repr__ = brief
 
     @property
     def slopes_taken(self) -> tuple[int, ...]:

@@ -61,17 +61,17 @@ class Likelihood(dist.Distribution):
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
         conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y; of several functions, from
-            the values of each. Any NumPyro distribution; ``to_event(1)`` when y has P columns. It is called several
-            times and must give the same each time: draw random numbers and change anything outside of it in the
-            program.
+            the values of each. Any NumPyro distribution will do, with ``to_event(1)`` when y has P columns. The
+            function is called several times and must give the same each time: draw random numbers and change anything
+            outside of it in the program.
         integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
             instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
             20 draws for more.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
-            in densities, whatever number stands there, and are predicted as all are. From data with gaps,
-            ``y, observed = dgp.missing(data)``. ``None`` for all.
+            in densities, whatever number stands there, and are predicted as all are. ``dgp.missing(data)``
+            makes both from data with gaps. ``None`` for all.
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; several functions at

@@ -6,6 +6,8 @@ from typing import Any, NoReturn
 
 import numpyro.distributions as dist
 
+from numpyro_dgp._typing import brief
+
 __all__ = ["NotAnArray"]
 
 
@@ -26,6 +28,8 @@ class _Shape:
 
 class NotAnArray(dist.Distribution):
     """A distribution that says what to do where a program computes with it: draw it, or integrate it."""
+
+    __repr__ = brief
 
     @property
     def shape(self) -> Any:  # type: ignore[override]

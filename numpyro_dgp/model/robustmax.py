@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import log_ndtr
 from numpyro.distributions import constraints
 
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array, ArrayLike, brief
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.algebra.quadrature import GaussHermite
 
@@ -57,6 +57,8 @@ class RobustMax(dist.Distribution):
 
     arg_constraints = {"values": constraints.real_vector}
     pytree_aux_fields = ("epsilon",)
+
+    __repr__ = brief
 
     def __init__(self, values: Array, epsilon: float = 1e-3) -> None:
         if jnp.ndim(values) < 1 or jnp.shape(values)[-1] < 2:

@@ -55,7 +55,7 @@ def grid_of(parts: Sequence[Part], numbers: int) -> ProductGrid | None:
 
     Example:
         >>> grid_of([Part(3, True, {}), Part(1, False, {})], numbers=3)  # three means, one scale for all of them
-        ProductGrid(directions=(1, 1, 1, 0), shared=1, nodes_each=None)
+        ProductGrid(directions=(1, 1, 1, 0), shared=1)
     """
     each = sum(part.columns for part in parts if not part.own)
     if each + sum(part.own for part in parts) > MOST_DIRECTIONS:

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.algebra.linalg import tensordot
 from numpyro_dgp.model.beliefs import Belief
 
@@ -27,6 +27,8 @@ __all__ = ["BeliefMixture", "Flowed", "Stratified"]
 
 class Stratified(dist.Distribution):
     """A distribution over whitened inducing values, event shape (P, M) or (M,), with :attr:`num_strata` parts."""
+
+    __repr__ = brief
 
     @property
     def num_strata(self) -> int:

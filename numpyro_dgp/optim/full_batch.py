@@ -12,8 +12,8 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._typing import Array
+from numpyro_dgp._checks import require_count, require_key, require_keywords
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_svi, start_of_fit
 from numpyro_dgp.model.refusals import whole_data
@@ -52,6 +52,9 @@ class Minimum(NamedTuple):
     losses: np.ndarray
     converged: bool
     report: str
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def minimize(
@@ -112,6 +115,7 @@ def minimize(
         raise ValueError(f'minimize: expected method "L-BFGS" or "CG", got {method!r}: try "L-BFGS"')
     require_svi("minimize", svi)
     require_key("minimize", rng_key)
+    require_keywords("minimize", minimize.__kwdefaults__, svi.model, kwargs)
     require_count("minimize", "max_steps", max_steps, "1000")
     if tol is not None and not tol > 0:
         raise ValueError(f"minimize: expected tol to be positive, got {tol!r}: try None, the method's own")

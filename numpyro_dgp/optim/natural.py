@@ -20,7 +20,7 @@ from numpyro.optim import _NumPyroOptim
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import is_concrete
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.algebra.coordinates import Coordinates, Pair, natural_step, require_coordinates
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.guides.gaussian_sites import GaussianSite, gaussian_sites
@@ -144,6 +144,8 @@ class NaturalGradient(_NumPyroOptim):
     Source: Salimbeni (2020), equation 3.10 and section 3.4.
     """
 
+    __repr__ = brief
+
     def __init__(
         self,
         guide: Guide | AutoNormal | AutoMultivariateNormal,
@@ -166,7 +168,7 @@ class NaturalGradient(_NumPyroOptim):
                 "NaturalGradient: expected an optax optimiser for the other parameters, got "
                 f"{type(optimizer).__name__}: optax.adam(0.01)"
             )
-        self.guide, self.sites, self.coordinates = guide, sites, coordinates
+        self.guide, self.step_size, self.sites, self.coordinates = guide, step_size, sites, coordinates
         self.schedule: Schedule = step_size if callable(step_size) else lambda _: step_size
         _require_step_size(self.schedule, 0)
         self.optimizer = optimizer

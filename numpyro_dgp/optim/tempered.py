@@ -11,6 +11,7 @@ import optax
 from numpyro.optim import _NumPyroOptim, optax_to_numpyro
 
 from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import brief
 from numpyro_dgp.inference.temperature import tempered
 
 __all__ = ["Tempered"]
@@ -58,6 +59,8 @@ class Tempered(_NumPyroOptim):
     Source: Sonderby et al. (2016), section 2.3.
     """
 
+    __repr__ = brief
+
     def __init__(
         self,
         optimizer: optax.GradientTransformation | _NumPyroOptim,
@@ -70,9 +73,9 @@ class Tempered(_NumPyroOptim):
                 f"Tempered: expected an optimiser of optax, NumPyro or dgp.optim, got {type(optimizer).__name__}: "
                 "Tempered(optax.adam(0.01), optax.linear_schedule(0.0, 1.0, 500))"
             )
-        self.optimizer = optimizer
-        self.temperature: Callable[[Any], Any] = temperature if callable(temperature) else lambda _: temperature
-        first: Any = self.temperature(0)
+        self.optimizer, self.temperature = optimizer, temperature
+        self.schedule: Callable[[Any], Any] = temperature if callable(temperature) else lambda _: temperature
+        first: Any = self.schedule(0)
         if is_concrete(first) and (np.shape(first) or not _is_number(first) or not 0 <= first < np.inf):
             raise ValueError(
                 f"Tempered: expected a temperature that is finite and not negative, got {first!r} at step 0: "
@@ -105,7 +108,7 @@ class Tempered(_NumPyroOptim):
         return self._step(self.optimizer.eval_and_stable_update, fn, state, forward_mode_differentiation)
 
     def _step(self, update: Callable[..., Any], fn: Callable[[Any], tuple], state: Any, forward: bool) -> Any:
-        loss, readers = tempered(fn, jnp.asarray(self.temperature(state[0])))
+        loss, readers = tempered(fn, jnp.asarray(self.schedule(state[0])))
         found = update(loss, state, forward)
         if not readers:
             raise ValueError(

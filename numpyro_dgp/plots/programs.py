@@ -74,7 +74,8 @@ def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_point
     One row per layer, one column per output (at most four). A panel shows the posterior of the layer's function, two
     standard deviations wide, along the first principal direction of its inputs and through their mean; with one
     input column that is the function itself. Bars are the posterior at the inducing inputs; with several input columns
-    these do not lie on the line. Ticks at the bottom are the inputs of the layer.
+    these do not lie on the line. An inducing input beyond the inputs of the layer is an arrow at the edge of the panel,
+    at the height of its posterior mean, as far as the panel goes. Ticks at the bottom are the inputs of the layer.
 
     Args:
         posterior: a fitted program.
@@ -116,11 +117,23 @@ def _layer(axes: np.ndarray, name: str, function: Any, inputs: np.ndarray, num_p
             np.asarray(a).reshape(len(a), -1)[:, p] for a in (curve.mean, curve.variance, at_Z.mean, at_Z.variance)
         )
         band(ax, line, mean, np.sqrt(variance), f"C{p}")
-        ax.errorbar(np.asarray(Z) @ direction, mean_Z, 2 * np.sqrt(variance_Z), fmt="o", color="0.2", ms=2.5, lw=0.8)
+        _inducing_points(ax, np.asarray(Z) @ direction, mean_Z, 2 * np.sqrt(variance_Z))
         bottom = ax.get_ylim()[0]
         ax.plot(data, np.full_like(data, bottom), "|", color="0.5", ms=6, alpha=0.3)
         where = "input" if len(centre) == 1 else "first principal direction of the inputs"
         ax.set(xlabel=where, ylabel=name if len(axes) == 1 else f"{name}[{p}]")
+
+
+def _inducing_points(ax: Axes, places: np.ndarray, mean: np.ndarray, reach: np.ndarray) -> None:
+    """Bars where an axis shows the inputs, and arrows at its edges for those beyond, which would stretch it."""
+    left, right = ax.get_xlim()
+    within = (left <= places) & (places <= right)
+    ax.errorbar(places[within], mean[within], reach[within], fmt="o", color="0.2", ms=2.5, lw=0.8)
+    ax.set_xlim(left, right)
+    heights = np.clip(mean, *ax.get_ylim())
+    for arrow, edge, beyond in (("<", left, places < left), (">", right, places > right)):
+        if beyond.any():
+            ax.plot(np.full(beyond.sum(), edge), heights[beyond], arrow, color="0.2", ms=4, clip_on=False)
 
 
 def latent_space(

@@ -65,8 +65,8 @@ class FunctionPredictions(Fit):
         Args:
             key: PRNG key; it fixes the draws.
             num_samples: S; 10 by default, or all draws if ``samples`` has fewer.
-            num_features: random functions in each prior draw; the covariance is exact for any number, the shape of the
-                distribution Gaussian for many.
+            num_features: random functions in each prior draw; the covariance is exact for any number of them, and the
+                distribution is Gaussian in the limit of many.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_key
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.algebra.linalg import conditional_cholesky, einsum, matmul
 from numpyro_dgp.densities import Mixture
 
@@ -60,6 +60,9 @@ class JointMixture(NamedTuple):
     means: Array
     covariances: Array
     prior_covariances: Array
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def mean(self) -> Array:

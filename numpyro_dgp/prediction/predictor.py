@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import inside_transformation, is_concrete, nan_where_broken, require_count
+from numpyro_dgp._checks import inside_transformation, is_concrete, nan_where_broken, require_count, require_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
@@ -102,9 +102,10 @@ class Predictor:
             kwargs: its keyword arguments.
 
         Raises:
-            ValueError: what the program says of these values where it runs without being compiled, if a check of its
-                fails or it predicts NaN.
+            ValueError: a misspelt option; what the program says of these values where it runs without being compiled,
+                if a check of its fails or it predicts NaN.
         """
+        require_keywords("Posterior", Options._fields, self.fit.model, kwargs)
         num_samples, samples = self._samples(options)
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
         found = self._run(quantity, num_samples, samples, key, options, args, kwargs)

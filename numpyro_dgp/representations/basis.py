@@ -40,17 +40,17 @@ class Basis(Box):
     r"""Sines on an interval, with the spectral density of the kernel as variances of their weights: O(N M), and no
     matrix of the kernel.
 
-    The layer's site holds the M weights v. They determine the function, ``f(x)`` has no variance of its own: it is this
-    finite sum that is the model, and tends to the process as the interval and the size grow. Hidden values need process
-    noise, ``f(x, noise=s)``, where a guide gives them a posterior of their own, and follow the model otherwise.
+    The layer's site holds the M weights v. They determine the function, so that ``f(x)`` has no variance of its own.
+    The model is this finite sum, which tends to the process as the interval and the size grow. Hidden values need
+    process noise, ``f(x, noise=s)``, where a guide gives them a posterior of their own, and follow the model otherwise.
 
     A kernel on all D columns has ``size[0] * ... * size[D-1]`` weights, D at most 3. Additive kernels,
     ``k0.on(0) + k1.on(1)``, have ``size[0] + size[1]``, and any number of columns. Summands are stationary kernels with
     a spectral density, kernels with functions of their own (``Periodic`` and ``Cosine`` by their Fourier series, the
-    constant, one weight, and ``Linear``, one for each column), which know no boundary, and products of these. Of a
-    period a column of size m has the frequencies up to (m - 1) / 2.
+    constant, one weight, and ``Linear``, one for each column), which know no boundary, and products of these. For a
+    periodic kernel a column of size m has the multiples of its frequency up to (m - 1) / 2.
 
-    At ``low`` and ``high``, and beyond them, the function is its mean, without variance. Warned of are inputs outside,
+    At ``low`` and ``high``, and beyond them, the function is its mean, without variance. Inputs outside give a warning
     where they are known; compiled programs, such as the steps of a fit, and predictions do not look. The inputs of a
     layer above a hidden one move while the program is fitted: give it an interval as wide as they may become.
 
@@ -95,9 +95,9 @@ class Basis(Box):
 
         One half is for the size: it leaves as much of the variance to higher frequencies, at the shortest lengthscale.
         The other is for the ends: the kernel at twice their distance from the data is as much of the variance, at the
-        longest lengthscale, which is what the variance lacks at the outermost data. The sizes of Riutort-Mayol et al.
-        (2023), 1.75, 3.42 and 2.65 times half the length of the interval over the lengthscale for RBF, Matern 3/2 and
-        Matern 5/2, are within a tenth of those for ``error=0.02``.
+        longest lengthscale, which is what the variance lacks at the outermost data. The sizes of
+        Riutort-Mayol et al. (2023), 1.75, 3.42 and 2.65 times half the length of the interval over the lengthscale for
+        RBF, Matern 3/2 and Matern 5/2, are within a tenth of those for ``error=0.02``.
 
         Args:
             X: inputs (N, D), or for a layer above a hidden one the two rows of what its inputs may become.

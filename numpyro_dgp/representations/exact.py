@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._typing import ArrayLike, pytree, static
+from numpyro_dgp._typing import ArrayLike, brief, pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean
@@ -21,6 +21,8 @@ __all__ = ["Exact", "ExactFunction"]
 
 class Exact:
     """The representation behind ``dgp.gp(..., inducing=None)``: an exact process."""
+
+    __repr__ = brief
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> ExactFunction:
         """The random function of layer ``name``; no site is opened."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from numpyro_dgp._checks import require_count, require_positive
+from numpyro_dgp._typing import brief
 
 __all__ = ["Solver"]
 
@@ -39,6 +40,8 @@ class Solver:
     tol: float = 1e-8
     maxiter: int = 1000
     seed: int = 0
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for name, hint in (("probes", "8"), ("steps", "60"), ("maxiter", "1000")):

@@ -43,7 +43,7 @@ def model(X: Array, y: Array | None = None, batch_size: int | None = None) -> No
 def main(folder: Path) -> None:
     """Fit, save, load, predict and sample."""
     X, y = data(30)
-    guide = dgp.guides.InducingPoint(model)
+    guide = dgp.guides.InducingPoint(model, sites={"g": dgp.guides.Diagonal()}, prefix="q")
     svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
     result = dgp.fit(svi, jax.random.key(3), 20, X, y, batch_size=10, progress_bar=False)
     fitted = cast("dict[str, Array]", result.params)

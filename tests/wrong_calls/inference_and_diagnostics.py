@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import xarray
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, Predictive
+from numpyro.infer import MCMC, NUTS, SVI, Predictive
 from numpyro.infer.autoguide import AutoNormal
 from programs import NOISE, X, Y, Z, bayesian, deep, shallow
 from programs import explicit as drawn
@@ -21,6 +22,7 @@ GUIDE = dgp.guides.InducingPoint(shallow)
 PARAMS = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": jnp.eye(8)}
 FIT = dgp.Posterior(shallow, GUIDE, PARAMS)
 CHAINS = dgp.Posterior(shallow, samples={"g": jnp.zeros((30, 8))})
+STEPS = SVI(shallow, GUIDE, optax.adam(0.1), dgp.ELBO())
 SHORT = MCMC(NUTS(shallow), num_warmup=1, num_samples=1, progress_bar=False)
 DRAWS = {name: jnp.zeros((3, *shape)) for name, shape in (("f", (1, 8)), ("g", (8,)), ("h_white", (30, 1)))}
 
@@ -110,6 +112,16 @@ NO_DATA = "SGHMC: expected a program that observes data, got none: pass the obse
 NOT_OBSERVED = "Likelihood: expected observations in every run of a sampler or an autoguide"
 
 FOR_MCMC = [
+    Wrong(
+        "fit: typo", lambda: dgp.fit(STEPS, KEY, 5, X, Y, progres_bar=False), "fit: .*'progres_bar' .*'progress_bar'"
+    ),
+    Wrong(
+        "fit_stream: typo",
+        lambda: dgp.fit_stream(STEPS, KEY, 5, dgp.Stream((X, Y), 5), device=None),
+        r"fit_stream: expected keyword arguments of its own or of the program, got 'device' \(nearest: 'devices'\)",
+    ),
+    Wrong("minimize: typo", lambda: dgp.optim.minimize(STEPS, KEY, X, Y, max_step=5), "'max_step' .nearest: 'max_st"),
+    Wrong("predict: typo", lambda: FIT.predict(KEY, X, num_sample=5), "Posterior: .*'num_sample' .*'num_samples'"),
     Wrong("for_mcmc of a number", lambda: dgp.for_mcmc(3), "for_mcmc: expected a program, a function, got int"),
     Wrong("for_mcmc of a result", lambda: dgp.for_mcmc(FIT), "for_mcmc: expected a program, a function, got Posterior"),
     Wrong("for_mcmc twice", lambda: dgp.for_mcmc(dgp.for_mcmc(deep)), "got one that for_mcmc has prepared already"),

@@ -12,13 +12,13 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import known_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns
 from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, arrays_of, optimal_belief, uses_of
-from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.guide import INIT, Guide, Other
 from numpyro_dgp.guides.handler import Choices, Replace
-from numpyro_dgp.guides.presets import Other
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.as_model import Prior
 from numpyro_dgp.guides.rules.inducing_values import Full
@@ -75,12 +75,14 @@ class Collapsed(Guide):
             their sums and products), ``GaussHermite(n)`` or ``MonteCarlo(n, key)`` for any kernel.
         sites: rules for single sites by name.
         data: positional and keyword arguments that q(v) is computed from at new inputs; :meth:`on` sets them.
-        **options: ``prefix``, ``init_loc_fn`` of :class:`Guide`.
+        prefix: part of the names of parameters.
+        init_loc_fn: NumPyro init strategy for sites that are not function values.
 
     Raises:
-        ValueError: a rule for hidden values without a closed form; when called, predictions without data, or a program
-            outside this class: minibatches, another likelihood, mixed outputs, a hidden layer without process noise,
-            ``GivenInducing()`` for a function that is used twice, or inputs computed from Gaussian values.
+        ValueError: arguments that it does not have, or a rule for hidden values without a closed form; when called,
+            predictions without data, or a program outside this class: minibatches, another likelihood, mixed outputs, a
+            hidden layer without process noise, ``GivenInducing()`` for a function that is used twice, or inputs
+            computed from Gaussian values.
 
     Example:
         >>> import jax, numpyro, optax
@@ -103,6 +105,7 @@ class Collapsed(Guide):
     Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5 and 4.3.
     """
 
+    @known_keywords(inducing="theirs is the optimum; guides.MeanField() has rules for inducing and hidden values")
     def __init__(
         self,
         model: Callable[..., Any],
@@ -113,7 +116,8 @@ class Collapsed(Guide):
         integrate: Integrate = None,
         sites: Mapping[str, Rule] | None = None,
         data: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-        **options: Any,
+        prefix: str = "auto",
+        init_loc_fn: Callable[..., Any] = INIT,
     ) -> None:
         super().__init__(
             model,
@@ -123,7 +127,8 @@ class Collapsed(Guide):
             latent=closed_form("latent", latent),
             other=other,
             sites={name: closed_form(name, rule) for name, rule in (sites or {}).items()},
-            **options,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
         )
         self.integrate, self.data = integrate, data
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpyro.distributions as dist
 
+from numpyro_dgp._typing import brief
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.process_values import ProcessValues
@@ -37,6 +38,8 @@ class Propagate(Rule):
 
     follows_model = True
 
+    __repr__ = brief
+
     def __call__(self, site: Site) -> dist.Distribution:
         return site.fn.propagated() if isinstance(site.fn, FunctionValues | ProcessValues) else site.fn
 
@@ -63,6 +66,8 @@ class Prior(Rule):
     """
 
     follows_model = True
+
+    __repr__ = brief
 
     def __call__(self, site: Site) -> dist.Distribution:
         return site.fn

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.networks import TanhNetwork, tanh_network
@@ -50,6 +50,8 @@ class Diffused(dist.Distribution):
     arg_constraints: ClassVar[dict[str, Any]] = {}
     pytree_data_fields = ("base", "drift", "log_scales")
     pytree_aux_fields = ("variances",)
+
+    __repr__ = brief
 
     def __init__(self, base: Belief, drift: TanhNetwork, log_scales: Array, variances: tuple[float, ...]) -> None:
         self.base, self.drift, self.log_scales, self.variances = base, drift, log_scales, variances
@@ -144,6 +146,8 @@ class Diffusion(AroundGaussian):
     steps: int = 10
     smallest: float = 0.1
     hidden: int | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count("rule Diffusion", "steps", self.steps, "10")

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_dgp._typing import brief
 from numpyro_dgp.algebra.gaussians import opper_archambeau
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, require_site
 from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
@@ -43,6 +44,8 @@ class OpperArchambeau(Rule):
 
     Source: Opper and Archambeau (2009); Hensman (2016).
     """
+
+    __repr__ = brief
 
     def __call__(self, site: Site) -> dist.Distribution:
         require_site(JointValues, self, site, "the values of an exact process")

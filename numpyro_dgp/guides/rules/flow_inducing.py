@@ -16,7 +16,7 @@ from numpyro.distributions.transforms import ComposeTransform, Transform
 from numpyro.nn import AutoregressiveNN
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.rule import Site
@@ -121,6 +121,8 @@ class Flow(AroundGaussian):
     depth: int = 2
     hidden: int | None = None
     antithetic: bool = False
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count("rule Flow", "depth", self.depth, "2")

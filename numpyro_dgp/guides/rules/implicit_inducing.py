@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.networks import TanhNetwork, tanh_network
@@ -48,6 +48,8 @@ class Sampled(dist.Distribution):
     pytree_data_fields = ("base", "generator", "critic")
     pytree_aux_fields = ("draws",)
     density_is_estimated = True
+
+    __repr__ = brief
 
     def __init__(self, base: Belief, generator: TanhNetwork, critic: TanhNetwork, draws: int) -> None:
         self.base, self.generator, self.critic, self.draws = base, generator, critic, draws
@@ -163,6 +165,8 @@ class Implicit(AroundGaussian):
     extra: int = 4
     hidden: int | None = None
     draws: int = 500
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count("rule Implicit", "extra", self.extra, "4")

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_rows, require_site
 from numpyro_dgp.guides.rules.sparse_factor import whitened_neighbours
@@ -56,6 +56,8 @@ class Full(Rule):
     scale: float | None = None
     gaussian = GaussianParameters("scale_tril", diagonal=False)
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         require_positive("rule Full", "scale", 1.0 if self.scale is None else self.scale)
 
@@ -85,7 +87,7 @@ class Full(Rule):
 class Diagonal(Rule):
     r"""Independent Gaussians over whitened inducing values: :math:`q(v_{pm}) = N(m_{pm}, \sigma_{pm}^2)`.
 
-    At the values of a process of ``dgp.Neighbours``, over the N(0, 1) numbers behind these.
+    At the values of a process of ``dgp.Neighbours``, the Gaussians are over the N(0, 1) numbers behind these.
 
     Args:
         scale: initial standard deviation; by default 1e-2 for inner layers, else 1.
@@ -112,6 +114,8 @@ class Diagonal(Rule):
 
     scale: float | None = None
     gaussian = GaussianParameters("scale", diagonal=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("rule Diagonal", "scale", 1.0 if self.scale is None else self.scale)

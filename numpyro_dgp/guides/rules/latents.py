@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.algebra.quadrature import GaussHermite, Nodes, white_nodes
 from numpyro_dgp.guides.rules.as_model import Prior
 from numpyro_dgp.guides.rules.networks import tanh_network
@@ -73,6 +73,8 @@ class Amortised(Rule):
     network: Callable[[Array], Array] | None = None
     hidden: tuple[int, ...] = (20, 20)
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, list | tuple) or not all(isinstance(n, int) and n > 0 for n in self.hidden):
             raise ValueError(f"rule Amortised: expected hidden=(20, 20), widths of layers, got {self.hidden!r}")
@@ -132,6 +134,8 @@ class Quadrature(Prior):
     """
 
     size: int = 100
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         GaussHermite(self.size)

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count, require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
 from numpyro_dgp.model.beliefs import InducingPrior
@@ -83,6 +83,8 @@ class LowRank(Rule):
     rank: int
     of: Literal["precision", "covariance"] = "precision"
     scale: float | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count("rule LowRank", "rank", self.rank, "5")

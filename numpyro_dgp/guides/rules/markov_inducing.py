@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
@@ -80,6 +80,8 @@ class MarkovInducing(Rule):
     below: str | None = None
     rank: int | None = None
     conditional: Full | Diagonal = dataclasses.field(default_factory=Full)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.rank is not None:

@@ -22,7 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_count, require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
@@ -88,6 +88,8 @@ class MixtureOfGaussians(Rule):
     of: Full | Diagonal | LowRank = dataclasses.field(default_factory=Full)
     reflected: bool = False
     apart: float = 0.5
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count("rule MixtureOfGaussians", "components", self.components, "2")

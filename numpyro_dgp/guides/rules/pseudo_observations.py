@@ -23,7 +23,7 @@ import numpyro
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import is_concrete, require_count, require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.algebra.gaussians import given_observations
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
@@ -55,6 +55,8 @@ class PseudoObservations(Rule):
     scale: float | None = None
     labels: Sequence[int] = ()
     follows_layers = True
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_count("GlobalInducing", "num_inducing", self.num_inducing, "50")

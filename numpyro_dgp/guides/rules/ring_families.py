@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
 from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
 
@@ -40,6 +40,8 @@ class _RingRule(Rule):
     powers: ClassVar[tuple[float, float]] = (0.5, 0.5)
 
     scale: float | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive(f"rule {type(self).__name__}", "scale", 1.0 if self.scale is None else self.scale)

@@ -15,7 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.algebra.quadrature import Nodes
 
 __all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_site"]
@@ -71,6 +71,8 @@ class Site:
     data: Callable[[], Array]
     below: Callable[[], Array]
     at_rows: Callable[[str | None, Callable[[Array], Array], Callable[[dict[str, Any]], Array]], list[Any]]
+
+    __repr__ = brief
 
     def param(
         self, name: str, init: Callable[[], Array], *, event_dim: int | None = None, constraint: Any = constraints.real
@@ -141,6 +143,8 @@ class Rule:
     gaussian: ClassVar[GaussianParameters | None] = None
     num_nodes: ClassVar[int | None] = None
     follows_layers: ClassVar[bool] = False
+
+    __repr__ = brief
 
     def __call__(self, site: Site) -> dist.Distribution:
         """The variational distribution of a site."""

@@ -11,7 +11,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
 from numpyro_dgp.model.function_values import FunctionValues
 
@@ -22,7 +22,8 @@ __all__ = ["Delta", "Normal"]
 class Normal(Rule):
     r"""Independent Gaussians, one per number: :math:`q(z) = N(\mu, \sigma^2)` on the unconstrained scale.
 
-    For hyperparameters, for latents, and for hidden values (then this is the mean-field family of Chamberlin (2016)).
+    It is for hyperparameters, for latents, and for hidden values, where it is the mean-field family of
+    Chamberlin (2016).
     A site with a constrained support goes through NumPyro's bijection to it, as ``AutoNormal`` does.
 
     Args:
@@ -52,6 +53,8 @@ class Normal(Rule):
     scale: float = 0.1
     loc: Any = None
     gaussian = GaussianParameters("scale", diagonal=True)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("rule Normal", "scale", self.scale)
@@ -101,6 +104,8 @@ class Delta(Rule):
         >>> bool(draws["noise"] == sites["noise_auto_loc"]["value"])
         True
     """
+
+    __repr__ = brief
 
     def __call__(self, site: Site) -> dist.Distribution:
         _bijection(self, site)

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
+from numpyro_dgp._typing import brief
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_rows, require_site
 from numpyro_dgp.model.neighbour_posteriors import WhitenedNeighbours
 from numpyro_dgp.model.neighbour_values import NeighbourValues
@@ -50,6 +51,8 @@ class SparseFactor(Rule):
     """
 
     scale: float | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("rule SparseFactor", "scale", 1.0 if self.scale is None else self.scale)

@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array
+from numpyro_dgp._typing import Array, brief
 from numpyro_dgp.algebra.linalg import einsum, matmul, tensordot
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
@@ -76,6 +76,8 @@ class GivenInducing(Rule):
 
     weights: Weights = "model"
     scale: float | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("rule GivenInducing", "scale", 1.0 if self.scale is None else self.scale)
@@ -152,6 +154,8 @@ class JointOutputs(Rule):
     weights: Weights = "free"
     scale: float = 0.1
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         require_positive("rule JointOutputs", "scale", self.scale)
         _require_weights("JointOutputs", self.weights)
@@ -227,6 +231,8 @@ class GivenBelow(Rule):
 
     scale: float = 0.1
     slopes: Any = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         require_positive("rule GivenBelow", "scale", self.scale)
