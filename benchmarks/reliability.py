@@ -41,6 +41,8 @@ EVERY = 20
 FUNCTIONS = ("fit", "fit_stream")
 DRAWS = 10
 """Of one piece of a chain, after which its state is saved."""
+BUDGET = 16
+"""Evaluations of a search."""
 
 
 def program(X: jax.Array, y: jax.Array | None = None) -> None:
@@ -50,9 +52,12 @@ def program(X: jax.Array, y: jax.Array | None = None) -> None:
 
 
 def run(function: str, steps: int, file: Path | None) -> dict[str, np.ndarray]:
-    """A fit by ``dgp.fit`` or ``dgp.fit_stream``: its losses and parameters. A chain of NUTS: its draws."""
+    """A fit by ``dgp.fit`` or ``dgp.fit_stream``: its losses and parameters. A chain of NUTS: its draws. A search by
+    ``design.loop``: its points and values."""
     if function == "chain":
         return chain(steps // 20, file)
+    if function == "loop":
+        return search(BUDGET, file)
     model = program if function == "fit" else dgp.minibatch(program, data=len(X))
     svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
     options = {"checkpoint": file, "checkpoint_every": EVERY, "progress_bar": False}
@@ -79,6 +84,20 @@ def chain(pieces: int, file: Path | None) -> dict[str, np.ndarray]:
     return {"f": np.concatenate(draws)}
 
 
+def search(budget: int, file: Path | None) -> dict[str, np.ndarray]:
+    """A sequential search, which saves its record after every evaluation."""
+
+    def acquisition(posterior: dgp.Posterior, seen: dgp.design.Seen, key: jax.Array) -> Callable[..., jax.Array]:
+        return dgp.design.LogExpectedImprovement(posterior, key, best=seen.best, num_samples=1)
+
+    settings = {"initial": 4, "num_steps": 100, "refit_steps": 50, "num_candidates": 64, "num_starts": 2}
+    found = dgp.design.loop(
+        lambda x: float(np.sin(4 * x[0])), program, dgp.guides.InducingPoint, [[-1.0, 1.0]], acquisition,
+        jax.random.key(0), budget=budget, path=file, progress_bar=False, **settings,
+    )  # fmt: skip
+    return {"X": found.record.X, "y": found.record.y} | {k: np.asarray(v) for k, v in found.record.params.items()}
+
+
 def work(function: str, steps: int, file: str, out: str) -> None:
     """One fit in this process; says when it begins."""
     print("begin", flush=True)
@@ -88,10 +107,10 @@ def work(function: str, steps: int, file: str, out: str) -> None:
 class Fits:
     """Fits in processes of their own, in one folder, and what they should give."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path, steps: int, functions: tuple[str, ...]) -> None:
         self.folder, self.steps = folder, steps
         self.expected, self.seconds = {}, {}
-        for function in (*FUNCTIONS, "chain"):
+        for function in functions:
             start = time.perf_counter()
             _, error = self.start(function, None, f"{function}-whole.npz").communicate()
             self.seconds[function] = time.perf_counter() - start
@@ -119,6 +138,8 @@ class Fits:
 def steps_in(file: Path) -> int:
     if not file.exists():
         return 0
+    if file.name.startswith("loop"):
+        return len(dgp.design.Record.load(file).y)
     if file.name.startswith("chain"):
         return len(pickle.loads(file.read_bytes())[1])
     return len(read_arrays("reliability", file, "")["losses"])
@@ -298,13 +319,15 @@ def main() -> None:
     if arguments.smoke:
         arguments.kills, arguments.fits, arguments.steps, arguments.parallel = 1, 3, 400, 2
     with tempfile.TemporaryDirectory() as name:
-        fits = Fits(Path(name), arguments.steps)
+        of_loop = arguments.only is not None and all("design.loop" in word for word in arguments.only)
+        fits = Fits(Path(name), arguments.steps, ("loop",) if of_loop else (*FUNCTIONS, "chain", "loop"))
         rows: dict[str, Callable[[], str]] = {}
         for f in FUNCTIONS:
             rows[f"SIGKILL at random times, `{f}`"] = lambda f=f: kills(fits, f, arguments.kills)
             rows[f"SIGINT, `{f}`"] = lambda f=f: interrupt(fits, f)
             rows[f"two processes on one checkpoint, `{f}`"] = lambda f=f: two_at_once(fits, f)
         rows["SIGKILL at random times, a chain of NUTS in pieces"] = lambda: kills(fits, "chain", arguments.kills)
+        rows["SIGKILL at random times, `design.loop`"] = lambda: kills(fits, "loop", arguments.kills)
         rows["a checkpoint cut off at every byte"] = lambda: truncations(fits)
         rows["a path that cannot be written"] = lambda: unwritable(fits)
         rows["the folder vanishes while the fit runs"] = lambda: vanishing(fits)

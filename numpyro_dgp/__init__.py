@@ -18,7 +18,7 @@ from numpyro_dgp import (
     rings,
     testing,
 )
-from numpyro_dgp._typing import public_dir
+from numpyro_dgp._shown import public_dir
 from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.deepening.fit_best import fit_best

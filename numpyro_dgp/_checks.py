@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
@@ -23,6 +24,8 @@ from numpyro_dgp._typing import ArrayLike
 
 __all__ = [
     "MISSING",
+    "current_trace",
+    "inside_transformation",
     "is_concrete",
     "kept",
     "known_keywords",
@@ -57,6 +60,23 @@ def is_concrete(*values: Any) -> bool:
     """Whether no leaf of ``values`` is a tracer or a shape placeholder."""
     leaves = jax.tree.leaves(values)
     return not any(isinstance(v, jax.core.Tracer | jax.ShapeDtypeStruct) for v in leaves)
+
+
+# JAX moved it from the one module to the other.
+_trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
+
+
+def current_trace() -> Any:
+    """What stands for the transformation of JAX that is being traced; equal for the same one."""
+    return _trace_state(convention="numpyro")
+
+
+_OUTSIDE = current_trace()  # where modules are imported
+
+
+def inside_transformation() -> bool:
+    """Whether this runs inside ``jax.jit``, ``vmap``, ``grad`` or the like, where functions may hold traced values."""
+    return bool(current_trace() != _OUTSIDE)
 
 
 _CHECKING_LATER: ContextVar[bool] = ContextVar("_CHECKING_LATER", default=False)
@@ -127,7 +147,7 @@ def kept(rule: Callable[..., Any], value: Any, *others: ArrayLike) -> Any:
 
 def require_count(owner: str, name: str, value: Any, hint: str) -> None:
     """Raise unless ``value`` is a positive integer."""
-    if not isinstance(value, int | np.integer) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         got = f"an array of shape {np.shape(value)}" if np.size(value) > 10 else repr(value)
         raise ValueError(f"{owner}: expected {name} to be a positive integer, got {got}: try {hint}")
 
@@ -200,7 +220,7 @@ def require_params(owner: str, params: Any) -> dict[str, Any]:
 
 def require_key(owner: str, key: Any) -> None:
     """Raise unless ``key`` is a single PRNG key, of either kind that JAX has."""
-    dtype, shape = getattr(key, "dtype", None), np.shape(key)
+    dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", ())
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if shape != () if typed else dtype != jnp.uint32 or shape != jax.eval_shape(jax.random.PRNGKey, 0).shape:
         got = f"{key!r}" if isinstance(key, int) else f"{type(key).__name__} of shape {shape}"

@@ -17,7 +17,7 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 
-__all__ = ["as_array", "as_numbers", "known_numbers", "require_apart", "warn_of_units"]
+__all__ = ["as_array", "as_floats", "as_numbers", "known_numbers", "require_apart", "warn_of_units"]
 
 # Rows of a column that are looked at, evenly spaced, to see whether its values stay apart.
 _ROWS = 100_000
@@ -88,12 +88,16 @@ def as_array(what: str, value: Any) -> Array:
         ValueError: as there; whole numbers or floats out of the range of the default precision; columns most of whose
             distinct values become equal in it.
 
+    Warns:
+        UserWarning: a column of an array of JAX whose values are so far from zero that little is left between them.
+
     Example:
         >>> as_array("inputs", [[1, 2], [3, 4]]).shape
         (2, 2)
     """
     found = as_numbers(what, value)
     if not isinstance(found, np.ndarray):
+        _warn_if_rounded(what, found)
         return found
     held = jax.dtypes.canonicalize_dtype(found.dtype)
     if found.size and found.dtype.kind in "iu" and not np.can_cast(found.dtype, held):
@@ -107,6 +111,30 @@ def as_array(what: str, value: Any) -> Array:
         cast = found.astype(held)
     require_apart(what, found, cast)
     return jnp.asarray(cast)
+
+
+def as_floats(what: str, value: Any) -> Array:
+    """``value`` as floating-point numbers of JAX, with an error where known distinct values would become equal.
+
+    Args:
+        what: name of the data in messages.
+        value: as :func:`as_numbers`.
+
+    Raises:
+        ValueError: as there; numbers out of the range of the default precision; columns most of whose distinct values
+            become equal in it.
+
+    Example:
+        >>> as_floats("inputs", [[1, 2], [3, 4]]).dtype
+        dtype('float32')
+    """
+    found = as_numbers(what, value)
+    dtype = jnp.result_type(found, float)
+    if is_concrete(found) and found.dtype != dtype:
+        before = np.asarray(found)
+        with np.errstate(over="ignore"):
+            require_apart(what, before, before.astype(dtype))
+    return jnp.asarray(found, dtype)
 
 
 def require_apart(what: str, before: np.ndarray, after: np.ndarray) -> None:
@@ -135,6 +163,26 @@ def require_apart(what: str, before: np.ndarray, after: np.ndarray) -> None:
                 f"{left} are left: subtract the offset in double precision (dgp.initial.Standardizer does), remove "
                 'outliers, or switch on jax.config.update("jax_enable_x64", True)'
             )
+
+
+def _warn_if_rounded(what: str, found: Array) -> None:
+    """Warn of columns of a known array of JAX that were far from zero when they were made one, such as Unix seconds."""
+    if not is_concrete(found) or not jnp.issubdtype(found.dtype, jnp.floating) or not found.ndim:
+        return
+    rows = np.asarray(found, float).reshape(len(found), -1) if found.size else np.zeros((0, 1))
+    if len(rows) < 2 or not np.isfinite(rows).all():
+        return
+    spread, step = np.ptp(rows, 0), float(jnp.finfo(found.dtype).eps) * np.abs(rows).max(0)
+    wrong = np.flatnonzero(np.where(spread > 0, 100 * step > spread, step > 0.1))
+    if len(wrong):
+        d = wrong[0]
+        where = f"column {d} has" if rows.shape[1] > 1 else "they have"
+        warnings.warn(
+            f"expected {what} whose differences {found.dtype} holds, got an array of JAX of which {where} values "
+            f"near {rows[0, d]:.6g} in steps of {step[d]:.2g}, over a range of {spread[d]:.2g}: subtract the offset "
+            "in double precision before it becomes one (dgp.initial.Standardizer does)",
+            stacklevel=4,
+        )
 
 
 def _count(values: np.ndarray, tolerance: float) -> int:

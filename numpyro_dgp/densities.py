@@ -17,7 +17,8 @@ from jax.scipy.special import logsumexp
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_levels
 from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief, public_dir
+from numpyro_dgp._shown import brief, public_dir
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussian_mixtures import mixture_cdf, mixture_quantiles
 
 __all__ = ["Mixture", "MomentsOnly", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]

@@ -3,7 +3,8 @@
 ``docs/extending.md`` builds one of each. Everything else that a new part needs is in ``dgp`` itself.
 """
 
-from numpyro_dgp._typing import public_dir, pytree, static
+from numpyro_dgp._shown import public_dir
+from numpyro_dgp._typing import pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm

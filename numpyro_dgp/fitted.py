@@ -39,6 +39,7 @@ __all__ = [
     "Target",
     "as_data",
     "given_draw",
+    "is_array",
     "require_arguments",
     "require_draws",
     "require_fit",
@@ -182,16 +183,21 @@ class RequireParameters(Messenger):
             )
 
 
+def is_array(leaf: Any) -> bool:
+    """Whether an argument of the model is data: a table, or an array, of a single number too, as traced numbers are."""
+    return bool(np.ndim(leaf)) or isinstance(leaf, jax.Array | np.ndarray)
+
+
 def as_data(leaf: Any) -> Any:
     """An argument of the model: a table as an array, a number or an object as it is."""
-    return as_array("arguments of Posterior", leaf) if np.ndim(leaf) else leaf
+    return as_array("arguments of Posterior", leaf) if is_array(leaf) else leaf
 
 
 def require_arguments(key: Any, leaves: list[Any]) -> None:
     """Raise unless a key and the arguments of the model, as a list, can make a prediction."""
     require_key("Posterior", key)
     for leaf in leaves:
-        if not isinstance(leaf, Hashable) and not np.ndim(leaf):
+        if not isinstance(leaf, Hashable) and not is_array(leaf):
             raise ValueError(
                 f"Posterior: expected arrays and settings as arguments of the model, got a {type(leaf).__name__}: pass "
                 "numbers in an array, jnp.asarray(list(values))"

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
-from numpyro_dgp._data import as_numbers, known_numbers, require_apart, warn_of_units
-from numpyro_dgp._typing import Array, ArrayLike, brief, pytree
+from numpyro_dgp._data import as_array, as_numbers, known_numbers, require_apart, warn_of_units
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.algebra.patches import Patches
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.means import Linear, Mean, Zero, pca
@@ -311,6 +312,7 @@ def layers(
     """
     inputs = known_numbers("inputs of initial.layers", X)
     require_inputs("initial.layers", inputs)
+    as_array("inputs of initial.layers", inputs)  # the layers are computed in the precision of JAX
     warn_of_units("initial.layers", "inputs", inputs)
     starts, named = [], _columns("initial.layers", "labels", labels, inputs)
     for width in [*widths, None]:

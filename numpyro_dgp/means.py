@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs
-from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief, public_dir, pytree, static
+from numpyro_dgp._data import as_floats, known_numbers
+from numpyro_dgp._shown import brief, public_dir
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 
 __all__ = ["Constant", "FromCallable", "Identity", "Linear", "Mean", "Zero", "as_mean", "pca", "principal_directions"]
@@ -136,8 +137,9 @@ class Linear(Mean):
             )
 
     def __call__(self, X: Array) -> Array:
+        require_inputs("means.Linear", X, np.shape(self.W)[0])
+        X = as_floats("inputs of means.Linear", X)
         W = jnp.asarray(self.W, X.dtype)
-        require_inputs("means.Linear", X, W.shape[0])
         return matmul(X, W) + jnp.asarray(self.b, X.dtype)
 
 

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import MISSING, require_finite
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.fitted import Target, as_data, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpyro
 
 from numpyro_dgp._checks import require_inputs
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -189,7 +189,7 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
         return numpyro.sample(name, StandardNormal((dim,), jnp.result_type(float)))
     x = as_numbers(f"inputs of latent {name!r}", x)
     require_inputs(f"latent {name!r}", x)
-    x = jnp.asarray(x, jnp.result_type(x, float))
+    x = as_floats(f"inputs of latent {name!r}", x)
     w = numpyro.sample(name, StandardNormal((dim,), x.dtype, x.shape[:-1], x))
     batch = jnp.broadcast_shapes(x.shape[:-1], w.shape[:-1])
     return jnp.concatenate([jnp.broadcast_to(a, batch + a.shape[-1:]) for a in (x, w)], -1)

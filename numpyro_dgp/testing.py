@@ -17,7 +17,8 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_dgp._checks import require_count, require_finite, require_inputs
-from numpyro_dgp._typing import Array, ArrayLike, public_dir
+from numpyro_dgp._shown import public_dir
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.elbo import ELBO

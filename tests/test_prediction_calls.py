@@ -281,3 +281,31 @@ def test_an_exact_process_conditioned_on_its_values_predicts_anywhere(key):
     assert (jnp.abs(near.mean) > 0.1).any()
     np.testing.assert_allclose(far.mean, 0.0, atol=1e-6)
     np.testing.assert_allclose(far.variance, 1.2 + NOISE**2, rtol=1e-3)
+
+
+def of_lengthscale(X, y=None, lengthscale=0.7):
+    shallow(X, y, kernel=dgp.kernels.RBF(1.2, lengthscale))
+
+
+@pytest.mark.slow
+def test_hyperparameters_of_a_prediction_may_be_traced(key):
+    """As an argument of the model and as a number that the model holds, under ``vmap`` and ``grad``."""
+    guide = dgp.guides.InducingPoint(shallow)
+    params, scales = random_params(shallow, guide, X, Y), jnp.array([0.5, 0.9])
+
+    def by_argument(lengthscale):
+        posterior = dgp.Posterior(of_lengthscale, dgp.guides.InducingPoint(of_lengthscale), params)
+        return posterior.log_density(key, Y, X, lengthscale=lengthscale, num_samples=1).sum()
+
+    def held(lengthscale):
+        model = partial(of_lengthscale, lengthscale=lengthscale)
+        posterior = dgp.Posterior(model, dgp.guides.InducingPoint(model), params)
+        return posterior.log_density(key, Y, X, num_samples=1).sum()
+
+    expected = jnp.array([by_argument(float(scale)) for scale in scales])
+    assert abs(expected[1] - expected[0]) > 0.5
+    assert jnp.allclose(by_argument(scales[0]), expected[0])
+    for call in by_argument, held:
+        assert jnp.allclose(jax.vmap(call)(scales), expected)
+    slope = (by_argument(0.5 + 1e-5) - by_argument(0.5 - 1e-5)) / 2e-5
+    assert jnp.allclose(jax.grad(held)(0.5), slope, rtol=1e-4)

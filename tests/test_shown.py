@@ -12,7 +12,7 @@ from public_api import modules
 
 import numpyro_dgp as dgp
 from numpyro_dgp import plots
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 from numpyro_dgp.design import Box, LogExpectedImprovement, Search, ThompsonSampling
 from numpyro_dgp.inference.checkpoints import Checkpoint
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import inside_transformation, is_concrete
 from numpyro_dgp._typing import Array
 
 __all__ = ["Compiled"]
@@ -95,7 +95,8 @@ class Compiled:
         return self._jitted.trace(*args).jaxpr
 
     def __call__(self, *args: Any) -> Any:
-        if not is_concrete(args):  # inside another compiled function, or a derivative, which has rules to go by
+        # Inside another compiled function, or a derivative, which has rules to go by. The function may hold tracers.
+        if not is_concrete(args) or inside_transformation():
             return self._jitted(*args)
         return self.at(*args)(*args)
 

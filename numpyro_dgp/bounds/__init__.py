@@ -1,6 +1,6 @@
 """Bounds in closed form, as functions of arrays: for your own models, and as references in tests."""
 
-from numpyro_dgp._typing import public_dir
+from numpyro_dgp._shown import public_dir
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_moments, predict, upper_bound
 from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
 from numpyro_dgp.bounds.given_inducing import Following, follow

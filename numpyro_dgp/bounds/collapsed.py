@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_noise
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import kl_full
 from numpyro_dgp.algebra.linalg import einsum, matmul, solve_lower, times_transpose
 from numpyro_dgp.algebra.matrix_ops import Dense

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.gaussians import entropy
 from numpyro_dgp.algebra.linalg import matmul, times_transpose
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms

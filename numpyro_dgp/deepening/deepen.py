@@ -13,7 +13,8 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_dgp._checks import require_count, require_key, require_positive
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.layer_inputs import first_rows, layer_inputs, require_same_inputs
 from numpyro_dgp.deepening.new_layers import NewLayers, find_new_layers, with_prior_values
 from numpyro_dgp.deepening.parameters_by_site import shared_sites, taken_parameters

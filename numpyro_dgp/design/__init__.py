@@ -1,6 +1,6 @@
 """Surrogates of simulators: where to look next, designs, and what the function depends on (``dgp.design``)."""
 
-from numpyro_dgp._typing import public_dir
+from numpyro_dgp._shown import public_dir
 from numpyro_dgp.design.active_learning import ALC, ALM, IMSE
 from numpyro_dgp.design.confidence import UpperConfidence
 from numpyro_dgp.design.contours import ContourEntropy

@@ -11,7 +11,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import solve_lower
 from numpyro_dgp.design.posterior_acquisition import (
     PosteriorAcquisition,

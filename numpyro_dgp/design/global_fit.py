@@ -10,7 +10,8 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.design.posterior_acquisition import PosteriorAcquisition, geometric_mean_variance, rows_of
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_key
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["Box", "as_box", "generator"]
 
@@ -157,6 +158,19 @@ class Box:
                 "Box.snapped(X) rounds them"
             )
         return np.clip(found, self.low, self.high)
+
+    def require_resolved(self, owner: str) -> None:
+        """Raise unless the precision of JAX has at least a thousand different values between the bounds of a column."""
+        step = float(jnp.finfo(jnp.result_type(float)).eps) * np.maximum(abs(self.low), abs(self.high))
+        least = np.where(np.isin(np.arange(self.dims), self.whole), 1.0, (self.high - self.low) / 1000)
+        if len(wrong := np.flatnonzero(step > least)):
+            d = wrong[0]
+            raise ValueError(
+                f"{owner}: expected bounds between which {jnp.result_type(float)} tells values apart, got "
+                f"{self.low[d]:.12g} to {self.high[d]:.12g} for column {d}, where it has steps of {step[d]:.2g}: "
+                "search in the difference from the lower bound and add that in the simulator, or switch on "
+                'jax.config.update("jax_enable_x64", True)'
+            )
 
     def facts(self) -> dict[str, Any]:
         """What the box is, in plain lists and numbers."""

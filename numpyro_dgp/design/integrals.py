@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_dgp._checks import require_levels
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 
 __all__ = ["Integrals"]
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.expected_excess import largest, log_expected_excess
 from numpyro_dgp.algebra.linalg import matmul, solve_lower
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread, rows_of

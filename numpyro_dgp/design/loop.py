@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,8 @@ def loop(
     Raises:
         ValueError: as :class:`Search` and :func:`maximise`; a simulator that returns something else than a finite
             number; a file of another search, with the first difference, one that is damaged or that another process
-            uses. Whatever the simulator raises passes through, with a note where it was and what is saved.
+            uses, or that cannot be written. Whatever the simulator raises passes through, with a note where it was and
+            what is saved.
 
     Example:
         >>> import jax, numpyro
@@ -148,14 +149,19 @@ def _reserved(path: str | os.PathLike[str] | None) -> Iterator[None]:
         return
     if Path(path).is_dir():
         raise ValueError(f'design.loop: expected the path of a file, got the folder {path}: add a name, "search.npz"')
-    try:
-        with locked(Path(path)):
-            yield
-    except LockedError as error:
-        raise ValueError(
-            f"design.loop: expected {path} to be the record of one search at a time, got it while {error} searches "
-            "with it: wait for that search, or choose another name"
-        ) from None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(Path(path)))
+        except LockedError as error:
+            raise ValueError(
+                f"design.loop: expected {path} to be the record of one search at a time, got it while {error} searches "
+                "with it: wait for that search, or choose another name"
+            ) from None
+        except OSError as error:
+            raise ValueError(
+                f"design.loop: expected path to be one that can be written, got {path} ({error}): choose another folder"
+            ) from error
+        yield
 
 
 def _begun(search: Search, key: Array, path: str | os.PathLike[str] | None) -> Record:

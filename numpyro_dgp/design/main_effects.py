@@ -9,7 +9,8 @@ import numpy as np
 import tqdm
 
 from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.design.function_draws import function_draws
 from numpyro_dgp.design.input_distributions import Inputs, input_columns, unit_points
 from numpyro_dgp.design.integrals import Integrals

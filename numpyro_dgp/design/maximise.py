@@ -9,7 +9,8 @@ import numpy as np
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.ascents import Acquisition, Ascents, CompiledAcquisition, Programs
 from numpyro_dgp.design.designs import scrambled_points
 from numpyro_dgp.design.input_space import Box, as_box, generator
@@ -113,6 +114,7 @@ def maximise(
             "lambda x: posterior.predict(key, x).variance.sum()"
         )
     box, rng = as_box(bounds), generator("design.maximise", key)
+    box.require_resolved("design.maximise")
     candidates = candidate_points(box, q, num_candidates, starts, rng)
     sizes = min(batch_size, num_candidates), min(num_starts, num_candidates)
     program = Programs(lambda _, x: acquisition(x)).at((), box, q, *sizes)

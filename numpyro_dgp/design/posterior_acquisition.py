@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_count, require_finite, require_key, require_scalar, violated
-from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._data import as_floats, as_numbers
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.quasi_normals import shifted_normals, sobol_points
 from numpyro_dgp.prediction.joint_mixture import JointMixture, lower_factors
 
@@ -27,7 +28,7 @@ def rows_of(owner: str, name: str, value: ArrayLike) -> Array:
             "inputs is x[:, None]"
         )
     require_finite(f"{name} of {owner}", rows, "drop rows with missing values")
-    return jnp.asarray(rows)
+    return as_floats(f"{name} of {owner}", rows)
 
 
 def require_best(owner: str, name: str, value: ArrayLike) -> None:
@@ -109,7 +110,7 @@ class PosteriorAcquisition:
                 f"{self.owner}: expected points x of shape (q, D), got {np.shape(x)}: a single point is x[None], and "
                 "several batches of points (K, q, D) go through jax.vmap(acquisition)"
             )
-        return jnp.asarray(x)
+        return as_floats(f"points x of {self.owner}", x)
 
     def jointly(self, x: ArrayLike, others: Array | None, args: Any, kwargs: Any) -> JointMixture:
         """Joint moments of one output at points x (q, D), with ``others`` (R, D) after them.

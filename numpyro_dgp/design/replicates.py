@@ -18,9 +18,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import MISSING, is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._checks import MISSING, is_concrete, require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["Pooled", "pooled", "within_replicates"]
 
@@ -140,6 +141,11 @@ def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -
     """
     require_positive("within_replicates", "noise", noise)
     require_positive("within_replicates", "counts", counts, "they are numbers of runs, from dgp.design.pooled")
+    if violated(lambda w: w >= 0, squares):
+        raise ValueError(
+            "within_replicates: expected sums of squares of at least zero, got a negative one: they are the squares of "
+            "X, y, counts, squares = dgp.design.pooled(X, y)"
+        )
     noise, counts, squares = jnp.asarray(noise), jnp.asarray(counts), jnp.asarray(squares)
     if squares.ndim > 2 or (counts.ndim and counts.shape != squares.shape[:1]):
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -12,17 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.ascents import Acquisition, CompiledAcquisition, Programs
 from numpyro_dgp.design.designs import maximin
 from numpyro_dgp.design.input_space import Box, as_box, generator
-from numpyro_dgp.design.integrated_surrogate import IntegratedSurrogate
+from numpyro_dgp.design.made_surrogate import made_surrogate, require_maker
 from numpyro_dgp.design.maximise import candidate_points, maximum
-from numpyro_dgp.design.padded_rows import filled_rows, plates_of_rows, with_known_rows
+from numpyro_dgp.design.padded_rows import filled_rows
 from numpyro_dgp.design.search_record import Record
 from numpyro_dgp.design.surrogate import Data, Surrogate
 from numpyro_dgp.guides.guide import Guide
@@ -196,8 +195,12 @@ class Search:
         for name in ("q", "refit_every", "num_steps", "refit_steps", "condition_steps", "num_particles",
                      "num_candidates", "num_starts"):  # fmt: skip
             require_count("design.Search", name, getattr(self, name), "the default")
+        for name in ("minimise", "standardise"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"design.Search: expected {name} to be True or False, got {value!r}: try the default")
         object.__setattr__(self, "bounds", as_box(self.bounds))
-        _require_maker(self.guide)
+        self.box.require_resolved("design.Search")
+        require_maker(self.guide)
         if isinstance(self.initial, int | np.integer):
             require_count(
                 "design.Search", "initial", int(self.initial) - 1, "5 times the number of columns, at least 2"
@@ -314,26 +317,10 @@ class Search:
 
     @cached_property
     def _surrogate(self) -> Surrogate:
-        plates = plates_of_rows("design.Search", self.model, self.box)
-        X = np.broadcast_to(self.box.low, (2, self.box.dims))
-        example = Data(*filled_rows(X, np.zeros(2)))
-        guide = self.guide(with_known_rows(self.model, plates, example.X))
-        if not isinstance(guide, Guide | AutoGuide):
-            raise ValueError(
-                f"design.Search: expected guide to make a guide of dgp.guides, got {type(guide).__name__}: "
-                "guide=dgp.guides.InducingPoint, or a guide of NumPyro such as AutoNormal"
-            )
-        surrogate = (Surrogate if isinstance(guide, Guide) else IntegratedSurrogate)(
-            "design.Search", self.model, plates, self.guide, self.optimizer, self.num_particles, self.condition_steps,
-            example,
-        )  # fmt: skip
-        surrogate.require_guide()
-        if self.refit_every > 1 and not (surrogate.binds_data or surrogate.takes_natural_steps):
-            raise ValueError(
-                "design.Search: expected a guide with Gaussian q(v) of the last layers for rounds without a refit, "
-                f"got {type(guide).__name__} with others: refit_every=1, or guide=dgp.guides.InducingPoint"
-            )
-        return surrogate
+        every_round = self.refit_every == 1
+        return made_surrogate(
+            self.model, self.guide, self.box, self.optimizer, self.num_particles, self.condition_steps, every_round
+        )
 
     @cached_property
     def _programs(self) -> Programs:
@@ -341,7 +328,7 @@ class Search:
 
         def acquired(arrays: tuple[Any, Seen, Array], x: Array) -> Any:
             found, seen, key = arrays
-            return self.acquisition(self._surrogate.posterior(found, Data(*seen[:3])), seen, key)(x)
+            return self._acquire(self._surrogate.posterior(found, Data(*seen[:3])), seen, key)(x)
 
         return Programs(acquired)
 
@@ -351,8 +338,18 @@ class Search:
         try:
             return self._programs.at(arrays, self.box, self.q, *sizes)
         except _NOT_TRACEABLE:
-            acquisition = self.acquisition(fitted.posterior, fitted.seen, key)
+            acquisition = self._acquire(fitted.posterior, fitted.seen, key)
             return Programs(lambda _, x: acquisition(x)).at((), self.box, self.q, *sizes)
+
+    def _acquire(self, posterior: Posterior, seen: Seen, key: Array) -> Acquisition:
+        found = self.acquisition(posterior, seen, key)
+        if not callable(found):
+            raise ValueError(
+                "design.Search: expected acquisition(posterior, seen, key) to return a function of points x (q, D), "
+                f"got {type(found).__name__}: lambda posterior, seen, key: "
+                "dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)"
+            )
+        return found
 
     def _round(self, record: Record) -> int:
         """The number of the round that comes next."""
@@ -384,17 +381,3 @@ class Search:
 
 _SETTINGS = ("q", "minimise", "standardise", "refit_every", "num_steps", "refit_steps", "condition_steps",
              "num_particles", "num_candidates", "num_starts")  # fmt: skip
-
-
-def _require_maker(guide: Any) -> None:
-    if isinstance(guide, Guide):
-        raise ValueError(
-            f"design.Search: expected guide to make a guide from a program, got a {type(guide).__name__}, whose "
-            f"program has no way to leave rows out: guide=dgp.guides.{type(guide).__name__}, or "
-            f"lambda model: dgp.guides.{type(guide).__name__}(model, ...)"
-        )
-    if not callable(guide) or (inspect.isfunction(guide) and not inspect.signature(guide).parameters):
-        raise ValueError(
-            f"design.Search: expected guide to make a guide from a program, got {type(guide).__name__}: "
-            "guide=dgp.guides.InducingPoint"
-        )

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._typing import ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.inference.array_files import read_arrays, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.parameter_files import entries_of, params_of

@@ -18,7 +18,8 @@ from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpyro.infer import MCMC
 
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior
 from numpyro_dgp.diagnostics.identified import LOG_DENSITY, identified, site_kinds, sites_of_draws
 from numpyro_dgp.inference.mcmc import centred_program

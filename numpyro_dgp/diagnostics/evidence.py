@@ -12,7 +12,8 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
 from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.annealing import Path, Runs, anneal, first_path, tuned
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.guide_coordinates import LOG_RATIO

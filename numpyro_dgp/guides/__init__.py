@@ -1,6 +1,6 @@
 """Guides: variational posteriors over the sites of a program, built from rules."""
 
-from numpyro_dgp._typing import public_dir
+from numpyro_dgp._shown import public_dir
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.global_inducing import GlobalInducing
 from numpyro_dgp.guides.guide import Guide

@@ -22,7 +22,8 @@ from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import known_keywords, require_count, require_key
-from numpyro_dgp._typing import Array, described
+from numpyro_dgp._shown import described
+from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
@@ -257,6 +258,15 @@ class Guide:
         records = {name: record_of(site) for name, site in sites.items()}
         own = [name for name, record in records.items() if record.learned and not record.follows]
         own = [name for name in own if not isinstance(unwrap(sites[name]["fn"]), Stratified)]
+        for name in own:
+            base: Any = unwrap(sites[name]["fn"])
+            base = base.base_dist if isinstance(base, dist.TransformedDistribution) else base
+            if not isinstance(base, dist.Delta) and not hasattr(base, "loc"):
+                raise ValueError(
+                    f"{type(self).__name__}: expected distributions with quantiles in closed form, got "
+                    f"{type(base).__name__} at {name!r}: take those of draws, guide.sample_posterior(key, params, X, "
+                    "y, sample_shape=(1000,))"
+                )
         return {name: _quantiles(unwrap(sites[name]["fn"]), quantiles) for name in own}
 
     def _is_not_other(self, msg: Message) -> bool:

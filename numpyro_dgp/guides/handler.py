@@ -14,8 +14,9 @@ from numpyro import handlers
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.names_apart import NamesApart
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows
+from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, warn_of_rows
 from numpyro_dgp.model.determined import require_following
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
@@ -85,6 +86,7 @@ class Replace(Messenger):
         self.met: set[str] = set()
         self.indices: dict[str, Array] = {}
         self.weighted: set[str] = set()
+        self._names = NamesApart(choices.owner)
         super().__init__()
 
     def __enter__(self) -> dict[str, Any]:
@@ -132,6 +134,7 @@ class Replace(Messenger):
         return found
 
     def process_message(self, msg: Message) -> None:
+        self._names.meet(msg)
         if msg["type"] == "deterministic":
             msg["stop"] = True
         if msg["type"] == "control_flow":
@@ -182,10 +185,13 @@ class Replace(Messenger):
             below=lambda: self.found[self.below[name][0]],
             at_rows=lambda *run: self._at_rows(name, fn, *run),
         )
-        q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
+        with self._names.of_guide():
+            q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
         require_following(self.choices.owner, name, fn, q)
         if kind == "exact":
             require_rows(rule, site, q.shape(), fn.shape())
+            if not self.program.observed_plates and not rule.follows_model:
+                warn_of_rows(self.choices.owner, name)
         copies = None
         if kind == "latent" and self.program.is_per_datum(msg):
             copies = rule.num_nodes or self.choices.num_samples

@@ -16,7 +16,7 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 from numpyro_dgp.inference.array_files import is_key, partial_files, read_arrays, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.path_locks import LockedError, locked

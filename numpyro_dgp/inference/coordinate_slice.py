@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.block_moves import Block, Given, SliceState, Untuned
 
 __all__ = ["Slice"]

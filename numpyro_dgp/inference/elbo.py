@@ -16,7 +16,8 @@ from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
 from numpyro_dgp._checks import MISSING, is_concrete, require_count, require_finite, require_key
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.inference.quasi_random import QuasiRandom, require_power_of_two

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.block_moves import Block, Given, Priors, SliceState, Untuned
 
 __all__ = ["EllipticalSlice", "elliptical_slice"]

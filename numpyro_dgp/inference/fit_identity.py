@@ -13,7 +13,7 @@ from jax.extend import core
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 from numpyro_dgp.inference.jaxpr_digest import Digest, array_digest, digest
 from numpyro_dgp.inference.program_sites import SitesOfFit
 

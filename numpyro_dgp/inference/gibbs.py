@@ -12,7 +12,8 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import initialize_model
 
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.block_moves import Block, Given, Move, Priors, Update
 from numpyro_dgp.inference.block_plan import PlannedBlock, planned, require_updates
 from numpyro_dgp.inference.gaussian_blocks import latents, priors_at

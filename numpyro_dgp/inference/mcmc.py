@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
 import numpyro
@@ -12,9 +13,11 @@ from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 
 from numpyro_dgp._checks import require_params
-from numpyro_dgp._typing import Array, brief, described
+from numpyro_dgp._shown import brief, described
+from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
 from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
+from numpyro_dgp.inference.rows_of_chain import rows_of_chain
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.determined import Determined, DeterminedJoint
 from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
@@ -248,25 +251,25 @@ class _Prepared:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         program = require_sound(self.model, args, kwargs)
-        forgotten = program.ends if program is not None and not program.observed_plates else frozenset()
+        observes = program is None or bool(program.observed_plates)
+        forgotten = frozenset() if program is None or observes else program.ends
         given = handlers.substitute(data=self.params)
         observed = observed_only(names=forgotten, owner="for_mcmc")
         with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
             if self.collapse is False and self.guide is None:
-                return self._run(args, kwargs)
+                return self._run(args, kwargs, observes)
             layers, on_data = layers_to_integrate(self.model, args, kwargs, self.params, self.collapse)
             if on_data and self.guide is not None:
                 insist = self.collapse is True
                 return run_in_coordinates(self.model, self.guide, self.params, layers, insist, args, kwargs)
             with Integrate(layers) as finish:
-                result = self._run(args, kwargs)
+                result = self._run(args, kwargs, observes)
             finish()
             return result
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.noncentered:
-            return self.model(*args, **kwargs)
-        with handlers.reparam(config=_noncenter):
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], observes: bool) -> Any:
+        rows = nullcontext() if observes else rows_of_chain()
+        with handlers.reparam(config=_noncenter if self.noncentered else {}), rows:
             return self.model(*args, **kwargs)
 
 

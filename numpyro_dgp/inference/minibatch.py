@@ -9,7 +9,7 @@ from numpyro.handlers import block
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import described
+from numpyro_dgp._shown import described
 from numpyro_dgp.model.sites import Message
 
 __all__ = ["minibatch"]

@@ -28,7 +28,8 @@ from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
 from numpyro_dgp._checks import is_concrete, require_params
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
 from numpyro_dgp.inference.program_kernel import ProgramKernel, for_chains, split_keys
 from numpyro_dgp.model.refusals import fixed_parameters, untransformed

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from numpyro.infer.hmc import hmc
 
 from numpyro_dgp._checks import require_count, require_positive
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.block_moves import Block, Given
 
 __all__ = ["NUTS", "TrajectoryState"]

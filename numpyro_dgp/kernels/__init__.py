@@ -1,6 +1,6 @@
 """Covariance functions: frozen pytrees, called as ``k(X1, X2)``; see :class:`Kernel`."""
 
-from numpyro_dgp._typing import public_dir
+from numpyro_dgp._shown import public_dir
 from numpyro_dgp.kernels.base import ActiveDims, Constant, FromCallable, Kernel, Product, Sum, as_kernel
 from numpyro_dgp.kernels.brownian import Brownian, IntegratedBrownian
 from numpyro_dgp.kernels.categorical import Categorical, Embedding

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_positive, require_scalar
-from numpyro_dgp._typing import Array, Number, brief, pytree, static
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.callables import matrix, variances
 from numpyro_dgp.kernels.covariance import Covariance, no_spectral_density
 from numpyro_dgp.kernels.state_space_forms import (

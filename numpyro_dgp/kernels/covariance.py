@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_inputs
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import set_diagonal
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm, no_state_space
@@ -128,7 +128,7 @@ class Covariance:
         for array in arrays:
             self.check_inputs(array)
         dtype = jnp.result_type(*arrays, float)
-        return tuple(jnp.asarray(array, dtype) for array in arrays)
+        return tuple(as_floats(f"inputs of {owner}", array).astype(dtype) for array in arrays)
 
     def cast(self, dtype: jnp.dtype) -> Any:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self)

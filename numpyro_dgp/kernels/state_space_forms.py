@@ -22,7 +22,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, Number, brief, pytree, static
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import einsum
 
 __all__ = [

@@ -19,7 +19,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._typing import Array, brief, pytree, static
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.algebra.gaussians import kl_diagonal, kl_full, log_density, log_determinant
 from numpyro_dgp.algebra.linalg import fused, matmul, solve_lower, times_transpose
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite, violated
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["cumulative"]
@@ -59,7 +59,7 @@ def cumulative(x: ArrayLike, knots: ArrayLike, rates: ArrayLike) -> Array:
     if violated(lambda t: t[1:] > t[:-1], knots):
         raise ValueError("cumulative: expected knots that increase, got some that do not: jnp.unique(knots)")
     dtype = jnp.result_type(x, knots, rates, float)
-    x, knots, rates = (jnp.asarray(a, dtype) for a in (x, knots, rates))
+    x, knots, rates = (as_floats(f"{name} of cumulative", given[name]).astype(dtype) for name in given)
     steps, rises = jnp.diff(knots), jnp.diff(rates)
     # How much of each interval lies below x. Sums over intervals keep the rows of x apart, as indices would not.
     share = jnp.clip((x[..., None] - knots[:-1]) / steps, 0, 1)

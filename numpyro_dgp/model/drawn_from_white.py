@@ -12,7 +12,8 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["DrawnFromWhite"]
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive, require_squares
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.means import Mean
 
@@ -28,7 +28,7 @@ def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> A
         require_squares("inputs of f(x)", x)
     if noise is not None:
         require_positive("f(x)", "noise", noise)
-    return jnp.asarray(x, jnp.result_type(x, float))
+    return as_floats("inputs of f(x)", x)
 
 
 def require_noise(noise: ArrayLike | None, outputs: int | None, batch: tuple[int, ...] = ()) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
-from numpyro_dgp._typing import Array, ArrayLike, brief, pytree
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.algebra.functionals import LinearFunctional, Slope, WeightedSum, between
 from numpyro_dgp.algebra.linalg import set_diagonal
 from numpyro_dgp.kernels.base import Kernel

@@ -199,7 +199,17 @@ class Likelihood(dist.Distribution):
         return None if self.closed.normal is None else normal_form(self.per_number, self.f_x.loc)
 
     def mask(self, mask: Any) -> dist.Distribution:
-        """The distribution in which masked entries of y, ``mask`` of its shape, or masked rows count nothing."""
+        """The distribution in which masked entries of y, ``mask`` of its shape, or masked rows count nothing.
+
+        Raises:
+            ValueError: a mask of numbers, of which NumPyro would count all but zero, NaN too, as True.
+        """
+        dtype = np.dtype(getattr(mask, "dtype", bool))
+        if dtype.kind != "b":
+            raise ValueError(
+                f"Likelihood.mask: expected a mask of booleans, True where y counts, got {dtype}: mask > 0.5 of one of "
+                "0 and 1; weights of rows are numpyro.handlers.scale(scale=weights)"
+            )
         if not are_entries(mask, self.batch_shape, self.event_shape):
             return super().mask(mask)
         return self._observing(mask if self.observed is None else jnp.logical_and(mask, self.observed))

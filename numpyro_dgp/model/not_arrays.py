@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import numpyro.distributions as dist
 
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 
 __all__ = ["NotAnArray"]
 

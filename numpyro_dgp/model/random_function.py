@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.belief_moments import ROWS
 from numpyro_dgp.algebra.linalg import conditional_cholesky, matmul, rounding_scale, solve_lower
 from numpyro_dgp.algebra.row_blocks import in_blocks

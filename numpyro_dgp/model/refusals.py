@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.extend.core
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import current_trace
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.sites import Message, unwrap
 
@@ -153,10 +152,6 @@ class unmasked(Messenger):  # noqa: N801 - a handler, named like NumPyro's
             )
 
 
-# JAX moved it from the one module to the other.
-_trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
-
-
 class untransformed(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     """Handler under which a sample site inside a JAX transformation (``lax.scan``, ``vmap``, ``jit``, ...) is an error.
 
@@ -179,11 +174,11 @@ class untransformed(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     """
 
     def __init__(self) -> None:
-        self._outside = _trace_state(convention="numpyro")
+        self._outside = current_trace()
         super().__init__()
 
     def process_message(self, msg: Message) -> None:
-        if msg["type"] == "sample" and _trace_state(convention="numpyro") != self._outside:
+        if msg["type"] == "sample" and current_trace() != self._outside:
             raise ValueError(f"site {msg['name']!r}: {TRANSFORMED}")
 
 

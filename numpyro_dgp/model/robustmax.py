@@ -10,7 +10,8 @@ import numpyro.distributions as dist
 from jax.scipy.special import log_ndtr
 from numpyro.distributions import constraints
 
-from numpyro_dgp._typing import Array, ArrayLike, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.algebra.quadrature import GaussHermite
 

@@ -13,7 +13,8 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_dgp._checks import require_count, require_key, require_keywords
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_svi, start_of_fit
 from numpyro_dgp.model.refusals import whole_data

@@ -20,7 +20,8 @@ from numpyro.optim import _NumPyroOptim
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import is_concrete
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.coordinates import Coordinates, Pair, natural_step, require_coordinates
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.guides.gaussian_sites import GaussianSite, gaussian_sites

@@ -11,7 +11,7 @@ import optax
 from numpyro.optim import _NumPyroOptim, optax_to_numpyro
 
 from numpyro_dgp._checks import is_concrete
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 from numpyro_dgp.inference.temperature import tempered
 
 __all__ = ["Tempered"]

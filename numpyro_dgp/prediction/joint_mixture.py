@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_key
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import conditional_cholesky, einsum, matmul
 from numpyro_dgp.densities import Mixture
 

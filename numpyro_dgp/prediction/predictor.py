@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, nan_where_broken, require_count, require_keywords
+from numpyro_dgp._checks import inside_transformation, is_concrete, nan_where_broken, require_count, require_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
-from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
+from numpyro_dgp.fitted import Fit, Target, as_data, is_array, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.outcomes import Range
 from numpyro_dgp.prediction.independent_rows import IndependentRows
@@ -132,8 +132,8 @@ class Predictor:
             require_count("Posterior", "batch_size", options.batch_size, "10_000")
         leaves, treedef = jax.tree.flatten((args, kwargs))
         require_arguments(key, leaves)
-        arrays = [leaf if np.ndim(leaf) else None for leaf in leaves]
-        constants = tuple(None if np.ndim(leaf) else leaf for leaf in leaves)
+        arrays = [leaf if is_array(leaf) else None for leaf in leaves]
+        constants = tuple(None if is_array(leaf) else leaf for leaf in leaves)
         seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
         target = Target(seen.site, seen.plates)
         name = quantity, num_samples, treedef, constants, target
@@ -192,7 +192,7 @@ class Predictor:
 
     def _seen(self, args: Any, kwargs: Any, needs_site: bool) -> _Seen:
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        name = treedef, tuple((leaf.shape, leaf.dtype) if np.ndim(leaf) else leaf for leaf in leaves)
+        name = treedef, tuple((leaf.shape, leaf.dtype) if is_array(leaf) else leaf for leaf in leaves)
         if name not in self._calls or (needs_site and self._calls[name].site is None):
             call = self.fit.call(args, kwargs)
             require_conditionals(call, below=True)
@@ -208,7 +208,8 @@ class Predictor:
         """Where the rows of a call are that runs at another number of rows, if they are predicted independently and may
         be moved to the host."""
         given = [a for a in arrays if a is not None]
-        if not is_concrete(given, key, samples) or any(getattr(a, "committed", False) for a in given):
+        traced = not is_concrete(given, key, samples) or inside_transformation()
+        if traced or any(getattr(a, "committed", False) for a in given):
             return None
         quantity, _, treedef, constants, target = name
         shapes = [None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
@@ -222,8 +223,10 @@ class Predictor:
             size = min(batch_size or 2 * count, round_up(count))
             if size == count and batch_size is None:
                 continue
-            by_row = tuple(a is not None and a.shape[0] == count for a in shapes)
-            tails = tuple(a and (a.shape[own:], a.dtype) for a, own in zip(shapes, by_row, strict=True))
+            by_row = tuple(a is not None and a.shape[:1] == (count,) for a in shapes)
+            tails = tuple(
+                None if a is None else (a.shape[own:], a.dtype) for a, own in zip(shapes, by_row, strict=True)
+            )
             place = name, by_row, tails
             if place not in self._rows:
                 self._rows[place] = IndependentRows(run, draw, shapes, by_row, target.plates)
@@ -256,7 +259,7 @@ def _predicted(
 ) -> Any:
     args, kwargs = _arguments(treedef, constants, arrays)
     of_draw = partial(quantity.of_draw, *quantity.settings, fit, target._replace(batch=batch))
-    width = max([len(a) for a in arrays if a is not None], default=1)
+    width = max([len(a) for a in arrays if a is not None and a.ndim], default=1)
     dtype = jnp.result_type(jnp.float32, *(a for a in arrays if a is not None))
     draws = jax.random.split(key, num_samples), samples
     found = over_draws(lambda key, sample: of_draw(key, sample, args, kwargs), draws, width, dtype)

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._typing import ArrayLike, brief, pytree, static
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean

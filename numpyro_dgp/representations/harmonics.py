@@ -110,6 +110,7 @@ class Harmonics:
             >>> dgp.Harmonics.around(dgp.kernels.ArcCosine(), columns=2, size=40).degrees
             (0, 1, 2, 4, 6)
         """
+        require_count("Harmonics.around", "columns", columns, "X.shape[1]")
         require_count("Harmonics.around", "size", size, "100")
         dims = _dims("Harmonics.around", kernel, columns)
         if not is_concrete(kernel):

@@ -11,7 +11,7 @@ import numpy as np
 import numpyro
 
 from numpyro_dgp._checks import require_finite, require_squares
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, nugget, rows_times
@@ -71,7 +71,7 @@ class Points:
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction | GroupedFunction:
         """Open the sites of layer ``name`` and return its random function; in a plate, one for each of its groups."""
-        Z = jnp.asarray(self.Z, jnp.result_type(self.Z, float))
+        Z = as_floats(f"inducing inputs of gp {name!r}", self.Z)
         plates = plates_around()
         if len(plates) == 1:
             Z = numpyro.param(f"{name}_Z", Z) if self.learn else Z

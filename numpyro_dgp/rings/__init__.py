@@ -1,6 +1,6 @@
 """Exact regression on regular grids, closed forms for layers on such grids, and the length that a ring needs."""
 
-from numpyro_dgp._typing import public_dir
+from numpyro_dgp._shown import public_dir
 from numpyro_dgp.rings.every_pth import Subsampled
 from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean
 from numpyro_dgp.rings.ring_normal import RingNormal

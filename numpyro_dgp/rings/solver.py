@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from numpyro_dgp._checks import require_count, require_positive
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 
 __all__ = ["Solver"]
 

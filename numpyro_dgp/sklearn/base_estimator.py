@@ -15,6 +15,7 @@ from numpyro_dgp import guides, kernels
 from numpyro_dgp._checks import nearest, require_count
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides import Guide
+from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.layer_starts import Standardizer
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.sklearn.layered_program import LayeredProgram, Outcome, starts_of
@@ -111,6 +112,12 @@ def _needs(value: Callable[..., Any]) -> set[str]:
 
 def _named(owner: str, name: str, value: Any, module: Any, fits: Callable[[Any], bool]) -> Callable[..., Any]:
     """What a setting means: a function is itself, and a text the name of one in a module."""
+    if isinstance(value, Kernel | Guide):
+        made = type(value).__name__
+        raise ValueError(
+            f"{owner}: expected {name} to be the name of one, or a function that makes it, got a {made} that is made "
+            f"already, which has no program or hyperparameters of this fit: {name}={made!r}"
+        )
     if callable(value):
         return value
     names = [n for n in module.__all__ if fits(getattr(module, n))]

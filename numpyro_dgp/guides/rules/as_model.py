@@ -6,7 +6,7 @@ import dataclasses
 
 import numpyro.distributions as dist
 
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.process_values import ProcessValues

@@ -16,7 +16,8 @@ from numpyro.distributions.transforms import ComposeTransform, Transform
 from numpyro.nn import AutoregressiveNN
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.rule import Site

@@ -12,7 +12,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.networks import TanhNetwork, tanh_network

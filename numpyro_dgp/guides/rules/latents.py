@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.quadrature import GaussHermite, Nodes, white_nodes
 from numpyro_dgp.guides.rules.as_model import Prior
 from numpyro_dgp.guides.rules.networks import tanh_network

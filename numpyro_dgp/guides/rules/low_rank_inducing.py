@@ -10,7 +10,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count, require_positive
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
 from numpyro_dgp.model.beliefs import InducingPrior

@@ -17,7 +17,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.orthonormal import orthonormal

@@ -23,7 +23,8 @@ import numpyro
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import is_concrete, require_count, require_positive
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.gaussians import given_observations
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril

@@ -7,6 +7,7 @@ inside the plates of the site, so that parameters of single data are subsampled 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,7 +15,8 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.quadrature import Nodes
 
 __all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_site"]
@@ -188,6 +190,21 @@ def require_rows(rule: Rule, site: Site, got: tuple[int, ...], expected: tuple[i
             f"shape {got} where this call needs {expected}: for other rows keep the inputs X of the fit "
             "outside the model and call f.condition(X, v) at those of the call"
         )
+
+
+def warn_of_rows(owner: str, name: str) -> None:
+    """Warn that values of an exact process are taken at rows that nothing shows to be those of the fit.
+
+    Args:
+        owner: the guide.
+        name: of the site of the values.
+    """
+    warnings.warn(
+        f"{owner}: expected the rows of the fit, in their order, in a call without observations, since the values of "
+        f"the exact process at {name!r} are known there only: at other inputs of equal number they are wrong; for "
+        "those keep the inputs X of the fit outside the model and call f.condition(X, v)",
+        stacklevel=4,
+    )
 
 
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:

@@ -11,7 +11,8 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
 from numpyro_dgp.model.function_values import FunctionValues
 

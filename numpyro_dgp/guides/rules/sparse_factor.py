@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import brief
+from numpyro_dgp._shown import brief
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_rows, require_site
 from numpyro_dgp.model.neighbour_posteriors import WhitenedNeighbours
 from numpyro_dgp.model.neighbour_values import NeighbourValues

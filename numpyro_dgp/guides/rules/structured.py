@@ -15,7 +15,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._typing import Array, brief
+from numpyro_dgp._shown import brief
+from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import einsum, matmul, tensordot
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
