@@ -16,7 +16,15 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.quasi_normals import shifted_normals, sobol_points
 from numpyro_dgp.prediction.joint_mixture import JointMixture, lower_factors
 
-__all__ = ["PosteriorAcquisition", "WithDraws", "geometric_mean_variance", "require_best", "require_spread", "rows_of"]
+__all__ = [
+    "PosteriorAcquisition",
+    "WithDraws",
+    "geometric_mean_variance",
+    "require_best",
+    "require_function_of_points",
+    "require_spread",
+    "rows_of",
+]
 
 
 def rows_of(owner: str, name: str, value: ArrayLike) -> Array:
@@ -29,6 +37,17 @@ def rows_of(owner: str, name: str, value: ArrayLike) -> Array:
         )
     require_finite(f"{name} of {owner}", rows, "drop rows with missing values")
     return as_floats(f"{name} of {owner}", rows)
+
+
+def require_function_of_points(found: Any) -> Any:
+    """What the acquisition of a search returns; raise unless it is a function."""
+    if not callable(found):
+        raise ValueError(
+            "design.Search: expected acquisition(posterior, seen, key) to return a function of points x (q, D), "
+            f"got {type(found).__name__}: lambda posterior, seen, key: "
+            "dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)"
+        )
+    return found
 
 
 def require_best(owner: str, name: str, value: ArrayLike) -> None:

@@ -22,6 +22,7 @@ from numpyro_dgp.design.input_space import Box, as_box, generator
 from numpyro_dgp.design.made_surrogate import made_surrogate, require_maker
 from numpyro_dgp.design.maximise import candidate_points, maximum
 from numpyro_dgp.design.padded_rows import filled_rows
+from numpyro_dgp.design.posterior_acquisition import require_function_of_points
 from numpyro_dgp.design.search_record import Record
 from numpyro_dgp.design.surrogate import Data, Surrogate
 from numpyro_dgp.guides.guide import Guide
@@ -342,13 +343,7 @@ class Search:
             return Programs(lambda _, x: acquisition(x)).at((), self.box, self.q, *sizes)
 
     def _acquire(self, posterior: Posterior, seen: Seen, key: Array) -> Acquisition:
-        found = self.acquisition(posterior, seen, key)
-        if not callable(found):
-            raise ValueError(
-                "design.Search: expected acquisition(posterior, seen, key) to return a function of points x (q, D), "
-                f"got {type(found).__name__}: lambda posterior, seen, key: "
-                "dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)"
-            )
+        found: Acquisition = require_function_of_points(self.acquisition(posterior, seen, key))
         return found
 
     def _round(self, record: Record) -> int:

@@ -190,7 +190,7 @@ class Replace(Messenger):
         require_following(self.choices.owner, name, fn, q)
         if kind == "exact":
             require_rows(rule, site, q.shape(), fn.shape())
-            if not self.program.observed_plates and not rule.follows_model:
+            if self.program.ends and not self.program.observed_plates and not rule.follows_model:
                 warn_of_rows(self.choices.owner, name)
         copies = None
         if kind == "latent" and self.program.is_per_datum(msg):
