@@ -29,7 +29,7 @@ from numpyro_dgp.inference.mcmc import for_mcmc
 from numpyro_dgp.inference.population import populate
 from numpyro_dgp.model.beliefs import InducingPrior, StandardNormal
 from numpyro_dgp.model.site_densities import total_log_prob
-from numpyro_dgp.model.sites import Message, Trace, unwrap
+from numpyro_dgp.model.sites import Message, Trace, shared_values, unwrap
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["IntegratedFit", "fit_integrated"]
@@ -157,9 +157,7 @@ class _Density:
     def draw(self, flat: Array) -> Numbers:
         """What all data share at these numbers: hyperparameters and inducing values."""
         sites = self.trace(self.constrained(flat), self.key)
-        shared = [n for n, s in sites.items() if not s.get("cond_indep_stack") and not n.endswith("_white")]
-        kept = ("sample", "deterministic")
-        return {n: sites[n]["value"] for n in shared if sites[n]["type"] in kept and not sites[n].get("is_observed")}
+        return {name: value for name, value in shared_values(sites).items() if not name.endswith("_white")}
 
 
 def _latent(sites: Trace) -> dict[str, Message]:

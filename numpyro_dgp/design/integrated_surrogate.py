@@ -15,6 +15,7 @@ from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.design.padded_rows import with_known_rows
 from numpyro_dgp.design.surrogate import Data, Params, Surrogate
 from numpyro_dgp.inference.mcmc import for_mcmc
+from numpyro_dgp.model.sites import shared_values
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["IntegratedSurrogate"]
@@ -75,13 +76,7 @@ class IntegratedSurrogate(Surrogate):
             with handlers.block():
                 values = given(*data)
                 run = handlers.substitute(handlers.seed(program, model_key), data=values)
-                sites = handlers.trace(run).get_trace(*data)
-            kinds = ("sample", "deterministic")
-            return {
-                name: site["value"]
-                for name, site in sites.items()
-                if site["type"] in kinds and not (site.get("is_observed") or site.get("cond_indep_stack"))
-            }
+                return shared_values(handlers.trace(run).get_trace(*data))
 
         return Compiled(
             lambda params, key, data: jax.lax.map(lambda key: draw(params, key, data), jax.random.split(key, _DRAWS))

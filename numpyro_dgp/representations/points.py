@@ -73,16 +73,16 @@ class Points:
         """Open the sites of layer ``name`` and return its random function; in a plate, one for each of its groups."""
         Z = as_floats(f"inducing inputs of gp {name!r}", self.Z)
         plates = plates_around()
-        if len(plates) == 1:
-            Z = numpyro.param(f"{name}_Z", Z) if self.learn else Z
-            return open_in_plate(name, plates[0], kernels, Z, outputs, mean)
-        if Z.ndim == 3 and Z.shape[0] != (outputs or 1):
+        in_groups = len(plates) == 1
+        if not in_groups and Z.ndim == 3 and Z.shape[0] != (outputs or 1):
             raise ValueError(
                 f"gp {name!r}: expected separate inducing inputs Z of shape (P, M, D) with P = outputs = "
                 f"{outputs}, got {Z.shape}: give one (M, D) block per output, or share one Z of shape (M, D)"
             )
         if self.learn:
             Z = numpyro.param(f"{name}_Z", Z)
+        if in_groups:
+            return open_in_plate(name, plates[0], kernels, Z, outputs, mean)
         whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
         shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
         u, site = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
