@@ -43,6 +43,7 @@ def tree():
     return dgp.to_arviz(posterior, jax.random.key(0), X, Y, num_samples=100, losses=np.arange(7.0)), params
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_densities_of_a_shallow_model_are_the_dense_ones(key):
     found = dgp.to_arviz(FIT, key, X, Y, num_samples=20)
@@ -59,6 +60,7 @@ def test_densities_of_a_shallow_model_are_the_dense_ones(key):
         np.testing.assert_allclose(found.log_likelihood_uncorrected["y"][0, s], exact, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_hidden_values_are_integrated(key):
     """Whatever q(h) is, the average over its draws is the integral over the model's p(h | v)."""
     guide = dgp.guides.MeanField(noisy)
@@ -141,6 +143,7 @@ def test_stock_calls_refuse_the_draws_of_a_guide(tree):
     assert "log_likelihood" not in found.children
 
 
+@pytest.mark.slow
 def test_draws_are_not_from_the_posterior_of_a_narrow_guide(key):
     """What a stock call says of them without the ratio of densities, and what the ratio says."""
     narrow = dgp.Posterior(shallow, POINTS, PARAMS | {"g_auto_scale_tril": 0.02 * jnp.eye(8)})
@@ -159,6 +162,7 @@ def test_round_trip_to_a_file(tree, tmp_path):
         xarray.testing.assert_equal(again.load(), found)
 
 
+@pytest.mark.slow
 def test_names_of_ones_own(key):
     names = [f"row {n}" for n in range(30)]
     found = dgp.to_arviz(
@@ -170,6 +174,7 @@ def test_names_of_ones_own(key):
     assert found.fit.sizes == {"step": 3}
 
 
+@pytest.mark.slow
 def test_single_precision(x32):
     model = partial(shallow, Z=np.float32(Z))
     fit = dgp.Posterior(model, dgp.guides.InducingPoint(model), jax.tree.map(np.float32, PARAMS))

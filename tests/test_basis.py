@@ -175,6 +175,7 @@ def test_bessel_functions(a):
     np.testing.assert_allclose(slope, 0.5 * (wanted[1] + wanted[3]) - wanted[2], rtol=100 * rtol)
 
 
+@pytest.mark.slow
 @SMALL
 def test_periodic_kernels_by_their_fourier_series(monkeypatch):
     """Exact but for frequencies beyond the size, in one and two columns; NumPyro has the same squares of weights."""

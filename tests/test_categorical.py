@@ -258,6 +258,7 @@ def test_guides_that_refuse_labels(guide, message):
         losses(guide(model), X, y, 2)
 
 
+@pytest.mark.slow
 def test_standardised_labels_are_refused():
     X, _ = data()
     Z = dgp.initial.kmeans(X, 10, labels=[1])
@@ -332,6 +333,7 @@ def test_numbers_that_are_missing_are_latents():
     np.testing.assert_allclose(mixed[0], expected, atol=0.1)
 
 
+@pytest.mark.slow
 def test_groups_have_lengthscales_of_their_own():
     """Within a group an RBF with its lengthscale, between groups nothing, and a slope by every lengthscale."""
     lengthscales = jnp.array([0.3, 1.0, 2.0])

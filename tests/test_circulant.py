@@ -116,6 +116,7 @@ def test_spectrum_is_that_of_the_sum_over_images(ring, kernel):
     assert (values > 0).all()
 
 
+@pytest.mark.slow
 def test_spectrum_of_sums_multiples_and_its_derivative():
     ring, k = RINGS[0], 2.0 * K.RBF(0.5, 1.5) + K.Matern52(1.0, 0.8)
     row = periodised(k, ring, ring.points()[:1], ring.points())[0]
@@ -127,6 +128,7 @@ def test_spectrum_of_sums_multiples_and_its_derivative():
     np.testing.assert_allclose(slope(1.1), jax.grad(dense)(1.1), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x32")
 def test_positive_in_single_precision():
     """Where the transform of a row has negative eigenvalues in single precision."""
@@ -156,6 +158,7 @@ def test_sandwich_of_an_inverse_in_single_precision():
     np.testing.assert_allclose(C.power(-1).sandwich(jnp.asarray(w), C, jnp.asarray(w)), expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", mostly_slow([RINGS[1], CUBE], [*RINGS, CUBE]))
 @pytest.mark.parametrize("kernel", mostly_slow([K.Matern52], [K.RBF, K.Matern52, K.Matern12]))
 def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
@@ -196,6 +199,7 @@ def test_conditional_variance_is_never_negative(ratio):
     assert np.isfinite(slope)
 
 
+@pytest.mark.slow
 def test_mixing_periodic_and_plain_kernels_is_what_goes_wrong():
     """The same algebra with k(x, z) not periodic has no lower bound."""
     ring, k = Ring(0.0, 12.0, 40), K.RBF(1.0, 1.0)
@@ -206,6 +210,7 @@ def test_mixing_periodic_and_plain_kernels_is_what_goes_wrong():
     assert RingFeatures.of(k, ring).conditional_variance(X).min() > 0
 
 
+@pytest.mark.slow
 def test_derivatives_by_inputs():
     features = RingFeatures.of(K.Matern52(1.0, 1.3), RINGS[1])
     x, step = jnp.array([[0.31], [8.6]]), 1e-6
@@ -220,6 +225,7 @@ def test_the_ring_closes():
     np.testing.assert_allclose(features.whitened(x), features.whitened(x + RINGS[2].length), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel",
     [

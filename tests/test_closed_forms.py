@@ -94,6 +94,7 @@ def test_expectations_against_adaptive_quadrature(name):
     np.testing.assert_allclose(fine.log_marginal(Y), found, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_censored_observations_in_the_tail_have_a_density_and_a_slope(x32):
     """Where the distribution function rounds to one, NumPyro's own density is that of the rounding error."""
     f = FunctionValues(jnp.array([0.0]), jnp.array([0.01]), event_dim=0)

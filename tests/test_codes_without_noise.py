@@ -37,6 +37,7 @@ def test_inducing_inputs_at_the_data_cost_nothing(noise):
             np.testing.assert_allclose(bound(variance), exact(noise, variance), atol=0.02)
 
 
+@pytest.mark.slow
 def test_predictions_at_the_data_are_the_data():
     with jax.enable_x64(True):
         noisy = lambda X, y=None: model(X, y, noise=1e-6)  # noqa: E731

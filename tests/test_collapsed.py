@@ -157,6 +157,7 @@ def latent_model(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
+@pytest.mark.slow
 def test_gplvm_bound_against_the_sampled_one():
     """For Gaussian latents beside inputs known exactly, the closed form is the mean of sampled bounds at that q(v)."""
     guide = dgp.guides.InducingPoint(latent_model)
@@ -173,6 +174,7 @@ def test_gplvm_bound_against_the_sampled_one():
     assert abs(draws.mean() - bound) < 3 * draws.std() / np.sqrt(len(draws))
 
 
+@pytest.mark.slow
 def test_single_precision(x32):
     single = [jnp.asarray(a, jnp.float32) for a in (X, Y, Z)]
     whiten, A, variances = features(RBF, single[0], single[2])

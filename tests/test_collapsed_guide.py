@@ -161,6 +161,7 @@ def test_bound_against_draws_of_hidden_layers(name):
         assert abs(value - same.mean()) < 3 * error + 0.1
 
 
+@pytest.mark.slow
 def test_a_latent_may_stand_beside_hidden_values():
     """Its prior does not depend on what it is appended to."""
     guide = G.Collapsed(latents_above_a_layer)

@@ -55,6 +55,7 @@ def test_a_program_for_many_calls():
         np.testing.assert_array_equal(found["scaled"], 3 * a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [shallow, pytest.param(deep, marks=pytest.mark.slow)])
 def test_a_second_fit_compiles_nothing_large(model, key):
     """What is left to compile are the programs for single numbers, such as the optimiser's first state."""

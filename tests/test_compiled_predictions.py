@@ -251,6 +251,7 @@ EXACT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", mostly_slow([EXACT[0]], EXACT))
 def test_rows_filled_up_change_nothing(case, monkeypatch):
     """Where all that is random is shared by the rows: the same numbers at 21 rows as at 40, and as at 21 alone."""
@@ -274,6 +275,7 @@ def test_rows_filled_up_have_the_distribution_of_rows_alone(model, monkeypatch):
         assert (jnp.abs(a.mean(0) - b.mean(0)) < 4.5 * jnp.sqrt((a.var(0) + b.var(0)) / 4000) + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_batches_share_one_draw_of_what_rows_share(key):
     """Of a chain."""
     posterior = posterior_of(shallow, X)

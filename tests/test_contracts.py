@@ -52,6 +52,7 @@ def test_kernels(name):
     testing.check_kernel(OWN[name], np.random.default_rng(0).normal(size=(12, 3)))
 
 
+@pytest.mark.slow
 def test_kernels_of_another_library():
     testing.check_kernel(tinygp.kernels.Matern52(0.7), np.linspace(0, 1, 9)[:, None])
 
@@ -92,6 +93,7 @@ def test_guides_that_break_a_promise_are_caught():
         testing.check_kernel(lambda A, B: -jnp.ones((len(A), len(B))), np.eye(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", mostly_slow(["one"], OBJECTIVES))
 @pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_objectives_keep_the_dtype_of_the_data(objective, x64):
@@ -141,6 +143,7 @@ def test_two_layers_of_one_kind_do_not_collide():
             dgp.gp("a", dgp.kernels.RBF(), dgp.Points(X[::4]))
 
 
+@pytest.mark.slow
 def test_objectives_under_vmap():
     """A batch of parameter sets at once, as in population training."""
     guide = G.InducingPoint(deep)

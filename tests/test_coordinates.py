@@ -72,6 +72,7 @@ def test_diagonal_is_dense_number_by_number(key, name):
     np.testing.assert_allclose(dense[1][..., 0, 0], diagonal[1], rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["mean/sqrt", "natural", "expectation"], ALL))
 @pytest.mark.parametrize("start", mostly_slow(["random"], ["random", "prior"]))
 def test_natural_gradient_is_the_gradient_scaled_by_the_inverse_fisher_information(key, name, start):

@@ -161,6 +161,7 @@ def test_values_that_are_seen_row_by_row_stay_integrated(model):
     assert not found.aggregates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", mostly_slow([skip], [grouped, two_tasks, skip]), ids=lambda m: m.__name__)
 def test_integrated_bounds_equal_the_stock_one(model):
     guide = dgp.guides.InducingPoint(model)
@@ -186,6 +187,7 @@ def test_joint_values_may_be_summed():
     assert not inspect_program(model, (X, Y), {}).coupled
 
 
+@pytest.mark.slow
 def test_predictions_of_sums_are_of_whole_draws():
     """The spread of a sum is that of one function, not of independent rows."""
     guide = dgp.guides.InducingPoint(mean_of_rows)

@@ -170,6 +170,7 @@ def line(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
 
 
+@pytest.mark.slow
 def test_tables_can_be_fitted_and_predicted():
     x = np.linspace(0.0, 1.0, 12)
     table = pd.DataFrame({"x": x, "y": np.sin(x)}).convert_dtypes()

@@ -98,6 +98,7 @@ def test_vanishing_inner_layer_is_the_shallow_model():
         np.testing.assert_allclose(value, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [deep, bayesian])
 def test_minibatches_average_to_the_full_batch(model):
     """Over a partition, with common noise, local latents included."""
@@ -120,6 +121,7 @@ def test_minibatches_average_to_the_full_batch(model):
     np.testing.assert_allclose(np.mean([value(rows, 10) for rows in parts]), full, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_minibatch_bound_is_unbiased():
     full = draws_of_bound(dgp.ELBO(), PARAMS, deep, GUIDE, X, Y)
     batched = draws_of_bound(dgp.ELBO(), PARAMS, deep, GUIDE, X, Y, 7, num=6000)
@@ -174,6 +176,7 @@ def test_particles_share_a_minibatch_and_average():
         np.testing.assert_allclose(*values, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_explicit_draw_has_the_same_bound():
     """Design section 2: the explicit last draw is a proper density with the same bound, only noisier."""
     guide = dgp.guides.InducingPoint(explicit)
@@ -223,6 +226,7 @@ def test_mean_field_bound_by_hand():
     assert abs(draws.mean() - exact) < 3.5 * draws.std() / np.sqrt(4000)
 
 
+@pytest.mark.slow
 def test_gradient_is_the_derivative_of_the_bound():
     value = jax.jit(lambda p: bound(dgp.ELBO(), p, deep, GUIDE, X, Y, key=jax.random.key(2)))
     gradient = jax.grad(value)(PARAMS)

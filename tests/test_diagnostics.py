@@ -91,6 +91,7 @@ def test_shapes_of_known_tails():
         pareto_shape(np.full(50, np.nan))
 
 
+@pytest.mark.slow
 def test_shape_of_a_whole_fit(trees):
     """The exact posterior has equal weights, and they are the evidence; a narrow one has a heavy tail."""
     assert khat(trees["exact"]) < 0.5
@@ -150,6 +151,7 @@ def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
         loo(chain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "z", "right"), [("exact", few, True), ("sparse", Z[::2], False)])
 def test_stock_scores_of_chains(trees, name, z, right, key):
     """They take a datum out by its normalised density; where it went in by another one, there is no stock call."""
@@ -212,6 +214,7 @@ def test_transforms_refuse_bad_input(key):
         uniformity(np.zeros(49))
 
 
+@pytest.mark.slow
 def test_transforms_of_a_fit_on_data_of_its_own(key):
     """Drawn from the exact process given the training data, test data have uniform transforms."""
     posterior = fit_of(few)

@@ -79,6 +79,7 @@ def quadrature(kernel, variance, size=90):
     return points, weights, values, np.stack([np.asarray(kernel.diag(p)) for p in points])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variance", [pytest.param(VARIANCE, marks=pytest.mark.slow), FULL], ids=["diagonal", "full"])
 @pytest.mark.parametrize("name", mostly_slow(FEW, KERNELS))
 def test_statistics_against_quadrature(name, variance):
@@ -141,6 +142,7 @@ def test_one_datum_at_a_time_is_the_sum():
     np.testing.assert_allclose(each.sum(0), E.psi2(kernel, LOC, VARIANCE, Z), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", mostly_slow([30], [1, 30, 50]))
 @pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
 def test_blocks_of_data_change_nothing(monkeypatch, cells, variance):
@@ -155,6 +157,7 @@ def test_blocks_of_data_change_nothing(monkeypatch, cells, variance):
     np.testing.assert_allclose(blocked[1], slope, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
 def test_nodes_instead_of_the_closed_form(variance):
     nodes = dgp.GaussHermite(40)
@@ -188,6 +191,7 @@ def test_a_kernel_far_away_underflows_to_zero_with_finite_slopes():
     assert slope[0, 0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ARD", "columns"])
 @pytest.mark.parametrize("variance", [0 * VARIANCE, 0 * FULL], ids=["diagonal", "full"])
 def test_slopes_are_finite_where_the_variance_is_zero(name, variance):
@@ -199,6 +203,7 @@ def test_slopes_are_finite_where_the_variance_is_zero(name, variance):
         assert np.isfinite(slope).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ARD", "sum", "product"])
 def test_single_precision(x32, name):
     kernel = KERNELS[name]

@@ -110,6 +110,7 @@ def test_the_kernel_is_a_kernel():
     dgp.testing.check_kernel(Sloped(0.5, 0.8), np.random.default_rng(0).normal(size=(9, 2)))
 
 
+@pytest.mark.slow
 def test_psi_statistics_of_the_kernel():
     """In closed form against nodes."""
     rng = np.random.default_rng(0)
@@ -135,6 +136,7 @@ def test_predictions_and_function_draws():
     assert set(posterior.layers(jax.random.key(2), new)) == {"h", "y"}
 
 
+@pytest.mark.slow
 def test_draws_of_the_function_have_its_moments():
     guide = dgp.guides.InducingPoint(shallow)
     params = random_params(shallow, guide, X, Y)

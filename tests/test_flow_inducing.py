@@ -67,6 +67,7 @@ def bent():
     return posterior_of(G.Flow(), params)[0]
 
 
+@pytest.mark.slow
 def test_it_starts_as_the_gaussian():
     """Draws and densities of ``Full()``, number by number."""
     q, params = posterior_of(G.Flow(), None)
@@ -76,6 +77,7 @@ def test_it_starts_as_the_gaussian():
     np.testing.assert_allclose(q.log_prob(draw, inside), full.log_prob(draw), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_density_is_that_of_a_dense_jacobian(bent):
     """By a change of variables from the standard normal numbers, and of a given value by the inverse."""
     white = jax.random.normal(jax.random.key(1), (4,))

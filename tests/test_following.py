@@ -133,6 +133,7 @@ def test_the_update_of_section_4_3_leaves_out_the_layer_above(layer):
     np.testing.assert_allclose(jnp.linalg.inv(triangular(R) @ triangular(R).T), inverse + T.T @ T, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_single_precision(x32):
     A, mu, ratio = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((30, 5), (30,), (30,)))
     ratio = jax.nn.sigmoid(3 * ratio)

@@ -116,6 +116,7 @@ def test_mixed_kernel_types_per_output():
     np.testing.assert_allclose(f(X).variance[:, 1], single(X).variance, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [None, 3])
 def test_leading_dimensions_broadcast(outputs):
     f = open_gp(beliefs(outputs), KERNEL, dgp.Points(Z), outputs=outputs)

@@ -116,6 +116,7 @@ def dense_posterior(A, root, residual):
     return gain @ residual, np.eye(A.shape[1]) - gain @ A
 
 
+@pytest.mark.slow
 def test_one_layer_holds_the_exact_posterior():
     """Pseudo-observations that are the data: the bound is the evidence."""
     guide = G.GlobalInducing(one, num_inducing=len(X))
@@ -207,6 +208,7 @@ def test_only_what_others_depend_on_is_drawn():
     assert lower == {"f": frozenset(), "e": frozenset({"f"}), "g": frozenset({"f", "e"})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [two, pytest.param(latents, marks=pytest.mark.slow)])
 def test_gradients_are_slopes_for_every_parameter(model):
     guide = G.GlobalInducing(model, num_inducing=5)

@@ -143,6 +143,7 @@ def data(n=12):
     return jnp.array(X), jnp.array(np.sin(2 * X[:, 0]) + 0.5 * X[:, 1] + NOISE * rng.normal(size=n))
 
 
+@pytest.mark.slow
 def test_the_collapsed_bound_is_the_evidence_of_every_group():
     X, y = data()
     points = np.array(X[:, :1])

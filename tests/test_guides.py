@@ -26,6 +26,7 @@ def shapes(params):
     return {name: jnp.shape(value) for name, value in params.items()}
 
 
+@pytest.mark.slow
 def test_parameters_of_the_presets():
     assert shapes(params_of(deep, G.InducingPoint(deep), X, Y)) == {
         "f_auto_loc": (1, 8), "f_auto_scale_tril": (1, 8, 8), "g_auto_loc": (8,), "g_auto_scale_tril": (8, 8),
@@ -144,6 +145,7 @@ def test_posteriors_for_hyperparameters(other):
     assert median["w"].shape == (30, 1)
 
 
+@pytest.mark.slow
 def test_sites_override_single_rules():
     rules = {"noise": G.Normal(0.2), "w": G.Prior(), "f": G.Diagonal(), "h": G.Normal(0.3)}
     params = params_of(bayesian, G.InducingPoint(bayesian, sites=rules), X, Y)

@@ -82,6 +82,7 @@ def test_shares_are_the_expansion_of_the_kernel(name):
         np.testing.assert_allclose(between, kernel(x, x), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["zonal"], KERNELS))
 def test_values_given_v_are_the_parts_that_are_kept(name):
     """Mean, variance and joint covariance, against sums over degrees by SciPy."""

@@ -70,6 +70,7 @@ PARAMS = random_params(lv_gp_gp, InducingPoint(lv_gp_gp), X, Y)
 SHALLOW = random_params(lv_gp, InducingPoint(lv_gp), X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, 0.2])
 def test_copies_have_the_covariance_of_one_function(noise):
     kernel = dgp.kernels.RBF(0.8, 1.1)
@@ -93,6 +94,7 @@ def test_copies_have_the_covariance_of_one_function(noise):
 FULL = FullBelief(jnp.array(rng.normal(size=(2, 5))), jnp.tril(jnp.array(0.3 * rng.normal(size=(2, 5, 5)))))
 
 
+@pytest.mark.slow
 def test_copies_of_outputs_with_kernels_of_their_own():
     kernels = [dgp.kernels.RBF(0.8, 1.1), dgp.kernels.Matern32(1.3)]
     xs = jnp.array(rng.normal(size=(3, 1, 2)))
@@ -134,6 +136,7 @@ def exact_posterior_params():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", mostly_slow([2, 20], [1, 2, 5, 20, 100]))
 def test_toy_is_never_above_the_evidence(K, monkeypatch):
     """Joint draws of the function give log p(y) for every K; independent ones exceed it."""
@@ -194,6 +197,7 @@ def divergence(params):
     return float(kl_full(params["g_auto_loc"], params["g_auto_scale_tril"]))
 
 
+@pytest.mark.slow
 def test_quadrature_is_the_integral():
     """Equation 4.8; a Gaussian q(w) is below it, and weighting tends to it with an error of order 1/K."""
     want = integrals(SHALLOW)[0].sum() - divergence(SHALLOW)
@@ -218,6 +222,7 @@ def test_quadrature_over_two_columns():
     assert weighted.mean() - 4 * weighted.std() / 20 < fine[0] < weighted.mean() + 1.0
 
 
+@pytest.mark.slow
 def test_quadrature_under_a_second_layer_is_above_a_gaussian():
     """The best q(w) has a larger bound than a Gaussian, also with the inner layer drawn jointly over the nodes."""
     optimal = draws(lv_gp_gp, InducingPoint(lv_gp_gp, latent=Quadrature(30)), PARAMS, 500)
@@ -259,6 +264,7 @@ def gradients(guide, params, names, num, key=jax.random.key(3)):
     return np.asarray(jax.lax.map(one, jax.random.split(key, num), batch_size=200))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "params"),
     [(lv_gp, SHALLOW), pytest.param(lv_gp_gp, PARAMS, marks=pytest.mark.slow)],
@@ -341,6 +347,7 @@ def test_latents_without_inputs():
     assert posterior.predict(jax.random.key(1), n=4, num_samples=3).mean.shape == (4, 3)
 
 
+@pytest.mark.slow
 def test_network_sees_inputs_and_observations_of_the_minibatch():
     seen = []
 

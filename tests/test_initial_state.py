@@ -50,6 +50,7 @@ def count_compilations(run):
     return len(found)
 
 
+@pytest.mark.slow
 def test_the_state_is_that_of_init():
     svi, arrays, rebuild = make()
     key, given = jax.random.key(3), {"lengthscale": jnp.array([0.3])}

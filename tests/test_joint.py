@@ -72,6 +72,7 @@ def check_sizes(kernel, sizes, outputs=None):
         assert np.isfinite(values.log_prob(draw)), (M, N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", mostly_slow([(5, 5), (20, 100)], SIZES))
 def test_draws_have_the_conditional_covariance(size):
     M, N = size
@@ -81,6 +82,7 @@ def test_draws_have_the_conditional_covariance(size):
     assert np.isfinite(values.log_prob(values.sample(jax.random.key(1))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", mostly_slow([(5, 100), (20, 30)], SIZES))
 def test_draws_have_the_conditional_covariance_in_single_precision(size, x32):
     M, N = size
@@ -108,6 +110,7 @@ def test_every_kernel_at_every_size_in_single_precision(name, x32):
     check_sizes(KERNELS[name], SIZES, outputs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_on_a_grid(outputs, x32):
     with handlers.seed(rng_seed=0):
@@ -160,6 +163,7 @@ def test_under_a_belief(belief, outputs, x32):
     assert np.isfinite(values.log_prob(values.sample(jax.random.key(1))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("M", [20])
 def test_gradients_are_finite(M, x32):
     def loss(lengthscale):
@@ -170,6 +174,7 @@ def test_gradients_are_finite(M, x32):
     assert np.isfinite(jax.grad(loss)(1.0))
 
 
+@pytest.mark.slow
 def test_the_scale_survives_what_is_done_to_distributions():
     values = opened(RBF, 20, outputs=2).joint(inputs(30))
     draw = values.sample(jax.random.key(1))
@@ -269,6 +274,7 @@ def test_a_failed_factor_blames_no_inducing_inputs():
     assert "inducing" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_scales_of_zero_are_no_obstacle():
     """A row whose prior variance is zero, as of a linear kernel at the origin."""
     C = jnp.array([[0.0, 0.0], [0.0, 1.0]])

@@ -169,6 +169,7 @@ def test_keeps_float32(name, x64):
     np.testing.assert_allclose(value, gram(scalar, X, X[:4]), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", mostly_slow([1, 2], [1, 2, 3]))
 @pytest.mark.parametrize("cls", [K.RBF, K.Matern12, K.Matern32, K.Matern52])
 def test_spectral_density_inverts_to_the_kernel(cls, d):

@@ -160,6 +160,7 @@ def test_mixed_outputs_are_integrated_by_draws(key):
 CLASSES = FunctionValues(jnp.array([[0.3, -0.5, 1.0], [0.2, 1.0, -2.0]]), jnp.array([[0.4, 0.2, 0.3], [1.0, 0.3, 0.1]]))
 
 
+@pytest.mark.slow
 def test_softmax(key):
     y = jnp.array([2, 0])
     likelihood = dgp.Likelihood(CLASSES, lambda v: dist.Categorical(logits=v), integrate=dgp.MonteCarlo(200_000, key))
@@ -170,6 +171,7 @@ def test_softmax(key):
     assert likelihood.sample(key).shape == (2,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e-3, 0.3])
 def test_robust_max(key, epsilon):
     y = jnp.array([2, 0])

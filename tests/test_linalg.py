@@ -70,6 +70,7 @@ def test_inverse_cholesky_and_its_derivative(key, size):
         whitening.inverse_cholesky(jnp.array([[1.0, 2.0], [2.0, 1.0]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("size", mostly_slow([5], [1, 4, 5, 25]))
 def test_inverse_factors_of_many_small_matrices(key, dtype, size):
@@ -127,6 +128,7 @@ def test_blocks_of_quadratic_forms(key, sizes):
         np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_quadratic_forms_have_second_derivatives(key):
     root, A = jax.random.normal(key, (2, 3, 3)), jax.random.normal(jax.random.key(1), (5, 3))
 
@@ -142,6 +144,7 @@ def test_quadratic_forms_have_no_forward_mode():
         jax.jvp(quadratic_forms, (jnp.ones((1, 2, 2)), jnp.ones((3, 2))), (jnp.ones((1, 2, 2)), jnp.ones((3, 2))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("shape", mostly_slow([(5, 21)], [(1, 1), (3, 20), (5, 21)]))
 def test_sums_of_symmetric_matrices_in_blocks(monkeypatch, dtype, shape):

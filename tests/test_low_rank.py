@@ -62,6 +62,7 @@ def dense(loc, scale, factor, precision):
     return FullBelief(loc, jnp.linalg.cholesky(scale[..., None] * inside * scale[..., None, :]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", mostly_slow([((3, 5), 2, True)], [((3, 5), 2, True), ((6,), 1, False), ((6,), 2, True), ((2, 3), 7, False)])
 )

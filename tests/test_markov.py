@@ -234,6 +234,7 @@ def test_predictions_keep_the_dependence():
     assert (abs(curves.mean(0) - loc.mean(0)) < 4 * np.sqrt(2) * error).all()
 
 
+@pytest.mark.slow
 def test_the_layer_above_is_integrated_given_the_draw():
     guide = guide_of(RULES["dense"])
     params = moved(two, guide, X, Y)
@@ -348,6 +349,7 @@ def test_expectations_under_coupling(name, full):
         np.testing.assert_allclose(expected_square(*where)[n], square, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_expectations_against_draws():
     kernel, (loc, C) = KERNELS["rbf"], coupled_gaussian(False)
     points = jnp.array(np.random.default_rng(1).normal(size=(M, D)))

@@ -82,6 +82,7 @@ def test_joint_values_are_mixed_datum_by_datum():
     np.testing.assert_allclose(joint.mix(P).variance[1, 2], 1.5 * (P[2] ** 2) @ covariance[:, 1, 1], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_bound_is_the_evidence_of_the_multi_output_process():
     """Columns of P orthogonal, Z = X: one natural step reaches log N(y; 0, (P P') x K + s2 I)."""
 
@@ -97,6 +98,7 @@ def test_bound_is_the_evidence_of_the_multi_output_process():
     np.testing.assert_allclose(bound(dgp.ELBO(), result.params, model, guide, X, Y), evidence, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_bound_agrees_with_mixing_in_the_conditional():
     """Closed form against the same model with the mixture written into the conditional, and against the stock ELBO."""
 
@@ -172,6 +174,7 @@ def test_posterior_density_sees_the_correlations(key):
     assert posterior.functions(key, num_samples=3)(X)["y"].shape == (3, 12, 4)
 
 
+@pytest.mark.slow
 def test_weights_are_learned_or_random():
     def model(X, y=None):
         scale = numpyro.param("scale", jnp.ones(()))

@@ -149,6 +149,7 @@ def test_all_neighbours_are_the_exact_process(case):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8 * abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", mostly_slow([2], [None, 2]))
 def test_predictions_from_all_neighbours_are_exact(outputs):
     y = values()[:, 0] if outputs is None else values()

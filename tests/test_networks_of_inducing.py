@@ -31,6 +31,7 @@ def away_from_the_start(rule, scale=0.3):
     return posterior_of(rule, moved(posterior_of(rule, None)[1], scale))[0]
 
 
+@pytest.mark.slow
 def test_they_start_as_the_gaussian():
     for rule in RULES.values():
         q, params = posterior_of(rule, None)

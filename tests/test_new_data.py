@@ -48,6 +48,7 @@ def loss(objective, params, model, guide, *args, key=KEY):
     return jax.jit(lambda p: objective.loss(key, p, model, guide, *args))(params)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_bound_of_new_rows_and_a_fit_is_that_of_all_rows():
     """With the optimum of the first rows: at any q(v), up to the bound of the first rows, which no q changes. With a
@@ -87,6 +88,7 @@ def dense_ratio(old, new, means=(0.0, 0.0)):
     return expected(*q) - expected(np.zeros(len(m0)), K0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_output", mostly_slow([True], [False, True]))
 def test_ratio_with_other_inducing_points_and_hyperparameters(per_output):
     """Against dense Gaussians over the values at the old points, for three outputs."""

@@ -52,6 +52,7 @@ def test_medians_are_of_the_data_given():
     np.testing.assert_array_equal(guide.median({}, X, Y)["g"], first)
 
 
+@pytest.mark.slow
 def test_bound_data_stay_with_their_own_guide():
     guide = G.Collapsed(shallow)
     one, two = guide.on(X, Y), guide.on(X, -Y)
@@ -146,6 +147,7 @@ def test_wrappers_go_around_what_replaces_a_distribution():
     assert (found.batch_shape, found.event_shape) == (fn.batch_shape, fn.event_shape) == ((4,), (30, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", mostly_slow([G.MeanField], [G.InducingPoint, G.MeanField, AutoNormal]))
 def test_hidden_values_with_to_event(make):
     """A layer drawn as one event is a hidden layer all the same."""

@@ -40,6 +40,7 @@ def after_one_step(svi, *args, start=None, **kwargs):
     return state, svi.get_params(state)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 @pytest.mark.parametrize("start", ["initial", "random"])
 def test_one_step_of_size_one_is_the_collapsed_optimum(start):
@@ -63,6 +64,7 @@ def test_all_coordinates_reach_the_same_optimum(coordinates):
     np.testing.assert_allclose(L @ L.T, S, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coordinates", mostly_slow(["natural", "mean/sqrt"], ALL))
 def test_small_steps_go_the_same_way_in_all_coordinates(coordinates):
     """Per unit of step size, the mean and the covariance change as in natural coordinates."""
@@ -115,6 +117,7 @@ def test_diagonal_posteriors_reach_the_diagonal_optimum():
     np.testing.assert_allclose(result.params["g_auto_scale"], np.diag(np.linalg.inv(S)) ** -0.5, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auto", [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow)])
 def test_stock_guides(auto):
     """Their inducing values are Gaussian too; slopes are Monte-Carlo averages there."""
@@ -139,6 +142,7 @@ def latent_mean(y, batch=None):
         numpyro.sample("y", dist.Normal(w, 0.5), obs=y[i])
 
 
+@pytest.mark.slow
 def test_steps_of_latents_are_relative_to_one_datum():
     """A full step on half of the data: those rows are near their optimum whatever the scale, the others untouched."""
     guide = dgp.guides.InducingPoint(latent_mean, latent=dgp.guides.Normal(1.0, loc=0.0))
@@ -212,6 +216,7 @@ def test_one_bad_gaussian_does_not_shorten_the_others():
     np.testing.assert_allclose(params["g_auto_loc"][0], m, atol=0.02)  # Student-t is nearly normal
 
 
+@pytest.mark.slow
 def test_single_precision():
     svi = natural(bayesian, 0.05, optax.adam(0.01), sites="all")
     x, y = X.astype(jnp.float32), Y.astype(jnp.float32)
@@ -246,6 +251,7 @@ def test_checkpoints_and_stable_updates(tmp_path):
     assert NaturalGradient.shortened(resumed.state) == NaturalGradient.shortened(whole.state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["L-BFGS", "CG"])
 def test_full_batch_methods_reach_the_collapsed_optimum(method):
     svi = SVI(shallow, dgp.guides.InducingPoint(shallow), optax.sgd(0.0), dgp.ELBO())

@@ -69,6 +69,7 @@ def test_observed_draws_into_given_axes():
     np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1.0, 1.0], [2.0, 2.0]])
 
 
+@pytest.mark.slow
 def test_layers_shows_every_function_with_its_inducing_points(posterior, key):
     figure = plots.layers(posterior, key, X, num_points=20)
     assert [ax.get_ylabel() for ax in figure.axes] == ["h", "y"]
@@ -82,6 +83,7 @@ def test_layers_shows_every_function_with_its_inducing_points(posterior, key):
     assert posterior.layers(key, X)["y"][1].shape == hidden[0].shape
 
 
+@pytest.mark.slow
 def test_layers_of_mcmc_draws_and_exact_processes(key):
     def model(X, y=None):
         e = dgp.gp("e", dgp.kernels.RBF(), None, outputs=2)

@@ -55,6 +55,7 @@ def test_mixture_agrees_with_stock_predictive(key):
     np.testing.assert_allclose(draws.var(0) / mixture.variance, 1, atol=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", mostly_slow([1], [30, 7, 1]))
 @pytest.mark.parametrize("model", mostly_slow([bayesian], [deep, explicit, bayesian]))
 @pytest.mark.parametrize("make", [dgp.guides.InducingPoint, dgp.guides.MeanField])
@@ -72,6 +73,7 @@ def test_stock_predictive_on_inputs_of_any_length(model, make, size, key):
     assert mixture.mean.shape == (size,)
 
 
+@pytest.mark.slow
 def test_guide_without_observations_uses_no_parameters_of_single_data(key):
     guide = dgp.guides.MeanField(bayesian)
     params = random_params(bayesian, guide, X, Y)
@@ -82,6 +84,7 @@ def test_guide_without_observations_uses_no_parameters_of_single_data(key):
     assert sorted(trained) == ["f", "g", "h", "noise", "scales", "w"]
 
 
+@pytest.mark.slow
 def test_function_draws_are_consistent_across_inputs(key):
     draws = POSTERIOR.functions(key, num_samples=6)
     first = draws(NEW)
@@ -102,6 +105,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [KERNELS[0], *(pytest.param(k, marks=pytest.mark.slow) for k in KERNELS[1:])])
 @pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
@@ -185,6 +189,7 @@ def test_from_mcmc_draws(key):
     assert (jnp.abs(many.mean - direct.mean) < 5 * error).all()
 
 
+@pytest.mark.slow
 def test_several_outputs_and_other_likelihoods(key):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=3)

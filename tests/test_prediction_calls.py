@@ -184,6 +184,7 @@ def classifier(X, y=None, kind="softmax", explicit=False):
         numpyro.sample("y", observed, obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.slow), "robust-max", "bernoulli"])
 def test_probabilities_are_those_of_draws(kind, key):
     K = 2 if kind == "bernoulli" else 3
@@ -214,6 +215,7 @@ def test_all_draws_are_used_where_there_are_fewer_than_the_default(key):
     assert posterior.functions(key)(NEW[:2])["y"].shape == (7, 2)
 
 
+@pytest.mark.slow
 def test_parameters_of_single_data_are_not_missed_at_new_rows(key):
     """MeanField has a Gaussian per hidden value of the fit; a prediction needs none of them, and has them at hand."""
     guide = dgp.guides.MeanField(bayesian)

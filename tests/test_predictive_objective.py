@@ -92,6 +92,7 @@ def test_masked_rows_count_nothing_and_minibatches_are_scaled():
     assert abs(np.mean(singles) - value(X, Y)) < 4 * error
 
 
+@pytest.mark.slow
 def test_two_layers_tend_to_quadrature_over_the_hidden_value():
     params = parameters(("f", (1, 4)), ("g", (4,)))
     first = [np.asarray(params[f"f_auto_{part}"])[0] for part in ("loc", "scale_tril")]
@@ -148,6 +149,7 @@ def test_a_fit_has_a_higher_training_density_than_one_by_the_elbo():
     assert density(PredictiveObjective(regularisation=0.1)) > density(dgp.ELBO()) + 0.02
 
 
+@pytest.mark.slow
 def test_single_precision():
     params = jax.tree.map(lambda a: a.astype(jnp.float32), parameters(("f", (1, 4)), ("g", (4,))))
     guide, objective = G.InducingPoint(deep), PredictiveObjective(3)

@@ -75,6 +75,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["inducing points", "importance weights", "collapsed"], PROGRAMS))
 def test_products_of_a_step_and_a_prediction(name):
     model, make = PROGRAMS[name]
@@ -91,6 +92,7 @@ def test_products_of_a_step_and_a_prediction(name):
     in_full_precision(predictive, jax.random.key(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", mostly_slow(["Circulant"], ["Full", "Circulant", "ScaledCirculant", "SiteDiagonal"]))
 def test_products_of_a_ring(rule):
     def model(X, y=None):

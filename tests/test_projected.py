@@ -162,6 +162,7 @@ def test_variance_is_the_sum_of_its_parts(outputs):
     np.testing.assert_allclose(values.variance[:12], diagonal.T if outputs else diagonal.reshape(-1), atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("single", ["inputs", "layer"])
 def test_layers_and_inputs_of_two_precisions(single):
     rng = np.random.default_rng(5)
@@ -180,6 +181,7 @@ def test_layers_and_inputs_of_two_precisions(single):
     assert abs(float(by_lengthscale)) < 1e-4  # S = I: the variance is that of the prior
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [0, 1], ids=["blocks", "blocks that do not divide the rows"])
 def test_derivatives_through_blocks_of_rows(extra):
     """What is prepared before the loop over blocks and finished after it, against dense autodiff without blocks."""

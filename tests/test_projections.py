@@ -142,6 +142,7 @@ def test_one_natural_step_reaches_the_evidence():
     np.testing.assert_allclose(mixture.variance, np.diag(F @ S @ F.T) + NOISE**2, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_bound_agrees_with_stock_elbo():
     guide = G.InducingPoint(layered, sites={"A": G.Diagonal()})
     params = random_params(layered, guide, X, Y)
@@ -158,6 +159,7 @@ def test_guide_keeps_its_promises():
     testing.check_guide(layered, G.InducingPoint(layered), X, Y, num=200)
 
 
+@pytest.mark.slow
 def test_minibatches_estimate_the_full_bound():
     guide = G.InducingPoint(layered)
     params = random_params(layered, guide, X, Y)
@@ -199,6 +201,7 @@ def run(model, *args, warmup=50, samples=50, **kwargs):
     return mcmc.get_samples()
 
 
+@pytest.mark.slow
 def test_nuts_lands_on_bayesian_linear_regression():
     draws = run(linear, X, Y, warmup=300, samples=3000)["A"]
     mean, S = entries_posterior(X, Y)
@@ -247,6 +250,7 @@ def test_mean_field_guides_need_a_rule():
     assert np.isfinite(svi.run(jax.random.key(0), 3, X, Y, progress_bar=False).losses).all()
 
 
+@pytest.mark.slow
 def test_labels_of_many_classes_are_learned(key):
     """Each class has a mean of its own; the projection to one column must order them."""
     centres = jnp.linspace(-1.5, 1.5, 6)[jnp.array([2, 5, 0, 3, 1, 4])]
@@ -304,6 +308,7 @@ def test_bad_input(build, message):
         build()
 
 
+@pytest.mark.slow
 def test_the_dtype_is_that_of_the_scale():
     """float32 data stay float32 whatever the global flag says."""
     x, y, z = (a.astype(jnp.float32) for a in (X, Y, Z))

@@ -30,6 +30,7 @@ def root(n, q):
     return optimize.brentq(lambda y: below.cdf(y).mean() - q, -1e4, 1e4, xtol=1e-13)
 
 
+@pytest.mark.slow
 def test_quantiles_of_a_mixture_exactly():
     levels = [1e-9, 0.05, 0.37, 0.93, 1 - 1e-9]
     expected = [[root(n, q) for n in range(5)] for q in levels]

@@ -45,6 +45,7 @@ def exact_posterior(y, keep, K, noisy):
     return gain @ y, np.diag(K) - np.einsum("ij,ji->i", gain, K[keep])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", mostly_slow(["gaps"], CASES))
 def test_conjugate_gradients_are_the_dense_process(case):
     """The density within its error, and the posterior on all points, exactly when the reach is the ring."""

@@ -84,6 +84,7 @@ def test_a_multiple_on_either_side(which):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_multiple_of_an_additive_kernel():
     grid = GRIDS["plane"]
     value = jnp.array(rng.normal(size=sum(grid.sizes)))
@@ -115,6 +116,7 @@ def to_sites(which, v):
     return hartley(jnp.sqrt(prior.spectrum) * v, prior.blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", mostly_slow(["plane"], GRIDS))
 @pytest.mark.parametrize("family", mostly_slow(FEW, ["full", "diagonal", *FAMILIES]))
 def test_a_layer_is_svgp_with_the_periodic_kernel(which, family):
@@ -162,6 +164,7 @@ def test_densities_draws_and_moments_of_beliefs(family, key):
     assert batched.log_prob(batched.sample(key, (3,))).shape == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_outputs_with_kernels_of_their_own(family):
     grid, kernels = GRIDS["odd"], [RBF(1.2, 1.1), dgp.kernels.Matern52(0.5, 2.0)]
@@ -214,6 +217,7 @@ def test_additive_kernels_have_one_ring_per_column():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_leading_dimensions_broadcast(outputs):
     value = jnp.array(rng.normal(size=(12,) if outputs is None else (2, 12)))
@@ -247,6 +251,7 @@ RULES = [G.Circulant(), G.ScaledPrior(), G.ScaledCirculant(), G.ScaledProduct(),
 EVERY = mostly_slow([RULES[0], RULES[3]], [G.Full(), G.Diagonal(), *RULES])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", EVERY, ids=lambda r: type(r).__name__)
 def test_the_bound_is_that_of_dense_algebra(rule):
     """One program, and any of the rules; the stock estimator agrees in expectation."""
@@ -458,6 +463,7 @@ def test_scaled_prior_is_concave(families):
     np.testing.assert_allclose(loss(2 * w) - loss(w), 1.5 * w @ Q @ w - 75 * np.log(2), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_closed_forms_are_the_optimum_of_the_bound():
     """The mean by conjugate gradients is that of a dense solve, and slopes are zero there and at equation 3.19."""
     f = open_gp(jnp.zeros(12), KERNELS["even"], GRIDS["even"])
@@ -537,6 +543,7 @@ def test_predictions_outside_of_the_ring_are_an_error(method):
         calls[method](inside.at[1].set(4.0))
 
 
+@pytest.mark.slow
 def test_draws_of_counts_outside_of_the_ring_are_an_error():
     """Programs with loops that end by chance cannot be compiled with their checks."""
 

@@ -83,6 +83,7 @@ def both(q, kernels, grid, neighbours, x, outputs=None):
     return tuple(open_gp(q, kernels, g, outputs=outputs)(x) for g in (grid, local))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [pytest.param(name, marks=[pytest.mark.slow] * (name != "odd")) for name in SIZE])
 @pytest.mark.parametrize("family", FEW)
 def test_all_points_as_neighbours_are_the_dense_layer(which, family):
@@ -92,6 +93,7 @@ def test_all_points_as_neighbours_are_the_dense_layer(which, family):
         np.testing.assert_allclose(getattr(near, name), getattr(dense, name), rtol=1e-9, atol=1e-11, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "kernel"), CASES, ids=lambda v: v if isinstance(v, str) else type(v).__name__)
 @pytest.mark.parametrize("family", FEW)
 def test_neighbours_are_enough(which, kernel, family):
@@ -123,6 +125,7 @@ def map_of_means(kernel, neighbours, x):
     return open_gp(jnp.zeros(120), kernel, grid_of("line", neighbours)).means_at(x)(jnp.eye(120))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [K.RBF, K.Matern32, K.Matern12])
 def test_windows_that_are_too_small_give_nan(kernel):
     """At growing lengthscales, compiled: as long as means are finite, their error is below 2 % of a prior deviation,
@@ -167,6 +170,7 @@ def test_a_fit_that_outgrows_its_window_says_so():
     assert np.isfinite(fit(100).losses).all()
 
 
+@pytest.mark.slow
 def test_the_prior_comes_back():
     """With few neighbours too: the moments are those of a process on a small ring."""
     grid = grid_of("line", 12)
@@ -199,6 +203,7 @@ def test_families_that_are_not_local_keep_all_points(family):
     np.testing.assert_array_equal(near.mean, dense.mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FEW)
 def test_derivatives(family):
     """By inputs, hyperparameters, means and diagonals."""
@@ -253,6 +258,7 @@ def program(x, y=None, batch=None, grid=None):
         numpyro.sample("y", likelihood, obs=None if y is None else y[i])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [G.Circulant(), G.ScaledCirculant(), G.WhitenedSites()], ids=lambda r: type(r).__name__
 )
@@ -409,6 +415,7 @@ def test_the_benchmark_runs(tmp_path):
     assert (tmp_path / "ring_scale.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_too_large_for_all_grid_points_says_which_rules_are_not():
     """Found from shapes, before anything of the size is made."""
     grid = dgp.Grid(0.0, 25_000.0, 50_000, 16)

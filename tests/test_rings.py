@@ -31,6 +31,7 @@ def masks(ring):
     return {"all": None, "gaps": gaps, "padding": padding}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", GRIDS)
 @pytest.mark.parametrize("mask", mostly_slow(["gaps"], ["all", "gaps", "padding"]))
 @pytest.mark.parametrize("kernel", [KERNEL, pytest.param(dgp.kernels.Matern52(0.8, 1.5), marks=pytest.mark.slow)])
@@ -139,6 +140,7 @@ def test_divergence_and_the_stock_distribution():
     np.testing.assert_allclose(q.log_prob(y), stock.log_prob(y), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x32")
 def test_single_precision():
     x = np.arange(200, dtype=np.float32)

@@ -28,6 +28,7 @@ def effective(draws):
     return np.asarray(numpyro.diagnostics.effective_sample_size(np.asarray(draws)[None]))
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_nuts_lands_on_the_optimal_posterior():
     """One layer, fixed hyperparameters, Gaussian likelihood: Titsias' optimal q(u), exactly Gaussian."""
@@ -110,6 +111,7 @@ def test_lifted_parameters_are_sampled():
     assert draws["g_Z"].shape == (20, 8, 1)
 
 
+@pytest.mark.slow
 def test_chains_run_in_parallel_by_vmap():
     mcmc = MCMC(
         NUTS(shallow), num_warmup=50, num_samples=50, num_chains=2, chain_method="vectorized", progress_bar=False
@@ -123,6 +125,7 @@ def test_pointwise_log_likelihood():
     assert log_likelihood(shallow, draws, X, Y)["y"].shape == (50, 30)
 
 
+@pytest.mark.slow
 def test_float32_nuts(x32):
     x, y = X.astype(jnp.float32), Y.astype(jnp.float32)
 
@@ -222,6 +225,7 @@ def test_stock_nuts_refuses_subsampling_and_explicit_programs_run():
     assert {"h_white", "v_white", "f", "g"} <= set(draws)
 
 
+@pytest.mark.slow
 def test_scan_of_numpyro_is_no_transformation():
     def model(X, y=None):
         g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))

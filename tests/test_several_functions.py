@@ -365,6 +365,7 @@ def _first(d):
     ).to_event(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["columns that share a scale", "columns that share a scalar scale"])
 def test_missing_entries_count_nothing(name):
     """Of two columns that share a scale, one is missing in the first row: as if the row had the other only."""

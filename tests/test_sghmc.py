@@ -103,6 +103,7 @@ def exact_covariance():
     return np.linalg.inv(np.diag([1.0, 1 / 9]) + COUNT / SPREAD**2 * np.outer(direction, direction))
 
 
+@pytest.mark.slow
 def test_variance_on_a_gaussian():
     """On full data: within 3 % in every direction, at a step as large as its exactness allows."""
     fields = "heat", "temperature"
@@ -136,6 +137,7 @@ def test_variance_on_a_gaussian_with_minibatches(step_size, samples):
     assert abs(ratio - 1) < 0.03 if step_size < 0.1 else expected > 1.3
 
 
+@pytest.mark.slow
 def test_minibatch_gradients_are_unbiased():
     """The mean over all batches is the gradient over all data."""
     kernel, z = dgp.SGHMC(shallow), {"g": jnp.linspace(-1, 1, 8)}
@@ -151,6 +153,7 @@ def test_minibatch_gradients_are_unbiased():
     np.testing.assert_allclose(np.mean(each, 0), full, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [deep, explicit])
 def test_hidden_layers_are_integrated(model):
     """The mean of the potential is the bound at one v, by quadrature; it has new rows and new layers in every step."""
@@ -169,6 +172,7 @@ def test_hidden_layers_are_integrated(model):
     assert agree(np.asarray(draws), np.full(2, -prior - nodes.mean(values[..., None])[:, 0].sum()), width=4.0)
 
 
+@pytest.mark.slow
 def test_one_layer_against_the_exact_posterior():
     """One layer, Gaussian noise: Titsias' optimal q(v), with minibatches whose heat is small."""
     options = dict(step_size=0.1, friction=0.2)
@@ -227,6 +231,7 @@ def test_predictions_from_its_draws():
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.4
 
 
+@pytest.mark.slow
 def test_parameters_constraints_and_deterministic_sites():
     def program(X, y, batch=None):
         variance = numpyro.param("variance", 1.0, constraint=dist.constraints.positive)

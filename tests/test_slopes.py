@@ -76,6 +76,7 @@ def dense(X, XS):
 RESIDUAL = np.concatenate([Y - 0.5 * X[:, 0], DY - 0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", mostly_slow([5], [2, 5]))  # distances by columns, and by a product
 @pytest.mark.parametrize("name", mostly_slow(["Matern32"], KERNELS))
 def test_covariances_of_slopes_are_those_of_differences(name, width):
@@ -194,6 +195,7 @@ def test_optimum_in_closed_form_is_that_of_the_dense_gaussian():
     close(posterior.predict(jax.random.key(0), X, XS, num_samples=1).mean, mean[len(X) :] + 0.5, 1e-5)
 
 
+@pytest.mark.slow
 def test_integral_of_a_chain_is_that_of_the_dense_gaussian():
     def hyper(*args):
         model(*args, noise=numpyro.sample("noise", dist.LogNormal(0.0, 1.0)))

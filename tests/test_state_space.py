@@ -116,6 +116,7 @@ def test_joining_is_associative():
 WAYS = ["Matern32", "Matern52", "decaying period", "sum of products", "two Materns, scan"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", mostly_slow(["Matern32"], WAYS))
 def test_evidence_and_moments_are_those_of_dense_algebra(way, monkeypatch):
     """With times that repeat, a gap, noise of each row and a mask; by chunks and by the parallel scan."""

@@ -69,6 +69,7 @@ def test_files_are_mapped(tmp_path):
     np.testing.assert_array_equal(y, np.sin(x[:, 0]))
 
 
+@pytest.mark.slow
 def test_mean_over_an_epoch_is_the_whole():
     model = dgp.minibatch(shallow, data=len(X))
     values = {"f": jnp.asarray(rng.normal(size=8))}
@@ -78,6 +79,7 @@ def test_mean_over_an_epoch_is_the_whole():
     np.testing.assert_allclose(np.mean(found), log_density(shallow, (X, Y), {}, values)[0], rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_a_fit_and_an_interrupted_fit(tmp_path):
     model = dgp.minibatch(shallow, data=len(X))
@@ -108,6 +110,7 @@ class Simulated:
         return x, np.sin(x[:, 0])
 
 
+@pytest.mark.slow
 def test_any_source_of_batches(tmp_path):
     source, model = Simulated(), dgp.minibatch(shallow, data=Simulated.num_rows)
     whole = run(model, stream=source, steps=120)
@@ -133,6 +136,7 @@ def test_sources_that_are_none():
             run(model, stream=stream)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x32")
 def test_single_precision_and_latents():
     model = dgp.minibatch(shallow, data=len(X))
@@ -217,6 +221,7 @@ def test_bad_programs():
         run(dgp.minibatch(shallow, data=90), width=1)
 
 
+@pytest.mark.slow
 def test_programs_that_count_rows_in_other_ways():
     """Rows scaled by the plate or a handler, all rows in one batch, handlers of two plates: no message."""
 

@@ -132,6 +132,7 @@ def test_leading_dimensions_broadcast(name):
     np.testing.assert_allclose(kernel.diag(both)[1], kernel.diag(X[::-1]), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["gibbs"], TABLE))
 @pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.slow), np.float32])
 def test_is_a_kernel(name, dtype):

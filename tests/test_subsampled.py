@@ -113,6 +113,7 @@ def test_limits():
     assert abs(gaps.mean() - few.expected_gap(0.3)) < 4 * gaps.std() / np.sqrt(4000)
 
 
+@pytest.mark.slow
 def test_derivatives_and_transforms():
     ring, y = CASES["line"][0], jnp.array(np.sin(np.arange(48.0)))
 

@@ -205,6 +205,7 @@ def test_exact_regression_as_a_program():
     np.testing.assert_allclose(value, log_normal(y, np.zeros(30), KXX + NOISE**2 * np.eye(30)), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_marginal_collapse_is_fitc():
     """With collapse="marginal" and u integrated numerically, the evidence is that of FITC."""
 

@@ -39,6 +39,7 @@ def fitted(optimizer, steps, objective=None, init=None):
     return dgp.fit(svi, KEY, steps, X, Y, init_params=init or START, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_losses_and_steps_are_those_of_a_dense_formula():
     schedule = optax.linear_schedule(0.0, 1.0, 4)
     bound = -float(dgp.ELBO().loss(KEY, START, model, GUIDE, X, Y))

@@ -41,6 +41,7 @@ def test_same_result_as_svi_run():
         np.testing.assert_allclose(ours.params[name], value, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_one_compiled_program_for_any_number_of_steps():
     """However many steps, whole chunks or parts of them: the model is traced as often."""
 
@@ -57,6 +58,7 @@ def test_one_compiled_program_for_any_number_of_steps():
     assert traces(3) == traces(130)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_numpy_data_and_keyword_arguments():
     ours = fit(make(), 5, np.asarray(X), y=np.asarray(Y), batch=7)
@@ -123,6 +125,7 @@ def test_parameters_in_one_file(tmp_path):
     np.testing.assert_array_equal(a.mean, b.mean)
 
 
+@pytest.mark.slow
 def test_stock_losses_and_autoguides(tmp_path):
     from numpyro.infer.autoguide import AutoNormal
 
@@ -137,6 +140,7 @@ def test_progress_is_shown(capsys):
     assert "150/150" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_stable_update_skips_bad_steps():
     svi = make(optimiser=optax.sgd(1e6))
     result = dgp.fit(svi, jax.random.key(0), 20, X, Y, stable_update=True, progress_bar=False)
@@ -227,6 +231,7 @@ def test_random_keys_of_another_kind_survive_a_checkpoint(tmp_path):
     assert len(losses) == 5
 
 
+@pytest.mark.slow
 def test_a_finished_fit_lets_go_of_its_data():
     """Neither the compiled program nor the result holds the rows; what a guide holds is tested with the guides."""
 
