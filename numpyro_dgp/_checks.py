@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -18,7 +19,6 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import checkify
 
 from numpyro_dgp._typing import ArrayLike
 
@@ -45,6 +45,7 @@ __all__ = [
     "require_squares",
     "violated",
     "with_checks",
+    "without_checks",
     "with_nearest",
 ]
 
@@ -79,8 +80,8 @@ def inside_transformation() -> bool:
     return bool(current_trace() != _OUTSIDE)
 
 
-_CHECKING_LATER: ContextVar[bool] = ContextVar("_CHECKING_LATER", default=False)
-"""Whether the program that is being traced collects its checks: set by ``with_checks`` while it traces."""
+_CHECKS: ContextVar[tuple[Any, list[Any]] | None] = ContextVar("_CHECKS", default=None)
+"""The transformation that is being traced by ``with_checks``, and the outcomes of checks in it so far."""
 
 
 def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
@@ -92,33 +93,40 @@ def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
     """
     if is_concrete(*values):
         return not np.all(rule(*map(np.asarray, values)))
-    if _CHECKING_LATER.get():
-        checkify.debug_check(jnp.all(rule(*map(jnp.asarray, values))), "a check of a traced value")
+    if (checks := _CHECKS.get()) is not None:
+        trace, outcomes = checks
+        # A transformation inside of the traced one, as of a loop, keeps its values to itself: not known is not sound.
+        outcomes.append(jnp.all(rule(*map(jnp.asarray, values))) if current_trace() == trace else False)
     return False
 
 
-def _while_tracing(variable: ContextVar[bool], function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, with the variable set while it runs, which for a compiled function is while it is traced."""
+@contextmanager
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
-    def tracing(*args: Any) -> Any:
-        token = variable.set(True)
-        try:
-            return function(*args)
-        finally:
-            variable.reset(token)
 
-    return tracing
+def without_checks() -> AbstractContextManager[None]:
+    """Where a program is traced for its shapes: :func:`with_checks` finds the same operations where it runs."""
+    return _set(_CHECKS, None)
 
 
 def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """``function``, to be compiled, with a record of all checks of traced values in it: gives ``(record, result)``.
+    """``function``, to be compiled, with all checks of traced values in it: gives ``(sound, result)``.
 
-    Where ``record.get()`` is not ``None`` a check failed: calling ``function`` without compiling it raises the error,
-    or gives the warning.
+    Where ``sound`` is false a check failed, or its values could not be had: calling ``function`` without compiling it
+    raises the error, or gives the warning.
     """
 
-    checking = _while_tracing(_CHECKING_LATER, function)
-    checked: Callable[..., tuple[Any, Any]] = checkify.checkify(checking, errors=checkify.user_checks)
+    def checked(*args: Any) -> tuple[Any, Any]:
+        outcomes: list[Any] = []
+        with _set(_CHECKS, (current_trace(), outcomes)):
+            result = function(*args)
+        return jnp.all(jnp.array(outcomes, bool)), result
+
     return checked
 
 
@@ -129,7 +137,11 @@ _NAN_WHERE_BROKEN: ContextVar[bool] = ContextVar("_NAN_WHERE_BROKEN", default=Fa
 def nan_where_broken(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, to be compiled, in which :func:`kept` values that break a rule are NaN."""
 
-    return _while_tracing(_NAN_WHERE_BROKEN, function)
+    def broken_is_nan(*args: Any) -> Any:
+        with _set(_NAN_WHERE_BROKEN, True):
+            return function(*args)
+
+    return broken_is_nan
 
 
 def kept(rule: Callable[..., Any], value: Any, *others: ArrayLike) -> Any:

@@ -56,9 +56,8 @@ def test_a_program_for_many_calls():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [shallow, pytest.param(deep, marks=pytest.mark.slow)])
-def test_a_second_fit_compiles_nothing_large(model, key):
-    """What is left to compile are the programs for single numbers, such as the optimiser's first state."""
+@pytest.mark.parametrize("model", [shallow, deep])
+def test_a_second_fit_compiles_nothing(model, key):
 
     def fit(guide, seed):
         svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
@@ -73,6 +72,6 @@ def test_a_second_fit_compiles_nothing_large(model, key):
         again = fit(dgp.guides.InducingPoint(model), 0)
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
-    assert len(seconds) <= 2, seconds
+    assert not seconds
     np.testing.assert_array_equal(first.losses, again.losses)
     assert not np.array_equal(fit(dgp.guides.InducingPoint(model), 1).losses, first.losses) or model is shallow

@@ -49,8 +49,8 @@ def initial_state(
 
     if has_no_state(svi):
         try:
-            checks, state = Compiled(with_checks(init))(rng_key, arrays, init_params)
-            sound = checks.get() is None
+            checked, state = Compiled(with_checks(init))(rng_key, arrays, init_params)
+            sound = bool(checked)
         except Exception:  # whatever it is, the program without compilation raises it again, or needs values
             sound = False
         if sound and is_concrete(svi.constrain_fn.args):

@@ -18,6 +18,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import without_checks
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.index_bounds import short_arrays
 from numpyro_dgp.algebra.row_dependence import known_rows, mark, result_reasons
@@ -149,7 +150,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         found.append(sites)
         return seen_by_site(sites)
 
-    with explained((args, kwargs)):
+    with explained((args, kwargs)), without_checks():
         closed, seen = jax.make_jaxpr(run, return_shape=True)(jax.random.key(0))
     (sites,) = found
     require_long_enough(short_arrays(closed.jaxpr, plate_sizes(sites)))
