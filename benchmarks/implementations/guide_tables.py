@@ -9,6 +9,18 @@ from typing import Any
 import numpy as np
 
 SYNTHETIC = ("step", "sinusoids")
+# Sets whose hyperparameters are chosen here and not learned by the guides: a classification, and a latent column.
+CHOSEN: dict[str, dict[str, Any]] = {
+    "labels": {"variance0": 0.5, "lengthscale0": [1.0], "variance1": 4.0, "lengthscale1": [1.0, 1.0], "process0": 0.1},
+    "branches": {
+        "noise": 0.1,
+        "variance0": 0.1,
+        "lengthscale0": [1.5, 1.5],
+        "variance1": 1.0,
+        "lengthscale1": [1.5, 1.0],
+        "process0": 0.05,
+    },
+}
 NOISES = ("noise", "process0", "process1")
 
 
