@@ -20,7 +20,7 @@ from numpyro_dgp import kernels as k
 from numpyro_dgp.algebra.quadrature import white_nodes
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
-from numpyro_dgp.bounds.markov_two_layers import HiddenLayer, MarkovLayer, markov_bound
+from numpyro_dgp.bounds.markov_layers import HiddenLayer, MarkovLayer, markov_bound
 from numpyro_dgp.model.beliefs import FullBelief
 
 NOISE, PROCESS = 0.3, 0.2
