@@ -1,6 +1,6 @@
 r"""Linear Gaussian couplings of whitened inducing values: :math:`q(v \mid v^-) = N(U v^- + t,\, W)`.
 
-U and W may be dense, or thin matrices that are never multiplied out. A layer has P outputs with M values each, the layer
+U and W may be dense, or thin matrices that are never multiplied out. A layer has P outputs with M values each, the one
 below :math:`P^-` with :math:`M^-`.
 """
 

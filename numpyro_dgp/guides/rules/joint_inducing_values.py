@@ -24,8 +24,8 @@ class FullJoint(Rule):
     ``Full()`` has a covariance per output, P M² numbers, this rule P² M². Where outputs meet in a layer above or in a
     likelihood, their posteriors depend on each other. v is drawn, once for all data, and the divergence from the prior
     is in closed form given what v depends on. Where outputs are seen one by one the best joint covariance is that of
-    ``Full()``, which is integrated and less noisy. With ``MarkovInducing(conditional=FullJoint())`` it is the covariance
-    that is left when the layer below is known. For natural gradients take ``Full()``.
+    ``Full()``, which is integrated and less noisy. With ``MarkovInducing(conditional=FullJoint())`` it is the
+    covariance that is left when the layer below is known. For natural gradients take ``Full()``.
 
     Args:
         scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
