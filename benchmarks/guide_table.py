@@ -79,7 +79,7 @@ def main() -> None:
         key = case | {"num_inducing": arguments.num_inducing} | {"hyperparameters": hyperparameters, "guide": guide}
         impossible = {"JointOutputs": arguments.width == 1}
         impossible["Markov, free"] = arguments.layers != 2 or name in CHOSEN
-        impossible |= {g: name == "labels" for g in ("nested", "Collapsed", "Collapsed, GivenInducing")}
+        impossible |= {g: name == "labels" for g in GUIDES if g == "nested" or g.startswith("Collapsed")}
         impossible["nested"] |= hyperparameters == "learned" or name == "branches"
         if impossible.get(guide) or any(key.items() <= r.items() for r in records()):
             continue

@@ -277,7 +277,7 @@ def test_single_precision(x32):
         (lambda: G.MarkovInducing(rank=2.5), "expected rank to be a positive integer, got 2.5"),
         (
             lambda: G.MarkovInducing(conditional=G.Normal()),
-            r"expected conditional=Full\(\) or Diagonal\(\), got ",
+            r"expected conditional=Full\(\), Diagonal\(\), LowRank\(rank\) or FullJoint\(\), got ",
         ),
     ],
 )
