@@ -41,9 +41,7 @@ GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "Collapsed": G.Collapsed,
     "Collapsed, GivenInducing": lambda m: G.Collapsed(m, hidden=G.GivenInducing()),
     "Collapsed, marginal": lambda m: G.Collapsed(m, hidden_density="marginal"),
-    "Collapsed, GivenInducing, marginal": lambda m: G.Collapsed(
-        m, hidden=G.GivenInducing(), hidden_density="marginal"
-    ),
+    "Collapsed, GivenInducing, marginal": lambda m: G.Collapsed(m, hidden=G.GivenInducing(), hidden_density="marginal"),
     "nested": G.InducingPoint,  # its q(v), for predictions
     "latent noise, VI": G.InducingPoint,
     "latent noise, IW 10": lambda m: G.ImportanceWeighted(m, num_samples=10),
