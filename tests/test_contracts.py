@@ -36,6 +36,7 @@ GUIDES = {
     "amortised": partial(G.InducingPoint, latent=G.Amortised(hidden=(5,))),
     "importance-weighted": partial(G.ImportanceWeighted, num_samples=3),
     "quadrature": partial(G.InducingPoint, latent=G.Quadrature(10)),
+    "full-joint": partial(G.InducingPoint, inducing=G.FullJoint()),
     "mean-field-full": partial(G.MeanField, inducing=G.Full()),
     "stock-auto-normal": AutoNormal,
 }

@@ -20,7 +20,7 @@ from numpyro_dgp import kernels as k
 from numpyro_dgp.algebra.quadrature import white_nodes
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
-from numpyro_dgp.bounds.markov_two_layers import HiddenLayer, MarkovLayer, markov_bound
+from numpyro_dgp.bounds.markov_layers import HiddenLayer, MarkovLayer, markov_bound
 from numpyro_dgp.model.beliefs import FullBelief
 
 NOISE, PROCESS = 0.3, 0.2
@@ -278,7 +278,7 @@ def test_single_precision(x32):
         (lambda: G.MarkovInducing(rank=2.5), "expected rank to be a positive integer, got 2.5"),
         (
             lambda: G.MarkovInducing(conditional=G.Normal()),
-            r"expected conditional=Full\(\) or Diagonal\(\), got ",
+            r"expected conditional=Full\(\), Diagonal\(\), LowRank\(rank\) or FullJoint\(\), got ",
         ),
     ],
 )

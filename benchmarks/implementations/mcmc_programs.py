@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from guide_table import Problem, problem, program
 from implementations import mcmc_dense
+from implementations.guide_programs import Problem, problem, program
 from implementations.mcmc_target import Target, Values, mean_at, mixture_scores, posterior_scores
 from numpyro import handlers
 

@@ -3,14 +3,19 @@
 from numpyro_dgp._shown import public_dir
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_moments, predict, upper_bound
 from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
+from numpyro_dgp.bounds.couplings import JointCovariance, LowRankCovariance, LowRankTransition
 from numpyro_dgp.bounds.given_inducing import Following, follow
-from numpyro_dgp.bounds.markov_two_layers import HiddenLayer, MarkovLayer, markov_bound
+from numpyro_dgp.bounds.markov_layers import HiddenLayer, InnerMarkovLayer, MarkovLayer, markov_bound
 from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 
 __all__ = [
     "Coupled",
     "Following",
     "HiddenLayer",
+    "InnerMarkovLayer",
+    "JointCovariance",
+    "LowRankCovariance",
+    "LowRankTransition",
     "MarkovLayer",
     "NestedLayer",
     "Quadratic",

@@ -11,6 +11,7 @@ from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
 from numpyro_dgp.guides.rules.flow_inducing import Flow
 from numpyro_dgp.guides.rules.implicit_inducing import Implicit
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
+from numpyro_dgp.guides.rules.joint_inducing_values import FullJoint
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
@@ -38,6 +39,7 @@ __all__ = [
     "Flow",
     "Implicit",
     "Full",
+    "FullJoint",
     "GaussianParameters",
     "GivenBelow",
     "GivenInducing",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpyro
@@ -16,7 +16,14 @@ from numpyro_dgp._checks import known_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns
-from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use, arrays_of, optimal_belief, uses_of
+from numpyro_dgp.guides.collapsed.gaussian_uses import (
+    Gaussian,
+    Use,
+    arrays_of,
+    optimal_belief,
+    uses_of,
+    with_open_variance,
+)
 from numpyro_dgp.guides.guide import INIT, Guide, Other
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
@@ -61,7 +68,9 @@ class Collapsed(Guide):
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
     :math:`\log p(h \mid v, x)` that other guides use. Where the process has variance given its inducing values, the
-    bound is lower than theirs: the price of the closed form.
+    bound is lower than theirs: the price of the closed form above other hidden layers. Where the inputs of a layer are
+    data it need not be paid: ``hidden_density="marginal"`` takes :math:`\log p(h \mid v, x)` there, in which
+    :math:`k(x, x) - a a^\top + s^2` stands for :math:`s^2`. The bound is never lower for it, at the same cost.
 
     Inducing values have no parameters: at new inputs their optimum is computed again from the data of the fit, which
     :meth:`on` binds to the guide: ``dgp.Posterior(model, guide.on(X, y), params)``.
@@ -69,6 +78,8 @@ class Collapsed(Guide):
     Args:
         model: the program.
         hidden: rule for hidden values, ``Normal()`` (default), ``Delta()`` or ``GivenInducing()``.
+        hidden_density: how hidden layers at known inputs enter: ``"bound"`` (default), or ``"marginal"`` for
+            :math:`\log p(h \mid v, x)`.
         latent: rule for latents per datum; ``Normal()`` by default.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
@@ -111,6 +122,7 @@ class Collapsed(Guide):
         model: Callable[..., Any],
         *,
         hidden: Rule = Normal(),
+        hidden_density: Literal["bound", "marginal"] = "bound",
         latent: Rule = Normal(),
         other: Other = Delta(),
         integrate: Integrate = None,
@@ -119,6 +131,11 @@ class Collapsed(Guide):
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = INIT,
     ) -> None:
+        if hidden_density not in ("bound", "marginal"):
+            raise ValueError(
+                f'Collapsed: expected hidden_density="bound" or "marginal", got {hidden_density!r}: leave it out for '
+                "the first"
+            )
         super().__init__(
             model,
             inducing=Prior(),
@@ -130,7 +147,7 @@ class Collapsed(Guide):
             prefix=prefix,
             init_loc_fn=init_loc_fn,
         )
-        self.integrate, self.data = integrate, data
+        self.integrate, self.data, self.hidden_density = integrate, data, hidden_density
 
     def on(self, *args: Any, **kwargs: Any) -> Collapsed:
         """The guide with the data that q(v) is computed from: ``dgp.Posterior(model, guide.on(X, y), params)``.
@@ -182,7 +199,10 @@ class Collapsed(Guide):
 
         gaussian = {n: g.loc for n, g in known.items() if isinstance(unwrap(guide_sites[n]["fn"]), FunctionValues)}
         columns = input_columns(program, gaussian)
-        return self._optimum(sites, known, uses_of(sites, known), columns, guide_sites)
+        uses = uses_of(sites, known)
+        if self.hidden_density == "marginal":
+            uses = with_open_variance(uses, columns, sites)
+        return self._optimum(sites, known, uses, columns, guide_sites)
 
     def _optimum(
         self,

@@ -27,13 +27,14 @@ __all__ = ["FollowedLayer", "FollowInducing", "closed_form", "followed_layers"]
 
 
 class FollowingValues(FunctionValues):
-    r"""q(h | v) given by its mean over v and the variances :math:`\Omega`; T and q(v) are still to be optimised."""
+    r"""q(h | v) given by its mean over v and, as its variance, the share r of the model's variance given v that is left
+    in :math:`\Omega`; T and q(v) are still to be optimised."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FollowInducing(Rule):
     r"""``GivenInducing()`` in a collapsed bound: for every value a mean, and a share :math:`r = \Omega / s^2` of the
-    process noise."""
+    process noise, or of the whole variance given v where the density of h given v is taken."""
 
     scale: float = 0.5
 
@@ -46,8 +47,7 @@ class FollowInducing(Rule):
             event_dim=fn.event_dim,
             constraint=constraints.unit_interval,
         )
-        noise = 1.0 if fn.noise is None else fn.noise  # a layer without noise is refused by ``uses_of``
-        return FollowingValues(loc, ratio * jnp.square(noise), event_dim=fn.event_dim)
+        return FollowingValues(loc, ratio, event_dim=fn.event_dim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _optimum(
     exact = dataclasses.replace(use, target_variance=jnp.zeros_like(use.target))
     data, features = exact.statistics(columns, known, integrate)
     noise = jnp.broadcast_to(use.noise, use.target.shape)
-    ratio = use.target_variance / jnp.square(noise)
+    ratio = use.target_variance
 
     def output(data: Quadratic, features: Array, noise: Array, ratio: Array) -> Any:
         return follow(data, features, noise, ratio, weights=use.weights[:, 0] / beta)
@@ -167,5 +167,5 @@ def _optimum(
         marginal=Gaussian(use.target, optimum.marginal_variance.T),
         weights=optimum.weights,
         shift=shift,
-        variance=use.target_variance,
+        variance=ratio * jnp.square(noise),
     )

@@ -23,7 +23,7 @@ from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.shared_belief import SharedBelief
 from numpyro_dgp.model.sites import Message, masks_around, site_kind, unwrap
 
-__all__ = ["Gaussian", "Use", "optimal_belief", "use_of_likelihood", "uses_of"]
+__all__ = ["Gaussian", "Use", "optimal_belief", "use_of_likelihood", "uses_of", "with_open_variance"]
 
 
 class Gaussian(NamedTuple):
@@ -195,6 +195,29 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
                 f"{type(use.function).__name__}: on a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has "
                 "the optimal means"
             )
+    return found
+
+
+def with_open_variance(
+    uses: dict[str, Use], columns: dict[str, tuple[Column, ...]], sites: dict[str, Message]
+) -> dict[str, Use]:
+    r"""The uses, with the variance that v leaves open in the noise of hidden layers whose inputs are data.
+
+    .. math:: \log p(h_n \mid v, x_n) = \log N(h_n;\, m(x_n) + a_n v,\, c_n), \qquad
+              c_n = k(x_n, x_n) - a_n a_n^\top + s^2 ,
+
+    is quadratic in v like :math:`E[\log N(h_n; f(x_n), s^2)]`, and larger by Jensen's inequality. At Gaussian inputs
+    :math:`c_n` is no constant, and the latter remains.
+    """
+    found = dict(uses)
+    for name, use in uses.items():
+        fn: Any = unwrap(sites[name]["fn"])
+        if isinstance(fn, Likelihood) or any(column is not None for column in columns[name]):
+            continue
+        variance = _rows(fn.conditional_variance, fn.loc.shape, fn.event_dim)
+        alike = use.noise.shape[-1] == 1 and not use.function.outputs_differ
+        noise = jnp.sqrt(variance[:, :1] if alike else variance)
+        found[name] = dataclasses.replace(use, noise=noise, open=False)
     return found
 
 

@@ -21,9 +21,12 @@ from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
+from numpyro_dgp.guides.rules.joint_inducing_values import FullJoint
+from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, require_site
 from numpyro_dgp.model.beliefs import Belief, InducingPrior
+from numpyro_dgp.model.joint_inducing import JointInducing
 
 __all__ = ["MarkovInducing"]
 
@@ -40,14 +43,15 @@ class MarkovInducing(Rule):
     draw, with the divergence of :math:`q(v \mid v^-)` in closed form. Values that no other layer depends on are
     integrated out.
     The draw makes gradients noisier than those of independent layers: take several, ``ELBO(num_particles=...)``.
-    :mod:`numpyro_dgp.bounds.markov_two_layers` has the bound of two layers in closed form.
+    :mod:`numpyro_dgp.bounds.markov_layers` has the bound in closed form.
 
     Args:
         below: the site of :math:`v^-`; by default that of the inducing values before this one in the program.
         rank: J, where :math:`U_p` is a matrix (M, J) times one basis O (J, P⁻ M⁻) for all outputs; ``None`` for a
             dense U.
         conditional: rule for :math:`N(t, \Omega)`: ``Full()``, a triangular root of :math:`\Omega` per output, or
-            ``Diagonal()``.
+            ``Diagonal()``; ``LowRank(J)``, a diagonal and a matrix of low rank per output; or ``FullJoint()``, one
+            :math:`\Omega` over all outputs together, with which :math:`v` is drawn too.
 
     Raises:
         ValueError: a rank that is not a positive integer, another rule as conditional, a site that does not hold
@@ -74,23 +78,24 @@ class MarkovInducing(Rule):
         >>> result.params["g_auto_transition"].shape
         (4, 10)
 
-    Source: Chamberlin (2016), sections 4.7, 4.9 and A.6, whitened; there with one U per pair of outputs, and in
-    section 4.9 with one :math:`\Omega` for all outputs together.
+    Source: Chamberlin (2016), sections 4.7, 4.9 and A.6, whitened; section 4.7 has one U per pair of outputs, section
+    4.9 one :math:`\Omega` for all outputs together, ``FullJoint()``.
     """
 
     below: str | None = None
     rank: int | None = None
-    conditional: Full | Diagonal = dataclasses.field(default_factory=Full)
+    conditional: Full | Diagonal | LowRank | FullJoint = dataclasses.field(default_factory=Full)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.rank is not None:
             require_count("rule MarkovInducing", "rank", self.rank, "5, or None for a dense matrix")
-        if not isinstance(self.conditional, Full | Diagonal):
+        if not isinstance(self.conditional, Full | Diagonal | LowRank | FullJoint):
             raise ValueError(
-                f"rule MarkovInducing: expected conditional=Full() or Diagonal(), got {self.conditional!r}: it gives "
-                "the covariance of inducing values when those of the layer below are known"
+                f"rule MarkovInducing: expected conditional=Full(), Diagonal(), LowRank(rank) or FullJoint(), got "
+                f"{self.conditional!r}: it gives the covariance of inducing values when those of the layer below are "
+                "known"
             )
 
     @property
@@ -113,7 +118,7 @@ class MarkovInducing(Rule):
             )
         return below
 
-    def __call__(self, site: Site) -> Belief:
+    def __call__(self, site: Site) -> Belief | JointInducing:
         require_site(InducingPrior, self, site, "inducing values")
         q: Any = self.conditional(site)
         return q.around(q.loc + self._transition(site, q.loc, site.below().reshape(-1)))

@@ -1,0 +1,304 @@
+r"""The bound of layers whose inducing values depend on each other and hidden values on them, in closed form.
+
+.. math:: q = q(v^1) \prod_{\ell > 1} q(v^\ell \mid v^{\ell-1}) \prod_{\ell, n} q(h^\ell_n \mid v^\ell),
+          \quad \text{all Gaussian and linear,} \quad q(v^\ell \mid v^{\ell-1}) = N(U v^{\ell-1} + t,\, W).
+
+Then the inducing values of all layers and the hidden values of one datum are jointly Gaussian. With
+:math:`\Sigma^\ell = U \Sigma^{\ell-1} U^\top + W` and T the weights of hidden values,
+:math:`\operatorname{Cov}[v^\ell, h^{\ell-1}_n] = U \Sigma^{\ell-1} T_n^\top`, and every term of the bound is an
+expectation of :mod:`numpyro_dgp.bounds.coupled_expectations`. The first layer has known inputs and enters by
+:math:`\log p(h \mid v, x)`; layers between it and the last one by the smaller :math:`E[\log N(h; f(h^-), s^2)]`, in
+which the variance between inducing inputs is linear.
+
+Source: Chamberlin (2016), sections 4.7, 4.9 and A.5. The mean of h there, :math:`A_n \mu^\# + B_n`, must be
+:math:`A_n \mu + B_n`, and its divergences take the covariance of h for that of u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._typing import Array, pytree
+from numpyro_dgp.algebra.gaussians import entropy, expected_kl, kl_full
+from numpyro_dgp.algebra.linalg import einsum, matmul, times_transpose
+from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, resolved
+from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
+from numpyro_dgp.bounds.couplings import Covariance, Transition, coupled, covariances, divergence, root, root_shape
+from numpyro_dgp.bounds.observations import Observations
+from numpyro_dgp.kernels import Kernel
+from numpyro_dgp.kernels.psi_statistics import psi0, psi2
+
+__all__ = ["HiddenLayer", "InnerMarkovLayer", "MarkovLayer", "markov_bound"]
+
+
+@pytree
+class HiddenLayer:
+    r"""A layer of P outputs at known inputs, whose values have means that are linear in its inducing values.
+
+    .. math:: q(v_p) = N(m_p, \Sigma_p), \qquad q(h_{np} \mid v_p) = N(T_{np} v_p + t_{np}, \Omega_{np})
+
+    Args:
+        kernel: k, shared by the outputs.
+        Z: inducing inputs (M, D).
+        loc: m (P, M).
+        scale_tril: triangular roots R of :math:`\Sigma` (P, M, M).
+        weights: T (N, P, M).
+        shift: t (N, P).
+        scale: square roots of :math:`\Omega` (N, P).
+        noise: standard deviation s of the process noise, a number.
+        mean: prior means at the inputs (N, P), or a number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import HiddenLayer
+        >>> from numpyro_dgp.kernels import RBF
+        >>> Z, m, R = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> hidden = HiddenLayer(RBF(), Z, m, R, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)  # N = M = 3, P = 1
+        >>> hidden.weights.shape, hidden.noise
+        ((3, 1, 3), 0.1)
+    """
+
+    kernel: Kernel
+    Z: Array
+    loc: Array
+    scale_tril: Array
+    weights: Array
+    shift: Array
+    scale: Array
+    noise: Array | float
+    mean: Array | float = 0.0
+
+
+@pytree
+class MarkovLayer:
+    r"""The last layer, of P outputs over P⁻ hidden ones: :math:`q(v \mid v^-) = N(U v^- + t,\; W)`.
+
+    Args:
+        kernel: k, shared by the outputs.
+        Z: inducing inputs (M, P⁻).
+        transition: U (P, M, P⁻, M⁻), or a :class:`~numpyro_dgp.bounds.LowRankTransition`.
+        loc: t (P, M).
+        scale_tril: triangular roots of W (P, M, M), one per output; or one W for all outputs, a
+            :class:`~numpyro_dgp.bounds.JointCovariance` or :class:`~numpyro_dgp.bounds.LowRankCovariance`.
+        noise: standard deviation of the observations, a number.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import MarkovLayer
+        >>> from numpyro_dgp.kernels import RBF
+        >>> Z, m, R = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), m, R, 0.5)
+        >>> last.transition.shape
+        (1, 3, 1, 3)
+    """
+
+    kernel: Kernel
+    Z: Array
+    transition: Transition
+    loc: Array
+    scale_tril: Covariance
+    noise: Array | float
+
+
+@pytree
+class InnerMarkovLayer:
+    r"""A layer between the first and the last: inducing values like those of :class:`MarkovLayer`, and hidden values.
+
+    .. math:: q(h_n \mid v) = \prod_p N(T_{np} v_p + t_{np}, \Omega_{np})
+
+    Args:
+        values: the inducing values; ``noise`` is the standard deviation s of the process noise.
+        weights: T (N, P, M).
+        shift: t (N, P).
+        scale: square roots of :math:`\Omega` (N, P).
+        slope: of a linear mean function (P⁻, P), or ``None`` for mean zero.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import InnerMarkovLayer, MarkovLayer
+        >>> from numpyro_dgp.kernels import RBF
+        >>> Z, m, R = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> values = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), m, R, 0.1)
+        >>> inner = InnerMarkovLayer(values, jnp.zeros((5, 1, 3)), jnp.zeros((5, 1)), jnp.ones((5, 1)), jnp.eye(1))
+        >>> inner.weights.shape
+        (5, 1, 3)
+    """
+
+    values: MarkovLayer
+    weights: Array
+    shift: Array
+    scale: Array
+    slope: Array | None = None
+
+
+class _State(NamedTuple):
+    """What the layer above sees of a layer: means m (P, M) of its inducing values, columns F (P, M, K) of which their
+    joint covariance is the sum of squares, covariances Cov[v, h] (N, P, M, D), means (N, D) of the hidden values h and
+    their variances (N, D) or covariances (N, D, D)."""
+
+    mean: Array
+    columns: Array
+    with_hidden: Array
+    loc: Array
+    variance: Array
+
+
+def markov_bound(
+    hidden: HiddenLayer, last: MarkovLayer, X: Array, y: Array, *, between: Sequence[InnerMarkovLayer] = ()
+) -> Array:
+    r"""The bound of two or more layers with inducing values that follow those below, a number.
+
+    With two layers the same bound as that of ``dgp.ELBO`` with the rules ``GivenInducing`` and ``MarkovInducing``,
+    without draws; with more a lower one, because layers in between enter by
+    :math:`E[\log N(h; f(h^-), s^2)]`.
+
+    Args:
+        hidden: the first layer, with a posterior of its values at X.
+        last: the last, with mean function zero and a Gaussian likelihood.
+        X: inputs (N, D).
+        y: observations (N, P), P the outputs of the last layer.
+        between: the layers between these two, from the second on.
+
+    Returns:
+        The bound, a number in nats.
+
+    Raises:
+        ValueError: arrays that do not fit together, or a kernel above the first layer without closed form.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import RBF
+        >>> from numpyro_dgp.bounds import HiddenLayer, MarkovLayer, markov_bound
+        >>> Z, m, R = jnp.linspace(-1, 1, 3)[:, None], jnp.zeros((1, 3)), jnp.eye(3)[None]
+        >>> hidden = HiddenLayer(RBF(), Z, m, R, jnp.zeros((3, 1, 3)), Z, jnp.ones((3, 1)), 0.1)
+        >>> last = MarkovLayer(RBF(), Z, jnp.zeros((1, 3, 1, 3)), m, R, 0.5)
+        >>> markov_bound(hidden, last, Z, jnp.sin(Z)).shape
+        ()
+
+    Source: Chamberlin (2016), sections 4.7, 4.9 and A.5, with :math:`\log p(h \mid v, x)` for
+    :math:`\log N(h; f, \sigma^2)` in the first layer.
+    """
+    _require_shapes(hidden, tuple(between), last, X, y)
+    Sigma = times_transpose(hidden.scale_tril)
+    below = _first(hidden, Sigma)
+    bound = -kl_full(hidden.loc, hidden.scale_tril).sum() - _hidden_divergence(hidden, Sigma, X)
+    for layer in between:
+        mean, columns, v = _follow(layer.values, below)
+        T, S = layer.weights, v.covariance
+        loc = layer.shift + einsum("npm,pm->np", T, mean)
+        TF = einsum("npm,pmk->npk", T, columns)
+        with_below = einsum("npm,npmd->npd", T, jnp.moveaxis(v.with_inputs, 0, 1))
+        with_values = einsum("npm,pmk->npk", T, S)
+        variance = jnp.square(layer.scale) + (with_values * T).sum(-1)
+        slope = jnp.zeros((below.loc.shape[1], loc.shape[1]), loc.dtype) if layer.slope is None else layer.slope
+        target = _less_linear(Target(loc, with_below, with_values), variance, slope, below, v)
+        bound = bound + _expected_density(layer.values, below, v, *target) + entropy(jnp.square(layer.scale)).sum()
+        bound = bound - _divergence(layer.values, below)
+        covariance = matmul(TF, TF.mT) + jnp.square(layer.scale)[..., None] * jnp.eye(T.shape[1], dtype=T.dtype)
+        below = _State(mean, columns, einsum("pmk,ndk->npmd", columns, TF), loc, covariance)
+    _, _, v = _follow(last, below)
+    N, Q = y.shape
+    known = Target(y, jnp.zeros((N, Q, below.loc.shape[1]), y.dtype), jnp.zeros((N, *last.loc.shape), y.dtype))
+    return bound + _expected_density(last, below, v, known, jnp.zeros_like(y)) - _divergence(last, below)
+
+
+def _first(layer: HiddenLayer, Sigma: Array) -> _State:
+    TS = einsum("npk,pkl->npl", layer.weights, Sigma)
+    one = jnp.eye(len(Sigma), dtype=TS.dtype)
+    variance = jnp.square(layer.scale) + (TS * layer.weights).sum(-1)
+    loc = layer.shift + einsum("npk,pk->np", layer.weights, layer.loc)
+    columns = root(layer.scale_tril, *layer.loc.shape)
+    return _State(layer.loc, columns, einsum("npm,pd->npmd", TS, one), loc, variance)
+
+
+def _follow(layer: MarkovLayer, below: _State) -> tuple[Array, Array, Coupled]:
+    """Means and columns of the inducing values, and what each output of them has in common with the layer's inputs."""
+    mean = layer.loc + coupled(layer.transition, below.mean[..., None])[..., 0]
+    moved = coupled(layer.transition, below.columns)
+    columns = jnp.concatenate([moved, root(layer.scale_tril, *layer.loc.shape)], -1)
+    own = matmul(moved, moved.mT) + covariances(layer.scale_tril, *layer.loc.shape)
+    with_inputs = jnp.moveaxis(coupled(layer.transition, below.with_hidden), 0, 1)
+    return mean, columns, Coupled(mean, own, with_inputs)
+
+
+def _divergence(layer: MarkovLayer, below: _State) -> Array:
+    """E KL[q(v | v⁻) || N(0, I)]: that at the mean of v⁻, and half the trace of the covariance that U adds."""
+    mean = layer.loc + coupled(layer.transition, below.mean[..., None])[..., 0]
+    spread = jnp.square(coupled(layer.transition, below.columns)).sum()
+    return divergence(mean, layer.scale_tril) + 0.5 * spread
+
+
+def _less_linear(target: Target, variance: Array, slope: Array, below: _State, v: Coupled) -> tuple[Target, Array]:
+    """The target without ``slope`` (P⁻, P) times the inputs, and its variance."""
+    V: Any = below.variance if below.variance.ndim == 3 else jax.vmap(jnp.diag)(below.variance)
+    spread = einsum("dp,nde->npe", slope, V)
+    both = target.with_inputs
+    variance = variance + (spread * slope.T).sum(-1) - 2 * (both * slope.T).sum(-1)
+    shared = einsum("dp,pnmd->npm", slope, v.with_inputs)
+    return Target(target.loc - matmul(below.loc, slope), both - spread, target.with_values - shared), variance
+
+
+def _hidden_divergence(layer: HiddenLayer, Sigma: Array, X: Array) -> Array:
+    r""":math:`\sum_{np} E_{q(v)} \mathrm{KL}[q(h_{np} \mid v) \,\|\, p(h_{np} \mid v, x_n)]`."""
+    whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of the first layer")
+    A = matmul(layer.kernel(X, layer.Z), whiten.T)
+    open_ = open_variance(layer.kernel.diag(X), jnp.square(A).sum(-1), len(layer.Z))
+    c = (open_ + jnp.square(layer.noise))[:, None]
+    between = layer.weights - A[:, None]
+    gap = layer.shift - layer.mean + einsum("npk,pk->np", between, layer.loc)
+    square = jnp.square(gap) + einsum("npk,pkl,npl->np", between, Sigma, between)
+    return expected_kl(jnp.square(layer.scale), square, c).sum()
+
+
+def _expected_density(layer: MarkovLayer, below: _State, v: Coupled, target: Target, target_variance: Array) -> Array:
+    """E[log N(t; f(h⁻), noise²)] of targets t (N, P), which may be Gaussian together with h⁻ and v."""
+    loc, variance = below.loc, below.variance
+    second = psi2(layer.kernel, loc, variance, layer.Z)
+    whiten = resolved(inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of a layer"), second)
+    # Not clipped, unlike open_variance: rounding errors of the trace are those of the expected squares, and cancel.
+    open_ = psi0(layer.kernel, loc, variance).sum() - jnp.trace(matmul(matmul(whiten, second), whiten.T))
+    where = layer.kernel, layer.Z, whiten, loc, variance
+
+    def output(own: Coupled, t: Target, spread: Array) -> Array:
+        product, square = expected_product(*where, own, t), expected_square(*where, own)
+        error = jnp.square(t.loc) + spread - 2 * product + square
+        return Observations(t.loc, layer.noise).log_density(error + open_ / len(loc))
+
+    return jax.vmap(output, (0, 1, 1))(v, target, target_variance).sum()
+
+
+def _require_shapes(
+    hidden: HiddenLayer, between: tuple[InnerMarkovLayer, ...], last: MarkovLayer, X: Array, y: Array
+) -> None:
+    (M, D), (N, P) = np.shape(hidden.Z), np.shape(hidden.shift)
+    found = {"hidden.loc": np.shape(hidden.loc), "hidden.scale_tril": np.shape(hidden.scale_tril)}
+    found |= {"hidden.weights": np.shape(hidden.weights), "hidden.scale": np.shape(hidden.scale)}
+    expected: dict[str, tuple[int, ...]] = dict(zip(found, ((P, M), (P, M, M), (N, P, M), (N, P)), strict=True))
+    wide, many = P, M
+    for i, layer in enumerate((*(inner.values for inner in between), last)):
+        name = f"between[{i}].values" if i < len(between) else "last"
+        L, Q = np.shape(layer.Z)[0], np.shape(layer.loc)[0]
+        found |= {f"{name}.Z": np.shape(layer.Z), f"{name}.transition": tuple(np.shape(layer.transition))}
+        expected |= {f"{name}.Z": (L, wide), f"{name}.transition": (Q, L, wide, many), f"{name}.loc": (Q, L)}
+        found |= {f"{name}.loc": np.shape(layer.loc)}
+        found[f"{name}.scale_tril"], expected[f"{name}.scale_tril"] = root_shape(layer.scale_tril, Q, L)
+        if i < len(between):
+            inner, stem, slope = between[i], f"between[{i}]", (wide, Q)
+            found |= {f"{stem}.{a}": np.shape(getattr(inner, a)) for a in ("weights", "shift", "scale")}
+            expected |= {f"{stem}.weights": (N, Q, L), f"{stem}.shift": (N, Q), f"{stem}.scale": (N, Q)}
+            found |= {f"{stem}.slope": slope if inner.slope is None else np.shape(inner.slope)}
+            expected |= {f"{stem}.slope": slope}
+        wide, many = Q, L
+    found |= {"X": np.shape(X), "y": np.shape(y)}
+    expected |= {"X": (N, D), "y": (N, wide)}
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ValueError(
+                f"markov_bound: expected {name} of shape {shape}, got {found[name]}: with {N} data, {M} inducing "
+                f"inputs and {P} columns in the first layer, and what layers above it say of themselves"
+            )
