@@ -167,6 +167,30 @@ def sets(directory: str | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         yield name, *regression.load(str(Path(directory or "") / f"{name}.npz"))
 
 
+def summary(records: list[dict[str, Any]]) -> str:
+    """A row per guide and depth: what is finite, how far the precisions are apart, what is worse than a constant."""
+    lines = ["| guide | layers | sets | not finite | median | largest | worse than a constant |", "|---" * 7 + "|"]
+    for guide in precision.CASES:
+        for layers in (1, 2, 3):
+            found = [r for r in records if r["guide"] == guide and r["layers"] == layers]
+            finite = [r for r in found if "difference" in r]
+            apart = [abs(r["difference"]) / r["float64"]["error"] for r in finite]
+            worse = {d: [r["set"] for r in finite if r[d]["gain"] < -r[d]["gain_error"]] for d in precision.DTYPES}
+            names = [
+                name
+                + "".join(f" (in {d} only)" for d in precision.DTYPES if name in worse[d])
+                * (sum(name in worse[d] for d in precision.DTYPES) == 1)
+                for name in dict.fromkeys([*worse["float32"], *worse["float64"]])
+            ]
+            if found:
+                numbers = f"{np.median(apart):.2f} | {max(apart):.2f}" if apart else " | "
+                lines.append(
+                    f"| {guide} | {layers} | {len(found)} | {len(found) - len(finite)} | {numbers} | "
+                    f"{', '.join(names) or 'none'} |"
+                )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="a directory of .npz files, beside the sets of the libraries")
@@ -206,7 +230,10 @@ def main() -> None:
                         file.write(json.dumps(record) + "\n")
                     print(f"{name}, {layers} layers, {guide}: {precision.cell(record)}", flush=True)
             jax.clear_caches()
-    print(precision.table(records()))
+    there = records()
+    library = [r for r in there if r["set"] in library_sets.LIBRARY_SETS]
+    for found in (library, [r for r in there if r not in library]):
+        print(precision.table(found), summary(found), sep="\n\n")
 
 
 if __name__ == "__main__":

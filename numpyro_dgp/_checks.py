@@ -29,7 +29,6 @@ __all__ = [
     "is_concrete",
     "kept",
     "known_keywords",
-    "nan_where_broken",
     "nearest",
     "require_count",
     "require_finite",
@@ -97,19 +96,6 @@ def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
     return False
 
 
-def _while_tracing(variable: ContextVar[bool], function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, with the variable set while it runs, which for a compiled function is while it is traced."""
-
-    def tracing(*args: Any) -> Any:
-        token = variable.set(True)
-        try:
-            return function(*args)
-        finally:
-            variable.reset(token)
-
-    return tracing
-
-
 def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     """``function``, to be compiled, with a record of all checks of traced values in it: gives ``(record, result)``.
 
@@ -117,7 +103,13 @@ def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     or gives the warning.
     """
 
-    checking = _while_tracing(_CHECKING_LATER, function)
+    def checking(*args: Any) -> Any:  # while it runs, which for a compiled function is while it is traced
+        token = _CHECKING_LATER.set(True)
+        try:
+            return function(*args)
+        finally:
+            _CHECKING_LATER.reset(token)
+
     checked: Callable[..., tuple[Any, Any]] = checkify.checkify(checking, errors=checkify.user_checks)
     return checked
 
