@@ -301,7 +301,7 @@ def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
 
 def require_single_values(guide: Any) -> None:
     """Raise if a guide has several weighted values of latents at the rows of the fit, of which none is the one."""
-    if isinstance(guide, Guide) and guide.has_weights:
+    if isinstance(guide, Guide) and guide.choices.has_weights:
         raise ValueError(
             "Posterior.layers: expected a call without observations, got those of the fit with a guide that has "
             "several weighted values of every latent: leave the observations out, posterior.layers(key, X), for "

@@ -165,12 +165,6 @@ class Guide:
         guide.predicted = plates
         return guide
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether latents have several values in a fit, with importance weights or those of quadrature."""
-        rules = (*self.choices.rules.values(), *self.choices.sites.values())
-        return any((self.choices.num_samples, *(rule.num_nodes for rule in rules)))
-
     def sample_posterior(
         self, rng_key: Array, params: dict[str, Array], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> dict[str, Array]:
@@ -193,7 +187,7 @@ class Guide:
 
         def draw(key: Array) -> dict[str, Array]:
             values = handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
-            if not self.has_weights:
+            if not self.choices.has_weights:
                 return values
             found = run(key, key, params, self.model, self, args, kwargs)
             return values | resample(jax.random.fold_in(key, 1), found)
