@@ -1,10 +1,10 @@
 """Single against double precision: the same fits in both, on regression sets, by depth and guide.
 
 ``python benchmarks/precision.py --data DIRECTORY`` reads ``DIRECTORY/*.npz`` (arrays X, y), trains every combination
-for some steps in float32 and in float64, appends one line per pair of fits to ``--out`` and prints tables;
-``--data library`` takes sets that come with scikit-learn and statsmodels (``library_sets.py``). Pairs found
+for some steps in float32 and in float64, appends one line per pair of fits to ``--out`` and prints tables. Pairs found
 there already are not repeated, so that an interrupted run goes on. Both fits have the same rows, rounded to single
-precision, and the same random numbers, drawn in single precision: what differs is rounding.
+precision, and the same random numbers, drawn in single precision: what differs is rounding. Many small sets are in
+``precision_library.py``.
 
 A cell of a table is the difference of the mean log densities of test rows, float32 minus float64, in units of the
 standard error of the latter over rows; or what was not finite, a loss or a density. Below the tables are the fits
@@ -136,11 +136,15 @@ def compare(split: regression.Split, name: str, layers: int, options: argparse.N
     for dtype in DTYPES:
         jax.config.update("jax_enable_x64", dtype == "float64")
         found[dtype] = fit(split, CASES[name], layers, options)
+    return scored(found, constant_density(np.asarray(split.y, float), np.asarray(split.y_test, float)))
+
+
+def scored(found: dict[str, Any], constant: np.ndarray) -> dict[str, Any]:
+    """A pair of fits as a record: log densities of test rows become means with their standard errors."""
     rows = [found[dtype].pop("densities", None) for dtype in DTYPES]
     error = lambda values: float(values.std(ddof=1) / math.sqrt(len(values)))  # noqa: E731
     for dtype, values in zip(DTYPES, rows, strict=True):
         found[dtype] |= {} if values is None else {"density": float(values.mean()), "error": error(values)}
-    constant = constant_density(split)
     found["constant"] = float(constant.mean())
     for dtype, values in zip(DTYPES, rows, strict=True):
         if values is not None:
@@ -150,9 +154,8 @@ def compare(split: regression.Split, name: str, layers: int, options: argparse.N
     return found
 
 
-def constant_density(split: regression.Split) -> np.ndarray:
-    """Log densities of test rows under a Gaussian with the moments of the training targets."""
-    y, test = np.asarray(split.y, float), np.asarray(split.y_test, float)
+def constant_density(y: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Log densities of test targets under a Gaussian with the moments of the training targets."""
     return -0.5 * np.log(2 * np.pi * y.var()) - 0.5 * np.square(test - y.mean()) / y.var()
 
 
@@ -192,9 +195,9 @@ def table(records: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="directory of .npz files, or library; without it what is there is printed")
+    parser.add_argument("--data", help="directory of .npz files; without it what is there is printed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "precision.jsonl")
-    parser.add_argument("--sets", nargs="+", choices=(*SETS, *library_sets.LIBRARY_SETS), help="all if not given")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--layers", type=int, nargs="+", choices=(1, 2, 3), default=[1, 2, 3])
     parser.add_argument("--guides", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--steps", type=int, default=500)
@@ -211,14 +214,12 @@ def main() -> None:
         lines = options.out.read_text().splitlines() if options.out.exists() else []
         return [r for r in map(json.loads, lines) if settings.items() <= r.items()]
 
-    library = options.data == "library"
-    sets = options.sets or (library_sets.LIBRARY_SETS if library else SETS)
-    jobs = [(g, n, s) for g in options.guides for n in options.layers for s in sets if n in CASES[g].depths]
+    jobs = [(g, n, s) for g in options.guides for n in options.layers for s in options.sets if n in CASES[g].depths]
     for guide, layers, name in jobs if options.data else []:
         key = {"set": name, "layers": layers, "guide": guide}
         if any(key.items() <= r.items() for r in records()):
             continue
-        data = library_sets.load(name) if library else regression.load(str(Path(options.data) / f"{name}.npz"))
+        data = regression.load(str(Path(options.data) / f"{name}.npz"))
         split = regression.split_data(*data, 0, "B", TEST)
         record = key | settings | compare(split, guide, layers, options)
         with options.out.open("a") as file:

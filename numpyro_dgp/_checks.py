@@ -29,7 +29,6 @@ __all__ = [
     "is_concrete",
     "kept",
     "known_keywords",
-    "nan_where_broken",
     "nearest",
     "require_count",
     "require_finite",
@@ -130,29 +129,15 @@ def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
     return checked
 
 
-_NAN_WHERE_BROKEN: ContextVar[bool] = ContextVar("_NAN_WHERE_BROKEN", default=False)
-"""Whether the program that is being traced gives NaN where a check fails: set by ``nan_where_broken``."""
-
-
-def nan_where_broken(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, to be compiled, in which :func:`kept` values that break a rule are NaN."""
-
-    def broken_is_nan(*args: Any) -> Any:
-        with _set(_NAN_WHERE_BROKEN, True):
-            return function(*args)
-
-    return broken_is_nan
-
-
 def kept(rule: Callable[..., Any], value: Any, *others: ArrayLike) -> Any:
-    """``value``; inside of :func:`nan_where_broken`, NaN in those rows (..., D) in which an entry breaks the rule.
+    """``value``; where it is traced, NaN in those rows (..., D) in which an entry breaks the rule.
 
     Args:
         rule: from arrays to whether each entry keeps it.
         value: its first argument (..., D).
         *others: its other arguments.
     """
-    if not _NAN_WHERE_BROKEN.get() or is_concrete(value):
+    if is_concrete(value):
         return value
     return jnp.where(rule(value, *map(jnp.asarray, others)).all(-1, keepdims=True), value, jnp.nan)
 

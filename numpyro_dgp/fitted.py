@@ -54,11 +54,13 @@ class Target(NamedTuple):
         site: the observed site; ``None`` where no single one is asked for.
         plates: the plates of each predicted site.
         batch: the number of the batch of rows; ``None`` for all rows at once.
+        of_fit: whether the rows are those of the fit, in their order, so that its values of single rows are theirs.
     """
 
     site: str | None
     plates: tuple[frozenset[str], ...]
     batch: Array | None = None
+    of_fit: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,13 +87,22 @@ class Fit:
     def __post_init__(self) -> None:
         require_fit(self.model, self.guide, self.params, self.samples, self.site)
 
-    def call(self, args: Any, kwargs: Any) -> Call:
-        """What a call at new inputs predicts; raises for a call that is not one."""
+    def call(self, args: Any, kwargs: Any, or_of_fit: bool = False) -> Call:
+        """What a call at new inputs predicts; raises for a call that is not one.
+
+        Args:
+            args: arguments of the program.
+            kwargs: its keyword arguments.
+            or_of_fit: take a call with all observations too, which is one at the rows of the fit.
+        """
         call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
-        require_unobserved(call)
         require_own_functions(call)
-        require_new_rows(call)
-        warn_rows_together(call)
+        if or_of_fit and call.candidates and not call.predicted:
+            require_single_values(self.guide)
+        else:
+            require_unobserved(call)
+            require_new_rows(call)
+            warn_rows_together(call)
         require_rules(self.guide, self.params, call.sites)
         require_draws(self.samples or {}, call.sites)
         return call
@@ -101,13 +112,13 @@ class Fit:
         guide_key, model_key = jax.random.split(key)
         guide, model = self.guide_at(target), self.seeded(self.model, model_key, target)
         if guide is None:
-            return _whole(self.given(sample, model, args, kwargs, target.plates), args, kwargs)
+            return _whole(self.given(sample, model, args, kwargs, target), args, kwargs)
         integrated = marginal(self.seeded(guide, guide_key, target))
         if isinstance(guide, Guide):
             return traces(model, integrated, args, kwargs, lambda program, _: Whole(program))[1]
         # A guide of another package may have hidden values for the rows of the fit only.
         values = sample_values(handlers.trace(integrated).get_trace(*args, **kwargs))
-        return _whole(self.given(values, model, args, kwargs, target.plates), args, kwargs)
+        return _whole(self.given(values, model, args, kwargs, target), args, kwargs)
 
     def guide_at(self, target: Target) -> Callable[..., Any] | None:
         """The guide at the rows that are predicted."""
@@ -127,21 +138,20 @@ class Fit:
         program: Callable[..., Any],
         args: Any,
         kwargs: Any,
-        predicted: tuple[frozenset[str], ...] = (),
+        target: Target = Target(None, ()),
     ) -> Callable[..., Any]:
-        """``program`` with those values of ``sample`` that are shared by all data.
+        """``program`` with those values of ``sample`` that are shared by all data, and all of them at rows of the fit.
 
         Args:
             sample: values by site.
             program: the model, with its random numbers.
             args: its arguments.
             kwargs: its keyword arguments.
-            predicted: the plates of the sites that are predicted: then latents of other rows, observed in this call,
-                are given too.
+            target: what is predicted: latents of other rows, observed in this call, are given too.
         """
         structure = inspect_program(self.model, args, kwargs)
         source = "samples" if self.guide is None else "a guide"
-        return handlers.substitute(program, substitute_fn=given_draw(sample, source, structure, predicted))
+        return handlers.substitute(program, substitute_fn=given_draw(sample, source, structure, target))
 
 
 def _whole(program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
@@ -207,16 +217,15 @@ def require_arguments(key: Any, leaves: list[Any]) -> None:
         raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
 
 
-def given_draw(
-    sample: Mapping[str, Any], source: str, structure: Program, predicted: tuple[frozenset[str], ...]
-) -> Callable[[Message], Any]:
+def given_draw(sample: Mapping[str, Any], source: str, structure: Program, target: Target) -> Callable[[Message], Any]:
     """From a site of a program to its value in a draw, ``None`` for sites that the program draws at these rows.
 
     Args:
         sample: values by site.
         source: where they come from, for messages.
         structure: of the program in this call.
-        predicted: the plates of the sites that are predicted; none to leave all sites of single data to the program.
+        target: what is predicted. Without plates, and at other rows than those of the fit, all sites of single data are
+            left to the program.
 
     Raises:
         ValueError: when the program meets a shared site that has no value, or one of another shape.
@@ -224,7 +233,9 @@ def given_draw(
 
     def value(msg: Message) -> Any:
         name = msg["name"]
-        if msg["type"] != "sample" or msg["is_observed"] or not structure.is_given(msg, predicted):
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return None
+        if not structure.is_given(msg, target.plates) and not (target.of_fit and name in sample):
             return None
         if name not in sample:
             if name in structure.ends:
@@ -286,6 +297,16 @@ def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
     for name in sorted(samples.keys() & sites.keys()):
         if sites[name]["type"] == "sample":
             require_finite(f"draws of {name!r}", samples[name], "the chain diverged: look at its diagnostics")
+
+
+def require_single_values(guide: Any) -> None:
+    """Raise if a guide has several weighted values of latents at the rows of the fit, of which none is the one."""
+    if isinstance(guide, Guide) and guide.choices.has_weights:
+        raise ValueError(
+            "Posterior.layers: expected a call without observations, got those of the fit with a guide that has "
+            "several weighted values of every latent: leave the observations out, posterior.layers(key, X), for "
+            "latents from their prior, or draw those of the fit's rows, guide.sample_posterior(key, params, X, y)"
+        )
 
 
 def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:

@@ -321,13 +321,42 @@ class Posterior(FunctionPredictions):
         With Gaussian q(v), ``f(x)`` is the posterior of the layer at any x in the space of its inputs. An exact process
         is conditioned on a draw of its values, a layer with inducing values that other layers depend on is conditioned
         on a draw of these, and with MCMC every layer is conditioned on the first draw kept.
+
+        A call with all observations, ``posterior.layers(key, X, y)``, is one at the rows of the fit, in their order:
+        hidden values and latents of single rows are then drawn from the posterior that the fit has for these rows, as
+        in ``guide.sample_posterior(key, params, X, y)``. Without observations the program draws them given what all
+        data share. Exact processes have values at the rows of the fit only.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model: those of the fit, or without observations.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: as :meth:`predict`; observations with a guide that has several weighted values of latents; at
+                the rows of the fit, values of the fit for another number of rows.
+
+        Example:
+            >>> import jax, numpyro
+            >>> import jax.numpy as jnp
+            >>> import numpyro.distributions as dist
+            >>> import numpyro_dgp as dgp
+            >>> X = jnp.linspace(0, 1, 20)[:, None]
+            >>> def model(y=None):
+            ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), None)(X))
+            ...     with numpyro.plate("data", len(X)):
+            ...         numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
+            >>> posterior = dgp.Posterior(model, samples={"v": jnp.sin(6 * X.T)})
+            >>> f, inputs = posterior.layers(jax.random.key(0), jnp.where(X[:, 0] < 0.5, 1, 0))["v"]
+            >>> print(f(jnp.array([[0.25]])).mean.round(2))
+            [1.]
         """
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
         require_arguments(key, jax.tree.leaves((args, kwargs)))
         found, sample = {}, {name: values[0] for name, values in self._predictor.thinned(1).items()}
-        call = self.call(args, kwargs)
+        call = self.call(args, kwargs, or_of_fit=True)
         require_conditionals(call, below=False)
-        target = Target(None, call.plates)
+        target = Target(None, call.plates, of_fit=bool(call.candidates) and not call.predicted)
         for name, site in self.trace(target, key, sample, args, kwargs).items():
             every = each_values_of(site["fn"]) if site["type"] == "sample" else ()
             for values in every:

@@ -225,6 +225,48 @@ def test_parameters_of_single_data_are_not_missed_at_new_rows(key):
     assert {name: rows.shape for name, (_, rows) in layers.items()} == {"h": (7, 2), "y": (7, 1)}
 
 
+def test_layers_at_the_rows_of_the_fit(key):
+    """A call with the observations is one at the rows of the fit: hidden values and latents are those of the fit."""
+    guide = dgp.guides.MeanField(bayesian)
+    params = random_params(bayesian, guide, X, Y)
+    params |= {name: jnp.full_like(value, 1e-6) for name, value in params.items() if name.endswith("auto_scale")}
+    layers = dgp.Posterior(bayesian, guide, params).layers(key, X, Y)
+    np.testing.assert_allclose(layers["y"][1].ravel(), params["h_auto_loc"].ravel(), atol=1e-4)
+    np.testing.assert_allclose(layers["h"][1][:, -1], params["w_auto_loc"].ravel(), atol=1e-4)
+    drawn = guide.sample_posterior(key, params, X, Y, sample_shape=(3,))
+    layers = dgp.Posterior(bayesian, samples=drawn, params={"g_Z": params["g_Z"]}).layers(key, X, Y)
+    np.testing.assert_array_equal(layers["y"][1].ravel(), drawn["h"][0].ravel())
+    np.testing.assert_array_equal(layers["h"][1][:, -1], drawn["w"][0].ravel())
+    weighted = dgp.guides.ImportanceWeighted(bayesian, num_samples=3)
+    with pytest.raises(
+        ValueError, match=r"Posterior\.layers: expected a call without observations, got those of the fit"
+    ):
+        dgp.Posterior(bayesian, weighted, params).layers(key, X, Y)
+    with pytest.raises(ValueError, match=r"each draw of 'w' to have shape \(7, 1\), got \(30, 1\)"):
+        dgp.Posterior(bayesian, samples=drawn).layers(key, X[:7], Y[:7])
+
+
+def test_layers_of_an_exact_process_at_the_rows_of_the_fit(key):
+    """Whoever passes the observations says which rows these are: there is nothing to warn of."""
+
+    def program(X, y=None):
+        v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), None)(X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(v, 0.1), obs=y)
+
+    guide = dgp.guides.InducingPoint(program)
+    posterior = dgp.Posterior(program, guide, random_params(program, guide, X, Y))
+    f, inputs = posterior.layers(key, X, Y)["v"]
+    np.testing.assert_array_equal(inputs, X)
+    assert f(X).mean.shape == (30,)
+    with pytest.warns(
+        UserWarning, match="expected the rows of the fit, in their order, in a call without observations"
+    ):
+        posterior.layers(key, X)
+    with pytest.raises(ValueError, match="expected the exact process at 'v' at the rows of the fit"):
+        posterior.layers(key, X[:7], Y[:7])
+
+
 def test_parameters_of_other_programs_are_ignored_with_a_warning(key):
     guide = dgp.guides.InducingPoint(shallow)
     params = random_params(deep, dgp.guides.InducingPoint(deep), X, Y)

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from dense import kl, log_normal, svgp, svgp_bound
+from numpyro import handlers
 from numpyro.distributions import kl_divergence
 from numpyro.infer import SVI, Trace_ELBO
 from programs import agree, draws_of_bound, random_params
@@ -523,7 +524,7 @@ def test_natural_step_goes_to_the_optimal_mean():
 
 
 def _on_ring(X, y=None):
-    f = dgp.gp("f", RBF(), dgp.Grid(-2.0, 2.0, 16))
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(-2.0, 2.0, 16))
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(f(jnp.sin(0.1 * X) * 10), lambda v: dist.Normal(v, 0.1)), obs=y)
 
@@ -548,7 +549,7 @@ def test_draws_of_counts_outside_of_the_ring_are_an_error():
     """Programs with loops that end by chance cannot be compiled with their checks."""
 
     def model(X, y=None):
-        f = dgp.gp("f", RBF(), dgp.Grid(-2.0, 2.0, 16))
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(-2.0, 2.0, 16))
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
 
@@ -572,3 +573,35 @@ def test_hidden_values_outside_of_the_ring_are_an_error_in_predictions():
     assert np.isfinite(posterior.predict(key, jnp.array([[0.5], [1.0]])).mean).all()
     with pytest.raises(ValueError, match=r"expected inputs on the ring, from -6.0 to 6.0"):
         posterior.predict(key, jnp.array([[0.5], [9.0]]))
+
+
+def test_inputs_outside_of_a_ring_are_nan_where_they_are_traced():
+    """Under ``jit`` no error can be raised; a wrapped input would have the value of another point."""
+
+    def program(x):
+        with handlers.seed(rng_seed=0):
+            values = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(-2.0, 2.0, 12))(x)
+        return jnp.stack([values.mean, values.variance])
+
+    x = jnp.array([[0.3], [2.5], [-2.0]])
+    found = jax.jit(program)(x)
+    np.testing.assert_array_equal(np.isnan(found), [[False, True, False]] * 2)
+    np.testing.assert_allclose(found[:, ::2], program(x[::2]), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"expected inputs on the ring, from -2\.0 to 2\.0, got 1 outside"):
+        program(x)
+
+
+@pytest.mark.slow
+def test_a_fit_whose_hidden_values_leave_a_ring_says_so(key):
+    X = jnp.linspace(0, 1, 30)[:, None]
+
+    def deep(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.3), dgp.Points(X[::4]), outputs=1, mean=dgp.means.Identity())
+        g = dgp.gp("g", dgp.kernels.RBF(1.0, 0.3), dgp.Grid(-0.1, 1.1, 20))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    svi = SVI(deep, dgp.guides.InducingPoint(deep), optax.adam(0.05), dgp.ELBO())
+    with pytest.raises(ValueError, match=r"fit: the loss became nan at step .*expected inputs on the ring"):
+        dgp.fit(svi, key, 600, X, jnp.sin(25 * X[:, 0]), progress_bar=False)

@@ -184,15 +184,10 @@ class Guide:
             ValueError: a key that is no PRNG key.
         """
         require_key(f"{type(self).__name__}.sample_posterior", rng_key)
-        choices = self.choices
-        several = [
-            choices.num_samples,
-            *(rule.num_nodes for rule in (*choices.rules.values(), *choices.sites.values())),
-        ]
 
         def draw(key: Array) -> dict[str, Array]:
             values = handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
-            if not any(several):
+            if not self.choices.has_weights:
                 return values
             found = run(key, key, params, self.model, self, args, kwargs)
             return values | resample(jax.random.fold_in(key, 1), found)

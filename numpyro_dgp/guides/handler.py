@@ -49,6 +49,12 @@ class Choices:
     init_loc_fn: Callable[..., Any]
     num_samples: int | None
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether latents have several values in a fit, with importance weights or those of quadrature."""
+        rules = (*self.rules.values(), *self.sites.values())
+        return any((self.num_samples, *(rule.num_nodes for rule in rules)))
+
     def rule(self, msg: Message) -> Rule | None:
         """The rule for a latent site; ``None`` where a NumPyro autoguide draws it."""
         return self.sites.get(msg["name"], self.rules.get(site_kind(msg)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
+from numpyro_dgp._checks import violated
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.quadrature import GaussHermite
@@ -30,7 +31,7 @@ class OneVsEach(dist.CategoricalLogits):
             all, without bias. ``None`` takes all classes.
 
     Raises:
-        ValueError: fewer than two classes, or classes that are not integers of shape (B,).
+        ValueError: fewer than two classes, or others that are not labels of classes of shape (B,), one at least.
 
     Example:
         >>> import jax.numpy as jnp
@@ -53,11 +54,20 @@ class OneVsEach(dist.CategoricalLogits):
                 f"OneVsEach: expected values (..., P) of at least two classes, got {jnp.shape(values)}: "
                 "open the layer with outputs= the number of classes"
             )
-        if others is not None and (np.ndim(others) != 1 or not jnp.issubdtype(jnp.result_type(others), jnp.integer)):
-            raise ValueError(
-                f"OneVsEach: expected others to be labels of shape (B,), got {jnp.result_type(others)} of shape "
-                f"{np.shape(others)}: jax.random.randint(numpyro.prng_key(), (50,), 0, {jnp.shape(values)[-1]})"
-            )
+        if others is not None:
+            others = others if isinstance(others, jax.Array) else np.asarray(others)
+            classes = jnp.shape(values)[-1]
+            draw = f"jax.random.randint(numpyro.prng_key(), (50,), 0, {classes})"
+            if others.ndim != 1 or not others.size or not jnp.issubdtype(others.dtype, jnp.integer):
+                raise ValueError(
+                    f"OneVsEach: expected others to be labels of shape (B,), got {others.dtype} of shape "
+                    f"{others.shape}: {draw}"
+                )
+            if violated(lambda labels: (labels >= 0) & (labels < classes), others):
+                raise ValueError(
+                    f"OneVsEach: expected others to be labels from 0 to {classes - 1}, got one of "
+                    f"{np.min(others)} to {np.max(others)}: {draw}"
+                )
         self.others = others
         super().__init__(logits=values)
 

@@ -24,6 +24,7 @@ from numpyro_dgp.algebra.index_bounds import short_arrays
 from numpyro_dgp.algebra.row_dependence import known_rows, mark, result_reasons
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.coupling import MarkRows, coupling, seen_by_site
+from numpyro_dgp.model.learned_inputs import LearnedInputsApart
 from numpyro_dgp.model.plate_rows import plate_sizes, require_indexed, require_long_enough, require_rows_once
 from numpyro_dgp.model.refusals import initialised, unmasked, untransformed
 from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap
@@ -144,6 +145,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             untransformed(),
             initialised(),
             unmasked(),
+            LearnedInputsApart(),
         ):
             model(*args, **kwargs)
         require_rows_once(sites)

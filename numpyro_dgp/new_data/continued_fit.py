@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import require_count, require_key, require_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.guides.guide import Guide
@@ -64,6 +64,7 @@ class Continued:
         require_count(owner, "num_particles", self.num_particles, "1")
         old: Any = posterior.guide
         model, guide = self.program or (posterior.model, old)
+        require_keywords(owner, ("num_steps", "num_particles", "optimizer", "memory", "progress_bar"), model, kwargs)
         arrays, rebuild = split_arguments(args, kwargs)
         fitted = layers = open_layers(owner, posterior.model, old, posterior.seeded, rebuild, arrays)
         bound = StreamingBound(fitted_layers(fitted, bounded=self.moves), self.num_particles, memory=self.memory)

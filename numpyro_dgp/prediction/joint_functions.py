@@ -48,7 +48,7 @@ def jointly_of(
     }
     structure = inspect_program(fit.model, args, kwargs)
     kept = {name: sample[name] for name in structure.inducing if name in sample.keys() - structure.hidden}
-    program = fit.given(drawn, fit.seeded(fit.model, draw_key, target), args, kwargs, target.plates)
+    program = fit.given(drawn, fit.seeded(fit.model, draw_key, target), args, kwargs, target)
     sites = handlers.trace(DrawFunctions(program, path_key, num_features, kept)).get_trace(*args, **kwargs)
     f_x = observed_function(_OWNER, unwrap(sites[target.site or ""]["fn"]), target.site)
     covariances, priors = _covariances(f_x)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import inside_transformation, is_concrete, nan_where_broken, require_count, require_keywords
+from numpyro_dgp._checks import inside_transformation, is_concrete, require_count, require_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
@@ -138,7 +138,7 @@ class Predictor:
         target = Target(seen.site, seen.plates)
         name = quantity, num_samples, treedef, constants, target
         if name not in self._programs:
-            self._programs[name] = Compiled(nan_where_broken(partial(_predicted, self.fit, *name)))
+            self._programs[name] = Compiled(partial(_predicted, self.fit, *name))
         run = partial(self._programs[name], key, samples)
         rows = self._independent(name, key, samples, arrays, seen.sizes, options.batch_size)
         if options.batch_size is None:

@@ -118,7 +118,7 @@ def functions_of(
         sample = fit.seeded(guide, draw_key, target)(*args, **kwargs)
     elif guide is not None:
         sample = sample_values(handlers.trace(fit.seeded(guide, draw_key, target)).get_trace(*args, **kwargs))
-    program = fit.given(sample, fit.seeded(fit.model, draw_key, target), args, kwargs, target.plates)
+    program = fit.given(sample, fit.seeded(fit.model, draw_key, target), args, kwargs, target)
     sites = handlers.trace(DrawFunctions(program, path_key, num_features)).get_trace(*args, **kwargs)
     last = sites[target.site or ""]
     f_x: Any = getattr(unwrap(last["fn"]), "f_x", None)

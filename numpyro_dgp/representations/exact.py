@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._checks import require_finite
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky
@@ -95,7 +96,7 @@ class ExactFunction:
             values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
 
         Raises:
-            ValueError: values of another shape, NaN or infinite inputs.
+            ValueError: values of another shape, NaN or infinite inputs or values.
 
         Example:
             >>> import jax.numpy as jnp
@@ -113,6 +114,7 @@ class ExactFunction:
                 f"condition: expected values of shape {expected} at inputs {x.shape}, got {np.shape(values)}: a scalar "
                 "function has values (N,), one with outputs=P values (N, P)"
             )
+        require_finite("values given to condition", values, "leave out the rows where they are not known")
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
         whiten = inverse_cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
         u = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)

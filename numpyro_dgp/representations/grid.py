@@ -47,8 +47,10 @@ class Grid(Ring):
     A kernel on all D columns has ``size[0] * ... * size[D-1]`` values. An additive one, ``k0.on(0) + k1.on(1)``, has
     one ring per term, ``size[0] + size[1]`` values. Kernels must be stationary with a spectral density.
 
-    Inputs outside of [low, high] raise an error, in predictions too. Inside of programs that the user compiles, which
-    cannot check values, they wrap around: x and x + (high - low) are the same point.
+    Inputs outside of [low, high] raise an error, in predictions too: on a ring, x and x + (high - low) are the same
+    point. Where values are traced, as under ``jax.jit``, ``svi.run`` or NUTS, the function is NaN at such inputs, and
+    with it a bound in which a hidden value leaves the ring of the layer above; :func:`~numpyro_dgp.fit` gives the
+    reason.
 
     Args:
         low: where the ring begins, units of the input; a number, or (D,).

@@ -212,7 +212,7 @@ class NeighbourFunction:
             values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
 
         Raises:
-            ValueError: values of another shape, NaN or infinite inputs.
+            ValueError: values of another shape, NaN or infinite inputs or values.
 
         Example:
             >>> import jax.numpy as jnp
@@ -230,6 +230,7 @@ class NeighbourFunction:
                 f"condition: expected inputs (N, D) and values of shape {expected}, got inputs {x.shape} and values "
                 f"{np.shape(values)}: a scalar function has values (N,), one with outputs=P values (N, P)"
             )
+        require_finite("values given to condition", values, "leave out the rows where they are not known")
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
         residual = residual[:, None] if self.outputs is None else residual
         return NearestFunction(self.kernels, x, residual, self.outputs, self.mean, self.num)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 
 from numpyro_dgp._checks import require_finite, require_squares
 from numpyro_dgp._data import as_floats, as_numbers
@@ -21,6 +20,7 @@ from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covarianc
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.model.induced_function import InducedFunction
+from numpyro_dgp.model.learned_inputs import learned_inputs
 from numpyro_dgp.model.open_plates import plates_around
 from numpyro_dgp.model.random_function import Moments, PointValues
 from numpyro_dgp.representations.grouped import GroupedFunction, open_in_plate
@@ -41,7 +41,8 @@ class Points:
         learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, learned with everything else.
 
     Raises:
-        ValueError: ``Z`` has another shape, or NaN or infinite entries.
+        ValueError: ``Z`` has another shape, or NaN or infinite entries; with ``learn``, a site of the program that is
+            called ``"<name>_Z"`` too.
 
     Example:
         >>> import numpy as np
@@ -80,7 +81,7 @@ class Points:
                 f"{outputs}, got {Z.shape}: give one (M, D) block per output, or share one Z of shape (M, D)"
             )
         if self.learn:
-            Z = numpyro.param(f"{name}_Z", Z)
+            Z = learned_inputs(name, Z)
         if in_groups:
             return open_in_plate(name, plates[0], kernels, Z, outputs, mean)
         whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")

@@ -138,6 +138,8 @@ WRONG = [
     Wrong("functions of the rows", under(of_rows, dgp.guides.InducingPoint), "do not depend on the rows of the call"),
     Wrong("a model without its guide", update(model=noisy), "update: expected a guide with the model, got none"),
     Wrong("a guide that is none", update(guide="full"), "update: expected guide= to be a function, got str"),
+    Wrong("a misspelt setting", update(nun_steps=3), r"update: .* got 'nun_steps' \(nearest: 'num_steps'\)"),
+    Wrong("transposed inputs", update(X=X.T), r"expected inputs with D = 1 columns"),
     Wrong("no memory", update(memory=0.0), "update: expected memory above 0 and up to 1, got 0.0"),
     Wrong("no steps", update(num_steps=0), "update: expected num_steps to be a positive integer, got 0"),
     Wrong("no particles", update(num_particles=0), "update: expected num_particles to be a positive integer, got 0"),

@@ -101,7 +101,59 @@ EXACT = {"h_auto_loc": jnp.zeros((1, 30)), "h_auto_scale_tril": jnp.eye(30)[None
 ONES = np.ones(30, np.float32)
 DRAWN = {"h_white": jnp.zeros((2, 30)), "h": jnp.zeros((2, 30))}
 
+
+def diffusion(**settings):
+    return lambda: guides.InducingPoint(shallow, inducing=guides.Diffusion(**settings))
+
+
+def of_classes(others):
+    return lambda: dgp.OneVsEach(jnp.zeros((4, 3)), others=others)
+
+
+def best(*args, **settings):
+    """``dgp.fit_best`` of one shallow program."""
+    return lambda: dgp.fit_best(lambda depth: shallow, *args, **{"depths": (1,), "num_draws": 2} | settings)
+
+
+def known(values, points=None):
+    return lambda: dgp.gp("f", RBF, points).condition(X[:3], values)
+
+
+def of_layer(opens):
+    """A program in which a site has the name of the inducing inputs that a layer learns."""
+
+    def model(X, y=None):
+        opens("g_Z")
+        g = dgp.gp("g", RBF, dgp.Points(Z, learn=True))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    return lambda: start(model)
+
+
 WRONG = [
+    Wrong("inducing inputs of two", of_layer(lambda name: numpyro.param(name, Z)), "gp 'g': .*got 'g_Z' for both"),
+    Wrong("inducing inputs, a site", of_layer(SITE), "gp 'g': expected no other site .* got 'g_Z' for both"),
+    Wrong(
+        "a diffusion in words", diffusion(smallest="a"), r"smallest, the last step, to be between 0 and 0\.7, got 'a'"
+    ),
+    Wrong("a diffusion without an end", diffusion(smallest=None), "smallest, the last step, .* got None"),
+    Wrong("classes that are not there", of_classes([0, 7]), "others to be labels from 0 to 2, got one of 0 to 7"),
+    Wrong("classes below zero", of_classes([-1]), "others to be labels from 0 to 2, got one of -1 to -1"),
+    Wrong("no classes", of_classes(jnp.zeros(0, int)), r"others to be labels of shape \(B,\), got .* of shape \(0,\)"),
+    Wrong("classes in a list", of_classes([0.5]), r"others to be labels of shape \(B,\), got float64"),
+    Wrong("values with NaN", known(Y[:3] * jnp.nan), "expected finite values given to condition, got 3 NaN"),
+    Wrong(
+        "neighbours with NaN",
+        known(Y[:3] * jnp.nan, dgp.Neighbours(X[:3], num=2)),
+        "expected finite values given to condition, got 3 NaN",
+    ),
+    Wrong("best, transposed", best(KEY, X.T, Y), "fit_best: expected inputs first and observations last"),
+    Wrong("best, shorter", best(KEY, X, Y[:5]), "fit_best: expected inputs first and observations last"),
+    Wrong("best, a seed", best(0, X, Y), "fit_best: expected a PRNG key, got 0"),
+    Wrong("best, NaN", best(KEY, X, Y.at[2].set(jnp.nan)), "expected finite data, got 1 NaN"),
+    Wrong("best, in words", best(KEY, X, np.array(["a"] * 30)), "expected data to be numbers, got text"),
+    Wrong("best, another weight", best(KEY, X, Y, weigh="loo"), 'weigh="evidence" or "stacking", got \'loo\''),
     Wrong("search for the largest", lambda: search(minimise="max"), "minimise to be True or False, got 'max'"),
     Wrong("search in units", lambda: search(standardise="no"), "standardise to be True or False, got 'no'"),
     Wrong(

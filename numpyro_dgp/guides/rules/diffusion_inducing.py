@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from numbers import Real
 from typing import Any, ClassVar
 
 import jax
@@ -152,7 +153,7 @@ class Diffusion(AroundGaussian):
 
     def __post_init__(self) -> None:
         require_count("rule Diffusion", "steps", self.steps, "10")
-        if not 0 < self.smallest <= _LONGEST:
+        if not isinstance(self.smallest, Real) or not 0 < self.smallest <= _LONGEST:
             raise ValueError(
                 f"rule Diffusion: expected smallest, the last step, to be between 0 and {_LONGEST}, got "
                 f"{self.smallest!r}: try 0.1"
