@@ -98,9 +98,9 @@ class Covariance:
         """
         raise ValueError(
             "expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, kernels of "
-            f"labels, their sums, products and .on(...)), got {type(self).__name__}: pass integrate=dgp.GaussHermite(20) for "
-            "up to three input columns, or integrate=dgp.MonteCarlo(1000, key) for any number; or define tilts(dims) on the "
-            "kernel"
+            f"labels, their sums, products and .on(...)), got {type(self).__name__}: pass "
+            "integrate=dgp.GaussHermite(20) for up to three input columns, or integrate=dgp.MonteCarlo(1000, key) for "
+            "any number; or define tilts(dims) on the kernel"
         )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
