@@ -222,7 +222,8 @@ def test_parameters_in_other_containers(tmp_path):
     loaded = dgp.load(file, like=jax.tree.map(jnp.zeros_like, params))
     assert jax.tree.structure(loaded) == jax.tree.structure(params)
     for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True):
-        assert a.dtype == b.dtype and (a == b).all()
+        assert a.dtype == b.dtype
+        assert (a == b).all()
     with pytest.raises(ValueError, match=r"load: expected like= for parameters in other containers .*svi\.get_params"):
         dgp.load(file)
     with pytest.raises(ValueError, match=r"like= with the names of .*a\.npz, got another one at .*net"):
