@@ -37,8 +37,8 @@ class FunctionPredictions(Fit):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; with ``samples``, that many of them, evenly spaced. 100 by default, or all draws if
-                ``samples`` has fewer.
+            num_samples: S; with ``samples``, that many of them, evenly spaced. 100 by default, all draws if
+                ``samples`` has fewer, or one where all are the same.
             num_features: random functions in each prior draw of a layer below, as for :meth:`functions`.
             **kwargs: keyword arguments of the model.
 
