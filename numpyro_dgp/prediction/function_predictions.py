@@ -37,8 +37,8 @@ class FunctionPredictions(Fit):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; with ``samples``, that many of them, evenly spaced. 100 by default, all draws if
-                ``samples`` has fewer, or one where all are the same.
+            num_samples: S; with ``samples``, that many of them, evenly spaced. 100 by default, or all draws if
+                ``samples`` has fewer.
             num_features: random functions in each prior draw of a layer below, as for :meth:`functions`.
             **kwargs: keyword arguments of the model.
 
@@ -48,7 +48,7 @@ class FunctionPredictions(Fit):
         """
         require_count("Posterior.predict_jointly", "num_features", num_features, "1024")
         quantity = Quantity(jointly_of, settings=(num_features,))
-        found: JointMixture = self._predictor(quantity, key, Options(num_samples), args, kwargs)
+        found: JointMixture = self._predictor(quantity, key, Options(num_samples, every=True), args, kwargs)
         return found
 
     def functions(

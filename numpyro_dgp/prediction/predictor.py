@@ -35,12 +35,14 @@ class Options(NamedTuple):
         batch_size: rows at a time; ``None`` for all.
         progress_bar: show progress over batches.
         default: number of draws.
+        every: that many also where all are the same.
     """
 
     num_samples: int | None = None
     batch_size: int | None = None
     progress_bar: bool = True
     default: int = 100
+    every: bool = False
 
 
 class Quantity(NamedTuple):
@@ -136,7 +138,7 @@ class Predictor:
         constants = tuple(None if is_array(leaf) else leaf for leaf in leaves)
         seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
         target = Target(seen.site, seen.plates)
-        every = options.num_samples is not None or bool(samples)
+        every = options.every or options.num_samples is not None or bool(samples)
         name = quantity, num_samples, every, treedef, constants, target
         if name not in self._programs:
             self._programs[name] = Compiled(nan_where_broken(partial(_predicted, self.fit, *name)))
