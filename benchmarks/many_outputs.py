@@ -5,7 +5,8 @@ line. *mixed* has Q functions and a matrix of weights that starts at the princip
 a Kronecker product of low rank; *diagonal* and *full* have P functions with one kernel and a q(v) of P M or P M^2
 numbers; *collapsed* has the optimal q(v) of these, with one covariance for all outputs. *buffers* is what XLA allocates
 for a step beside its arguments, *peak* the resident memory of the process at its highest, Python and its libraries
-included; *predict* is the second call of ``posterior.predict`` on 100 rows.
+included; *predict* is the second call of ``posterior.predict`` on 100 rows with a hundred draws, *one draw* that with
+``num_samples=1``: this program draws nothing, so that a hundred draws are one, written a hundred times.
 """
 
 from __future__ import annotations
@@ -73,15 +74,20 @@ def measure(kind: str, rows: int, outputs: int, points: int, functions: int, ste
     seconds = (time.perf_counter() - start) / steps
     params = svi.get_params(state)
     posterior = dgp.Posterior(model, guide.on(X, y) if kind == "collapsed" else guide, params)
-    for _ in range(2):
-        start = time.perf_counter()
-        jax.block_until_ready(posterior.predict(jax.random.key(1), X[:100], progress_bar=False).variance)
-        predicted = time.perf_counter() - start
+    predicted = {}
+    for draws in (1, 100):
+        for _ in range(2):
+            start = time.perf_counter()
+            found = posterior.predict(jax.random.key(1), X[:100], num_samples=draws, progress_bar=False)
+            jax.block_until_ready(found.variance)
+            predicted[draws] = time.perf_counter() - start
+        del found
     return {
         "step": 1e3 * seconds,
         "buffers": step.memory_analysis().temp_size_in_bytes / 2**20,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "predict": 1e3 * predicted,
+        "predict": 1e3 * predicted[100],
+        "one draw": 1e3 * predicted[1],
         "first": float(first) / (rows * outputs),
         "last": float(last) / (rows * outputs),
     }
@@ -100,7 +106,7 @@ def main() -> None:
     if arguments.worker:
         return print(json.dumps(measure(**json.loads(arguments.worker))))
     print(f"N = {arguments.rows}, M = {arguments.points}, Q = {arguments.functions}; load {os.getloadavg()[0]:.1f}")
-    columns = ("step ms", "buffers MiB", "peak GiB", "predict ms", "loss / NP, first", "last")
+    columns = ("step ms", "buffers MiB", "peak GiB", "predict ms", "one draw ms", "loss / NP, first", "last")
     print(f"{'':11s}{'outputs':>8s}" + "".join(f"{c:>18s}" for c in columns))
     for kind in arguments.kinds:
         for outputs in arguments.outputs:

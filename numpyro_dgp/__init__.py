@@ -53,6 +53,7 @@ from numpyro_dgp.representations.harmonics import Harmonics
 from numpyro_dgp.representations.inducing_patches import InducingPatches
 from numpyro_dgp.representations.neighbours import Neighbours
 from numpyro_dgp.representations.points import Points
+from numpyro_dgp.representations.points_and_slopes import PointsAndSlopes
 from numpyro_dgp.representations.state_space import StateSpace
 from numpyro_dgp.state_space import StateSpaceNormal
 
@@ -78,6 +79,7 @@ __all__ = [
     "OneVsEach",
     "missing",
     "Points",
+    "PointsAndSlopes",
     "Grid",
     "Basis",
     "Harmonics",

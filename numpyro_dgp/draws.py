@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpyro
+from jax.extend.core import jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
@@ -28,20 +31,34 @@ __all__ = [
 ]
 
 
-def over_draws(function: Callable[..., Any], draws: Any, rows: int, dtype: Any) -> Any:
+def over_draws(function: Callable[..., Any], draws: Any, rows: int, dtype: Any, *, every: bool = True) -> Any:
     """``function(*draw)`` for every draw, in blocks of draws so small that intermediate results stay in cache.
+
+    Where the results do not depend on the draws, as those of one layer whose posterior is integrated, they are computed
+    once.
 
     Args:
         function: of one draw.
         draws: its arguments, with draws along the first axis.
         rows: how many rows it computes.
         dtype: in which precision.
+        every: keep what is the same in all draws for each of them; otherwise as of one draw.
     """
     total = len(jax.tree.leaves(draws)[0])
+    one = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], draws))
+    traced, results = jax.make_jaxpr(function, return_shape=True)(*one)
+    leaves, structure = jax.tree.flatten(results)
+
+    def of_draw(draw: Any) -> Any:
+        return jax.tree.unflatten(structure, jaxpr_as_fun(traced)(*jax.tree.leaves(draw)))
+
+    if not any(dce_jaxpr(traced.jaxpr, [True] * len(leaves))[1]):
+        once = of_draw(jax.tree.map(lambda a: a[0], draws))
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (total if every else 1, *a.shape)), once)
     least = -(-total // max(1, rows_in_cache(dtype) // rows))
     # Blocks of one size make one loop: what is left over would be compiled once more.
     count = next((c for c in range(least, 2 * least) if total % c == 0), least)
-    return jax.lax.map(lambda draw: function(*draw), draws, batch_size=-(-total // count))
+    return jax.lax.map(of_draw, draws, batch_size=-(-total // count))
 
 
 def hidden_values(sites: Trace) -> dict[str, Array]:

@@ -95,8 +95,8 @@ class Posterior(FunctionPredictions):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; with ``samples``, that many of them, evenly spaced. 100 by default, or all draws if
-                ``samples`` has fewer.
+            num_samples: S; with ``samples``, that many of them, evenly spaced. 100 by default, all draws if
+                ``samples`` has fewer, or one where all are the same.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.

@@ -39,7 +39,7 @@ def flax_parameters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [equinox_kernel, flax_kernel, flax_parameters])
-def test_networks_are_learned(kernel):
+def test_networks_are_learned(kernel, tmp_path):
     def model(X, y=None):
         f = dgp.gp("f", kernel(), dgp.Points(Z))
         with numpyro.plate("data", len(X)):
@@ -55,8 +55,13 @@ def test_networks_are_learned(kernel):
     )
     assert len(start) >= 4
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(start, end, strict=True))
-    posterior = dgp.Posterior(model, guide, result.params)
-    assert np.isfinite(posterior.predict(jax.random.key(1), X[:3], progress_bar=False).mean).all()
+    mean = dgp.Posterior(model, guide, result.params).predict(jax.random.key(1), X[:3], progress_bar=False).mean
+    assert np.isfinite(mean).all()
+    # A fitted network in a file: the containers of its arrays are those of a new start.
+    dgp.save(tmp_path / "fit.npz", result.params)
+    loaded = dgp.load(tmp_path / "fit.npz", like=first(svi, X))
+    again = dgp.Posterior(model, guide, loaded).predict(jax.random.key(1), X[:3], progress_bar=False).mean
+    np.testing.assert_array_equal(again, mean)
 
 
 def first(svi, X):

@@ -124,7 +124,7 @@ def test_terms_add_up_to_the_kernel(name):
 
     def evaluate(kernel):
         total = 0
-        for t in terms(kernel, D, jnp.dtype("float64")):
+        for t, _ in terms(kernel, D, jnp.dtype("float64")):
             difference = LOC[:, None] - Z
             value = jnp.exp(t.log_scale - 0.5 * (t.precision * difference**2).sum(-1))
             for form in t.forms:
@@ -240,3 +240,38 @@ def test_single_precision(x32, name):
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def with_labels():
+    """Kernels of a number and a label, at labels that are known exactly."""
+    loc, labels = np.array([[0.3], [-0.5], [1.2], [0.1]]), np.array([[0.0], [2.0], [1.0], [0.0]])
+    points = np.array([[0.0, 0.0], [0.5, 1.0], [-1.0, 2.0]])
+    table = np.array([[0.1], [0.7], [-0.4]])
+    kernels = {
+        "product": 1.3 * k.RBF(0.8, 0.7).on(0) * k.Categorical(3, 1.2, 0.4).on(1),
+        "sum": k.RBF().on(0) + k.Linear().on(0) * k.Categorical(3, correlation=0.2).on(1) + k.Embedding(table).on(1),
+    }
+    return kernels, np.hstack([loc, labels]), np.hstack([[[0.4], [0.9], [0.2], [0.0]], np.zeros((4, 1))]), points
+
+
+@pytest.mark.parametrize("name", mostly_slow(["sum"], ["product", "sum"]))
+@pytest.mark.parametrize("full", mostly_slow([False], [False, True]))
+def test_products_with_kernels_of_labels(name, full):
+    kernels, loc, variance, points = with_labels()
+    kernel, nodes = kernels[name], np.polynomial.hermite_e.hermegauss(60)
+    x = loc[:, None] + np.sqrt(variance)[:, None] * nodes[0][:, None]
+    w = nodes[1] / nodes[1].sum()
+    K = np.asarray(kernel(x, points))
+    v = np.stack([np.diag(each) for each in variance]) if full else variance
+    close = partial(np.testing.assert_allclose, rtol=1e-7, atol=1e-9)
+    close(E.psi0(kernel, loc, v), kernel.diag(x) @ w)
+    close(E.psi1(kernel, loc, v, points), np.einsum("q,nqm->nm", w, K))
+    close(E.psi1_times_h(kernel, loc, v, points), np.einsum("q,nqm,nqd->nmd", w, K, x))
+    close(E.psi2(kernel, loc, v, points), np.einsum("q,nqm,nql->ml", w, K, K))
+    assert np.isnan(jax.jit(E.psi1)(kernel, loc, np.ones((4, 2)), points)).all()
+
+
+def test_labels_with_a_variance_are_refused():
+    kernels, loc, _, points = with_labels()
+    with pytest.raises(ValueError, match=r"labels that are known exactly, got a variance .* columns \[1\].*average"):
+        E.psi1(kernels["product"], loc, np.ones((4, 2)), points)

@@ -271,3 +271,14 @@ def test_a_posterior_goes_with_its_last_reference():
 def test_bad_input(call, message, key):
     with pytest.raises(ValueError, match=message):
         call(key)
+
+
+def test_what_is_the_same_in_all_draws_is_computed_once():
+    """One layer whose posterior is integrated: one draw by default, and as many copies of it as are asked for."""
+
+    guide = dgp.guides.InducingPoint(shallow)
+    posterior = dgp.Posterior(shallow, guide, random_params(shallow, guide, X, Y))
+    found, several = (posterior.predict(jax.random.key(1), X, num_samples=n) for n in (None, 3))
+    assert found.means.shape == (1, *Y.shape)
+    assert several.means.shape == (3, *Y.shape)
+    np.testing.assert_array_equal(several.means, jnp.broadcast_to(found.means, several.means.shape))

@@ -15,6 +15,7 @@ from programs import X, Y, Z, bayesian, deep, random_params
 
 import numpyro_dgp as dgp
 from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.parameter_files import require_dicts
 
 
 def make(model=deep, guide=dgp.guides.InducingPoint, optimiser=None, loss=None):
@@ -209,14 +210,32 @@ def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
 
 
 def test_files_of_something_else(tmp_path):
-    with pytest.raises(ValueError, match=r"save: expected arrays in dicts, got params\['net'\]\[0\]"):
-        dgp.save(tmp_path / "a.npz", {"net": [jnp.ones(2)]})
     (tmp_path / "text.npz").write_text("no arrays")
     with pytest.raises(ValueError, match=r"load: expected a file of arrays, got no \.npz file, 9 bytes"):
         dgp.load(tmp_path / "text.npz")
     np.savez(tmp_path / "other.npz", plain=np.ones(2))
     with pytest.raises(ValueError, match=r"expected a file written by dgp\.save"):
         dgp.load(tmp_path / "other.npz")
+
+
+def test_parameters_in_other_containers(tmp_path):
+    """Lists and tuples come back where the file is told of them, with their dtypes and shapes."""
+    file = tmp_path / "a.npz"
+    params = {"a": jnp.zeros(()), "net": [{"w": jnp.ones((1, 2), jnp.float32), "none": None}, (jnp.arange(3), None)]}
+    dgp.save(file, params)
+    loaded = dgp.load(file, like=jax.tree.map(jnp.zeros_like, params))
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(params), strict=True):
+        assert a.dtype == b.dtype
+        assert (a == b).all()
+    with pytest.raises(ValueError, match=r"load: expected like= for parameters in other containers .*svi\.get_params"):
+        dgp.load(file)
+    with pytest.raises(ValueError, match=r"like= with the names of .*a\.npz, got another one at .*net"):
+        dgp.load(file, like={"a": 0.0, "net": [{"v": 1.0}, (2.0,)]})
+    with pytest.raises(ValueError, match=r"save: expected numbers at params\['net'\]\[0\], got str"):
+        dgp.save(file, {"net": ["text"]})
+    with pytest.raises(ValueError, match=r"Record\.save: expected arrays in dicts, got params\['net'\]\[0\]"):
+        require_dicts("Record.save", {"net": [1.0]})
 
 
 @pytest.mark.smoke

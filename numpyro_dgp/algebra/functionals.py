@@ -1,4 +1,4 @@
-r"""Linear functionals of functions, one for each row of numbers: slopes along a column, and weighted sums over points.
+r"""Linear functionals of functions, one for each row of numbers: slopes along columns or directions, and sums.
 
 A functional L takes a function of rows, such as the covariances of f with something else, to an array of the same rows:
 it acts on their axis, the last but one, and carries the other axes along. Where f has the covariance k,
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 
-__all__ = ["LinearFunctional", "Slope", "WeightedSum", "between"]
+__all__ = ["DirectionalSlope", "LinearFunctional", "Slope", "WeightedSum", "between"]
 
 
 @pytree
@@ -44,6 +44,24 @@ class Slope:
 
 
 @pytree
+class DirectionalSlope:
+    r"""Slopes :math:`e^\top \nabla f(x)` at rows (N, 2 D), each an input x and the direction e of its slope."""
+
+    def width(self, dims: int) -> int:
+        """Columns of the rows, where the function has ``dims``."""
+        return 2 * dims
+
+    def inputs(self, rows: Array) -> Array:
+        """Inputs of the function that the functionals look at."""
+        return rows[..., : rows.shape[-1] // 2]
+
+    def __call__(self, values: Callable[[Array], Array], rows: Array) -> Array:
+        """The functionals of ``values``, a function that treats rows one by one."""
+        x, direction = jnp.split(rows, 2, -1)
+        return jax.jvp(values, (x,), (direction,))[1]
+
+
+@pytree
 class WeightedSum:
     r"""Weighted sums over the same points, :math:`\sum_q a_{nq} f(x_q)` for rows of weights (N, Q).
 
@@ -66,7 +84,7 @@ class WeightedSum:
         return matmul(rows, values(self.points))
 
 
-LinearFunctional = Slope | WeightedSum
+LinearFunctional = Slope | DirectionalSlope | WeightedSum
 
 
 def between(functional: LinearFunctional, covariance: Callable[[Array, Array], Array], x: Array, y: Array) -> Array:

@@ -14,7 +14,7 @@ from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.inference.array_files import read_arrays, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
-from numpyro_dgp.inference.parameter_files import entries_of, params_of
+from numpyro_dgp.inference.parameter_files import entries_of, params_of, require_dicts
 
 __all__ = ["Record"]
 
@@ -136,6 +136,7 @@ class Record:
         """
         arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         params, identity = arrays.pop("params"), arrays.pop("identity")
+        require_dicts("Record.save", params)
         entries = {_PARAMS + name: value for name, value in entries_of("Record.save", params).items()}
         write_arrays(path, arrays | entries | {"identity": np.array(identity.to_json())})
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_dgp.inference.array_files import read_arrays, write_arrays
 
-__all__ = ["entries_of", "load", "params_of", "save"]
+__all__ = ["entries_of", "load", "params_of", "require_dicts", "save"]
 
 
 def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
@@ -22,10 +22,10 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
 
     Args:
         path: the file; its folder is made if there is none.
-        params: a dict of arrays, or of such dicts, as in ``svi_result.params``.
+        params: a dict of arrays, of such dicts, or of other trees of arrays, as in ``svi_result.params``.
 
     Raises:
-        ValueError: no dict, arrays in lists or other containers, something else than numbers, or a folder.
+        ValueError: no dict, something else than numbers, or a folder.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -41,17 +41,20 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
     write_arrays(path, entries_of("save", params))
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+def load(path: str | os.PathLike[str], *, like: dict[str, Any] | None = None) -> dict[str, Any]:
     """Read what :func:`save` wrote.
 
     Args:
         path: the file.
+        like: parameters of the same program, of which only the containers count: needed where arrays were in other
+            ones than dicts, as those of an Equinox network are, ``like=svi.get_params(svi.init(key, X, y))``.
 
     Returns:
         The parameters, with the names, shapes and dtypes that they had.
 
     Raises:
-        ValueError: the file was written by something else, or is damaged.
+        ValueError: the file was written by something else, or is damaged; without ``like``, containers other than
+            dicts; with it, other names than those in the file.
         FileNotFoundError: there is no such file.
 
     Example:
@@ -63,7 +66,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         0.5
     """
     _require_no_folder("load", path)
-    return params_of("load", path, read_arrays("load", path, "check the name; dgp.save writes such files"))
+    return params_of("load", path, read_arrays("load", path, "check the name; dgp.save writes such files"), like)
 
 
 def entries_of(owner: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,32 +74,39 @@ def entries_of(owner: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         owner: the function that writes, for its messages.
-        params: a dict of arrays, or of such dicts.
+        params: a dict of arrays, or of trees of arrays.
 
     Raises:
-        ValueError: arrays in lists or other containers, or something else than numbers.
+        ValueError: something else than numbers.
     """
     entries = {}
     for where, value in jax.tree.leaves_with_path(params):
-        if not all(isinstance(part, jax.tree_util.DictKey) for part in where):
-            raise ValueError(
-                f"{owner}: expected arrays in dicts, got params{jax.tree_util.keystr(where)}: turn the other container "
-                "into a dict"
-            )
         if np.asarray(value).dtype.kind not in "biufcV":
             raise ValueError(
                 f"{owner}: expected numbers at params{jax.tree_util.keystr(where)}, got {type(value).__name__}: leave "
                 "it out"
             )
-        entries[json.dumps([part.key for part in where])] = value
+        entries[_name(where)] = value
     return entries
 
 
-def params_of(owner: str, path: str | os.PathLike[str], entries: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Parameters from what :func:`entries_of` gave.
+def require_dicts(owner: str, params: Mapping[str, Any]) -> None:
+    """Raise where parameters are in other containers than dicts, which a file cannot tell by itself."""
+    for where, _ in jax.tree.leaves_with_path(params):
+        if not all(isinstance(part, jax.tree_util.DictKey) for part in where):
+            raise ValueError(
+                f"{owner}: expected arrays in dicts, got params{jax.tree_util.keystr(where)}: turn the other container "
+                "into a dict"
+            )
+
+
+def params_of(
+    owner: str, path: str | os.PathLike[str], entries: Mapping[str, np.ndarray], like: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Parameters from what :func:`entries_of` gave, in the containers of ``like``.
 
     Raises:
-        ValueError: names that it does not give.
+        ValueError: names that it does not give; containers that only ``like`` can tell, or another ``like``.
     """
     params: dict[str, Any] = {}
     for name, value in entries.items():
@@ -106,11 +116,45 @@ def params_of(owner: str, path: str | os.PathLike[str], entries: Mapping[str, np
             raise ValueError(
                 f"{owner}: expected a file written by dgp.save, got {path} with entry {name!r}: read it by numpy.load"
             ) from error
-        node = params
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = jnp.asarray(value)
-    return params
+        if like is None and any(isinstance(part, dict) for part in (*parents, last)):
+            raise ValueError(
+                f"{owner}: expected like= for parameters in other containers than dicts, got none for {name} in "
+                f"{path}: dgp.load(path, like=svi.get_params(svi.init(key, X, y))), with program and guide of the fit"
+            )
+        if like is None:
+            node = params
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[last] = jnp.asarray(value)
+    return params if like is None else _in_containers(owner, path, entries, like)
+
+
+def _in_containers(
+    owner: str, path: str | os.PathLike[str], entries: Mapping[str, np.ndarray], like: dict[str, Any]
+) -> dict[str, Any]:
+    leaves, treedef = jax.tree.flatten_with_path(like)
+    names = [_name(where) for where, _ in leaves]
+    if other := sorted(set(names) ^ set(entries)):
+        raise ValueError(
+            f"{owner}: expected like= with the names of {path}, got another one at {', '.join(other[:3])}: take the "
+            "parameters of the same program and guide"
+        )
+    return jax.tree.unflatten(treedef, [jnp.asarray(entries[name]) for name in names])
+
+
+def _name(where: tuple[Any, ...]) -> str:
+    """The place of an array in a tree; of dicts the keys, of other containers an index or a field."""
+
+    def part(key: Any) -> Any:
+        if isinstance(key, jax.tree_util.DictKey):
+            return key.key
+        return (
+            {"field": key.name}
+            if isinstance(key, jax.tree_util.GetAttrKey)
+            else {"item": getattr(key, "idx", str(key))}
+        )
+
+    return json.dumps([part(key) for key in where])
 
 
 def _require_no_folder(owner: str, path: str | os.PathLike[str]) -> None:

@@ -100,6 +100,7 @@ class Categorical(Kernel):
     """
 
     num_derivatives = 0
+    of_labels = True
 
     levels: Any = static()
     variance: Number = 1.0
@@ -182,6 +183,8 @@ class Embedding(Kernel):
 
     Source: Guo and Berkhahn (2016), for the table.
     """
+
+    of_labels = True
 
     table: Any
     kernel: Kernel = RBF()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ def no_spectral_density(name: str) -> ValueError:
 
 class Covariance:
     """What a kernel defines, and what it has from that; :class:`~numpyro_dgp.kernels.Kernel` adds the algebra."""
+
+    # Whether all of its columns are labels, which are known exactly wherever inputs are uncertain.
+    of_labels: ClassVar[bool] = False
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         """Gram matrix (..., N1, N2) of inputs (..., N1, D) and (..., N2, D)."""
@@ -94,9 +97,10 @@ class Covariance:
         ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
         """
         raise ValueError(
-            "expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, their sums, "
-            f"products and .on(...)), got {type(self).__name__}: pass integrate=dgp.GaussHermite(20) for up to three "
-            "input columns, or integrate=dgp.MonteCarlo(1000, key) for any number; or define tilts(dims) on the kernel"
+            "expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, kernels of "
+            f"labels, their sums, products and .on(...)), got {type(self).__name__}: pass "
+            "integrate=dgp.GaussHermite(20) for up to three input columns, or integrate=dgp.MonteCarlo(1000, key) for "
+            "any number; or define tilts(dims) on the kernel"
         )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:

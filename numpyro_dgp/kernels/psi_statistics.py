@@ -7,7 +7,8 @@ For independent Gaussian inputs :math:`h_n`, given by their means and variances,
     \psi_2 = \sum_n \beta_n \langle k(z, h_n)\, k(h_n, z') \rangle,
 
 and the same with factors h inside the expectations. They are computed in closed form
-(:mod:`numpyro_dgp.kernels.gaussian_integrals`), or by quadrature nodes or draws.
+(:mod:`numpyro_dgp.kernels.gaussian_integrals`), or by quadrature nodes or draws. Columns of labels, those of
+``Categorical`` and ``Embedding`` kernels in sums and products with others, have variance zero.
 
 Source: Chamberlin (2016), sections 2.5, 4.6 and 4.8.
 """
@@ -29,7 +30,7 @@ from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo, white_nodes
 from numpyro_dgp.algebra.row_blocks import each_row, sum_symmetric
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.kernels.gaussian_integrals import Tilted
+from numpyro_dgp.kernels.gaussian_integrals import Tilted, require_exact_labels
 
 __all__ = ["psi0", "psi1", "psi1_times_h", "psi1_times_hh", "psi2", "psi2_times_h"]
 
@@ -57,7 +58,7 @@ def psi0(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, *, integrate: Inte
         [4.]
     """
     m, v = _inputs("psi0", loc, variance)
-    return each_row(m, v, 1, _statistics(kernel, m, integrate).diagonal)
+    return each_row(m, v, 1, _statistics(kernel, m, v, integrate).diagonal)
 
 
 def psi1(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, Z: ArrayLike, *, integrate: Integrate = None) -> Array:
@@ -82,7 +83,7 @@ def psi1(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, Z: ArrayLike, *, i
     Source: Chamberlin (2016), section 4.8.2.
     """
     m, v, z = _inputs("psi1", loc, variance, Z)
-    return each_row(m, v, z.size, partial(_statistics(kernel, m, integrate).values, z, ()))
+    return each_row(m, v, z.size, partial(_statistics(kernel, m, v, integrate).values, z, ()))
 
 
 def psi1_times_h(
@@ -112,7 +113,7 @@ def psi1_times_h(
     Source: Chamberlin (2016), sections 4.6.3 and 4.8.3.
     """
     m, v, z = _inputs("psi1_times_h", loc, variance, Z)
-    statistics, unit = _statistics(kernel, m, integrate), jnp.eye(m.shape[-1], dtype=m.dtype)
+    statistics, unit = _statistics(kernel, m, v, integrate), jnp.eye(m.shape[-1], dtype=m.dtype)
 
     def row(*datum: Array) -> Array:
         return jax.vmap(lambda e: statistics.values(z, (e,), *datum), out_axes=-1)(unit)
@@ -138,7 +139,7 @@ def psi1_times_hh(
     Source: Chamberlin (2016), section 4.8.3.1, which subtracts the product of the means where it must be added.
     """
     m, v, z = _inputs("psi1_times_hh", loc, variance, Z)
-    statistics, unit = _statistics(kernel, m, integrate), jnp.eye(m.shape[-1], dtype=m.dtype)
+    statistics, unit = _statistics(kernel, m, v, integrate), jnp.eye(m.shape[-1], dtype=m.dtype)
 
     def row(*datum: Array) -> Array:
         inner = jax.vmap(lambda e, f: statistics.values(z, (e, f), *datum), (None, 0), -1)
@@ -184,7 +185,7 @@ def psi2(
     w = jnp.ones(len(m), m.dtype) if weights is None else jnp.asarray(weights, m.dtype)
     if w.shape != m.shape[:1]:
         raise ValueError(f"psi2: expected weights of shape {m.shape[:1]}, got {w.shape}: one number per row of m")
-    statistics = _statistics(kernel, m, integrate)
+    statistics = _statistics(kernel, m, v, integrate)
     row = lambda pairs, *datum: statistics.pairs(z, pairs, (), *datum)  # noqa: E731
     return sum_symmetric(len(z), w, m.shape[-1], row, m, v)
 
@@ -217,7 +218,7 @@ def psi2_times_h(
     b = jnp.asarray(directions, m.dtype)
     if b.shape != m.shape:
         raise ValueError(f"psi2_times_h: expected directions of shape {m.shape}, got {b.shape}: one vector per row")
-    statistics, ones = _statistics(kernel, m, integrate), jnp.ones(len(m), m.dtype)
+    statistics, ones = _statistics(kernel, m, v, integrate), jnp.ones(len(m), m.dtype)
     row = lambda pairs, *datum: statistics.pairs(z, pairs, datum[2:], *datum[:2])  # noqa: E731
     return sum_symmetric(len(z), ones, m.shape[-1], row, m, v, b)
 
@@ -251,7 +252,8 @@ class _Nodes:
         return matmul(K.T * weights, K)[pairs]
 
 
-def _statistics(kernel: Kernel, loc: Array, integrate: Integrate) -> Any:
+def _statistics(kernel: Kernel, loc: Array, variance: Array, integrate: Integrate) -> Any:
+    require_exact_labels("expectations of a kernel", kernel, loc.shape[-1], variance)
     return Tilted(kernel, loc.shape[-1], loc.dtype) if integrate is None else _Nodes(kernel, loc, integrate)
 
 

@@ -19,7 +19,7 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree
-from numpyro_dgp.algebra.functionals import LinearFunctional, Slope, WeightedSum, between
+from numpyro_dgp.algebra.functionals import DirectionalSlope, LinearFunctional, Slope, WeightedSum, between
 from numpyro_dgp.algebra.linalg import set_diagonal
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
@@ -58,8 +58,8 @@ class InducedFunction(FeatureFunction):
     __repr__ = brief
 
     @property
-    def slopes_taken(self) -> tuple[int, ...]:
-        """The columns of the slopes that this function already is of another one."""
+    def slopes_taken(self) -> tuple[int | None, ...]:
+        """The columns of the slopes that this function already is of another one, ``None`` for other directions."""
         return ()
 
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
@@ -75,9 +75,15 @@ class InducedFunction(FeatureFunction):
         )
 
     def grad(
-        self, x: ArrayLike, column: int | None = None, *, noise: ArrayLike | None = None, joint: bool = False
+        self,
+        x: ArrayLike,
+        column: int | None = None,
+        *,
+        direction: ArrayLike | None = None,
+        noise: ArrayLike | None = None,
+        joint: bool = False,
     ) -> Any:
-        r"""Slopes along a column of the inputs, :math:`\partial f(x) / \partial x_d`, as function values.
+        r"""Slopes along a column of the inputs, :math:`\partial f(x) / \partial x_d`, or a direction.
 
         They go wherever values f(x) do: under a ``Likelihood``, as observations of slopes, or into a hidden layer.
         ``f.grad(x).function`` is the derivative itself, a random function of which further slopes can be taken.
@@ -88,6 +94,8 @@ class InducedFunction(FeatureFunction):
         Args:
             x: inputs (..., D).
             column: d, counted from 0; may be left out where D = 1.
+            direction: in place of a column, e of the slopes :math:`e^\top \nabla f(x)`, the same for all inputs (D,) or
+                one for each (..., D). Its length counts: a vector of length one gives slopes per unit of the inputs.
             noise: standard deviation of Gaussian process noise, a number or one per output.
             joint: with their correlations over the last batch dimension of ``x``, as :meth:`joint`.
 
@@ -95,8 +103,8 @@ class InducedFunction(FeatureFunction):
             A distribution with batch shape ``x.shape[:-1]`` and event shape (P,), or () for a scalar function.
 
         Raises:
-            ValueError: a column that the inputs do not have, or a kernel whose functions have no slopes; otherwise as
-                for values.
+            ValueError: a column that the inputs do not have, a direction of another shape, both, or a kernel whose
+                functions have no slopes; otherwise as for values.
 
         Example:
             >>> import jax.numpy as jnp
@@ -106,18 +114,42 @@ class InducedFunction(FeatureFunction):
             ...     f = dgp.gp("f", dgp.kernels.RBF(2.0, 0.5), dgp.Points(jnp.zeros((1, 1))))
             >>> print(f.grad(jnp.array([[0.0], [9.0]])).variance)  # variance / lengthscale^2
             [8. 8.]
+            >>> with numpyro.handlers.seed(rng_seed=0):
+            ...     g = dgp.gp("g", dgp.kernels.RBF(1.0, jnp.array([1.0, 0.5])), dgp.Points(jnp.zeros((1, 2))))
+            >>> print(g.grad(jnp.array([[9.0, 0.0]]), direction=jnp.array([0.6, 0.8])).variance)  # 0.36 + 4 * 0.64
+            [2.92]
 
         Source: Rasmussen and Williams (2006), section 9.4.
         """
+        if direction is not None:
+            return self._directional(x, column, direction, noise, joint)
         if column is None and self.dims == 1:
             column = 0
         if isinstance(column, bool) or not isinstance(column, int | np.integer) or not 0 <= column < self.dims:
             raise ValueError(
                 f"f.grad: expected the column of the inputs that the slopes are along, from 0 to {self.dims - 1}, got "
-                f"{column!r}: f.grad(x, 0) is the derivative by the first column"
+                f"{column!r}: f.grad(x, 0) is the derivative by the first column, f.grad(x, direction=e) that along e"
             )
         self._require_slopes(int(column))
         return self._functional(Slope(int(column)), self.checked(x), noise, joint)
+
+    def _directional(
+        self, x: ArrayLike, column: int | None, direction: ArrayLike, noise: ArrayLike | None, joint: bool
+    ) -> Any:
+        if column is not None:
+            raise ValueError(
+                f"f.grad: expected a column or a direction, got column {column!r} and a direction: leave one out"
+            )
+        x, e = self.checked(x), as_numbers("direction of f.grad", direction)
+        if np.shape(e) not in (x.shape[-1:], x.shape):
+            raise ValueError(
+                f"f.grad: expected a direction of shape {x.shape[-1:]}, or {x.shape} with one for each input, got "
+                f"{np.shape(e)}: the gradient has one call for each column, f.grad(x, 0), f.grad(x, 1), ..."
+            )
+        require_finite("direction of f.grad", e, "check how it was computed")
+        self._require_slopes(None)
+        rows = jnp.concatenate([x, jnp.broadcast_to(jnp.asarray(e, x.dtype), x.shape)], -1)
+        return self._functional(DirectionalSlope(), rows, noise, joint)
 
     def linear(self, x: ArrayLike, A: ArrayLike, *, noise: ArrayLike | None = None, joint: bool = False) -> Any:
         r"""Weighted sums of values, :math:`\sum_q A_{kq} f(x_q)`, as function values: averages over bins, integrals.
@@ -168,7 +200,7 @@ class InducedFunction(FeatureFunction):
         of = FunctionalOf(dataclasses.replace(self, u=None), functional, self.u)  # type: ignore[type-var]
         return of.joint(rows, noise=noise) if joint else of(rows, noise=noise)
 
-    def _require_slopes(self, column: int) -> None:
+    def _require_slopes(self, column: int | None) -> None:
         """Refuse a slope if functions of the kernel have too few derivatives."""
         columns = (*self.slopes_taken, column)
         for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
@@ -217,8 +249,10 @@ class FunctionalOf(InducedFunction):
         return self.base.site
 
     @property
-    def slopes_taken(self) -> tuple[int, ...]:
+    def slopes_taken(self) -> tuple[int | None, ...]:
         taken = self.base.slopes_taken
+        if isinstance(self.functional, DirectionalSlope):
+            return (*taken, None)
         return (*taken, self.functional.column) if isinstance(self.functional, Slope) else taken
 
     @property

@@ -48,7 +48,7 @@ class FunctionPredictions(Fit):
         """
         require_count("Posterior.predict_jointly", "num_features", num_features, "1024")
         quantity = Quantity(jointly_of, settings=(num_features,))
-        found: JointMixture = self._predictor(quantity, key, Options(num_samples), args, kwargs)
+        found: JointMixture = self._predictor(quantity, key, Options(num_samples, every=True), args, kwargs)
         return found
 
     def functions(

@@ -31,16 +31,18 @@ class Options(NamedTuple):
     """How many draws, and how many rows at a time.
 
     Args:
-        num_samples: S; ``None`` for ``default``, or as many as there are.
+        num_samples: S; ``None`` for ``default``, or as many as there are, or one where all are the same.
         batch_size: rows at a time; ``None`` for all.
         progress_bar: show progress over batches.
         default: number of draws.
+        every: that many also where all are the same.
     """
 
     num_samples: int | None = None
     batch_size: int | None = None
     progress_bar: bool = True
     default: int = 100
+    every: bool = False
 
 
 class Quantity(NamedTuple):
@@ -136,7 +138,8 @@ class Predictor:
         constants = tuple(None if is_array(leaf) else leaf for leaf in leaves)
         seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
         target = Target(seen.site, seen.plates)
-        name = quantity, num_samples, treedef, constants, target
+        every = options.every or options.num_samples is not None or bool(samples)
+        name = quantity, num_samples, every, treedef, constants, target
         if name not in self._programs:
             self._programs[name] = Compiled(partial(_predicted, self.fit, *name))
         run = partial(self._programs[name], key, samples)
@@ -211,7 +214,7 @@ class Predictor:
         traced = not is_concrete(given, key, samples) or inside_transformation()
         if traced or any(getattr(a, "committed", False) for a in given):
             return None
-        quantity, _, treedef, constants, target = name
+        quantity, _, _, treedef, constants, target = name
         shapes = [None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
         draw = jax.eval_shape(lambda: (key, {site: value[0] for site, value in samples.items()}))
 
@@ -249,6 +252,7 @@ def _predicted(
     fit: Fit,
     quantity: Quantity,
     num_samples: int,
+    every: bool,
     treedef: Any,
     constants: tuple[Any, ...],
     target: Target,
@@ -262,5 +266,5 @@ def _predicted(
     width = max([len(a) for a in arrays if a is not None and a.ndim], default=1)
     dtype = jnp.result_type(jnp.float32, *(a for a in arrays if a is not None))
     draws = jax.random.split(key, num_samples), samples
-    found = over_draws(lambda key, sample: of_draw(key, sample, args, kwargs), draws, width, dtype)
+    found = over_draws(lambda key, sample: of_draw(key, sample, args, kwargs), draws, width, dtype, every=every)
     return found if quantity.finish is None else quantity.finish(found)
