@@ -164,6 +164,7 @@ def sparse(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
+@pytest.mark.slow
 def test_open_variance_is_not_paid_twice():
     """The optimum over q(h) and q(v) of the bound with log p(h | v, x), by hand, at means and variances of h."""
     loc, scale = 0.5 * X, 0.2 + 0.1 * X**2

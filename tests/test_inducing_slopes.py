@@ -88,6 +88,7 @@ def test_bound_and_moments_are_those_of_the_dense_gaussian():
     close(f.grad(XS, direction=ES, joint=True).covariance[0], covariance[12:, 12:], 1e-6)
 
 
+@pytest.mark.slow
 def test_collapsed_bound_is_that_of_the_dense_gaussian():
     expected, *_ = titsias(np.concatenate([Y, DY]), NOISE, INDUCING, CROSS, DATA)
     close(bound(dgp.ELBO(), {}, model, G.Collapsed(model), X, XS, Y, DY), expected, 1e-5)

@@ -273,6 +273,7 @@ def test_bad_input(call, message, key):
         call(key)
 
 
+@pytest.mark.slow
 def test_what_is_the_same_in_all_draws_is_computed_once():
     """One layer whose posterior is integrated: one draw by default, and as many copies of it as are asked for."""
 

@@ -225,6 +225,7 @@ def test_parameters_of_single_data_are_not_missed_at_new_rows(key):
     assert {name: rows.shape for name, (_, rows) in layers.items()} == {"h": (7, 2), "y": (7, 1)}
 
 
+@pytest.mark.slow
 def test_layers_at_the_rows_of_the_fit(key):
     """A call with the observations is one at the rows of the fit: hidden values and latents are those of the fit."""
     guide = dgp.guides.MeanField(bayesian)

@@ -46,6 +46,12 @@ def local(X, y=None):
         numpyro.sample("y", dist.Normal(w, 0.5), obs=y)
 
 
+def with_list():
+    """A file of parameters in a list."""
+    dgp.save(FOLDER / "list.npz", {"net": [jnp.ones(2)]})
+    return FOLDER / "list.npz"
+
+
 def labelled(X, y=None):
     slope = numpyro.sample("slope", dist.Normal())
     with numpyro.plate("data", len(X)):
@@ -285,9 +291,9 @@ WRONG = [
     ),
     Wrong("a key as seed", lambda: dgp.Stream((X, Y), 4, seed=KEY), "seed to be an integer"),
     Wrong(
-        "save: a list",
-        lambda: dgp.save(FOLDER / "a.npz", {"net": [jnp.ones(2)]}),
-        r"arrays in dicts, got params\['net'\]\[0\]",
+        "load: a list",
+        lambda: dgp.load(with_list()),
+        r"expected like= for parameters in other containers than dicts, got none for",
     ),
     Wrong(
         "save: a result",

@@ -221,6 +221,7 @@ WRONG = [
             f"observations in {name}", lambda call=call: call(drawn(), NEW, Y[:4]), "without the observations that are"
         )
         for name, call in METHODS.items()
+        if name != "layers"
     ),
     Wrong(
         "observations by keyword",
@@ -234,7 +235,7 @@ WRONG = [
     ),
     Wrong(
         "the other site is observed too",
-        lambda: drawn(model=two_ends, site="y").layers(KEY, NEW, Y[:4], Y[:4]),
+        lambda: drawn(model=two_ends, site="y").sample(KEY, NEW, Y[:4], Y[:4]),
         "got those of 'y'",
     ),
     *(
