@@ -110,7 +110,7 @@ WRONG = {
         Y,
         "expected 1 row.* as many as plate 'data' has, got .*30",
     ),
-    "not indexed": (plate(N, 5, as_is, as_is), X, Y, r"got Incompatible shapes .*use X\[i\] and y\[i\]"),
+    "not indexed": (plate(N, 5, as_is, as_is), X, Y, r"expected 5 rows.* as many .* got .*30.*use X\[i\] and y\[i\]"),
     "y not indexed": (plate(N, 5, y=as_is), X, Y[:5], "5 of 30, got observations that are not indexed"),
     "X not indexed": (plate(N, 5, x=as_is), X[:5], Y, "5 of 30, got inputs that are not indexed"),
 }

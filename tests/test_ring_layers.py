@@ -488,7 +488,8 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"expected inputs on the ring, from -6.0 to 6.0, got 1 outside, .* 6.5"):
         f(np.array([[0.0], [6.5]]))
     inside, outside = jax.jit(lambda x: f(x).mean)(np.array([[-5.5], [6.5]]))
-    assert np.isfinite(inside) and np.isnan(outside)
+    assert np.isfinite(inside)
+    assert np.isnan(outside)
     with pytest.raises(ValueError, match="expected inputs with D = 1 columns"):
         f(np.zeros((3, 2)))
     with pytest.raises(ValueError, match="expected kernels of all outputs to act on the same columns"):

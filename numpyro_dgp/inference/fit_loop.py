@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import tqdm
@@ -55,8 +56,8 @@ def run_steps(
         skips: whether a step whose loss is not finite leaves the state as it is, so that the fit can go on.
 
     Raises:
-        ValueError: a loss that is not finite, or, where such steps are skipped, no other; a checkpoint that is damaged
-            or of another fit.
+        ValueError: a loss that is not finite, or, where such steps are skipped, no other; a step that made a parameter
+            infinite or NaN; a checkpoint that is damaged or of another fit.
         KeyboardInterrupt: after an interruption; the message says what has been saved.
     """
     state, saved = checkpoint.resume(start)
@@ -86,9 +87,10 @@ def run_steps(
         interrupt.args = (_interrupted(checkpoint, state, done, num_steps, losses),)
         raise
     found_losses = np.concatenate(losses)
+    params = Compiled(svi.constrain_fn)(svi.optim.get_params(state.optim_state))  # svi.get_params, in one program
+    _require_finite(checkpoint.owner, params, done)
     if skips:
         _require_steps(checkpoint.owner, evaluate, state, found_losses)
-    params = Compiled(svi.constrain_fn)(svi.optim.get_params(state.optim_state))  # svi.get_params, in one program
     return SVIRunResult(params, state, jnp.asarray(found_losses[:num_steps]))
 
 
@@ -114,7 +116,7 @@ def _require_steps(owner: str, evaluate: Evaluate, state: SVIState, losses: np.n
             f"gradient was finite; the parameters are where they started: {reason}"
         )
     stuck = len(losses) - 1 - int(sound[-1])
-    if stuck >= CHUNK:
+    if stuck >= min(CHUNK, len(losses) // 2):
         warnings.warn(
             f"{owner}: stable_update skipped each of the last {stuck} of {len(losses)} steps, since no loss or "
             "gradient was finite, and parameters have not changed since: lower the learning rate or clip gradients "
@@ -122,6 +124,17 @@ def _require_steps(owner: str, evaluate: Evaluate, state: SVIState, losses: np.n
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+def _require_finite(owner: str, params: dict[str, Any], steps: int) -> None:
+    """Raise if the last step, or one that ``stable_update`` took for its finite loss, has spoilt a parameter."""
+    for name, value in params.items():
+        if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(value)):
+            raise ValueError(
+                f"{owner}: expected finite parameters after {steps} steps, got NaN or infinite values of {name!r}, "
+                "which a step from a finite loss has made: look at the learning rate and its schedule, or clip "
+                "gradients (optax.clip_by_global_norm)"
+            )
 
 
 def _explain(owner: str, evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoReturn:

@@ -89,10 +89,11 @@ def _sites(svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array]) -> S
     """The sites of guide and model; an error of theirs is raised by a run with values, whose messages have these."""
     try:
         return sites_of_fit(svi, rebuild, arrays)
-    except Exception:
-        args, kwargs = rebuild(arrays)
-        svi.init(rng_key, *args, **kwargs)
-        raise
+    except Exception as error:
+        of_shapes = error
+    args, kwargs = rebuild(arrays)  # outside the block above, so that a user sees one error and not two
+    svi.init(rng_key, *args, **kwargs)
+    raise of_shapes
 
 
 def _require_same_sites(owner: str, svi: SVI, sites: SitesOfFit) -> None:
@@ -105,6 +106,12 @@ def _require_same_sites(owner: str, svi: SVI, sites: SitesOfFit) -> None:
         raise ValueError(
             f"{owner}: expected a guide of the model in the SVI, got one that has no site {lacks[0]!r}, as the model "
             f"has, but {alien[0]!r}: make the guide from the same model, {type(svi.guide).__name__}(model)"
+        )
+    if alien:
+        raise ValueError(
+            f"{owner}: expected a guide of the model in the SVI, got one with a site {alien[0]!r} that the model does "
+            f"not sample, whose density would count in the bound: make the guide from the same model, "
+            f"{type(svi.guide).__name__}(model); for a variable of the guide alone write infer={{'is_auxiliary': True}}"
         )
 
 

@@ -27,7 +27,7 @@ from numpyro_dgp.model.function_values import FunctionValues, MixedValues, sum_e
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.missing import are_entries, observed_entries, of_entries, of_rows, with_entries
 from numpyro_dgp.model.observed_only import ObservedOnly
-from numpyro_dgp.model.open_plates import require_one_row
+from numpyro_dgp.model.open_plates import require_rows_of_plates
 from numpyro_dgp.model.outcomes import moments, value_range
 from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.several_conditionals import Given, given_others
@@ -160,7 +160,7 @@ class Likelihood(dist.Distribution):
                 lambda *v: elementwise(conditional(*v)), elementwise(example), reading.parts, self.f_x.split
             )
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
-        require_one_row(example.batch_shape)
+        require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numpyro.handlers import block
 from numpyro.primitives import _PYRO_STACK, plate
 
-__all__ = ["plates_around", "require_one_row"]
+__all__ = ["plates_around", "require_rows_of_plates"]
 
 
 def plates_around() -> list[plate]:
@@ -19,8 +19,10 @@ def plates_around() -> list[plate]:
     return found
 
 
-def require_one_row(batch_shape: tuple[int, ...]) -> None:
-    """Refuse a likelihood of several rows in a plate of one: NumPyro would broadcast the plate.
+def require_rows_of_plates(batch_shape: tuple[int, ...]) -> None:
+    """Refuse a likelihood of other rows than those of the plates around it.
+
+    NumPyro broadcasts a plate of one row to any number, and says of other numbers only that shapes do not fit.
 
     Args:
         batch_shape: of the likelihood.
@@ -29,12 +31,13 @@ def require_one_row(batch_shape: tuple[int, ...]) -> None:
         ValueError: such a plate is open.
     """
     for around in plates_around():
-        dim = around.dim
-        if dim is None or around.subsample_size != 1 or len(batch_shape) < -dim or batch_shape[dim] == 1:
+        dim, size = around.dim, around.subsample_size
+        if dim is None or len(batch_shape) < -dim or batch_shape[dim] in (1, size):
             continue
         raise ValueError(
-            f"Likelihood: expected 1 row, as many as plate {around.name!r} has, got f(x) at {batch_shape[dim]}: "
-            "hidden values of the rows of a fit, as in mcmc.get_samples(), are not for other data; predict by "
-            "dgp.Posterior(model, samples=mcmc.get_samples()) or dgp.Posterior(model, guide, params), which draw them "
-            "anew; in a plate that takes some rows use X[i] and y[i]"
+            f"Likelihood: expected {size} row{'s' if size != 1 else ''}, as many as plate {around.name!r} has, got "
+            f"f(x) at {batch_shape[dim]}: hidden values of the rows of a fit, as in mcmc.get_samples(), are not for "
+            "other data; predict by dgp.Posterior(model, samples=mcmc.get_samples()) or "
+            "dgp.Posterior(model, guide, params), which draw them anew; in a plate that takes some rows use X[i] "
+            "and y[i]"
         )

@@ -172,6 +172,21 @@ WRONG = [
         lambda: fit(make(guide=partial(point, site="w"))),
         "no site 'slope', as the model has, but 'w'",
     ),
+    Wrong(
+        "a guide with a site more",
+        lambda: fit(make(guide=lambda *args: [point(*args), point(*args, site="w")])),
+        "a site 'w' that the model does not sample, whose density would count",
+    ),
+    Wrong(
+        "a rate that is NaN",
+        lambda: fit(make(optimiser=optax.adam(np.nan)), steps=1),
+        "expected finite parameters after 1 steps, got NaN or infinite values of 'slope_loc'",
+    ),
+    Wrong(
+        "a rate that is NaN, bad steps skipped",
+        lambda: fit(make(optimiser=optax.adam(np.nan)), steps=9, stable_update=True),
+        "expected finite parameters after 9 steps",
+    ),
     Wrong("checkpoint: a flag", lambda: fit(checkpoint=True), "expected checkpoint to be a path, got True"),
     Wrong("checkpoint: no name", lambda: fit(checkpoint=""), "expected checkpoint to be a path, got ''"),
     Wrong("checkpoint: a folder", lambda: fit(checkpoint=FOLDER), "path of a file, got the folder"),

@@ -105,6 +105,13 @@ WRONG = [
         ),
         r"expected 1 row, as many as plate 'data' has, got f\(x\) at 30: .*predict by dgp.Posterior",
     ),
+    Wrong(
+        "Predictive with the hidden values of a chain at other rows",
+        lambda: Predictive(deep, {"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8)), "h": jnp.zeros((2, 30, 1))})(
+            KEY, X[:7]
+        ),
+        r"expected 7 rows, as many as plate 'data' has, got f\(x\) at 30: .*predict by dgp.Posterior",
+    ),
     Wrong("neither guide nor samples", lambda: dgp.Posterior(shallow), "a guide with params, or samples, and not both"),
     Wrong(
         "both", lambda: dgp.Posterior(shallow, GUIDE, PARAMS, DRAWS), "a guide with params, or samples, and not both"
