@@ -190,21 +190,29 @@ def _count(values: np.ndarray, tolerance: float) -> int:
     return int((np.diff(np.sort(values)) > tolerance).sum()) + 1
 
 
-def warn_of_units(owner: str, what: str, value: Any) -> None:
-    """Warn if a column of known floating-point numbers has a mean or a standard deviation beyond 1000."""
+def warn_of_units(owner: str, what: str, value: Any, beyond: float = _LARGE, stacklevel: int = 3) -> None:
+    """Warn if a column of known floating-point numbers has a mean or a standard deviation beyond 1000.
+
+    Args:
+        owner: who warns.
+        what: the numbers, for the message.
+        value: the numbers.
+        beyond: another limit than 1000.
+        stacklevel: of the warning, as ``warnings.warn`` counts here.
+    """
     found = as_numbers(what, value)
     if not is_concrete(found) or not found.size or not jnp.issubdtype(found.dtype, jnp.floating):
         return
     rows = np.asarray(found, float).reshape(found.shape[0] if found.ndim else 1, -1)
     mean, spread = np.abs(rows.mean(0)), rows.std(0)
     d = int(np.argmax(np.maximum(mean, spread)))
-    if max(mean[d], spread[d]) > _LARGE:
+    if max(mean[d], spread[d]) > beyond:
         where = f"column {d} has" if rows.shape[1] > 1 else "they have"
         warnings.warn(
             f"{owner}: {what} are not in standard units: {where} mean {rows[:, d].mean():.3g} and standard deviation "
             f"{spread[d]:.3g}, and lengthscales, variances and noise usually begin near one: units = "
             "dgp.initial.Standardizer.fit(values); values = units(values)",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 

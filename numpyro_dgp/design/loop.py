@@ -17,6 +17,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.input_space import Box
 from numpyro_dgp.design.search import Fitted, Search
 from numpyro_dgp.design.search_record import Record
+from numpyro_dgp.inference.array_files import require_file_path
 from numpyro_dgp.inference.path_locks import LockedError, locked
 
 __all__ = ["loop"]
@@ -147,8 +148,7 @@ def _reserved(path: str | os.PathLike[str] | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    if Path(path).is_dir():
-        raise ValueError(f'design.loop: expected the path of a file, got the folder {path}: add a name, "search.npz"')
+    require_file_path("design.loop", "path", path, "search.npz")
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(Path(path)))

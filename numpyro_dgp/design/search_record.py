@@ -12,7 +12,7 @@ import numpy as np
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import ArrayLike
-from numpyro_dgp.inference.array_files import read_arrays, write_arrays
+from numpyro_dgp.inference.array_files import read_arrays, require_file_path, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.parameter_files import entries_of, params_of, require_dicts
 
@@ -133,7 +133,11 @@ class Record:
 
         Args:
             path: the file; its folder is made if there is none.
+
+        Raises:
+            ValueError: something else than a path, or a folder.
         """
+        require_file_path("Record.save", "path", path, "search.npz")
         arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         params, identity = arrays.pop("params"), arrays.pop("identity")
         require_dicts("Record.save", params)
@@ -151,6 +155,7 @@ class Record:
             FileNotFoundError: there is no such file.
             ValueError: the file was written by something else, or is damaged.
         """
+        require_file_path("Record.load", "path", path, "search.npz")
         arrays = read_arrays("Record.load", path, "choose another name")
         params = {name.removeprefix(_PARAMS): arrays.pop(name) for name in list(arrays) if name.startswith(_PARAMS)}
         names = {field.name for field in dataclasses.fields(cls)} - {"params"}

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["is_key", "partial_files", "read_arrays", "write_arrays"]
+__all__ = ["is_key", "partial_files", "read_arrays", "require_file_path", "write_arrays"]
 
 # What NumPy and the zip format raise for files that are cut off or overwritten.
 _DAMAGE = (
@@ -38,6 +38,23 @@ def partial_files(path: Path) -> list[Path]:
     """What processes that were killed while they wrote ``path`` have left behind."""
     name = path.name + "."
     return [p for p in path.parent.iterdir() if p.name.startswith(name) and p.name.endswith(".part")]
+
+
+def require_file_path(owner: str, what: str, path: Any, example: str) -> None:
+    """Raise unless ``path`` can be the path of a file.
+
+    Args:
+        owner: who reads or writes.
+        what: the argument.
+        path: its value.
+        example: a name of a file.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise ValueError(f'{owner}: expected {what} to be a path, got {path!r}: try "{example}"')
+    if Path(path).is_dir():
+        raise ValueError(
+            f'{owner}: expected {what} to be the path of a file, got the folder {path}: add a name, "{example}"'
+        )
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:

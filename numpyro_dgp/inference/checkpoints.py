@@ -17,7 +17,7 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._shown import brief
-from numpyro_dgp.inference.array_files import is_key, partial_files, read_arrays, write_arrays
+from numpyro_dgp.inference.array_files import is_key, partial_files, read_arrays, require_file_path, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.path_locks import LockedError, locked
 
@@ -53,15 +53,8 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         require_count(self.owner, "checkpoint_every", self.every, "5000")
-        if self.path is None:
-            return
-        if not isinstance(self.path, str | os.PathLike) or not os.fspath(self.path):
-            raise ValueError(f'{self.owner}: expected checkpoint to be a path, got {self.path!r}: try "fit.npz"')
-        if Path(self.path).is_dir():
-            raise ValueError(
-                f"{self.owner}: expected checkpoint to be the path of a file, got the folder {self.path}: add a name, "
-                'for example "fit.npz"'
-            )
+        if self.path is not None:
+            require_file_path(self.owner, "checkpoint", self.path, "fit.npz")
 
     def next_write(self, done: int, num_steps: int) -> int:
         """The number of steps at which the file is written next, after ``done`` of ``num_steps``."""

@@ -25,7 +25,7 @@ from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
-from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit
+from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit, warn_of_first_loss
 from numpyro_dgp.inference.program_sites import Rebuild
 
 __all__ = ["fit", "split_arguments", "steps_of"]
@@ -115,7 +115,9 @@ def fit(
         def evaluate(state: SVIState, step: int) -> Array:
             return svi.evaluate(state, *args, **kwargs)
 
-        return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
+        result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
+    warn_of_first_loss("fit", sites, arrays, result.losses)
+    return result
 
 
 def steps_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -11,14 +12,18 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_dgp._checks import is_concrete, nearest
+from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.initial_state import has_no_state, initial_state
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
 
-__all__ = ["require_compiling_itself", "require_svi", "start_of_fit"]
+__all__ = ["require_compiling_itself", "require_svi", "start_of_fit", "warn_of_first_loss"]
 
 _SHOWN = 12
 """Names that a message lists at most."""
+
+_LARGE_LOSS = 1e3
+"""Of one observation, which is then some forty standard deviations off."""
 
 
 def require_svi(owner: str, svi: Any) -> None:
@@ -113,6 +118,23 @@ def _require_same_sites(owner: str, svi: SVI, sites: SitesOfFit) -> None:
             f"not sample, whose density would count in the bound: make the guide from the same model, "
             f"{type(svi.guide).__name__}(model); for a variable of the guide alone write infer={{'is_auxiliary': True}}"
         )
+
+
+def warn_of_first_loss(owner: str, sites: SitesOfFit, arrays: list[Array], losses: Array) -> None:
+    """Warn of data whose units the program did not expect: a first loss that no noise near one explains.
+
+    Args:
+        owner: the function that fits, called by the user.
+        sites: of the fit.
+        arrays: the data.
+        losses: of all steps.
+    """
+    observed = [s for s in sites.model.values() if s.kind == "observed"]
+    count = sum(math.prod(s.value.shape) * (s.scale or 1.0) for s in observed)
+    if count and losses.size and losses[0] > _LARGE_LOSS * count:
+        first = f"{owner}, whose first loss is {losses[0]:.3g} for {count:.6g} observations"
+        for i, array in enumerate(arrays):
+            warn_of_units(first, f"the values of array {i + 1}", array, beyond=10.0, stacklevel=4)
 
 
 def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, ProgramSite]) -> None:

@@ -28,7 +28,7 @@ from numpyro_dgp.inference.array_files import is_key
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import run_steps
-from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit
+from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit, warn_of_first_loss
 from numpyro_dgp.inference.row_counts import require_row_counts
 from numpyro_dgp.inference.streams import BatchSource
 
@@ -130,7 +130,9 @@ def fit_stream(
             return svi.evaluate(state, *batches(step), **kwargs)
 
         place = partial(_everywhere, mesh=mesh)
-        return run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)
+        result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)
+    warn_of_first_loss("fit_stream", sites, arrays, result.losses)
+    return result
 
 
 def _arguments(stream: BatchSource, first: tuple[np.ndarray, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp.inference.array_files import read_arrays, write_arrays
+from numpyro_dgp.inference.array_files import read_arrays, require_file_path, write_arrays
 
 __all__ = ["entries_of", "load", "params_of", "require_dicts", "save"]
 
@@ -37,7 +36,7 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
     """
     if not isinstance(params, dict):
         raise ValueError(f"save: expected a dict of arrays, got {type(params).__name__}: save(path, svi_result.params)")
-    _require_no_folder("save", path)
+    require_file_path("save", "path", path, "posterior.npz")
     write_arrays(path, entries_of("save", params))
 
 
@@ -65,7 +64,7 @@ def load(path: str | os.PathLike[str], *, like: dict[str, Any] | None = None) ->
         >>> print(dgp.load(file)["noise"])
         0.5
     """
-    _require_no_folder("load", path)
+    require_file_path("load", "path", path, "posterior.npz")
     return params_of("load", path, read_arrays("load", path, "check the name; dgp.save writes such files"), like)
 
 
@@ -155,8 +154,3 @@ def _name(where: tuple[Any, ...]) -> str:
         )
 
     return json.dumps([part(key) for key in where])
-
-
-def _require_no_folder(owner: str, path: str | os.PathLike[str]) -> None:
-    if Path(path).is_dir():
-        raise ValueError(f'{owner}: expected the path of a file, got the folder {path}: add a name, "posterior.npz"')

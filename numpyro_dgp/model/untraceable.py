@@ -59,7 +59,7 @@ def explained(arguments: Any) -> Iterator[None]:
         ) from error
 
 
-_INDEXABLE = frozenset({"a NumPy array", "a pandas DataFrame", "a pandas Series", "numbers in a list"})
+_INDEXABLE = frozenset({"a NumPy array", "a pandas DataFrame", "a pandas Series", "numbers in a list", "text"})
 
 
 def _kind(leaf: Any) -> str:
@@ -68,4 +68,4 @@ def _kind(leaf: Any) -> str:
         return "a NumPy array"
     if owner == "pandas":
         return f"a pandas {type(leaf).__name__}"
-    return "numbers in a list" if isinstance(leaf, float) else ""
+    return {float: "numbers in a list", str: "text"}.get(type(leaf), "")

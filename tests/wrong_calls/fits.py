@@ -173,6 +173,13 @@ WRONG = [
         "no site 'slope', as the model has, but 'w'",
     ),
     Wrong(
+        "targets in thousands",
+        lambda: fit(None, KEY, 1, X, 5000.0 * Y),
+        r"whose first loss is .* for 12 observations: the values of array 2 are not in standard units",
+        UserWarning,
+    ),
+    Wrong("text as observations", lambda: fit(None, KEY, 1, X, ["low"] * 12), "expected JAX arrays .* got text"),
+    Wrong(
         "a guide with a site more",
         lambda: fit(make(guide=lambda *args: [point(*args), point(*args, site="w")])),
         "a site 'w' that the model does not sample, whose density would count",
@@ -329,7 +336,7 @@ WRONG = [
     Wrong(
         "save: a folder",
         lambda: dgp.save(FOLDER, {"a": jnp.ones(2)}),
-        "save: expected the path of a file, got the folder",
+        "save: expected path to be the path of a file, got the folder",
     ),
     Wrong(
         "load: text", lambda: dgp.load(file("t.npz", b"hello")), r"load: expected a file of arrays, got no \.npz file"
@@ -347,7 +354,8 @@ WRONG = [
         lambda: dgp.load(other_arrays()),
         r"expected a file written by dgp\.save, got .* entry 'plain'",
     ),
-    Wrong("load: a folder", lambda: dgp.load(FOLDER), "load: expected the path of a file, got the folder"),
+    Wrong("load: a number", lambda: dgp.load(3), "load: expected path to be a path, got 3"),
+    Wrong("load: a folder", lambda: dgp.load(FOLDER), "load: expected path to be the path of a file, got the folder"),
     Wrong("minimize of a model", lambda: least(line), r"minimize: expected a numpyro\.infer\.SVI, got function"),
     Wrong("minimize with a seed", lambda: least(None, 3), f"minimize: {WITHOUT_KEY} 3"),
     Wrong("minimize by Adam", lambda: least(method="Adam"), 'method "L-BFGS" or "CG", got \'Adam\''),

@@ -166,6 +166,7 @@ WRONG = [
         lambda: design.LogExpectedImprovement(FITTED, (X, Y[:3]), KEY),
         r"design\.LogExpectedImprovement: expected a PRNG key, got tuple",
     ),
+    Wrong("a number as path", lambda: loop(path=3), "design.loop: expected path to be a path, got 3"),
     Wrong("a budget that is a flag", lambda: loop(budget=True), "budget to be a positive integer, got True"),
     Wrong(
         "a record under a file",
