@@ -17,6 +17,10 @@ __all__ = ["NotTraceableError", "explained"]
 _CONVERTED = jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError, TypeError
 
 
+_OF_LISTS = "integer scalar arrays", "'list'", "data type '"
+"""Words in a ``TypeError`` of a list; the last of one of texts, which NumPy takes for names of types."""
+
+
 class NotTraceableError(ValueError):
     """A program needs the values of its arguments, and so cannot be run on shapes."""
 
@@ -39,7 +43,7 @@ def explained(arguments: Any) -> Iterator[None]:
     except _CONVERTED as error:
         kinds = sorted({_kind(leaf) for leaf in jax.tree.leaves(arguments)} & _INDEXABLE)
         plain = not isinstance(error, jax.errors.JAXTypeError)
-        if not kinds or (plain and not any(words in str(error) for words in ("integer scalar arrays", "'list'"))):
+        if not kinds or (plain and not any(words in str(error) for words in _OF_LISTS)):
             raise
         raise NotTraceableError(
             f"expected JAX arrays as arguments of the program, got {', '.join(kinds)}: while a program is compiled, "
