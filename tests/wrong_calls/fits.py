@@ -178,7 +178,6 @@ WRONG = [
         r"whose first loss is .* for 12 observations: the values of array 2 are not in standard units",
         UserWarning,
     ),
-    Wrong("text as observations", lambda: fit(None, KEY, 1, X, ["low"] * 12), "expected JAX arrays .* got text"),
     Wrong(
         "a guide with a site more",
         lambda: fit(make(guide=lambda *args: [point(*args), point(*args, site="w")])),

@@ -112,6 +112,11 @@ WRONG = [
         ),
         r"expected 7 rows, as many as plate 'data' has, got f\(x\) at 30: .*predict by dgp.Posterior",
     ),
+    Wrong(
+        "text as new observations",
+        lambda: dgp.update(fitted(), KEY, X, ["low"] * 30, num_steps=1),
+        "expected JAX arrays .* got text",
+    ),
     Wrong("neither guide nor samples", lambda: dgp.Posterior(shallow), "a guide with params, or samples, and not both"),
     Wrong(
         "both", lambda: dgp.Posterior(shallow, GUIDE, PARAMS, DRAWS), "a guide with params, or samples, and not both"
