@@ -7,6 +7,7 @@ import pytest
 from programs import sizes
 from sizes import mostly_slow, tune
 
+from numpyro_dgp import kernels
 from numpyro_dgp.algebra import linalg, row_blocks, whitening
 from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms, quadratic_forms_reference
@@ -26,6 +27,53 @@ def test_squared_distances_keep_digits_in_float32():
     X = jnp.linspace(1000.0, 1000.1, 11, dtype=jnp.float32)[:, None]
     exact = (np.asarray(X, float) - np.asarray(X, float).T) ** 2
     np.testing.assert_allclose(squared_distances(X, X), exact, rtol=1e-5)
+
+
+def near_rows():
+    """Groups of rows in six columns, a thousandth apart, the groups fifty."""
+    rng = np.random.default_rng(0)
+    centres = 50.0 * rng.normal(size=(5, 1, 6))
+    return jnp.asarray((centres + 1e-3 * rng.normal(size=(5, 4, 6))).reshape(20, 6), jnp.float32)
+
+
+def test_squared_distances_within_one_array_keep_digits_in_float32():
+    """Many columns: the product form of two arrays loses what is small, differences of one array do not."""
+    X = near_rows()
+    exact = np.square(np.asarray(X, float)[:, None] - np.asarray(X, float)).sum(-1)
+    np.testing.assert_allclose(squared_distances(X, X), exact, rtol=1e-5)
+    assert np.max(np.abs(squared_distances(X, X + 0) - exact)) > 1e-4
+
+
+def test_derivatives_within_one_array(key):
+    X = jax.random.normal(key, (2, 7, 6), jnp.float32)
+    direct = lambda X: jnp.square(X[:, :, None] - X[:, None]).sum(-1)  # noqa: E731
+    weights = jax.random.normal(key, (2, 7, 7))
+    tangent = jnp.cos(X)
+    for derivative in (
+        lambda f: jax.grad(lambda X: (weights * jnp.exp(-f(X))).sum())(X),
+        lambda f: jax.jvp(f, (X,), (tangent,))[1],
+        lambda f: jax.hessian(lambda t: jnp.exp(-f(X + t * tangent)).sum())(0.3),
+    ):
+        found, expected = derivative(lambda X: squared_distances(X, X)), derivative(direct)
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        kernels.RBF(1.5, 0.7),
+        kernels.Matern32(1.5, 0.7).on(0, 1, 2, 3, 4, 5),
+        kernels.RBF(1.5, 0.7) * kernels.Matern52() + kernels.Matern12(0.3),
+        kernels.Transformed(kernels.RBF(1.5, 0.7), lambda X: 2 * X),
+        kernels.SpectralMixture(jnp.ones(2), jnp.full((2, 6), 1e-3), jnp.ones((2, 6))),
+    ],
+    ids=["stationary", "columns", "sum of products", "transformed", "spectral mixture"],
+)
+def test_gram_matrices_keep_digits_in_float32(kernel):
+    """What a kernel does with its inputs leaves both one array, and one of double precision agrees."""
+    X = near_rows()
+    exact = kernel.gram(jnp.asarray(X, jnp.float64))
+    np.testing.assert_allclose(kernel.gram(X), exact, atol=3e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])

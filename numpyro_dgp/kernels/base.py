@@ -13,7 +13,7 @@ from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.callables import matrix, variances
-from numpyro_dgp.kernels.covariance import Covariance, no_spectral_density
+from numpyro_dgp.kernels.covariance import Covariance, no_spectral_density, of_both
 from numpyro_dgp.kernels.state_space_forms import (
     ConstantState,
     ProductState,
@@ -183,7 +183,7 @@ class ActiveDims(Kernel):
         return X[..., list(self.dims)]
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.kernel.evaluate(self._columns(X1), self._columns(X2))
+        return self.kernel.evaluate(*of_both(self._columns, X1, X2))
 
     def diagonal(self, X: Array) -> Array:
         return self.kernel.diagonal(self._columns(X))

@@ -14,6 +14,7 @@ from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.covariance import of_both
 from numpyro_dgp.kernels.stationary import RBF
 
 __all__ = ["Categorical", "Embedding", "is_label", "require_labels"]
@@ -212,7 +213,7 @@ class Embedding(Kernel):
         return places + self._nothing(X)[..., None]
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.kernel.evaluate(self._places(X1), self._places(X2))
+        return self.kernel.evaluate(*of_both(self._places, X1, X2))
 
     def diagonal(self, X: Array) -> Array:
         return self.kernel.diagonal(self._places(X)) + self._nothing(X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -15,7 +16,7 @@ from numpyro_dgp.algebra.linalg import set_diagonal
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm, no_state_space
 from numpyro_dgp.kernels.terms import Term
 
-__all__ = ["Covariance", "no_spectral_density"]
+__all__ = ["Covariance", "no_spectral_density", "of_both"]
 
 
 def no_spectral_density(name: str) -> ValueError:
@@ -26,6 +27,15 @@ def no_spectral_density(name: str) -> ValueError:
     )
 
 
+def of_both(function: Callable[[Array], Array], X1: Array, X2: Array) -> tuple[Array, Array]:
+    """A function of both inputs of a kernel: of one array only once, and its results are one array too.
+
+    A kernel that maps its inputs keeps what :meth:`Covariance.gram` tells the kernels below it, that both are one.
+    """
+    first = function(X1)
+    return first, first if X1 is X2 else function(X2)
+
+
 class Covariance:
     """What a kernel defines, and what it has from that; :class:`~numpyro_dgp.kernels.Kernel` adds the algebra."""
 
@@ -33,7 +43,7 @@ class Covariance:
     of_labels: ClassVar[bool] = False
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        """Gram matrix (..., N1, N2) of inputs (..., N1, D) and (..., N2, D)."""
+        """Gram matrix (..., N1, N2) of inputs (..., N1, D) and (..., N2, D), which may be one and the same array."""
         raise NotImplementedError
 
     def diagonal(self, X: Array) -> Array:
@@ -116,7 +126,12 @@ class Covariance:
 
     def gram(self, X: ArrayLike) -> Array:
         """``k(X, X)`` with the diagonal from :meth:`diag`, free of the rounding of distances."""
-        return set_diagonal(self(X, X), self.diag(X))
+        (X,) = self._inputs(X)
+        k = self.cast(X.dtype)
+        return set_diagonal(jax.jit(Covariance._within, inline=True)(k, X), k.diagonal(X))
+
+    def _within(self, X: Array) -> Array:
+        return self.evaluate(X, X)
 
     def _inputs(self, *arrays: ArrayLike) -> tuple[Array, ...]:
         owner = f"kernel {type(self).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.covariance import of_both
 
 __all__ = ["SpectralMixture"]
 
@@ -86,7 +88,7 @@ class SpectralMixture(Kernel):
         total: Any = 0
         for variance, omega, lengthscale in self._components(X1.shape[-1]):
             phase = matmul(X1, omega)[..., :, None] - matmul(X2, omega)[..., None, :]
-            r2 = squared_distances(X1 / lengthscale, X2 / lengthscale)
+            r2 = squared_distances(*of_both(partial(jnp.multiply, 1 / lengthscale), X1, X2))
             total = total + variance * jnp.exp(-0.5 * r2) * jnp.cos(phase)
         return total
 

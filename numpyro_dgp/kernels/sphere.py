@@ -13,6 +13,7 @@ from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.kernels.base import Kernel, as_kernel
+from numpyro_dgp.kernels.covariance import of_both
 from numpyro_dgp.kernels.stationary import Matern32
 from numpyro_dgp.kernels.zonal import ZonalKernel, by_chord
 
@@ -91,7 +92,7 @@ class Chordal(ZonalKernel):
         return self.radius * self.directions(X)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.kernel.evaluate(self._places(X1), self._places(X2))
+        return self.kernel.evaluate(*of_both(self._places, X1, X2))
 
     def diagonal(self, X: Array) -> Array:
         return self.kernel.diagonal(self._places(X))
@@ -149,7 +150,7 @@ class GreatCircle(ZonalKernel):
         return self.variance * jnp.exp(-self.radius * angle / self.lengthscale)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        chord2 = squared_distances(self.directions(X1), _directions(X2))
+        chord2 = squared_distances(*of_both(self.directions, X1, X2))
         return self.by_angle(2 * jnp.arctan2(safe_sqrt(chord2), safe_sqrt(4 - chord2)))
 
     def diagonal(self, X: Array) -> Array:

@@ -19,6 +19,7 @@ from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.matern import matern12, matern32, matern52
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.covariance import of_both
 from numpyro_dgp.kernels.state_space_forms import MaternState, StateSpaceForm, no_state_space
 from numpyro_dgp.kernels.terms import Term
 
@@ -80,7 +81,7 @@ class Stationary(Kernel):
         return jnp.reshape(self.lengthscale, ())
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.variance * self.profile(squared_distances(self._scale(X1), self._scale(X2)))
+        return self.variance * self.profile(squared_distances(*of_both(self._scale, X1, X2)))
 
     def diagonal(self, X: Array) -> Array:
         return jnp.broadcast_to(self.variance, X.shape[:-1])

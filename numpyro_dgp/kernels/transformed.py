@@ -10,6 +10,7 @@ import numpy as np
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel
+from numpyro_dgp.kernels.covariance import of_both
 
 __all__ = ["Transformed"]
 
@@ -68,7 +69,7 @@ class Transformed(Kernel):
         return jax.numpy.asarray(found, X.dtype)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return self.kernel.evaluate(self._features(X1), self._features(X2))
+        return self.kernel.evaluate(*of_both(self._features, X1, X2))
 
     def diagonal(self, X: Array) -> Array:
         return self.kernel.diagonal(self._features(X))

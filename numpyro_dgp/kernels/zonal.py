@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.covariance import of_both
 from numpyro_dgp.kernels.stationary import Matern52, Stationary
 
 __all__ = ["Zonal", "ZonalKernel", "by_chord", "extended", "extended_directions", "squared_length"]
@@ -132,7 +133,7 @@ class Zonal(ZonalKernel):
         return by_chord("Zonal", self.kernel, angle)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        between = self.kernel.evaluate(self.directions(X1), self.directions(X2))
+        between = self.kernel.evaluate(*of_both(self.directions, X1, X2))
         return self.factor(X1)[..., :, None] * self.factor(X2)[..., None, :] * between
 
     def diagonal(self, X: Array) -> Array:
