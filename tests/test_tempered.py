@@ -87,6 +87,33 @@ def test_warm_up_ends_at_the_same_bound():
 
 
 @pytest.mark.slow
+def test_particles_in_stages_end_at_the_same_bound():
+    """Few particles first and more of them later, from the state of the first stage, as docs/bound.md shows it."""
+
+    def deep(X, y=None):
+        f, g = (dgp.gp(name, dgp.kernels.RBF(1.3, 0.5), dgp.Points(Z)) for name in "fg")
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=1e-2))
+            numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    guide = guides.InducingPoint(deep)
+
+    def bounds(stages):
+        svi, state = SVI(deep, guide, optax.adam(optax.cosine_decay_schedule(0.05, 1500)), dgp.ELBO()), None
+        for particles, steps in stages:
+            svi.loss = dgp.ELBO(particles)
+            result = svi.run(KEY, steps, X, Y, init_state=state, progress_bar=False)
+            state = result.state
+        assert state.optim_state[0] == 1500
+        keys = jax.random.split(KEY, 400)
+        return -jax.vmap(lambda key: dgp.ELBO().loss(key, result.params, deep, guide, X, Y))(keys)
+
+    staged, constant = bounds([(1, 1000), (8, 500)]), bounds([(8, 1500)])
+    error = np.hypot(staged.std(), constant.std()) / np.sqrt(400)
+    assert abs(staged.mean() - constant.mean()) < 4 * error + 0.02  # and what Adam leaves of its own noise
+
+
+@pytest.mark.slow
 def test_predictive_objective_has_its_divergence_tempered():
     result = fitted(Tempered(optax.sgd(0.0), 0.25), 1, dgp.PredictiveObjective(regularisation=2.0))
     value = dgp.PredictiveObjective(regularisation=0.5).loss(KEY, START, model, GUIDE, X, Y)
