@@ -104,7 +104,9 @@ def with_optimum(model, guide, params, y):
         guide(X, y)
     beliefs = {n: s["fn"] for n, s in sites.items() if s["type"] == "sample" and record_of(s).kind == "inducing"}
     found = {f"{n}_auto_loc": q.loc for n, q in beliefs.items()}
-    return params | found | {f"{n}_auto_scale_tril": q.scale_tril for n, q in beliefs.items()}
+    shapes = {n: (*q.loc.shape, q.loc.shape[-1]) for n, q in beliefs.items()}  # outputs may share a covariance
+    full = {n: jnp.broadcast_to(q.scale_tril, shapes[n]) for n, q in beliefs.items()}
+    return params | found | {f"{n}_auto_scale_tril": root for n, root in full.items()}
 
 
 def sampled_bound(model, guide, params, y):

@@ -134,7 +134,7 @@ def warn_of_first_loss(owner: str, sites: SitesOfFit, arrays: list[Array], losse
     if count and losses.size and losses[0] > _LARGE_LOSS * count:
         first = f"{owner}, whose first loss is {losses[0]:.3g} for {count:.6g} observations"
         for i, array in enumerate(arrays):
-            warn_of_units(first, f"the values of array {i + 1}", array, beyond=10.0, stacklevel=4)
+            warn_of_units(first, f"the values of array {i + 1}", array, beyond=100.0, stacklevel=4)
 
 
 def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, ProgramSite]) -> None:
