@@ -105,6 +105,7 @@ def test_latents_are_integrated_and_chosen_by_their_weights(key):
     assert (np.abs(scaled.mean(0)) < 4.5 * scaled.std(0) / 60**0.5).all()
 
 
+@pytest.mark.slow
 def test_groups_names_and_coordinates(tree):
     found, params = tree
     assert set(found.children) == {

@@ -118,6 +118,7 @@ def test_a_learning_rate_in_the_state_of_the_optimiser(tmp_path):
         fit(tmp_path / "a.npz", rate(0.02), steps=9)
 
 
+@pytest.mark.slow
 def test_kernels_are_told_by_name_and_by_their_constants(tmp_path):
     program = lambda kernel: partial(shallow, kernel=kernel)  # noqa: E731
 

@@ -66,6 +66,7 @@ def test_the_bound_of_the_program_at_the_optimum_and_below_it_elsewhere():
     assert evaluate(random_params(shallow, guide, X, Y)) < data.bound()
 
 
+@pytest.mark.slow
 def test_evidence_between_the_bounds():
     exact = dense.log_normal(np.asarray(Y), np.zeros(30), np.asarray(RBF.gram(X)) + NOISE**2 * np.eye(30))
     for M in (2, 4, 8):

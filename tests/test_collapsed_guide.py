@@ -194,6 +194,7 @@ def test_latents_as_numpyro_writes_them():
     np.testing.assert_allclose(value(model, prior=(0.3, 2.0)) - value(model), shift.sum(), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_one_layer_is_titsias_bound_and_predicts_as_it():
     guide = G.Collapsed(shallow)
     SVI(shallow, guide, optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)

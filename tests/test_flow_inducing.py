@@ -94,6 +94,7 @@ def test_density_is_that_of_a_dense_jacobian(bent):
     np.testing.assert_allclose(bent.log_prob(several)[1], bent.log_prob(several[1]), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_antithetic_draws_are_mirrored(bent):
     pair = Flowed(bent.base, bent.transform, (1, -1))
     white = [pair.stratum(k).sample_with_intermediates(jax.random.key(0))[1][0] for k in (0, 1)]

@@ -42,6 +42,7 @@ def test_parameters_of_the_presets():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_where_parameters_start():
     """Inner layers nearly deterministic, the last at the prior, hidden means where the untrained model is."""
     params = params_of(deep, G.InducingPoint(deep), X, Y)
@@ -270,6 +271,7 @@ def test_subsampled_per_datum_parameters_follow_the_batch():
     np.testing.assert_array_equal(sites["h"]["fn"].loc, params["h_auto_loc"][rows])
 
 
+@pytest.mark.slow
 def test_exact_layers():
     """inducing=None: values drawn at all inputs at once, full Gaussian or mean field, in any program."""
 

@@ -110,6 +110,7 @@ def model(X, y=None, kernel=KERNELS["zonal"], noise=0.3):
 Y = np.sin(2 * X[:, 0]) + X[:, 1]
 
 
+@pytest.mark.slow
 def test_bound_is_that_of_dense_algebra():
     with jax.enable_x64(True):
         x, y, kernel = jnp.asarray(X), jnp.asarray(Y), KERNELS["zonal"]

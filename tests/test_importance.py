@@ -151,6 +151,7 @@ def test_toy_is_never_above_the_evidence(K, monkeypatch):
         assert apart.mean() > evidence + 4 * apart.std() / np.sqrt(len(apart))
 
 
+@pytest.mark.slow
 def test_one_sample_is_the_plain_bound():
     """In mean, and that is also what the stock objective sees for any number of samples."""
     plain = draws(lv_gp_gp, InducingPoint(lv_gp_gp), PARAMS)

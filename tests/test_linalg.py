@@ -44,6 +44,7 @@ def test_squared_distances_within_one_array_keep_digits_in_float32():
     assert np.max(np.abs(squared_distances(X, X + 0) - exact)) > 1e-4
 
 
+@pytest.mark.slow
 def test_derivatives_within_one_array(key):
     X = jax.random.normal(key, (2, 7, 6), jnp.float32)
     direct = lambda X: jnp.square(X[:, :, None] - X[:, None]).sum(-1)  # noqa: E731

@@ -146,6 +146,7 @@ def test_other_programs_on_an_accelerator(accelerator, platform, name):
     assert not re.search(r"dot_general.*precision = \[DEFAULT", text)
 
 
+@pytest.mark.slow
 def test_a_step_on_the_cpu_has_blocks_of_rows(x32):
     """The check above can fail: the same program, traced for a CPU."""
     assert "stablehlo.while" in lowered("cpu")

@@ -245,6 +245,7 @@ def test_the_layer_above_is_integrated_given_the_draw():
     np.testing.assert_allclose(g.u.loc, params["g_auto_loc"] + U @ f.u.reshape(-1), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_medians_are_of_values_that_follow_nothing():
     guide = guide_of(RULES["dense"])
     params = moved(two, guide, X, Y)
@@ -380,6 +381,7 @@ def closed_form(p, outputs=2):
     return markov_bound(hidden, last, X, Y[:, None])
 
 
+@pytest.mark.slow
 def test_closed_form_of_the_bound():
     """Against the sampled bound of the same program and guide, and with several outputs at once."""
     guide = guide_of(RULES["dense"])

@@ -232,6 +232,7 @@ def test_checks_see_what_is_observed():
 # Bounds.
 
 
+@pytest.mark.slow
 def test_bound_of_one_layer():
     guide, reference = G.InducingPoint(columns), G.InducingPoint(dropped)
     root = jnp.tril(0.5 * jnp.eye(len(Z)) + 0.1 * jax.random.normal(KEY, (P, len(Z), len(Z))))

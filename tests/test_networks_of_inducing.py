@@ -45,6 +45,7 @@ def test_they_start_as_the_gaussian():
         np.testing.assert_array_less(abs(covariance - jnp.kron(jnp.eye(2), full.covariance[0])), 4.5 * error)
 
 
+@pytest.mark.slow
 def test_paths_weigh_as_much_as_any_density():
     """The mean of p(v) / q~ over paths is the integral of p, whatever p: here of the Gaussian at the base."""
     bent = away_from_the_start(RULES["diffusion"], 0.1)

@@ -88,6 +88,7 @@ def test_no_step_at_the_optimum():
         np.testing.assert_allclose(params[name], value, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_step_on_the_last_of_two_layers_is_its_collapsed_optimum():
     """With the same inner draws: after the step the bound of these draws has no slope in q(u) of the last layer."""
     svi = natural(deep)

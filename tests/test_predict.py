@@ -24,6 +24,7 @@ POSTERIOR = dgp.Posterior(deep, GUIDE, PARAMS)
 NEW = jnp.linspace(-2.5, 2.5, 9)[:, None]
 
 
+@pytest.mark.slow
 def test_mixture_moments_exactly(key):
     """Mean of means; mean of variances plus variance of means; log of the mean density."""
     mixture = POSTERIOR.predict(key, NEW, num_samples=7)
@@ -135,6 +136,7 @@ def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     assert jnp.abs(z).max() < 4.5
 
 
+@pytest.mark.slow
 def test_function_draws_need_features(key):
     kernel = dgp.kernels.as_kernel(lambda A, B: jnp.exp(-jnp.abs(A - B.T)))
 
@@ -150,6 +152,7 @@ def test_function_draws_need_features(key):
         posterior.functions(key)(NEW)
 
 
+@pytest.mark.slow
 def test_hidden_layer_draws(key):
     values = POSTERIOR.hidden(key, NEW, num_samples=4000)["h"]
     assert values.shape == (4000, 9, 1)

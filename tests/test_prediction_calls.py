@@ -202,6 +202,7 @@ def test_probabilities_are_those_of_draws(kind, key):
     np.testing.assert_allclose(density, jnp.log(p[:, 0]), rtol=1e-6 if kind != "softmax" else 0.2, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_probabilities_of_an_explicit_program(key):
     posterior = dgp.Posterior(lambda X, y=None: classifier(X, y, explicit=True), samples={"f": jnp.zeros((50, 3, 8))})
     p = posterior.probs(key, NEW[:4])
@@ -209,6 +210,7 @@ def test_probabilities_of_an_explicit_program(key):
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_all_draws_are_used_where_there_are_fewer_than_the_default(key):
     posterior = dgp.Posterior(shallow, samples={"g": jax.random.normal(key, (7, 8))})
     assert posterior.predict(key, NEW[:2]).means.shape == (7, 2)

@@ -127,6 +127,7 @@ def test_bound_and_divergence_in_closed_form(rule):
     np.testing.assert_allclose(bound(dgp.ELBO(), params, linear, guide, X, Y), fit - divergence, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_one_natural_step_reaches_the_evidence():
     """Conjugate: at the optimum of q(A) the bound is the log evidence of Bayesian linear regression."""
     guide = G.InducingPoint(linear)
@@ -181,6 +182,7 @@ def test_joint_draws_share_one_matrix(key):
     assert known.log_prob(known.loc + 0.1) == -jnp.inf
 
 
+@pytest.mark.slow
 def test_joint_values_as_a_hidden_site():
     def model(X, y=None):
         A = dgp.projection("A", D, 2, 0.5)
@@ -238,6 +240,7 @@ def test_prediction_and_function_draws(key):
     assert (jnp.abs(y.mean(0) - mixture.mean) < 5 * jnp.sqrt(mixture.variance / 2000)).all()
 
 
+@pytest.mark.slow
 def test_mean_field_guides_need_a_rule():
     svi = SVI(layered, G.MeanField(layered), optax.adam(0.01), dgp.ELBO())
     with pytest.raises(

@@ -576,6 +576,7 @@ def test_hidden_values_outside_of_the_ring_are_an_error_in_predictions():
         posterior.predict(key, jnp.array([[0.5], [9.0]]))
 
 
+@pytest.mark.slow
 def test_inputs_outside_of_a_ring_are_nan_where_they_are_traced():
     """Under ``jit`` no error can be raised; a wrapped input would have the value of another point."""
 

@@ -364,6 +364,7 @@ def test_the_contract_of_guides_in_a_deep_model():
     testing.check_guide(deep, G.InducingPoint(deep, inducing=G.ScaledCirculant()), x, jnp.sin(2 * x[:, 0]))
 
 
+@pytest.mark.slow
 def test_bad_input():
     with pytest.raises(ValueError, match=r"expected neighbours to be an integer from 2 on, .* got 1 for 1 dimension"):
         dgp.Grid(0.0, 1.0, 8, 1)
@@ -399,6 +400,7 @@ def test_collapsed_guides_are_for_points():
         dgp.ELBO().loss(jax.random.key(0), {}, program, guide, x, jnp.sin(x[:, 0]), grid=grid_of("line"))
 
 
+@pytest.mark.slow
 def test_coarse_grids_warn_with_the_number():
     with pytest.warns(UserWarning, match=r"gp 'f': a grid with steps of \[3\.\] leaves 100% of the variance .* open"):
         open_gp(jnp.zeros(20), K.RBF(1.0, 0.5), dgp.Grid(0.0, 60.0, 20))

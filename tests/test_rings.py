@@ -111,6 +111,7 @@ def test_a_multiple_on_either_side():
         np.testing.assert_allclose(found.posterior(y), expected.posterior(y), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_padding_makes_it_the_process_on_the_line():
     """Six lengthscales of padding: the evidence of the plain kernel to the error that wraparound states."""
     x = np.delete(np.arange(60) * 0.25, [7, 8, 30])

@@ -120,6 +120,7 @@ def test_chains_run_in_parallel_by_vmap():
     assert mcmc.get_samples(group_by_chain=True)["g"].shape == (2, 50, 8)
 
 
+@pytest.mark.slow
 def test_pointwise_log_likelihood():
     draws = run(shallow, X, Y, warmup=50, samples=50).get_samples()
     assert log_likelihood(shallow, draws, X, Y)["y"].shape == (50, 30)
@@ -178,6 +179,7 @@ def test_forgotten_observations(prepare, likelihood):
         NUTS(prepare(program)).init(jax.random.key(0), 1, None, (X,), {})
 
 
+@pytest.mark.slow
 def test_without_observations_a_prepared_program_is_its_prior():
     """Where nothing is observed, NUTS is refused, and draws are those of the same form by hand."""
     program, by_hand = dgp.for_mcmc(explicit), dict.fromkeys("hv", dgp.NonCentered())
@@ -188,6 +190,7 @@ def test_without_observations_a_prepared_program_is_its_prior():
     jax.tree.map(np.testing.assert_array_equal, *drawn)
 
 
+@pytest.mark.slow
 def test_samples_of_a_chain_are_not_for_other_rows():
     """Its hidden values are those of its rows; ``Posterior`` leaves them to the program."""
     program = dgp.for_mcmc(deep)

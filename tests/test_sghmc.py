@@ -267,6 +267,7 @@ def test_a_step_too_large_is_an_error(chains):
         run(cliff, warmup=0, samples=300, step_size=3.0, friction=0.5, adapt_mass=False, chains=chains)
 
 
+@pytest.mark.slow
 def test_a_chain_that_runs_away_is_an_error():
     """Its numbers stay finite, and have nothing to do with the target."""
     with pytest.raises(

@@ -292,6 +292,7 @@ def test_one_decorator_for_two_programs():
     good(Y[:30])
 
 
+@pytest.mark.slow
 def test_bad_fits():
     model = dgp.minibatch(shallow, data=90)
     with pytest.raises(ValueError, match="num_steps to be a positive integer, got 0"):

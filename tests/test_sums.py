@@ -57,6 +57,7 @@ def belief():
     return guide, params, factor @ params["f_auto_loc"], half @ half.T
 
 
+@pytest.mark.slow
 def test_bound_is_that_of_the_dense_gaussian():
     guide, params, m, S = belief()
     expected = svgp_bound(RESIDUAL, NOISE, *dense(), m, S)

@@ -86,6 +86,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_path, monkeypatch):
     whole = fit(make(), 250, X, Y)
     file, writes = tmp_path / "fit.npz", []
