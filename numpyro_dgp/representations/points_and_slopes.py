@@ -59,7 +59,7 @@ class PointsAndSlopes:
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.PointsAndSlopes.with_gradients(Z))
         >>> f(Z).batch_shape, f.u.shape  # two values, and two slopes at each
         ((2,), (6,))
-        >>> bool(f.grad(Z, 0).variance.max() < 1e-6)  # which determine them
+        >>> bool(f.grad(Z, 0).variance.max() < 1e-5)  # which determine them
         True
 
     Source: Padidar et al. (2021), section 3.
