@@ -53,5 +53,5 @@ class Function:
 
     def open(self, name, z, kernels):
         size = (12,) * self.dims if self.kernel == "additive" or self.dims == 1 else (9,) * self.dims
-        how = {"points": lambda: dgp.Points(z), "grid": lambda: dgp.Grid(-6.0, 6.0, size), "exact": lambda: None}
+        how = {"points": lambda: dgp.Points(z), "grid": lambda: dgp.Grid(-9.0, 9.0, size), "exact": lambda: None}
         return dgp.gp(name, kernels, how[self.form](), outputs=self.width, mean=MEANS[self.mean])

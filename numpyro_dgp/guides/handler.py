@@ -17,6 +17,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.names_apart import NamesApart
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, warn_of_rows
+from numpyro_dgp.model.calls import inspect_call
 from numpyro_dgp.model.determined import require_following
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
@@ -169,6 +170,13 @@ class Replace(Messenger):
         in_fit = not self.predicted and self.program.observed_plates
         return msg["name"] in self.program.ends and not in_fit
 
+    def _is_at_rows_of_call(self, name: str) -> bool:
+        """Whether the inputs of an exact process come from the arguments of this call, as far as this can be told."""
+        try:
+            return name in inspect_call(self.choices.model, None, self.args, self.kwargs).exact
+        except ValueError:  # a model that turns its arguments into NumPy arrays
+            return True
+
     def replace(self, msg: Message, rule: Rule | None) -> None:
         """Replace the model's distribution by that of a rule."""
         name, fn, kind = msg["name"], unwrap(msg["fn"]), site_kind(msg)
@@ -196,7 +204,8 @@ class Replace(Messenger):
         require_following(self.choices.owner, name, fn, q)
         if kind == "exact":
             require_rows(rule, site, q.shape(), fn.shape())
-            if self.program.ends and not self.program.observed_plates and not rule.follows_model:
+            unobserved = bool(self.program.ends) and not self.program.observed_plates
+            if unobserved and not rule.follows_model and self._is_at_rows_of_call(name):
                 warn_of_rows(self.choices.owner, name)
         copies = None
         if kind == "latent" and self.program.is_per_datum(msg):
