@@ -23,7 +23,7 @@ def test_a_few(seed, tmp_path_factory):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, phases=[Phase.generate], **options)
+@settings(max_examples=8, phases=[Phase.generate], **options)
 @given(seed=seeds)
 def test_many(seed, tmp_path_factory):
     check(*random_case(seed), tmp_path_factory.mktemp("params"))
