@@ -8,6 +8,7 @@ a fit without interruption. Needs Linux. ``--smoke`` does each once.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import pickle
@@ -107,14 +108,15 @@ def work(function: str, steps: int, file: str, out: str) -> None:
 class Fits:
     """Fits in processes of their own, in one folder, and what they should give."""
 
-    def __init__(self, folder: Path, steps: int, functions: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, steps: int) -> None:
         self.folder, self.steps = folder, steps
-        self.expected, self.seconds = {}, {}
-        for function in functions:
-            start = time.perf_counter()
-            _, error = self.start(function, None, f"{function}-whole.npz").communicate()
-            self.seconds[function] = time.perf_counter() - start
-            self.expected[function] = self.result(f"{function}-whole.npz", error)
+
+    @functools.cache  # noqa: B019, one object of this class for a whole run
+    def whole(self, function: str) -> tuple[dict[str, np.ndarray], float]:
+        """The result of a fit without interruption, and its seconds."""
+        start = time.perf_counter()
+        _, error = self.start(function, None, f"{function}-whole.npz").communicate()
+        return self.result(f"{function}-whole.npz", error), time.perf_counter() - start
 
     def start(self, function: str, file: Path | None, out: str) -> subprocess.Popen:
         """A process that has begun to fit."""
@@ -131,7 +133,7 @@ class Fits:
             return dict(found)
 
     def same(self, function: str, out: str, error: str) -> bool:
-        found, expected = self.result(out, error), self.expected[function]
+        found, (expected, _) = self.result(out, error), self.whole(function)
         return found.keys() == expected.keys() and all(np.array_equal(found[k], expected[k]) for k in found)
 
 
@@ -147,13 +149,14 @@ def steps_in(file: Path) -> int:
 
 def kills(fits: Fits, function: str, count: int) -> str:
     """SIGKILL at random times, resume, until ``count`` kills have hit; every finished fit is compared."""
+    _, seconds = fits.whole(function)
     clock, done, finished, identical, useful, left = random.Random(0), 0, 0, 0, 0, 0
     while done < count or not finished:
         file = fits.folder / f"{function}-killed-{finished}.npz"
         process = fits.start(function, file, "killed.npz")
         if done < count:
             try:
-                process.wait(clock.uniform(0, 0.7 * fits.seconds[function]))
+                process.wait(clock.uniform(0, 0.7 * seconds))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
@@ -235,7 +238,7 @@ def vanishing(fits: Fits) -> str:
         finally:
             stop.set()
             thread.join()
-    same = all(np.array_equal(found[k], v) for k, v in fits.expected["fit"].items())
+    same = all(np.array_equal(found[k], v) for k, v in fits.whole("fit")[0].items())
     return f"the fit ends, {'identical' if same else 'NOT identical'}; {len(said)} warnings of writes that failed"
 
 
@@ -285,6 +288,7 @@ def processes(fits: Fits, count: int) -> str:
 
 def threads(fits: Fits, count: int) -> str:
     found: list[str] = []
+    expected, _ = fits.whole("fit")
 
     def one() -> None:
         try:
@@ -292,8 +296,8 @@ def threads(fits: Fits, count: int) -> str:
         except Exception as error:
             found.append(type(error).__name__)
         else:
-            same = all(np.array_equal(result[k], v) for k, v in fits.expected["fit"].items() if k in result)
-            found.append("identical" if same and result.keys() == fits.expected["fit"].keys() else "wrong")
+            same = all(np.array_equal(result[k], v) for k, v in expected.items() if k in result)
+            found.append("identical" if same and result.keys() == expected.keys() else "wrong")
 
     running = [threading.Thread(target=one) for _ in range(count)]
     for thread in running:
@@ -319,8 +323,7 @@ def main() -> None:
     if arguments.smoke:
         arguments.kills, arguments.fits, arguments.steps, arguments.parallel = 1, 3, 400, 2
     with tempfile.TemporaryDirectory() as name:
-        of_loop = arguments.only is not None and all("design.loop" in word for word in arguments.only)
-        fits = Fits(Path(name), arguments.steps, ("loop",) if of_loop else (*FUNCTIONS, "chain", "loop"))
+        fits = Fits(Path(name), arguments.steps)
         rows: dict[str, Callable[[], str]] = {}
         for f in FUNCTIONS:
             rows[f"SIGKILL at random times, `{f}`"] = lambda f=f: kills(fits, f, arguments.kills)
