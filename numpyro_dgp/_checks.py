@@ -196,7 +196,8 @@ def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POS
     dtype = np.asarray(value).dtype if is_concrete(value) else getattr(value, "dtype", None)
     if dtype is not None and not _is_real(dtype):
         got = dtype if dtype.kind == "c" else type(value).__name__
-        raise ValueError(f"expected the {name} of {owner} to be a positive number, got {got}: try 0.1")
+        hint = "try 0.1" + ("; a program goes to a guide" if callable(value) else "")
+        raise ValueError(f"expected the {name} of {owner} to be a positive number, got {got}: {hint}")
     if violated(lambda v: v > 0, value):
         array = np.asarray(value)
         got = array if array.size <= 10 else f"{array[~(array > 0)][0]} in an array of shape {array.shape}"
@@ -299,7 +300,9 @@ def known_keywords(**instead: str) -> Callable[[T], T]:
     """
 
     def decorate(constructor: T) -> T:
-        names = [name for name in inspect.signature(constructor).parameters if name != "self"]
+        parameters = [p for p in inspect.signature(constructor).parameters.values() if p.name != "self"]
+        names = [p.name for p in parameters]
+        by_place = [p.name for p in parameters if p.kind != p.KEYWORD_ONLY]
 
         @functools.wraps(constructor)
         def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -309,6 +312,12 @@ def known_keywords(**instead: str) -> Callable[[T], T]:
                 raise ValueError(
                     f"{type(self).__name__}: expected arguments among {', '.join(names)}, got "
                     f"{with_nearest(unknown, names)}"
+                )
+            if len(args) > len(by_place):
+                raise ValueError(
+                    f"{type(self).__name__}: expected {len(by_place)} argument without a name, "
+                    f"{', '.join(by_place)}, got {len(args)}, with {args[len(by_place)]!r}: give the others by name, "
+                    f"{'=..., '.join(names[len(by_place) :])}=..."
                 )
             return constructor(self, *args, **kwargs)
 

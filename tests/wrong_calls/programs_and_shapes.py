@@ -291,6 +291,9 @@ WRONG = [
     ),
     Wrong("guide: hidden", lambda: G.InducingPoint(shallow, hidden=G.Normal()), "use guides.MeanField.model, hidden="),
     Wrong(
+        "guide: two", lambda: G.InducingPoint(shallow, G.Full()), r"got 2, with Full\(\): .* by name, inducing=\.\.\., "
+    ),
+    Wrong(
         "guide: typo",
         lambda: G.InducingPoint(shallow, latnet=1),
         r"InducingPoint: expected arguments among model, inducing, .*, sites, .*got 'latnet' .nearest: 'latent'.",
@@ -321,6 +324,9 @@ WRONG = [
             f"scale of rule {rule.__name__} to be pos",
         )
         for rule in (G.Full, G.Diagonal, G.Normal, G.GivenInducing, G.GivenBelow, G.JointOutputs, G.Circulant)
+    ),
+    Wrong(
+        "rule Full: a program", lambda: G.Full(shallow), "scale of rule Full .*got function.*; a program goes to a gui"
     ),
     Wrong("rule Full: words", lambda: G.Full(scale="a"), "scale of rule Full to be a positive number, got str"),
     Wrong("rule Amortised: a number", lambda: G.Amortised(hidden=20), "widths of layers, got 20"),
