@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import inside_transformation, is_concrete, require_count, require_keywords
+from numpyro_dgp._checks import inside_transformation, is_concrete, require_count, require_key, require_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
@@ -18,57 +17,15 @@ from numpyro_dgp.fitted import Fit, Target, as_data, is_array, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
 from numpyro_dgp.model.outcomes import Range
 from numpyro_dgp.prediction.independent_rows import IndependentRows
+from numpyro_dgp.prediction.quantity import Options, Quantity
 from numpyro_dgp.prediction.row_batches import Rows, filled, in_batches, round_up
+from numpyro_dgp.prediction.uncertain_inputs import at_uncertain_inputs
 
-__all__ = ["Options", "Predictor", "Quantity"]
+__all__ = ["Predictor"]
 
 
 _TRIED = 10
 """Draws that are looked at without compilation, for the reason of NaN."""
-
-
-class Options(NamedTuple):
-    """How many draws, and how many rows at a time.
-
-    Args:
-        num_samples: S; ``None`` for ``default``, or as many as there are, or one where all are the same.
-        batch_size: rows at a time; ``None`` for all.
-        progress_bar: show progress over batches.
-        default: number of draws.
-        every: that many also where all are the same.
-    """
-
-    num_samples: int | None = None
-    batch_size: int | None = None
-    progress_bar: bool = True
-    default: int = 100
-    every: bool = False
-
-
-class Quantity(NamedTuple):
-    """What is predicted.
-
-    Args:
-        of_draw: a function of :mod:`~numpyro_dgp.prediction.quantities`.
-        settings: its first arguments.
-        finish: from the quantities of all draws, along the first axis, to the result; ``None`` to leave them.
-        needs_site: whether it is of a single observed site.
-        observations: how many of the arguments come before those of the model.
-        leading: how many axes ``finish`` puts before those of one draw.
-    """
-
-    of_draw: Callable[..., Any]
-    settings: tuple[Any, ...] = ()
-    finish: Callable[[Any], Any] | None = None
-    needs_site: bool = True
-    observations: int = 0
-    leading: int = 0
-
-    def axes_of_rows(self, of_draw: Sequence[int | None]) -> tuple[int | None, ...]:
-        """The axis of rows of every result, given that of everything computed from one draw."""
-        leading = self.leading if self.finish else 1
-        axes = tuple(None if axis is None else axis + leading for axis in of_draw)
-        return axes[:1] if self.finish else axes
 
 
 class _Seen(NamedTuple):
@@ -110,6 +67,10 @@ class Predictor:
         require_keywords("Posterior", Options._fields, self.fit.model, kwargs)
         num_samples, samples = self._samples(options)
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
+        if options.X_variance is not None:
+            require_key("Posterior", key)
+            quantity, args, errors = at_uncertain_inputs(self.fit, quantity, options.X_variance, key, num_samples, args)
+            samples |= errors
         found = self._run(quantity, num_samples, samples, key, options, args, kwargs)
         leaves = jax.tree.leaves(found)
         if is_concrete(found) and any(np.isnan(leaf).any() for leaf in leaves if _is_float(leaf)):
