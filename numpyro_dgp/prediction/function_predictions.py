@@ -116,7 +116,7 @@ class FunctionPredictions(Fit):
             >>> import numpyro_dgp as dgp
             >>> X = jnp.linspace(0, 1, 20)[:, None]
             >>> def model(y=None):
-            ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), None)(X))
+            ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.Matern52(1.0, 0.5), None)(X))
             ...     with numpyro.plate("data", len(X)):
             ...         numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
             >>> posterior = dgp.Posterior(model, samples={"v": jnp.sin(6 * X.T)})
