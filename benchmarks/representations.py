@@ -6,14 +6,21 @@ columns). Layers with weights or inducing values have their best Gaussian poster
 the others their evidence. A row has the bound or evidence less the exact evidence, the mean log density of test rows
 less the exact one, the root mean square of the difference of means in exact standard deviations of the test values,
 milliseconds of the bound with its gradient by hyperparameters and posterior, and MiB that the compiled program needs.
+``--data FILE`` adds a set of one's own (arrays X, y), whose hyperparameters are those of the largest exact evidence.
 ``--deep`` fits two layers to a step instead, by Adam. All in double precision.
+
+Every row is appended to ``--out``, and is not computed again if it is there; ``--table`` prints what is there, and
+``--figure FILE`` draws what it costs against what is lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +30,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI
+from scipy.optimize import minimize
 
 import numpyro_dgp as dgp
 from numpyro_dgp.optim import NaturalGradient
@@ -79,18 +87,34 @@ def photograph(size: int) -> Problem:
     return _split(X[rows], y[rows], dgp.kernels.Matern32, np.array([1.0, 0.25, 0.2]), np.arange(len(rows)) % 5 == 2)
 
 
+def from_file(path: Path, size: int) -> Problem:
+    """Rows of a file in standard units, an isotropic kernel at the optimum of the exact evidence."""
+    with np.load(path) as arrays:
+        X, y = np.asarray(arrays["X"], float), np.asarray(arrays["y"], float).reshape(-1)
+    rows = np.random.default_rng(0).permutation(len(X))[: size + size // 4]
+    X, y = ((a - a.mean(0)) / a.std(0) for a in (X[rows], y[rows]))
+    test = np.arange(len(rows)) % 5 == 2
+
+    def loss(logs: Any) -> Any:
+        variance, lengthscale, noise = jnp.exp(logs)
+        process = dgp.gp("f", dgp.kernels.Matern52(variance, lengthscale), None)
+        return -process(jnp.asarray(X[~test]), noise=noise).log_prob(jnp.asarray(y[~test]))
+
+    start = np.log([1.0, np.sqrt(X.shape[1]), 0.3])
+    found = minimize(jax.jit(jax.value_and_grad(loss)), start, jac=True, method="L-BFGS-B", options={"maxiter": 30})
+    return _split(X, y, dgp.kernels.Matern52, np.exp(found.x), test)
+
+
 def _split(X: np.ndarray, y: np.ndarray, kernel: Kernel, theta: np.ndarray, test: np.ndarray) -> Problem:
     X_train, lengthscale = X[~test], float(theta[1])
     low, high = X.min(0) - 2 * lengthscale, X.max(0) + 2 * lengthscale
     ways: dict[str, Any] = {"exact": None}
-    for number in (50, 200, 400):
-        Z = dgp.initial.kmeans(X_train, number)
-        ways[f"`Points`, {number}"] = dgp.Points(Z)
-    sides = (50, 200, 400) if X.shape[-1] == 1 else ((10, 10), (20, 20), (30, 30))
-    for size in sides:
-        ways[f"`Grid`, {size}"] = dgp.Grid(low, high, size)
-    for size in sides:
-        ways[f"`Basis`, {size}"] = dgp.Basis(low, high, size)
+    for number in (n for n in (50, 200, 400) if n < len(X_train)):
+        ways[f"`Points`, {number}"] = dgp.Points(dgp.initial.kmeans(X_train, number))
+    sides: dict[int, Any] = {1: (50, 200, 400), 2: ((10, 10), (20, 20), (30, 30))}
+    for kind in (dgp.Grid, dgp.Basis):
+        for size in sides.get(X.shape[-1], ()):  # products of more columns are too many
+            ways[f"`{kind.__name__}`, {size}"] = kind(low, high, size)
     if X.shape[-1] == 1:
         for number in (50, 200):
             ways[f"`StateSpace`, {number} times"] = dgp.StateSpace(np.linspace(X.min(), X.max(), number))
@@ -165,25 +189,82 @@ def without_values(problem: Problem, way: Any) -> Found:
     return Found(-float(loss(fixed)), np.asarray(mean), np.asarray(variance), *costs(loss, fixed))
 
 
-def one_layer(sets: list[str], size: int) -> None:
-    for name in sets:
-        problem = SETS[name](size)
-        N, D = problem.X.shape
-        print(f"\n{name}: {N} rows, {len(problem.X_test)} for the test, {D} column(s)\n")
+def one_layer(name: str, load: Callable[[int], Problem], size: int, out: Path) -> None:
+    """Rows of one set that are not in ``out`` yet, each appended to it."""
+    there = {r["held by"] for r in records(out) if (r["set"], r["size"]) == (name, size)}
+    problem = load(size)
+    exact = without_values(problem, None) if set(problem.ways) - there else None
+    if exact is None:
+        return
+    density = dist.Normal(exact.mean, np.sqrt(exact.variance)).log_prob(problem.y_test).mean()
+    for label, way in problem.ways.items():
+        if label in there:
+            continue
+        run = without_values if way is None or way == "states" or "Neighbours" in label else with_values
+        found = exact if way is None else run(problem, way)
+        mine = dist.Normal(found.mean, np.sqrt(found.variance)).log_prob(problem.y_test).mean()
+        record = {
+            "set": name,
+            "size": size,
+            "columns": problem.X.shape[1],
+            "held by": label,
+            "evidence": exact.bound,
+            "lost": found.bound - exact.bound,
+            "density": float(mine - density),
+            "means": float(np.sqrt(np.mean(np.square(found.mean - exact.mean) / exact.variance))),
+            "seconds": found.seconds,
+            "MiB": found.memory,
+        }
+        with out.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        print(_row(record), flush=True)
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def _row(r: dict[str, Any]) -> str:
+    return (
+        f"| {r['held by']} | {r['lost']:.2f} | {r['density']:+.4f} | {r['means']:.4f} | {1e3 * r['seconds']:.1f} | "
+        f"{r['MiB']:.0f} |"
+    )
+
+
+def tables(found: list[dict[str, Any]]) -> None:
+    for name, size in dict.fromkeys((r["set"], r["size"]) for r in found):
+        rows = [r for r in found if (r["set"], r["size"]) == (name, size)]
+        print(f"\n{name}: {size} rows, {rows[0]['columns']} column(s), exact log evidence {rows[0]['evidence']:.1f}\n")
         print("| held by | bound - evidence | test density, nats a row | means, sd | ms | MiB |\n" + "|---" * 6 + "|")
-        exact, density = None, 0.0
-        for label, way in problem.ways.items():
-            run = without_values if way is None or way == "states" or "Neighbours" in label else with_values
-            found = run(problem, way)
-            mine = dist.Normal(found.mean, np.sqrt(found.variance)).log_prob(problem.y_test).mean()
-            if exact is None:
-                exact, density = found, mine
-            off = np.sqrt(np.mean(np.square(found.mean - exact.mean) / exact.variance))
-            print(
-                f"| {label} | {found.bound - exact.bound:.2f} | {mine - density:+.4f} | {off:.4f} | "
-                f"{1e3 * found.seconds:.1f} | {found.memory:.0f} |",
-                flush=True,
-            )
+        print("\n".join(map(_row, rows)))
+
+
+def figure(found: list[dict[str, Any]], size: int, path: Path) -> None:
+    """A panel for each set: milliseconds of a step against what is lost of the evidence per row."""
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(r["set"] for r in found if r["size"] == size))
+    kinds = ("Points", "Grid", "Basis", "StateSpace", "Neighbours", "exact")
+    shown, axes = plt.subplots(1, len(names), figsize=(3.1 * len(names), 3.6), sharey=True, layout="constrained")
+    for axis, name in zip(np.atleast_1d(axes), names, strict=True):
+        rows = [r for r in found if (r["set"], r["size"]) == (name, size)]
+        for kind, marker in zip(kinds, "osD^vX", strict=True):
+            of_kind = [r for r in rows if r["held by"].lstrip("`").startswith(kind)]
+            if of_kind:
+                axis.plot(
+                    [1e3 * r["seconds"] for r in of_kind],
+                    [max(abs(r["lost"]) / size, 1e-5) for r in of_kind],
+                    marker,
+                    label=kind,
+                    color=f"C{kinds.index(kind)}",
+                )
+        axis.set(xscale="log", yscale="log", title=f"{name}, {rows[0]['columns']} column(s)", xlabel="milliseconds")
+    np.atleast_1d(axes)[0].set_ylabel("|bound - evidence|, nats a row")
+    handles = {
+        label: h for axis in np.atleast_1d(axes) for h, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    shown.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    shown.savefig(path, dpi=150)
 
 
 def two_layers(steps: int) -> None:
@@ -211,16 +292,43 @@ def two_layers(steps: int) -> None:
                 h = numpyro.sample("h", f(X))
                 numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
 
-        guide = dgp.guides.InducingPoint(model)
-        svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.02, steps)), dgp.ELBO())
-        dgp.fit(svi, jax.random.key(0), 1, X, y, progress_bar=False)
-        begin = time.perf_counter()
-        result = dgp.fit(svi, jax.random.key(0), steps, X, y, progress_bar=False)
-        seconds = time.perf_counter() - begin
-        posterior = dgp.Posterior(model, guide, result.params)
-        density = posterior.log_density(jax.random.key(1), y_test, X_test, num_samples=200, progress_bar=False).mean()
-        losses = result.losses[-steps // 10 :]
-        print(f"| {label} | {-losses.mean():.1f} | {density:.3f} | {1e3 * seconds / steps:.2f} |", flush=True)
+        print(_fitted(label, model, dgp.guides.InducingPoint(model), steps, (X, y), (y_test, X_test)), flush=True)
+    y_train = y
+    near = {"exact": (None, dgp.guides.Full())} | {
+        f"`Neighbours`, {num}": (dgp.Neighbours(X, num=num), dgp.guides.SparseFactor()) for num in (10, 30)
+    }
+    for label, (held, rule) in near.items():
+
+        def at_rows(X_new: Any = None, y: Any = None, held: Any = held) -> None:
+            """Hidden values of all rows at once; the upper layer is integrated."""
+            scales = numpyro.param("scales", jnp.array([0.5, 0.5]), constraint=dist.constraints.positive)
+            noise = numpyro.param("noise", jnp.array(0.2), constraint=dist.constraints.positive)
+            f = dgp.gp("f", dgp.kernels.Matern52(0.3, scales[0]), held, outputs=1, mean=dgp.means.Identity())
+            upper = dgp.kernels.Matern52(1.0, scales[1]) + dgp.kernels.White(noise**2)
+            g, h = dgp.gp("g", upper, held), numpyro.sample("h", f(X))
+            if y is not None:
+                numpyro.sample("y", g(h), obs=y)
+                return
+            with numpyro.plate("new", len(X_new)):
+                h_new = numpyro.sample("h_new", f.condition(X, h)(X_new))
+                v = g.condition(h, y_train)(h_new)
+                numpyro.sample("y", dist.Normal(v.mean, jnp.sqrt(v.variance)))
+
+        guide = dgp.guides.InducingPoint(at_rows, exact=rule)
+        print(_fitted(label, at_rows, guide, steps, (None, y), (y_test, X_test)), flush=True)
+
+
+def _fitted(label: str, model: Any, guide: Any, steps: int, data: Any, test: Any) -> str:
+    """A row of the table: the bound at the end, test density, milliseconds of a step."""
+    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.02, steps)), dgp.ELBO())
+    dgp.fit(svi, jax.random.key(0), 1, *data, progress_bar=False)
+    begin = time.perf_counter()
+    result = dgp.fit(svi, jax.random.key(0), steps, *data, progress_bar=False)
+    seconds = time.perf_counter() - begin
+    posterior = dgp.Posterior(model, guide, result.params)
+    density = posterior.log_density(jax.random.key(1), *test, num_samples=200, progress_bar=False).mean()
+    losses = result.losses[-steps // 10 :]
+    return f"| {label} | {-losses.mean():.1f} | {density:.3f} | {1e3 * seconds / steps:.2f} |"
 
 
 SETS = {"rough": rough, "CO2": carbon_dioxide, "photograph": photograph}
@@ -228,16 +336,28 @@ SETS = {"rough": rough, "CO2": carbon_dioxide, "photograph": photograph}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--sets", nargs="*", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--data", type=Path, help="file of one more set")
     parser.add_argument("--size", type=int, default=1600, help="training rows")
     parser.add_argument("--deep", action="store_true")
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "representations.jsonl")
+    parser.add_argument("--table", action="store_true", help="print what is there")
+    parser.add_argument("--figure", type=Path, help="draw what is there of this size")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    if options.deep:
+    if options.table or options.figure:
+        tables(records(options.out))
+        if options.figure:
+            figure(records(options.out), options.size, options.figure)
+    elif options.deep:
         two_layers(options.steps)
     else:
-        one_layer(options.sets, options.size)
+        sets = {name: SETS[name] for name in options.sets}
+        if options.data:
+            sets[options.data.stem] = partial(from_file, options.data)
+        for name, load in sets.items():
+            one_layer(name, load, options.size, options.out)
 
 
 if __name__ == "__main__":
