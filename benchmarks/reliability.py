@@ -264,11 +264,16 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def memory(count: int, forget: bool) -> str:
-    """Many fits in this process, each with programs of its own: growth per fit after the first tenth."""
+def memory(count: int, forget: bool, shapes: bool) -> str:
+    """Many fits in this process, each of a program of its own, of one number of rows or each of another: growth per
+    fit after the first tenth."""
     sizes = []
-    for _ in range(count):
-        run("fit", 100, None)
+    for fit in range(count):
+        model = lambda X, y=None: program(X, y)  # noqa: E731
+        svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
+        rows = 20 + fit if shapes else len(X)
+        x = np.linspace(-1, 1, rows, dtype=np.float32)
+        dgp.fit(svi, jax.random.key(0), 100, x[:, None], np.sin(4 * x), progress_bar=False)
         if forget:
             jax.clear_caches()
         gc.collect()
@@ -335,8 +340,10 @@ def main() -> None:
         rows["a path that cannot be written"] = lambda: unwritable(fits)
         rows["the folder vanishes while the fit runs"] = lambda: vanishing(fits)
         rows["a full disk"] = lambda: full_disk(fits)
-        rows[f"{arguments.fits} fits in one process"] = lambda: memory(arguments.fits, forget=False)
-        rows[f"{arguments.fits} fits, `jax.clear_caches()` after each"] = lambda: memory(arguments.fits, forget=True)
+        for shapes, of in ((False, "of 60 rows"), (True, "of as many different numbers of rows")):
+            for forget, after in ((False, ""), (True, ", `jax.clear_caches()` after each")):
+                what = f"{arguments.fits} fits {of} in one process{after}"
+                rows[what] = lambda shapes=shapes, forget=forget: memory(arguments.fits, forget, shapes)
         rows[f"{arguments.parallel} processes in parallel"] = lambda: processes(fits, arguments.parallel)
         rows[f"{arguments.parallel} threads in parallel"] = lambda: threads(fits, arguments.parallel)
         print("| what | result |\n|---|---|", flush=True)
