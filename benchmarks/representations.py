@@ -239,6 +239,20 @@ def tables(found: list[dict[str, Any]]) -> None:
         print("\n".join(map(_row, rows)))
 
 
+def beside(found: list[dict[str, Any]], size: int) -> None:
+    """One table for all sets of a size: bound less evidence, and milliseconds."""
+    rows = [r for r in found if r["size"] == size]
+    names = list(dict.fromkeys(r["set"] for r in rows))
+    print(f"\n{size} rows\n\n| held by | " + " | ".join(f"{name} | ms" for name in names) + " |")
+    print("|---" * (1 + 2 * len(names)) + "|")
+    for label in dict.fromkeys(r["held by"] for r in rows):
+        cells = []
+        for name in names:
+            of_set = [r for r in rows if (r["set"], r["held by"]) == (name, label)]
+            cells += [f"{r['lost']:.2f} | {1e3 * r['seconds']:.1f}" for r in of_set] or [" | "]
+        print(f"| {label} | " + " | ".join(cells) + " |")
+
+
 def figure(found: list[dict[str, Any]], size: int, path: Path) -> None:
     """A panel for each set: milliseconds of a step against what is lost of the evidence per row."""
     import matplotlib.pyplot as plt
@@ -348,6 +362,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     if options.table or options.figure:
         tables(records(options.out))
+        beside(records(options.out), options.size)
         if options.figure:
             figure(records(options.out), options.size, options.figure)
     elif options.deep:
