@@ -483,3 +483,36 @@ def test_new_rows_compare_weights_at_other_hyperparameters():
             now.whitened_values_of(other)
     with pytest.raises(ValueError, match="expected a kernel with a spectral density"):
         layer(Periodic(), BASIS).whitened_values_of(layer(Periodic(), BASIS))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        dgp.kernels.Matern52(1.3, 0.4),
+        2.0 * dgp.kernels.RBF(0.5, 0.3) + dgp.kernels.Linear(0.7),
+        [dgp.kernels.RBF(1.0, 0.3), dgp.kernels.Matern32(2.0, 0.8)],
+    ],
+    ids=["one", "sum", "two outputs"],
+)
+def test_values_of_a_draw_are_features_times_weights(key, kernel):
+    """The fast way, by weights that are scaled first, in values and slopes."""
+    outputs = 2 if isinstance(kernel, list) else None
+    x = jnp.linspace(-1, 1, 9)[:, None]
+
+    def values(v, scale, fast):
+        kernels = [scale * k for k in kernel] if isinstance(kernel, list) else scale * kernel
+        f = substitute(seed(dgp.gp, 0), {"f": v})("f", kernels, dgp.Basis(-1.5, 1.5, 12), outputs=outputs)
+        if fast:
+            return f(x).mean
+        A = f.features(x)
+        found = jnp.einsum("pnm,pm->np", A, f.by_output(v)) if A.ndim == 3 else A @ f.by_output(v).T
+        return found if outputs else found[:, 0]
+
+    with seed(rng_seed=0):
+        f = dgp.gp("f", kernel, dgp.Basis(-1.5, 1.5, 12), outputs=outputs)
+    v = jax.random.normal(key, f.u.shape)
+    ours, slopes = (jax.jacobian(lambda v, s: values(v, s, True), argnums=i)(v, 1.7) for i in (0, 1))
+    by_v, by_scale = (jax.jacobian(lambda v, s: values(v, s, False), argnums=i)(v, 1.7) for i in (0, 1))
+    np.testing.assert_allclose(values(v, 1.7, True), values(v, 1.7, False), atol=1e-12)
+    np.testing.assert_allclose(ours, by_v, atol=1e-12)
+    np.testing.assert_allclose(slopes, by_scale, atol=1e-12)

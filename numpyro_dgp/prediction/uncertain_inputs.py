@@ -1,13 +1,13 @@
 r"""Predictions at inputs that are known with an error.
 
-Where the inputs are normal around X with variances V, the prediction is a mixture over them too. The draw s of the latent
-variables sees
+Where the inputs are normal around X with variances V, the prediction is a mixture over them too. The draw s of the
+latent variables sees
 
 .. math:: x_{snd} = X_{nd} + \sqrt{V_{nd}}\, \Phi^{-1}\bigl((t_{sd} + u_d) \bmod 1\bigr), \qquad
           u_d \sim \mathrm{Uniform}[0, 1]
 
-with points t of Sobol's sequence: at every row inputs are normal, and S draws cover their distribution evenly. All rows share
-the same S points, so that a row is predicted alike alone and in company, and predictions are smooth in X.
+with points t of Sobol's sequence: at every row inputs are normal, and S draws cover their distribution evenly. All rows
+share the same S points, so that a row is predicted alike alone and in company, and predictions are smooth in X.
 
 Source: Girard et al. (2003) for the prediction; Cranley and Patterson (1976) for the points.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw
 from numpyro_dgp.model.induced_function import InducedFunction
+from numpyro_dgp.model.random_function import Moments
 from numpyro_dgp.representations.sines import Box, KernelSeries
 
 __all__ = ["BasisFunction"]
@@ -81,6 +83,21 @@ class BasisFunction(InducedFunction):
     def features(self, rows: Array) -> Array:
         found = [series(rows) for series in self.series]
         return checkpoint_name(found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found), ROWS)
+
+    def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        """With a draw of the weights these are multiplied by their standard deviations, and not the sines."""
+        if isinstance(self.u, Belief | FunctionDraw):
+            return super().block_moments(rows)
+        v = self.by_output(self.u)
+
+        def moments(rows: Array) -> Moments:
+            if isinstance(self.kernels, Kernel):
+                loc = self.series[0].summed(rows, v)
+            else:
+                loc = jnp.concatenate([s.summed(rows, w[None]) for s, w in zip(self.series, v, strict=True)], -1)
+            return loc, jnp.zeros_like(loc), None, None
+
+        return moments
 
     def prior_variance(self, rows: Array) -> Array:
         return jnp.square(self.features(rows)).sum(-1)

@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_dgp._checks import require_finite, violated
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
-from numpyro_dgp.algebra.linalg import products_in_rows, safe_sqrt
+from numpyro_dgp.algebra.belief_moments import ROWS
+from numpyro_dgp.algebra.linalg import matmul, products_in_rows, safe_sqrt
 from numpyro_dgp.kernels.base import Kernel, expand
 from numpyro_dgp.kernels.summands import Summand
 
@@ -118,10 +120,19 @@ class Sines:
 
     def __call__(self, x: Array) -> Array:
         """Values at rows x (N, D), times the standard deviations: (N, M)."""
+        return self._plain(x) * self._deviations()
+
+    def summed(self, x: Array, v: Array) -> Array:
+        """``self(x) @ v.T`` for weights v (P, M): (N, P), without N times M numbers that depend on hyperparameters."""
+        return matmul(checkpoint_name(self._plain(x), ROWS), (self._deviations() * v).T)
+
+    def _plain(self, x: Array) -> Array:
         turns = jnp.clip((x[..., list(self.columns)] - self.low) / self.length, 0, 1)
         halves = [jnp.asarray(math.pi * np.arange(1, m + 1), turns.dtype) for m in self.sizes]
-        sides = [jnp.sin(turns[..., d, None] * half) for d, half in enumerate(halves)]
-        return reduce(products_in_rows, sides) * (self.root * jnp.sqrt(jnp.prod(2 / self.length)))
+        return reduce(products_in_rows, [jnp.sin(turns[..., d, None] * half) for d, half in enumerate(halves)])
+
+    def _deviations(self) -> Array:
+        return self.root * jnp.sqrt(jnp.prod(2 / self.length))
 
 
 @pytree
@@ -160,6 +171,12 @@ class Term:
     def __call__(self, x: Array) -> Array:
         one = jnp.sqrt(jnp.asarray(self.scale, x.dtype)) * jnp.ones((len(x), 1), x.dtype)
         return reduce(products_in_rows, [factor(x) for factor in self.factors], one)
+
+    def summed(self, x: Array, v: Array) -> Array:
+        """``self(x) @ v.T`` for weights v (P, M): (N, P)."""
+        if len(self.factors) == 1 and isinstance(self.factors[0], Sines):
+            return self.factors[0].summed(x, jnp.sqrt(jnp.asarray(self.scale, x.dtype)) * v)
+        return matmul(checkpoint_name(self(x), ROWS), v.T)
 
 
 @pytree
@@ -209,6 +226,12 @@ class KernelSeries:
     def __call__(self, x: Array) -> Array:
         """Values of all functions at rows x (N, D), times the standard deviations of their weights: (N, M)."""
         return jnp.concatenate([term(x) for term in self.terms], -1)
+
+    def summed(self, x: Array, v: Array) -> Array:
+        """``self(x) @ v.T`` for weights v (P, M): (N, P), term by term."""
+        ends = np.cumsum([jax.eval_shape(term, x[:1]).shape[-1] for term in self.terms])[:-1]
+        parts = zip(self.terms, jnp.split(v, ends, axis=-1), strict=True)
+        return sum((term.summed(x, part) for term, part in parts), jnp.zeros((len(x), len(v)), v.dtype))
 
     def deviations(self, layer: str | None) -> Array:
         """Standard deviations of the weights of the functions at unit scale, bounded from zero: (M,).
