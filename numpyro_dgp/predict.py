@@ -15,12 +15,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture, log_mean_exp
+from numpyro_dgp.fitted import Target, as_data, require_arguments
+from numpyro_dgp.model.call_checks import require_conditionals
+from numpyro_dgp.model.random_function import RandomFunction
+from numpyro_dgp.model.sites import each_values_of
 from numpyro_dgp.prediction import quantities
 from numpyro_dgp.prediction.function_predictions import FunctionPredictions
 from numpyro_dgp.prediction.quantiles import Levels, spread_of
@@ -107,9 +112,7 @@ class Posterior(FunctionPredictions):
         Warns:
             UserWarning: a mean or variance that is infinite or NaN.
         """
-        found = self._predictor(
-            _MOMENTS, key, Options(num_samples, batch_size, progress_bar, X_variance=X_variance), args, kwargs
-        )
+        found = self._predictor(_MOMENTS, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs)
         quantities.warn_infinite(found)
         return found
 
@@ -130,8 +133,7 @@ class Posterior(FunctionPredictions):
             key: PRNG key.
             y: observations, of the shape of the observed site.
             *args: arguments of the model without observations.
-            X_variance: variances of the inputs, the first argument, where they are known with an error: a shape that
-                broadcasts to theirs. The mixture is over the inputs too.
+            X_variance: as for :meth:`predict`.
             num_samples: S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
@@ -142,7 +144,7 @@ class Posterior(FunctionPredictions):
         """
         require_finite("observations y", y, MISSING)
         self._predictor.range(args, kwargs).require("Posterior.log_density", y)
-        options = Options(num_samples, batch_size, progress_bar, X_variance=X_variance)
+        options = Options(num_samples, batch_size, progress_bar, X_variance)
         return self._predictor(_DENSITIES, key, options, (jnp.asarray(y), *args), kwargs)
 
     def probs(
@@ -165,8 +167,7 @@ class Posterior(FunctionPredictions):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            X_variance: variances of the inputs, the first argument, where they are known with an error: a shape that
-                broadcasts to theirs. The mixture is over the inputs too.
+            X_variance: as for :meth:`predict`.
             num_samples: S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
@@ -194,7 +195,7 @@ class Posterior(FunctionPredictions):
             ((2, 2), Array([0, 1], dtype=int32))
         """
         return self._predictor(
-            _PROBABILITIES, key, Options(num_samples, batch_size, progress_bar, X_variance=X_variance), args, kwargs
+            _PROBABILITIES, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs
         )
 
     def sample(
@@ -244,8 +245,7 @@ class Posterior(FunctionPredictions):
             key: PRNG key.
             q: levels between 0 and 1, a number or an array, such as ``[0.05, 0.95]`` for an interval of 90 %.
             *args: arguments of the model without observations.
-            X_variance: variances of the inputs, the first argument, where they are known with an error: a shape that
-                broadcasts to theirs. The mixture is over the inputs too.
+            X_variance: as for :meth:`predict`.
             num_samples: S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
@@ -273,9 +273,7 @@ class Posterior(FunctionPredictions):
         """
         levels = Levels.of(q)
         quantity = Quantity(spread_of, finish=levels, leading=len(levels.shape))
-        return self._predictor(
-            quantity, key, Options(num_samples, batch_size, progress_bar, X_variance=X_variance), args, kwargs
-        )
+        return self._predictor(quantity, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs)
 
     def predict_function(
         self,
@@ -295,8 +293,7 @@ class Posterior(FunctionPredictions):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            X_variance: variances of the inputs, the first argument, where they are known with an error: a shape that
-                broadcasts to theirs. The mixture is over the inputs too.
+            X_variance: as for :meth:`predict`.
             num_samples: S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
@@ -305,9 +302,7 @@ class Posterior(FunctionPredictions):
         Raises:
             ValueError: as :meth:`predict`, or an observed site that is not a ``Likelihood``.
         """
-        return self._predictor(
-            _FUNCTION, key, Options(num_samples, batch_size, progress_bar, X_variance=X_variance), args, kwargs
-        )
+        return self._predictor(_FUNCTION, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs)
 
     def hidden(
         self,
@@ -332,6 +327,58 @@ class Posterior(FunctionPredictions):
             ValueError: as :meth:`predict`.
         """
         return self._predictor(_HIDDEN, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
+
+    def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[Any, Array]]:
+        """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
+
+        With Gaussian q(v), ``f(x)`` is the posterior of the layer at any x in the space of its inputs. An exact process
+        is conditioned on a draw of its values, a layer with inducing values that other layers depend on is conditioned
+        on a draw of these, and with MCMC every layer is conditioned on the first draw kept.
+
+        A call with all observations, ``posterior.layers(key, X, y)``, is one at the rows of the fit, in their order:
+        hidden values and latents of single rows are then drawn from the posterior that the fit has for these rows, as
+        in ``guide.sample_posterior(key, params, X, y)``. Without observations the program draws them given what all
+        data share. Exact processes have values at the rows of the fit only.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model: those of the fit, or without observations.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: as :meth:`predict`; observations with a guide that has several weighted values of latents; at
+                the rows of the fit, values of the fit for another number of rows.
+
+        Example:
+            >>> import jax, numpyro
+            >>> import jax.numpy as jnp
+            >>> import numpyro.distributions as dist
+            >>> import numpyro_dgp as dgp
+            >>> X = jnp.linspace(0, 1, 20)[:, None]
+            >>> def model(y=None):
+            ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.Matern52(1.0, 0.5), None)(X))
+            ...     with numpyro.plate("data", len(X)):
+            ...         numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
+            >>> posterior = dgp.Posterior(model, samples={"v": jnp.sin(6 * X.T)})
+            >>> f, inputs = posterior.layers(jax.random.key(0), jnp.where(X[:, 0] < 0.5, 1, 0))["v"]
+            >>> print(f(jnp.array([[0.25]])).mean.round(2))
+            [1.]
+        """
+        args, kwargs = jax.tree.map(as_data, (args, kwargs))
+        require_arguments(key, jax.tree.leaves((args, kwargs)))
+        found, sample = {}, {name: values[0] for name, values in self._predictor.thinned(1).items()}
+        call = self.call(args, kwargs, or_of_fit=True)
+        require_conditionals(call, below=False)
+        target = Target(None, call.plates, of_fit=bool(call.candidates) and not call.predicted)
+        for name, site in self.trace(target, key, sample, args, kwargs).items():
+            every = each_values_of(site["fn"]) if site["type"] == "sample" else ()
+            for values in every:
+                function = getattr(values, "function", None)
+                if isinstance(function, RandomFunction):
+                    function = function.given(values.inputs, site["value"])
+                    inputs = values.inputs.reshape(-1, values.inputs.shape[-1])
+                    found[name if len(every) == 1 else str(function.site)] = function, inputs
+        return found
 
 
 def _mean_probabilities(p: Array) -> Array:

@@ -7,14 +7,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import jax
-
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
-from numpyro_dgp.fitted import Fit, Target, as_data, require_arguments
-from numpyro_dgp.model.call_checks import require_conditionals
-from numpyro_dgp.model.random_function import RandomFunction
-from numpyro_dgp.model.sites import each_values_of
+from numpyro_dgp.fitted import Fit
 from numpyro_dgp.prediction import quantities
 from numpyro_dgp.prediction.joint_functions import jointly_of
 from numpyro_dgp.prediction.joint_mixture import JointMixture
@@ -87,58 +82,6 @@ class FunctionPredictions(Fit):
         options = Options(num_samples, batch_size, progress_bar, default=10)
         quantity = Quantity(quantities.functions_of, settings=(num_features,))
         return lambda *args, **kwargs: self._predictor(quantity, key, options, args, kwargs)
-
-    def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[Any, Array]]:
-        """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
-
-        With Gaussian q(v), ``f(x)`` is the posterior of the layer at any x in the space of its inputs. An exact process
-        is conditioned on a draw of its values, a layer with inducing values that other layers depend on is conditioned
-        on a draw of these, and with MCMC every layer is conditioned on the first draw kept.
-
-        A call with all observations, ``posterior.layers(key, X, y)``, is one at the rows of the fit, in their order:
-        hidden values and latents of single rows are then drawn from the posterior that the fit has for these rows, as
-        in ``guide.sample_posterior(key, params, X, y)``. Without observations the program draws them given what all
-        data share. Exact processes have values at the rows of the fit only.
-
-        Args:
-            key: PRNG key.
-            *args: arguments of the model: those of the fit, or without observations.
-            **kwargs: keyword arguments of the model.
-
-        Raises:
-            ValueError: as :meth:`predict`; observations with a guide that has several weighted values of latents; at
-                the rows of the fit, values of the fit for another number of rows.
-
-        Example:
-            >>> import jax, numpyro
-            >>> import jax.numpy as jnp
-            >>> import numpyro.distributions as dist
-            >>> import numpyro_dgp as dgp
-            >>> X = jnp.linspace(0, 1, 20)[:, None]
-            >>> def model(y=None):
-            ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.Matern52(1.0, 0.5), None)(X))
-            ...     with numpyro.plate("data", len(X)):
-            ...         numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
-            >>> posterior = dgp.Posterior(model, samples={"v": jnp.sin(6 * X.T)})
-            >>> f, inputs = posterior.layers(jax.random.key(0), jnp.where(X[:, 0] < 0.5, 1, 0))["v"]
-            >>> print(f(jnp.array([[0.25]])).mean.round(2))
-            [1.]
-        """
-        args, kwargs = jax.tree.map(as_data, (args, kwargs))
-        require_arguments(key, jax.tree.leaves((args, kwargs)))
-        found, sample = {}, {name: values[0] for name, values in self._predictor.thinned(1).items()}
-        call = self.call(args, kwargs, or_of_fit=True)
-        require_conditionals(call, below=False)
-        target = Target(None, call.plates, of_fit=bool(call.candidates) and not call.predicted)
-        for name, site in self.trace(target, key, sample, args, kwargs).items():
-            every = each_values_of(site["fn"]) if site["type"] == "sample" else ()
-            for values in every:
-                function = getattr(values, "function", None)
-                if isinstance(function, RandomFunction):
-                    function = function.given(values.inputs, site["value"])
-                    inputs = values.inputs.reshape(-1, values.inputs.shape[-1])
-                    found[name if len(every) == 1 else str(function.site)] = function, inputs
-        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled and copied without its compiled programs."""

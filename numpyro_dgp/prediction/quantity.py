@@ -15,17 +15,17 @@ class Options(NamedTuple):
         num_samples: S; ``None`` for ``default``, or as many as there are, or one where all are the same.
         batch_size: rows at a time; ``None`` for all.
         progress_bar: show progress over batches.
+        X_variance: variances of the inputs; ``None`` where they are known.
         default: number of draws.
         every: that many also where all are the same.
-        X_variance: variances of the inputs; ``None`` where they are known.
     """
 
     num_samples: int | None = None
     batch_size: int | None = None
     progress_bar: bool = True
+    X_variance: Any = None
     default: int = 100
     every: bool = False
-    X_variance: Any = None
 
 
 class Quantity(NamedTuple):
