@@ -5,10 +5,11 @@ where one is missing. Double precision, compiled, medians of some calls, and the
 one:
 
 - *state space*: a Matern-3/2 process at irregular times, evidence and gradient; tinygp's quasiseparable solver;
-- *grid*: the same process on a regular grid; structured kernel interpolation of GPyTorch, evidence and gradient;
+- *grid*: the same rows, the function held on a regular grid; structured kernel interpolation of GPyTorch, evidence and
+  gradient;
 - *neighbours*: pixels of a photograph, two columns; Vecchia's approximation of GPBoost, whose library gives the
   evidence without its gradient, so that the time is of the evidence alone, with the search of neighbours beside it;
-- *basis*: the log density of a program with 200 sines, and its gradient; ``numpyro.contrib.hsgp``.
+- *basis*: the log density of a program with 40 and 200 sines, and its gradient; ``numpyro.contrib.hsgp``.
 """
 
 from __future__ import annotations

@@ -196,8 +196,7 @@ def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POS
     dtype = np.asarray(value).dtype if is_concrete(value) else getattr(value, "dtype", None)
     if dtype is not None and not _is_real(dtype):
         got = dtype if dtype.kind == "c" else type(value).__name__
-        hint = "try 0.1" + ("; a program goes to a guide" if callable(value) else "")
-        raise ValueError(f"expected the {name} of {owner} to be a positive number, got {got}: {hint}")
+        raise ValueError(f"expected the {name} of {owner} to be a positive number, got {got}: try 0.1")
     if violated(lambda v: v > 0, value):
         array = np.asarray(value)
         got = array if array.size <= 10 else f"{array[~(array > 0)][0]} in an array of shape {array.shape}"

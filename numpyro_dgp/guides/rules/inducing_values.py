@@ -10,11 +10,18 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_positive
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_rows, require_site
+from numpyro_dgp.guides.rules.rule import (
+    GaussianParameters,
+    Rule,
+    Site,
+    initial_scale,
+    require_rows,
+    require_scale,
+    require_site,
+)
 from numpyro_dgp.guides.rules.sparse_factor import whitened_neighbours
 from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief, InducingPrior
 from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
@@ -60,7 +67,7 @@ class Full(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("rule Full", "scale", 1.0 if self.scale is None else self.scale)
+        require_scale("rule Full", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
         require_site((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
@@ -119,7 +126,7 @@ class Diagonal(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("rule Diagonal", "scale", 1.0 if self.scale is None else self.scale)
+        require_scale("rule Diagonal", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
         require_site((InducingPrior, NeighbourValues), self, site, "inducing values or those of dgp.Neighbours")

@@ -7,10 +7,9 @@ import math
 
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_positive
 from numpyro_dgp._shown import brief
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.joint_inducing import JointInducing
 
@@ -58,7 +57,7 @@ class FullJoint(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("rule FullJoint", "scale", 1.0 if self.scale is None else self.scale)
+        require_scale("rule FullJoint", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> JointInducing:
         require_site(InducingPrior, self, site, "inducing values")

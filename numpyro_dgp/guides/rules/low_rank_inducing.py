@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_count, require_positive
+from numpyro_dgp._checks import require_count
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.low_rank_belief import LowRankBelief
 
@@ -93,7 +93,7 @@ class LowRank(Rule):
             raise ValueError(
                 f'rule LowRank: expected of="precision" or "covariance", got {self.of!r}: leave it out for the first'
             )
-        require_positive("rule LowRank", "scale", 1.0 if self.scale is None else self.scale)
+        require_scale("rule LowRank", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
         require_site(InducingPrior, self, site, "inducing values")

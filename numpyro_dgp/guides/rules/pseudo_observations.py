@@ -22,13 +22,13 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import is_concrete, require_count, require_positive
+from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.gaussians import given_observations
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
 from numpyro_dgp.layer_starts import kmeans
 from numpyro_dgp.model.beliefs import FullBelief, InducingPrior
 from numpyro_dgp.model.sites import unwrap
@@ -61,7 +61,7 @@ class PseudoObservations(Rule):
 
     def __post_init__(self) -> None:
         require_count("GlobalInducing", "num_inducing", self.num_inducing, "50")
-        require_positive("GlobalInducing", "scale", 1.0 if self.scale is None else self.scale)
+        require_scale("GlobalInducing", 1.0 if self.scale is None else self.scale)
         object.__setattr__(self, "labels", tuple(np.atleast_1d(self.labels).tolist()))
 
     def __call__(self, site: Site) -> FullBelief:

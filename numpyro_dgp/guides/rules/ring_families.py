@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_positive
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
 from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
 
 __all__ = [
@@ -45,7 +44,7 @@ class _RingRule(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive(f"rule {type(self).__name__}", "scale", 1.0 if self.scale is None else self.scale)
+        require_scale(f"rule {type(self).__name__}", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
         require_site(RingPrior, self, site, "the values of a layer on a dgp.Grid")

@@ -15,11 +15,12 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_dgp._checks import require_positive
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.quadrature import Nodes
 
-__all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_site"]
+__all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_scale", "require_site"]
 
 # An inner layer starts almost deterministic, so that the first steps fit a shallow model. The code published with
 # Salimbeni (2020) has 1e-5; in the logarithm that is a thousand steps of Adam away from the prior, and 1e-2 serves as
@@ -205,6 +206,16 @@ def warn_of_rows(owner: str, name: str) -> None:
         "those keep the inputs X of the fit outside the model and call f.condition(X, v)",
         stacklevel=4,
     )
+
+
+def require_scale(owner: str, scale: Any) -> None:
+    """Raise unless the initial scale of a rule is positive; says so where a program was given in its place."""
+    if callable(scale):
+        raise ValueError(
+            f"expected the scale of {owner} to be a positive number, got {type(scale).__name__}: try 0.1; a program "
+            "goes to a guide"
+        )
+    require_positive(owner, "scale", scale)
 
 
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:

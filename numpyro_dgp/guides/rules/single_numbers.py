@@ -10,10 +10,9 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 
-from numpyro_dgp._checks import require_positive
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, require_scale
 from numpyro_dgp.model.function_values import FunctionValues
 
 __all__ = ["Delta", "Normal"]
@@ -58,7 +57,7 @@ class Normal(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("rule Normal", "scale", self.scale)
+        require_scale("rule Normal", self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
         transform = _bijection(self, site)

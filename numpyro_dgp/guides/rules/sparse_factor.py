@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_positive
 from numpyro_dgp._shown import brief
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_rows, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_rows, require_scale, require_site
 from numpyro_dgp.model.neighbour_posteriors import WhitenedNeighbours
 from numpyro_dgp.model.neighbour_values import NeighbourValues
 
@@ -55,7 +54,7 @@ class SparseFactor(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("rule SparseFactor", "scale", 1.0 if self.scale is None else self.scale)
+        require_scale("rule SparseFactor", 1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
         require_site(NeighbourValues, self, site, "the values of a process of dgp.Neighbours")

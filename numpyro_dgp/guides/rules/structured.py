@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_positive
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import einsum, matmul, tensordot
 from numpyro_dgp.guides.rules.orthonormal import orthonormal
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
+from numpyro_dgp.guides.rules.rule import Rule, Site, require_scale, require_site
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
@@ -81,7 +80,7 @@ class GivenInducing(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("rule GivenInducing", "scale", 1.0 if self.scale is None else self.scale)
+        require_scale("rule GivenInducing", 1.0 if self.scale is None else self.scale)
         _require_weights("GivenInducing", self.weights)
 
     def __call__(self, site: Site) -> dist.Distribution:
@@ -158,7 +157,7 @@ class JointOutputs(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("rule JointOutputs", "scale", self.scale)
+        require_scale("rule JointOutputs", self.scale)
         _require_weights("JointOutputs", self.weights)
         if self.weights == "model":
             raise ValueError(
@@ -236,7 +235,7 @@ class GivenBelow(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("rule GivenBelow", "scale", self.scale)
+        require_scale("rule GivenBelow", self.scale)
 
     def __call__(self, site: Site) -> dist.Distribution:
         fn, _ = require_hidden(self, site)
