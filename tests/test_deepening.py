@@ -288,3 +288,49 @@ def test_latents():
     assert start.params["variance_auto_loc"] < 0.1
     density = dist.LogNormal(0.0, 1.0).log_prob(start.params["variance_auto_loc"])
     assert start.densities == pytest.approx(float(density), rel=1e-5)
+
+
+def carrying(depth):
+    """A latent, and inner layers whose three functions are mixed into the columns of X; the latent is handed on.
+
+    Parameters are named after the layers that they belong to.
+    """
+    mixing = jnp.array([[1.0], [0.5], [0.2]])
+
+    def model(X, y=None, batch=None):
+        functions = []
+        for i in range(depth):
+            name = "last" if i == depth - 1 else f"f{i}"
+            size = numpyro.param(f"{name}_variance", 1.0, constraint=constraints.positive)
+            points = dgp.Points(np.random.default_rng(0).normal(size=(12, 2)), learn=True)
+            functions.append(dgp.gp(name, dgp.kernels.RBF(size), points, outputs=None if i == depth - 1 else 3))
+        noise = numpyro.param("noise", 0.2, constraint=constraints.positive)
+        with numpyro.plate("data", len(X), subsample_size=batch) as rows:
+            h = dgp.latent("w", X[rows], 1)
+            for i, f in enumerate(functions[:-1]):
+                h = jnp.concatenate([h[..., :1] + numpyro.sample(f"h{i}", f(h)) @ mixing, h[..., 1:]], -1)
+            likelihood = dgp.Likelihood(functions[-1](h), lambda v: dist.Normal(v, noise))
+            numpyro.sample("y", likelihood, obs=None if y is None else y[rows])
+
+    return model
+
+
+@pytest.mark.slow
+def test_a_latent_that_is_handed_on():
+    """Amortised proposals, weights, minibatches, functions that are mixed: LV-GP-GP begins at the bound of LV-GP, and
+    after some steps its bound is not lower."""
+
+    def guide(model):
+        latent = dgp.guides.Amortised(hidden=(8,))
+        return dgp.guides.ImportanceWeighted(model, num_samples=5, latent=latent, doubly_reparameterised=True)
+
+    models = carrying(1), carrying(2)
+    posterior = fit(models[0], guide(models[0]), 300, 20)
+    start = dgp.initial.deepen(posterior, models[1], guide(models[1]), KEY, X, Y, 20)
+    assert 1e-9 < start.variance < 0.5
+    assert start.bound >= start.fitted - 4 * start.error - 0.01
+    np.testing.assert_array_equal(start.params["last_variance"], posterior.params["last_variance"])
+    np.testing.assert_array_equal(start.params["w_auto_W0"], posterior.params["w_auto_W0"])
+    began = dgp.Posterior(models[1], guide(models[1]), start.params)
+    assert is_not_lower(bounds(began), bounds(posterior))
+    assert is_not_lower(bounds(fit(models[1], guide(models[1]), 200, 20, start=start.params)), bounds(posterior))

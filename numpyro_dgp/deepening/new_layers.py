@@ -116,10 +116,11 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
     positive, logarithmic = [], []
     for name in names:
         owner, rest = sites.owner(name)
-        if owner in inducing:
+        of_guide = rest.startswith(f"_{sites.prefixes[0]}_")  # and not the program's own, named after a layer
+        if of_guide and owner in inducing:
             continue
         if _is_positive(program.parameters[name].constraint):
-            if owner == "" or rest.endswith("_loc"):
+            if not of_guide or rest.endswith("_loc"):
                 positive.append(name)
         elif owner in shared and rest.endswith("_loc") and _is_positive(unwrap(model[owner]["fn"]).support):
             logarithmic.append(name)
