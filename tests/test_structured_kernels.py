@@ -110,7 +110,6 @@ TABLE = {
     "great-circle": (K.GreatCircle(1.2, 1.5, 2.0), great_circle, earth),
     "transformed": (K.Transformed(K.RBF(1.0, 0.7), network, {"weights": WEIGHTS}), deep, plane),
 }
-FEATURES = [name for name in TABLE if name not in ("brownian", "integrated-brownian", "great-circle")]
 every = pytest.mark.parametrize("name", mostly_slow(["gibbs", "spectral-mixture", "great-circle"], TABLE))
 
 
@@ -155,15 +154,38 @@ def test_gradient_is_the_derivative_and_finite_where_inputs_coincide(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("name", TABLE)
 def test_features_have_the_kernel_as_covariance(name, key):
     kernel, _, inputs = TABLE[name]
     X, num = jnp.asarray(inputs(5, 0)), 200_000
     features = kernel.features(key, X, num)
     products = features[:, None] * features[None]
-    error = products.std(-1) / math.sqrt(num)
+    error = products.std(-1) / math.sqrt(num) + 1e-12
     assert jnp.abs((products.mean(-1) - kernel.gram(X)) / error).max() < 5
     assert jnp.abs(features.mean(-1) / (features.std(-1) / math.sqrt(num))).max() < 5
+
+
+@pytest.mark.parametrize("name", ["brownian", "integrated-brownian"])
+def test_features_of_walks(name, key):
+    """Zero at the origin, with finite slopes there; in single precision too."""
+    kernel, X = TABLE[name][0], jnp.array([[0.5], [0.5 + 1e-6], [0.1], [3.0]])
+    features = lambda X: kernel.features(key, X, 50)  # noqa: E731
+    found, slopes = jax.jvp(features, (X,), (jnp.ones_like(X),))
+    assert (found[0] == 0).all()
+    assert np.isfinite(slopes).all()
+    np.testing.assert_allclose(found[1:].std(1), jnp.sqrt(kernel.diag(X[1:])), rtol=0.5)
+    assert np.isfinite(kernel.features(key, X.astype(jnp.float32), 50)).all()
+
+
+@pytest.mark.parametrize("lengthscale", [20.0, 1e-4, np.nan])
+def test_features_of_a_great_circle(lengthscale, key):
+    """Nothing but signs; NaN where too many planes would be needed or the lengthscale is NaN; no slopes."""
+    X = jnp.asarray(earth(4, 0))
+    features = jax.jit(lambda length, X: K.GreatCircle(1.0, length).features(key, X, 5))
+    found = features(lengthscale, X)
+    assert (jnp.abs(found) == 1).all() if lengthscale > 1 else np.isnan(found).all()
+    with pytest.raises(ValueError, match=r"GreatCircle: expected draws .* got a derivative .* kernels.Chordal"):
+        jax.grad(lambda X: features(lengthscale, X).sum())(X)
 
 
 def test_gibbs_with_one_lengthscale_is_an_rbf():
@@ -227,12 +249,8 @@ def test_programs_with_it(name):
     gradient = jax.grad(info.potential_fn)(info.param_info.z)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     posterior = dgp.Posterior(model, guide, result.params)
-    if name in FEATURES:
-        draws = posterior.functions(jax.random.key(1), num_samples=2)(X[:4])
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
-    else:
-        with pytest.raises(ValueError, match=r"has no features, which function draws need: .*f.joint\(x\)"):
-            posterior.functions(jax.random.key(1), num_samples=2)(X[:4])
+    draws = posterior.functions(jax.random.key(1), num_samples=2)(X[:4])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
 
 
 @pytest.mark.slow

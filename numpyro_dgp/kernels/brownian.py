@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_finite, require_positive, require_scalar
@@ -19,8 +22,9 @@ class Brownian(Kernel):
               \quad 0 \text{ across it} .
 
     It is zero at :math:`x_0` and has independent increments; ``Brownian() + Constant()`` starts anywhere. In units of
-    mean zero (``dgp.initial.Standardizer``) the origin is in the middle of the data unless you set it. It has no random
-    features and no spectral density.
+    mean zero (``dgp.initial.Standardizer``) the origin is in the middle of the data unless you set it. It has no
+    spectral density; random features are waves of :math:`\log |x - x_0|`, in which
+    :math:`f(x) / \sqrt{|x - x_0|}` is stationary.
 
     Args:
         variance: :math:`\sigma^2`, squared units of the output per unit of input.
@@ -67,6 +71,10 @@ class Brownian(Kernel):
         """Of two values on one side of the origin, at distances from it of which the first is not the larger one."""
         return nearer
 
+    def weights(self, omega: Array) -> Array:
+        """Relative to a Cauchy distribution of scale 1/2, the spectral density in logarithms of distances."""
+        return jnp.ones_like(omega)
+
     def evaluate(self, X1: Array, X2: Array) -> Array:
         a, b = self._from_origin(X1)[..., :, None], self._from_origin(X2)[..., None, :]
         near, far = jnp.minimum(jnp.abs(a), jnp.abs(b)), jnp.maximum(jnp.abs(a), jnp.abs(b))
@@ -75,6 +83,17 @@ class Brownian(Kernel):
     def diagonal(self, X: Array) -> Array:
         distance = jnp.abs(self._from_origin(X))
         return self.variance * self.covariance(distance, distance)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        frequency_key, phase_key = jax.random.split(key)
+        omega = 0.5 * jax.random.cauchy(frequency_key, (num,), X.dtype)
+        right, left = jax.random.uniform(phase_key, (2, num), X.dtype, maxval=2 * math.pi)
+        x = self._from_origin(X)[..., None]
+        away = x != 0
+        distance = jnp.abs(jnp.where(away, x, 1))
+        scale = jnp.sqrt(2 * self.variance * self.covariance(distance, distance) * self.weights(omega))
+        waves = jnp.cos(omega * jnp.log(distance) + jnp.where(x > 0, right, left))  # both sides are independent
+        return jnp.where(away, scale * waves, 0)
 
 
 @pytree
@@ -106,3 +125,7 @@ class IntegratedBrownian(Brownian):
 
     def covariance(self, nearer: Array, further: Array) -> Array:
         return jnp.square(nearer) * (3 * further - nearer) / 6
+
+    def weights(self, omega: Array) -> Array:
+        r"""The correlation is :math:`\tfrac32 e^{-u/2} - \tfrac12 e^{-3u/2}` at logarithms of distances u apart."""
+        return 3 / (2.25 + jnp.square(omega))

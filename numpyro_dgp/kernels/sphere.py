@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_positive, require_scalar, violated
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.distances import squared_distances
-from numpyro_dgp.algebra.linalg import safe_sqrt
+from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
 from numpyro_dgp.kernels.base import Kernel, as_kernel
 from numpyro_dgp.kernels.covariance import of_both
 from numpyro_dgp.kernels.stationary import Matern32
 from numpyro_dgp.kernels.zonal import ZonalKernel, by_chord
 
 __all__ = ["Chordal", "GreatCircle"]
+
+_PLANES = 10_000  # most planes of a random function: lengthscales below a six thousandth of the radius have no draws
 
 
 def _require_degrees(owner: str, X: Any) -> None:
@@ -41,6 +45,39 @@ def _directions(X: Array) -> Array:
     latitude, longitude = jnp.moveaxis(X * (math.pi / 180), -1, 0)
     level = jnp.cos(latitude)
     return jnp.stack([level * jnp.cos(longitude), level * jnp.sin(longitude), jnp.sin(latitude)], -1)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _signs(directions: Array, rate: Array, key: Array, num: int) -> Array:
+    r"""Random functions (..., N, num) of values -1 and 1 with covariance :math:`e^{-2 \lambda \theta / \pi}`.
+
+    Each is a product of the sides of :math:`K \sim \mathrm{Poisson}(\lambda)` random planes, of which one divides two
+    directions with probability :math:`\theta / \pi`. Where more than ``_PLANES`` would be needed it is NaN.
+    """
+    first, key = jax.random.split(key)
+    signs = jnp.broadcast_to(jax.random.rademacher(first, (num,), directions.dtype), (*directions.shape[:-1], num))
+    arrivals = jnp.zeros(num, directions.dtype)
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        return (carry[0] < _PLANES) & (carry[1] < rate).any()
+
+    def one_more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        step, arrivals, signs = carry
+        when, where = jax.random.split(jax.random.fold_in(key, step))
+        arrivals = arrivals + jax.random.exponential(when, (num,), directions.dtype)
+        side = matmul(directions, jax.random.normal(where, (3, num), directions.dtype)) < 0
+        return step + 1, arrivals, jnp.where(side & (arrivals < rate), -signs, signs)
+
+    _, arrivals, signs = jax.lax.while_loop(unfinished, one_more, (jnp.zeros((), int), arrivals, signs))
+    return jnp.where(arrivals >= rate, signs, jnp.nan)
+
+
+@_signs.defjvp
+def _no_slopes(key: Array, num: int, primals: Any, tangents: Any) -> NoReturn:
+    raise ValueError(
+        "kernel GreatCircle: expected draws of its functions to be evaluated, got a derivative of them, which does not "
+        "exist: kernels.Chordal(kernels.Matern32(...)) has smooth draws"
+    )
 
 
 @pytree
@@ -107,7 +144,9 @@ class GreatCircle(ZonalKernel):
 
     It is valid for every lengthscale. Smoother functions of the great-circle distance mostly are not: of the Matern
     family only those with :math:`\nu \le \tfrac12` are, and an RBF is never valid; :class:`Chordal` takes all of them
-    instead. Draws are continuous only. It has no random features.
+    instead. Draws are continuous only. A random feature changes its sign at great circles, a Poisson number of them
+    with mean :math:`\pi R / 2 \ell`; a sum of them, as a draw of a function is, has steps that become smaller with
+    their number, and no slopes. It costs some that many times what one of ``Chordal`` costs.
 
     Args:
         variance: :math:`\sigma^2`, squared units of the output.
@@ -155,3 +194,7 @@ class GreatCircle(ZonalKernel):
 
     def diagonal(self, X: Array) -> Array:
         return jnp.broadcast_to(self.variance, X.shape[:-1])
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        rate = jnp.asarray(0.5 * math.pi * self.radius / self.lengthscale, X.dtype)
+        return jnp.sqrt(self.variance) * _signs(self.directions(X), rate, key, num)
