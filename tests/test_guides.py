@@ -318,6 +318,25 @@ def test_bad_input(build, message):
         params_of(deep, build(), X, Y)
 
 
+@pytest.mark.parametrize(
+    ("rule", "site", "suggested"),
+    [
+        (G.GivenInducing(), "f", "Full"),
+        (G.SparseFactor(), "g", "Full"),
+        (G.Circulant(), "f", "Full"),
+        (G.LowRank(2), "h", "Propagate"),
+        (G.OpperArchambeau(), "h", "Propagate"),
+        (G.Flow(), "w", "Normal"),
+        (G.GivenBelow(), "noise", "Normal"),
+    ],
+)
+def test_a_rule_that_does_not_fit_names_one_that_does(rule, site, suggested):
+    init = lambda rule: params_of(bayesian, G.InducingPoint(bayesian, sites={site: rule}), X, Y)  # noqa: E731
+    with pytest.raises(ValueError, match=rf"choose another rule for it in sites=.'{site}': dgp.guides.{suggested}\(\)"):
+        init(rule)
+    assert all(np.isfinite(value).all() for value in init(getattr(G, suggested)()).values())
+
+
 def test_discrete_sites_are_refused():
     def model(X, y=None):
         k = numpyro.sample("k", dist.Bernoulli(0.5))

@@ -85,6 +85,8 @@ class StandardNormal(dist.Distribution):
 class InducingPrior(StandardNormal):
     """The prior of whitened inducing values; guides recognise the sites of inducing values by this type."""
 
+    suggested_rule = "dgp.guides.Full()"
+
 
 class Belief(dist.Distribution):
     r"""A Gaussian over whitened inducing values, event shape (P, M) or (M,).

@@ -109,6 +109,7 @@ class FunctionValues(Values):
     """
 
     pytree_data_fields: tuple[str, ...] = ("conditional_variance", "spread", "total")
+    suggested_rule = "dgp.guides.Propagate()"
 
     def __init__(
         self,

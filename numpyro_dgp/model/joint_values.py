@@ -31,6 +31,7 @@ class JointValues(ProcessValues):
     """
 
     pytree_data_fields: tuple[str, ...] = ("conditional_covariance", "spread", "scale")
+    suggested_rule = "dgp.guides.Full()"
 
     def __init__(
         self,

@@ -302,7 +302,7 @@ def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) ->
         raise ValueError(
             f"Collapsed: expected process noise at hidden layer {name!r}, f(x, noise=s), and values drawn row by row, "
             f"got {'no noise' if isinstance(fn, FunctionValues) else 'f.joint(x)'}: without noise its mean-field bound "
-            "is that of a nearly singular Gaussian"
+            "is that of a nearly singular Gaussian; write the noise, or use guides.InducingPoint()"
         )
     shape, event_dim = fn.loc.shape, fn.event_dim
     target, variance = (_rows(a, shape, event_dim) for a in known[name])

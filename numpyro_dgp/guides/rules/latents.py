@@ -150,7 +150,8 @@ class Quadrature(Prior):
         if dim > 2 or not isinstance(site.fn, StandardNormal):
             raise ValueError(
                 f"rule Quadrature: expected at most two standard normal columns at site {site.name!r}, got {dim} of a "
-                f"{type(site.fn).__name__}: use guides.Normal() or guides.Amortised() with ImportanceWeighted instead"
+                f"{type(site.fn).__name__}: draw one or two by dgp.latent({site.name!r}, X, 1), or use guides.Normal() "
+                "or guides.Amortised() with ImportanceWeighted instead"
             )
         return site.fn
 

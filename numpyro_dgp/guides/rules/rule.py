@@ -174,7 +174,7 @@ def initial_scale(scale: float | None, site: Site) -> float:
 
 
 def require_rows(rule: Rule, site: Site, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Refuse parameters of an exact process at other rows.
+    """Refuse parameters of an exact process at other rows, or above several values of a latent at once.
 
     Args:
         rule: the rule.
@@ -185,6 +185,12 @@ def require_rows(rule: Rule, site: Site, got: tuple[int, ...], expected: tuple[i
     Raises:
         ValueError: the shapes differ.
     """
+    if len(expected) > len(got) and expected[-1] == got[-1]:
+        raise ValueError(
+            f"rule {type(rule).__name__}: expected the exact process at {site.name!r} to have one value at each row, "
+            f"got parameters of shape {got} where this call needs {expected}, for every weighted value of a latent "
+            "below: hold the layer by dgp.Points, or take guides.InducingPoint() with latent=guides.Normal()"
+        )
     if got != expected:
         raise ValueError(
             f"rule {type(rule).__name__}: expected the exact process at {site.name!r} at the rows of the fit, got "
@@ -231,8 +237,8 @@ def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: st
         ValueError: a distribution of another class.
     """
     if not isinstance(site.fn, kind):
-        advice = getattr(site.fn, "suggested_rule", "...")
+        advice = getattr(site.fn, "suggested_rule", "dgp.guides.Normal()")
         raise ValueError(
-            f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got a "
+            f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got "
             f"{type(site.fn).__name__}: choose another rule for it in sites={{{site.name!r}: {advice}}}"
         )
