@@ -57,6 +57,16 @@ def warped(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.1)), obs=y)
 
 
+def test_of_increasing_rates_it_is_convex(key):
+    """Where rates are integrals of positive numbers themselves, slopes rise; for any positive rates they do not."""
+    knots, x = jnp.linspace(0, 1, 12), jnp.linspace(-0.5, 1.5, 60)
+    bends = jnp.exp(jax.random.normal(key, knots.shape))
+    slopes = jnp.diff(dgp.cumulative(x, knots, dgp.cumulative(knots, knots, bends) - 1.0))
+    assert (jnp.diff(slopes) > -1e-12).all()
+    assert slopes[0] < 0 < slopes[-1]
+    assert (jnp.diff(jnp.diff(dgp.cumulative(x, knots, bends))) < -1e-3).any()
+
+
 @pytest.mark.slow
 def test_a_monotone_layer_under_a_guide():
     guide = dgp.guides.InducingPoint(warped)
