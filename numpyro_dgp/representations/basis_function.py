@@ -86,9 +86,9 @@ class BasisFunction(InducedFunction):
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         """With a draw of the weights these are multiplied by their standard deviations, and not the sines."""
-        if isinstance(self.u, Belief | FunctionDraw):
+        if isinstance(self.u, Belief):
             return super().block_moments(rows)
-        v = self.by_output(self.u)
+        v = self.by_output(self.u.u if isinstance(self.u, FunctionDraw) else self.u)
 
         def moments(rows: Array) -> Moments:
             if isinstance(self.kernels, Kernel):

@@ -16,6 +16,7 @@ from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
 from numpyro_dgp.algebra.belief_moments import ROWS
 from numpyro_dgp.algebra.linalg import matmul, products_in_rows, safe_sqrt
+from numpyro_dgp.algebra.sine_sums import sines, sums_of_sines
 from numpyro_dgp.kernels.base import Kernel, expand
 from numpyro_dgp.kernels.summands import Summand
 
@@ -120,16 +121,15 @@ class Sines:
 
     def __call__(self, x: Array) -> Array:
         """Values at rows x (N, D), times the standard deviations: (N, M)."""
-        return self._plain(x) * self._deviations()
+        return sines(self._turns(x), self.sizes) * self._deviations()
 
     def summed(self, x: Array, v: Array) -> Array:
-        """``self(x) @ v.T`` for weights v (P, M): (N, P), without N times M numbers that depend on hyperparameters."""
-        return matmul(checkpoint_name(self._plain(x), ROWS), (self._deviations() * v).T)
+        """``self(x) @ v.T`` for weights v (P, M): (N, P), without N times M numbers."""
+        return sums_of_sines(self._turns(x), self.sizes, self._deviations() * v)
 
-    def _plain(self, x: Array) -> Array:
-        turns = jnp.clip((x[..., list(self.columns)] - self.low) / self.length, 0, 1)
-        halves = [jnp.asarray(math.pi * np.arange(1, m + 1), turns.dtype) for m in self.sizes]
-        return reduce(products_in_rows, [jnp.sin(turns[..., d, None] * half) for d, half in enumerate(halves)])
+    def _turns(self, x: Array) -> Array:
+        """From zero at the lower ends to one at the upper ones: (N, D)."""
+        return jnp.clip((x[..., list(self.columns)] - self.low) / self.length, 0, 1)
 
     def _deviations(self) -> Array:
         return self.root * jnp.sqrt(jnp.prod(2 / self.length))
@@ -256,8 +256,8 @@ class KernelSeries:
     @property
     def bounded(self) -> tuple[int, ...]:
         """The columns whose functions are zero outside of the box."""
-        sines = [f for term in self.terms for f in term.factors if isinstance(f, Sines)]
-        return tuple(sorted({column for f in sines for column in f.columns}))
+        bounded = [f for term in self.terms for f in term.factors if isinstance(f, Sines)]
+        return tuple(sorted({column for f in bounded for column in f.columns}))
 
 
 def _columns(owner: str, columns: tuple[int, ...] | None, box: Box) -> tuple[int, ...]:
