@@ -7,10 +7,11 @@ The sets c(i) are found once, by NumPy and SciPy, from known inputs. Source: Vec
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.spatial import cKDTree
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array, pytree
@@ -51,6 +52,13 @@ def conditioning_sets(X: np.ndarray, order: np.ndarray, num: int) -> Conditionin
     return ConditioningSets(neighbours.astype(np.int32), schedule(neighbours, order).astype(np.int32))
 
 
+def _tree(X: np.ndarray) -> Any:
+    """A tree of rows; imported here, because it costs a tenth of the import of the package and few programs need it."""
+    from scipy.spatial import cKDTree
+
+    return cKDTree(X)
+
+
 def coordinate_order(X: np.ndarray) -> np.ndarray:
     """The rows of X (N, D) sorted by the first column, rows with equal ones by the second, and so on."""
     return np.lexsort(X.T[::-1])
@@ -63,7 +71,7 @@ def maxmin_order(X: np.ndarray) -> np.ndarray:
 
     Source: Guinness (2018).
     """
-    tree, N = cKDTree(X), len(X)
+    tree, N = _tree(X), len(X)
     order = np.empty(N, int)
     order[0] = np.square(X - X.mean(0)).sum(1).argmin()
     distance = np.sqrt(np.square(X - X[order[0]]).sum(1))
@@ -90,7 +98,7 @@ def nearest_before(X: np.ndarray, order: np.ndarray, num: int) -> np.ndarray:
     start = 1
     while start < N:
         end = min(2 * start, N)
-        tree, ranks, size = cKDTree(ordered[:end]), np.arange(start, end), min(2 * num + 1, end)
+        tree, ranks, size = _tree(ordered[:end]), np.arange(start, end), min(2 * num + 1, end)
         while len(ranks):
             near = tree.query(ordered[ranks], size)[1].reshape(len(ranks), -1)
             before = near < ranks[:, None]
@@ -130,7 +138,7 @@ def nearest(X: Array, rows: Array, num: int) -> Array | np.ndarray:
     known, and by all distances in blocks of rows where they are traced."""
     num = min(num, len(X))
     if is_concrete(X, rows):
-        return cKDTree(np.asarray(X)).query(np.asarray(rows), num)[1].reshape(len(rows), num)
+        return _tree(np.asarray(X)).query(np.asarray(rows), num)[1].reshape(len(rows), num)
 
     def of_row(row: Array) -> Array:
         return jax.lax.top_k(-jnp.square(X - row).sum(-1), num)[1]
