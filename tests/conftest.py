@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-import time
 import zlib
 
 import jax
@@ -9,53 +5,13 @@ import numpy as np
 import pytest
 
 jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)
-
-_BEGIN = time.monotonic()
 
 QUICK = "smoke and not slow"  # what -m smoke stands for: a test in the selection may have slow cases
 
 
-def _compile_quickly():
-    """XLA's older emitters compile these small programs in half the time; not every jaxlib still has them."""
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
-    probe = [sys.executable, "-c", "import jax; jax.devices()"]
-    if subprocess.run(probe, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True).returncode == 0:
-        os.environ["XLA_FLAGS"] = flags  # workers inherit it
-
-
-def pytest_addoption(parser):
-    parser.addoption(
-        "--minutes",
-        type=float,
-        help="begin no test after so many minutes, and skip the rest; files come in a new order in every run",
-    )
-
-
 def pytest_configure(config):
-    """Compiled programs are kept between modules and runs: most of the time here goes into compilation."""
     if config.option.markexpr == "smoke":
         config.option.markexpr = QUICK
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        _compile_quickly()
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")  # files are not written atomically
-    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax") / worker))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def pytest_collection_modifyitems(config, items):
-    """With ``--minutes``, files in an order that differs between runs and is the same for all workers of one."""
-    if config.option.minutes is not None:
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        items.sort(key=lambda item: zlib.crc32(f"{run} {item.path}".encode()))
-
-
-def pytest_runtest_setup(item):
-    """Counted from the start of the worker."""
-    minutes = item.config.option.minutes
-    if minutes is not None and time.monotonic() - _BEGIN > 60 * minutes:
-        pytest.skip(f"more than {minutes:g} minutes, --minutes")
 
 
 def pytest_ignore_collect(collection_path, config):

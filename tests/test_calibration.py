@@ -78,14 +78,14 @@ def p_values(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layers", "repeats"), [(1, 240), (2, 120)])
+@pytest.mark.parametrize(("layers", "repeats"), [(1, 120), (2, 60)])
 def test_ranks_of_the_truth_are_uniform(layers, repeats):
     found = p_values(ranks(layers, repeats))
     assert min(found) > 0.01 / len(found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layers", "repeats"), [(1, 240), (2, 120)])
+@pytest.mark.parametrize(("layers", "repeats"), [(1, 120), (2, 60)])
 def test_ranks_with_an_integrated_layer_are_uniform(layers, repeats):
     """Of its inducing values too, which are drawn after the chain."""
     found = p_values(ranks(layers, repeats, program=under_a_likelihood, sites=("noise", "scale", "g")))

@@ -49,10 +49,14 @@ def test_predictions_at_the_data_are_the_data():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", [32, 64])
-@pytest.mark.parametrize("kernel", [dgp.kernels.RBF, dgp.kernels.Matern52])
-def test_hyperparameters_of_a_code_without_noise(precision, kernel):
-    """Learned at a noise of 1e-6 and predicting as at a noise that is above the jitter."""
+@pytest.mark.parametrize(
+    ("kernel", "precision"), [(dgp.kernels.RBF, 64), (dgp.kernels.Matern52, 64), (dgp.kernels.Matern52, 32)]
+)
+def test_hyperparameters_of_a_code_without_noise(kernel, precision):
+    """Learned at a noise of 1e-6 and predicting as at a noise that is above the jitter.
+
+    In single precision the bound of the smooth kernel is rounding error: where the search ends depends on the machine.
+    """
 
     def learned(X_, y=None, *, noise):
         variance = numpyro.sample("variance", dist.LogNormal(1.0, 2.0))
