@@ -101,6 +101,7 @@ def search(budget: int, file: Path | None) -> dict[str, np.ndarray]:
 
 def work(function: str, steps: int, file: str, out: str) -> None:
     """One fit in this process; says when it begins."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell in the background has its children ignore
     print("begin", flush=True)
     np.savez(out, **run(function, steps, Path(file) if file else None))
 
@@ -175,6 +176,8 @@ def interrupt(fits: Fits, function: str) -> str:
     error, attempt = "", 0
     while not error.strip():  # a fit that ended before the signal came is done again
         attempt += 1
+        if attempt > 50:
+            raise RuntimeError(f"{function}: all of 50 fits ended before the signal came, give more --steps")
         file = fits.folder / f"{function}-interrupted-{attempt}.npz"
         process = fits.start(function, file, "interrupted.npz")
         while steps_in(file) == 0 and process.poll() is None:
