@@ -205,16 +205,20 @@ def basis(size: int, number: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="small sizes, to see that it runs")
-    smoke = parser.parse_args().smoke
+    parser.add_argument("--only", choices=["state space", "grid", "neighbours", "basis"])
+    arguments = parser.parse_args()
+    smoke = arguments.smoke
     jax.config.update("jax_enable_x64", True)
+    parts: dict[str, Callable[[], Any]] = {
+        "state space": lambda: [state_space(size) for size in ((300,) if smoke else (1600, 100_000))],
+        "grid": lambda: grid(*((200, 300) if smoke else (1600, 1600))),
+        "neighbours": lambda: neighbours(*((200, 10) if smoke else (2000, 30))),
+        "basis": lambda: [basis(*size) for size in ([(300, 20)] if smoke else [(10_000, 40), (10_000, 200)])],
+    }
     print("| what | rows | held by | evidence - exact | ms |\n|---|---|---|---|---|")
-    for size in (300,) if smoke else (1600, 100_000):
-        state_space(size)
-    grid(*((200, 300) if smoke else (1600, 1600)))
-    for size in (200,) if smoke else (2000,):
-        neighbours(size, 10 if smoke else 30)
-    for number in (20,) if smoke else (40, 200):
-        basis(*((300, number) if smoke else (10_000, number)))
+    for name, run in parts.items():
+        if arguments.only in (None, name):
+            run()
 
 
 if __name__ == "__main__":
