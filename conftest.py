@@ -22,7 +22,7 @@ LONG = ("test_docs.py", "test_calibration.py", "test_gibbs.py")
 def _compile_quickly():
     """XLA's older emitters compile these small programs in half the time, each as one piece; not every jaxlib still
     has them."""
-    quick = "--xla_cpu_use_fusion_emitters=false"
+    quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
     probe = [sys.executable, "-c", "import jax; jax.devices()"]
     if subprocess.run(probe, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True).returncode == 0:

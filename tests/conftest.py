@@ -1,3 +1,4 @@
+import gc
 import zlib
 
 import jax
@@ -25,6 +26,7 @@ def _forget_compiled_programs():
     """Programs of a finished module only fill memory."""
     yield
     jax.clear_caches()
+    gc.collect()  # which is rare otherwise, conftest.py at the root
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,7 @@ class Brownian(Kernel):
         """Of two values on one side of the origin, at distances from it of which the first is not the larger one."""
         return nearer
 
-    def weights(self, omega: Array) -> Array:
+    def _weights(self, omega: Array) -> Array:
         """Relative to a Cauchy distribution of scale 1/2, the spectral density in logarithms of distances."""
         return jnp.ones_like(omega)
 
@@ -91,7 +91,7 @@ class Brownian(Kernel):
         x = self._from_origin(X)[..., None]
         away = x != 0
         distance = jnp.abs(jnp.where(away, x, 1))
-        scale = jnp.sqrt(2 * self.variance * self.covariance(distance, distance) * self.weights(omega))
+        scale = jnp.sqrt(2 * self.variance * self.covariance(distance, distance) * self._weights(omega))
         waves = jnp.cos(omega * jnp.log(distance) + jnp.where(x > 0, right, left))  # both sides are independent
         return jnp.where(away, scale * waves, 0)
 
@@ -126,6 +126,6 @@ class IntegratedBrownian(Brownian):
     def covariance(self, nearer: Array, further: Array) -> Array:
         return jnp.square(nearer) * (3 * further - nearer) / 6
 
-    def weights(self, omega: Array) -> Array:
+    def _weights(self, omega: Array) -> Array:
         r"""The correlation is :math:`\tfrac32 e^{-u/2} - \tfrac12 e^{-3u/2}` at logarithms of distances u apart."""
         return 3 / (2.25 + jnp.square(omega))
