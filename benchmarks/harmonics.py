@@ -146,6 +146,8 @@ def main() -> None:
     numpyro.enable_x64()
     if arguments.only != "starts":
         representations(arguments.sets, arguments.size, arguments.most, 200)
+    if arguments.only is None:
+        print()
     if arguments.only != "points":
         starts(arguments.sets[:3], arguments.size, arguments.most, arguments.steps)
 

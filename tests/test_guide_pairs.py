@@ -36,6 +36,11 @@ HELD = {
 AT_ROWS = ("`Neighbours`", "exact")  # values at all rows, outside of plates
 
 
+def moved(X):
+    """Inputs moved by a latent of each datum."""
+    return X + 0.1 * dgp.latent("w", X, 1)[..., -1:]
+
+
 def program(held, layers=1, noise=None, latent=False):
     inducing, kernel, inputs = HELD[held]
     width = inputs.shape[1]
@@ -43,7 +48,7 @@ def program(held, layers=1, noise=None, latent=False):
     def at_rows(X, y=None):
         if latent:
             with numpyro.plate("data", N):
-                X = X + 0.1 * dgp.latent("w", X, 1)[..., -1:]
+                X = moved(X)
         for name in "hv"[2 - layers :]:
             f = dgp.gp("f" + name, kernel, inducing, outputs=None if name == "v" else 1, mean=dgp.means.Zero())
             X = numpyro.sample(name, f(X, noise=noise if name == "h" else None))
@@ -56,7 +61,7 @@ def program(held, layers=1, noise=None, latent=False):
         g = dgp.gp("g", kernel, inducing)
         with numpyro.plate("data", len(X)):
             if latent:
-                X = X + 0.1 * dgp.latent("w", X, 1)[..., -1:]
+                X = moved(X)
             if layers == 2:
                 X = numpyro.sample("h", f(X, noise=noise))
             numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, NOISE)), obs=y)
