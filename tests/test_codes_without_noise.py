@@ -37,6 +37,30 @@ def test_inducing_inputs_at_the_data_cost_nothing(noise):
             np.testing.assert_allclose(bound(variance), exact(noise, variance), atol=0.02)
 
 
+@pytest.mark.parametrize("kernel", [dgp.kernels.RBF, dgp.kernels.Matern52])
+def test_rounding_error_is_no_bound(kernel):
+    """In single precision a bound is never above that of the same features in double precision, or it is NaN."""
+    with jax.enable_x64(True):
+        K = np.asarray(kernel(3.0, 0.3)(jnp.asarray(X), jnp.asarray(X)))
+        A = np.linalg.solve(np.linalg.cholesky(K + 3e-6 * np.eye(len(X))), K).T
+        lost = 0
+        for noise in 10.0 ** np.arange(-7, -1, 0.25):
+            single = [jnp.asarray(a, jnp.float32) for a in (A, np.diag(K), Y, noise)]
+            double = dgp.bounds.from_features(*(jnp.asarray(a, float) for a in single)).bound()
+            found = dgp.bounds.from_features(*single).bound()
+            assert found.dtype == jnp.float32
+            assert np.isnan(found) or found < double + 1e-3 * abs(double)
+            lost += bool(np.isnan(found))
+        assert (lost > 0) == (kernel is dgp.kernels.RBF)
+
+
+def test_a_fit_that_rounding_would_guide_is_refused():
+    noisy = lambda X, y=None: model(X, y, noise=np.float32(1e-6), kernel=dgp.kernels.RBF)  # noqa: E731
+    svi = SVI(noisy, dgp.guides.Collapsed(noisy), optax.sgd(0.0), dgp.ELBO())
+    with jax.enable_x64(False), pytest.raises(ValueError, match="run in float64"):
+        dgp.fit(svi, jax.random.key(0), 1, np.float32(X), np.float32(Y), progress_bar=False)
+
+
 @pytest.mark.slow
 def test_predictions_at_the_data_are_the_data():
     with jax.enable_x64(True):

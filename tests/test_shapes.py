@@ -164,8 +164,8 @@ TABLE = {
     "psi2": (psi("psi2"), "loc: N D, variance: N D, Z: M D", "M M"),
     "psi2 of covariances": (psi("psi2"), "loc: N D, variance: N D D, Z: M D", "M M"),
     # bounds
-    "from_features": (B.from_features, "A: N M, variances: N, y: N, noise: N", "M M, M, "),
-    "from_moments": (from_moments, "Z: M D, whiten: M M, loc: N D, variance: N D, y: N, noise: N", "M M, M, "),
+    "from_features": (B.from_features, "A: N M, variances: N, y: N, noise: N", "M M, M, , "),
+    "from_moments": (from_moments, "Z: M D, whiten: M M, loc: N D, variance: N D, y: N, noise: N", "M M, M, , "),
     "optimum": (optimum, "Phi: M M, b: M, c: ", "M, M M, "),
     "predict": (B.predict, "A: N M, variances: N, loc: M, scale_tril: M M", "N, N"),
     "upper_bound": (B.upper_bound, "A: N M, variances: N, y: N, noise: ", ""),
@@ -240,7 +240,7 @@ def test_shapes(name, sizes, dtype):
     [
         ("quadratic_forms", "A", "N P", "P N"),
         ("kernel", "X2", "M P", "M N"),
-        ("from_features", "y", "M", "M M, N, "),
+        ("from_features", "y", "M", "M M, N, , "),
         ("f(x)", "loc", "M P", "P N, N P, N P, N P"),
     ],
 )

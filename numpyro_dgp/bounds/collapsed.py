@@ -42,6 +42,7 @@ class Quadratic(NamedTuple):
         Phi: (M, M).
         b: (M,).
         c: a number.
+        peak: the greatest value the log-likelihood can have, at residuals of zero; used by :meth:`bound` only.
 
     Example:
         >>> import jax.numpy as jnp
@@ -55,6 +56,7 @@ class Quadratic(NamedTuple):
     Phi: Array
     b: Array
     c: Array
+    peak: ArrayLike = math.inf
 
     def __repr__(self) -> str:
         return brief(self)
@@ -65,11 +67,16 @@ class Quadratic(NamedTuple):
         return Dense.apply(R, Dense.apply(R.mT, self.b)), R
 
     def bound(self) -> Array:
-        """The bound at the optimum."""
+        r"""The bound at the optimum; NaN where it is rounding error.
+
+        With noise far below the function's scale c and :math:`\tfrac12 b^\top (I + \Phi)^{-1} b` are of the size of
+        :math:`\sum_n y_n^2 / s_n^2` and cancel. Their sum cannot be above ``peak``.
+        """
         L = jnp.linalg.cholesky(self._precision())
         half = solve_lower(L, self.b[..., None])[..., 0]
         log_det = jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
-        return self.c + 0.5 * jnp.square(half).sum(-1) - log_det
+        fit = self.c + 0.5 * jnp.square(half).sum(-1)
+        return jnp.where(fit > self.peak + 1e-3 * jnp.abs(self.peak) + 1, jnp.nan, fit - log_det)
 
     def at(self, loc: Array, scale_tril: Array) -> Array:
         """The bound at any q(v) = N(loc, scale_tril scale_tril'), its divergence from N(0, I) included."""
@@ -168,7 +175,8 @@ def from_rows(
     require_rows("from_rows", y, A=A)
     datum = Observations(y, noise, slope, weights)
     square = jnp.square(y) + y_variance
-    return Quadratic(matmul((datum.quadratic * A.T), A), matmul(datum.linear * y, A), datum.log_density(square))
+    c = datum.log_density(square)
+    return Quadratic(matmul((datum.quadratic * A.T), A), matmul(datum.linear * y, A), c, datum.peak())
 
 
 def from_moments(
@@ -261,7 +269,8 @@ def with_features(
     # Not clipped, unlike open_variance: rounding errors of the trace are those of Phi, and cancel in the bound.
     open_ = (datum.quadratic * variances).sum() - jnp.trace(Phi)
     features = matmul(first, whiten.T)
-    return Quadratic(Phi, matmul(whiten, linear), datum.log_density(square) - 0.5 * open_), features
+    c = datum.log_density(square) - 0.5 * open_
+    return Quadratic(Phi, matmul(whiten, linear), c, datum.peak()), features
 
 
 def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[Array, Array]:

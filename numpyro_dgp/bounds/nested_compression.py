@@ -151,7 +151,7 @@ def _data(
 
 
 # For ``jax.vmap`` over outputs: Phi has no axis of outputs, because it depends on the inputs only.
-_SHARED_PHI = Quadratic(None, 0, 0)  # type: ignore[arg-type]
+_SHARED_PHI = Quadratic(None, 0, 0, 0)  # type: ignore[arg-type]
 
 
 def _mean(layer: NestedLayer, loc: Array) -> Array | float:

@@ -48,7 +48,11 @@ class Observations:
 
     def log_density(self, square: Array) -> Array:
         """The weighted sum of log densities where the expected squares of the residuals are ``square``."""
-        return -(0.5 * self.precision * square + self.weights * jnp.log(math.sqrt(2 * math.pi) * self.noise)).sum()
+        return self.peak() - 0.5 * (self.precision * square).sum()
+
+    def peak(self) -> Array:
+        """The same where the residuals are zero: the greatest value it can have."""
+        return -(self.weights * jnp.log(math.sqrt(2 * math.pi) * self.noise)).sum()
 
 
 def require_rows(owner: str, y: Array, **arrays: Array) -> None:

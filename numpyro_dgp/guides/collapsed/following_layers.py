@@ -155,7 +155,7 @@ def _optimum(
 
     each = None if data.Phi.ndim == 2 else 0
     tempered = Quadratic(*(part / beta for part in data))
-    axes = (Quadratic(each, 0, 0), each, 1, 1)  # type: ignore[arg-type]
+    axes = (Quadratic(each, 0, 0, 0), each, 1, 1)  # type: ignore[arg-type]
     optimum = jax.vmap(output, axes)(tempered, features, noise, ratio)
     shift = use.target - einsum("pnm,pm->np", optimum.weights, optimum.loc)
     scalar = use.function.outputs is None

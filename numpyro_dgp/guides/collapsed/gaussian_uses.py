@@ -157,7 +157,7 @@ class Use:
         map_outputs: Any = jax.vmap(
             lambda y, v, s, a, weights, w: output(None, y, v, s, a, weights, w),
             (1, 1, *axes, 1),
-            (Quadratic(None if shared else 0, 0, 0), None if shared else 0),  # type: ignore[arg-type]
+            (Quadratic(None if shared else 0, 0, 0, 0), None if shared else 0),  # type: ignore[arg-type]
         )
         return map_outputs(target, self.target_variance, *each, slopes)
 
