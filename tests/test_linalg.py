@@ -119,6 +119,34 @@ def test_inverse_cholesky_and_its_derivative(key, size):
         whitening.inverse_cholesky(jnp.array([[1.0, 2.0], [2.0, 1.0]]))
 
 
+@pytest.mark.parametrize("size", [4, 5, 18, 61])
+def test_factors_by_halves_are_those_of_one_call(monkeypatch, key, size):
+    tune(monkeypatch, single_factor=4, small_solve=3)
+    root = jax.random.normal(key, (2, size, size))
+    K = root @ root.mT + 0.1 * jnp.eye(size)
+    L = jnp.linalg.cholesky(K)
+    factor, inverse = whitening.factor_and_inverse(K)
+    np.testing.assert_allclose(factor, L, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(inverse, jnp.linalg.inv(L), rtol=1e-9, atol=1e-11)
+    broken = whitening.factor_and_inverse(K.at[0, -1, -1].set(-1.0))[1]
+    assert not jnp.isfinite(broken[0]).all()
+    assert jnp.isfinite(broken[1]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("lengthscale", mostly_slow([1.0], [0.05, 0.3, 1.0, 10.0, 100.0]))
+def test_factors_by_halves_are_as_accurate_as_one_call(monkeypatch, dtype, lengthscale):
+    """Of the matrix with the largest condition number that the jitter allows: L^{-1} K L^{-T} is the identity."""
+    x = jnp.linspace(-1, 1, 300, dtype=dtype)[:, None]
+    K = linalg.with_jitter(kernels.RBF(1.7, lengthscale).gram(x))
+    errors = []
+    for single_factor in (200, 1000):
+        tune(monkeypatch, single_factor=single_factor)
+        whiten = np.asarray(whitening.factor_and_inverse(K)[1], float)
+        errors.append(np.abs(whiten @ np.asarray(K, float) @ whiten.T - np.eye(len(x))).max())
+    assert errors[0] < 2 * errors[1] + 10 * jnp.finfo(dtype).eps
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("size", mostly_slow([5], [1, 4, 5, 25]))

@@ -92,7 +92,8 @@ def rows_times(A: Array, B: Array) -> Array:
     XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
     two (docs/performance.md).
     """
-    if len(A) % 2 or len(A) not in tuned().one_thread:
+    sizes = tuned()
+    if len(A) % 2 or len(A) not in sizes.one_thread or A.shape[1] > sizes.one_thread_columns:
         return matmul(A, B)
     halves = A.reshape(2, -1, A.shape[1])
     return matmul(halves, jnp.broadcast_to(B, (2, *B.shape))).reshape(len(A), -1)
@@ -113,8 +114,7 @@ def products_in_rows(A: Array, B: Array) -> Array:
 @fused
 def set_diagonal(K: Array, diagonal: Array) -> Array:
     """A matrix of shape (..., N, N) with its diagonal replaced by ``diagonal`` of shape (..., N)."""
-    index = jnp.arange(K.shape[-1])
-    return K.at[..., index, index].set(diagonal)
+    return jnp.where(jnp.eye(K.shape[-1], dtype=bool), diagonal[..., None], K)
 
 
 def cholesky(K: Array, owner: str = "K") -> Array:

@@ -85,16 +85,19 @@ def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array]
     return matmul(weights, matrices).reshape(size, size)
 
 
-def rows_in_block(rows: Array, cells: int = 1) -> int:
-    """Rows in one block of :func:`in_blocks`: all of them where they are few, else about :func:`rows_in_cache`, or
-    fewer where every one of them needs many ``cells``."""
-    N, most = len(rows), max(1, min(rows_in_cache(rows.dtype), tuned().cells // cells))
+def rows_in_block(rows: Array, cells: int = 1, numbers: int = 0) -> int:
+    """Rows in one block of :func:`in_blocks`: all of them where they are few, else about :func:`rows_in_cache`, fewer
+    where every one of them needs many ``cells``, and more where it has few ``numbers``."""
+    N, most = len(rows), rows_in_cache(rows.dtype)
+    if numbers:
+        most = max(most, tuned().block_bytes // (numbers * rows.dtype.itemsize))
+    most = max(1, min(most, tuned().cells // cells))
     least = max(1, -(-N // most))
     count = next((c for c in range(least, 2 * least) if N % c == 0), least)
     return -(-N // count)
 
 
-def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "", cells: int = 1) -> Any:
+def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "", cells: int = 1, numbers: int = 0) -> Any:
     """``function(rows)`` for a function that treats rows (N, D) one by one, computed in blocks where they are many.
 
     For the derivative each block is computed again instead of being held. Block number i of c takes the rows i, i + c,
@@ -105,13 +108,14 @@ def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "", cel
         rows: all of them.
         keep: the checkpoint name of intermediate results that are held after all.
         cells: the largest number of values that one row needs in memory.
+        numbers: how many of its values all passes over a row go through; 0 where that is not known.
 
     Example:
         >>> import jax.numpy as jnp
         >>> in_blocks(lambda x: x.sum(-1), jnp.ones((5000, 2))).shape
         (5000,)
     """
-    N, size = len(rows), rows_in_block(rows, cells)
+    N, size = len(rows), rows_in_block(rows, cells, numbers)
     if size == N:
         return function(rows)
     count = -(-N // size)

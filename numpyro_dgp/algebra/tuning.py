@@ -27,13 +27,18 @@ class Tuning:
             need more, they are computed again.
         single_rows: rows of a layer that are computed together in single precision.
         double_rows: the same in double precision.
-        block_columns: columns in a block of a symmetric matrix. Of the blocks, those below the diagonal are left out:
-            narrower blocks leave out more arithmetic and make smaller products, which are slower per operation.
+        block_bytes: bytes of the products of a layer's rows, one per output and inducing value, that may be computed
+            together where that is more than so many rows.
+        block_columns: columns in a block of a symmetric matrix, or a multiple of that where there would be more than
+            four blocks. Of the blocks, those below the diagonal are left out: narrower blocks leave out more arithmetic
+            and make smaller products, which are slower per operation.
         one_thread: numbers of rows N for which the product of an (N, M) and an (M, M) matrix is written as a batch of
             two with N/2 rows each.
+        one_thread_columns: and numbers of columns M up to which.
         narrow: columns P up to which the product of an (N, P) array with the identity, which makes XLA keep the array
             instead of computing it again in every place that uses it, costs less than computing it again.
         small_solve: size up to which a triangular matrix is inverted by one triangular solve, and not by halves.
+        single_factor: size up to which a matrix is factorised by one call, and not by halves.
         many_matrices: from this many matrices of size up to ``small_solve`` on, products over all of them at once
             factorise them, and not one factorisation each.
         leaf: size of the blocks that are then factorised number by number.
@@ -48,10 +53,13 @@ class Tuning:
     kept_rows: int
     single_rows: int
     double_rows: int
+    block_bytes: int
     block_columns: int
     one_thread: range
+    one_thread_columns: int
     narrow: int
     small_solve: int
+    single_factor: int
     many_matrices: int
     leaf: int
     few_columns: int
@@ -68,10 +76,13 @@ CPU = Tuning(
     kept_rows=2**22,
     single_rows=2000,
     double_rows=1250,
+    block_bytes=6 * 2**20,
     block_columns=32,
     one_thread=range(700, 1800),
+    one_thread_columns=128,
     narrow=128,
     small_solve=25,
+    single_factor=200,
     many_matrices=8,
     leaf=4,
     few_columns=3,
@@ -90,9 +101,13 @@ each one gained. Why:
   and its arrays in cache.
 - ``single_rows``, ``double_rows``: more leave the cache. Fewer, 500 to 1250 rows in single precision, make so many
   products that waking and joining threads for each takes longer than that saves.
-- ``one_thread``: the backend may run such a product on a single thread; a batch of two gets two.
+- ``block_bytes``: a layer of one output needs an eighth of the memory of one of eight. All 10 000 rows of it together
+  take four fifths of the time of five blocks (100 inducing points; with 500, four blocks that of five).
+- ``one_thread``: the backend may run such a product on a single thread; a batch of two gets two. From 200
+  columns on it gets two by itself, and the batch costs a tenth of a step.
 - ``small_solve``: OpenBLAS wakes threads for a larger solve, which keep spinning after it on the cores that XLA needs:
-  a third of a step. ``many_matrices``: LAPACK takes one matrix after the other.
+  a third of a step. ``single_factor``: it does the same for factorisations of more than 200 rows; with 500 inducing
+  points and 1000 rows that was two fifths of a step. ``many_matrices``: LAPACK takes one matrix after the other.
 - ``few_columns`` was chosen for inputs in space, ``cells`` (4 MiB in single precision) by order of magnitude; no table
   of other values exists.
 """
@@ -102,10 +117,13 @@ ACCELERATOR = Tuning(
     kept_rows=2**30,
     single_rows=100_000,
     double_rows=50_000,
+    block_bytes=0,
     block_columns=128,
     one_thread=range(0),
+    one_thread_columns=0,
     narrow=0,
     small_solve=2**16,
+    single_factor=2**16,
     many_matrices=2**30,
     leaf=4,
     few_columns=3,

@@ -11,7 +11,15 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import checked_factor, fused, jitter, matmul, with_jitter
 from numpyro_dgp.algebra.tuning import tuned
 
-__all__ = ["inverse_cholesky", "inverse_factor", "inverse_lower", "open_variance", "relative_change", "resolved"]
+__all__ = [
+    "factor_and_inverse",
+    "inverse_cholesky",
+    "inverse_factor",
+    "inverse_lower",
+    "open_variance",
+    "relative_change",
+    "resolved",
+]
 
 # The largest rounding error that is allowed in the precision of a direction of v, whose prior precision is one.
 _ROUNDING = 0.1
@@ -67,6 +75,24 @@ def _inverse_factor_by_rows(K: Array) -> Array:
     return jnp.stack(rows, -2)
 
 
+def factor_and_inverse(K: Array) -> tuple[Array, Array]:
+    """L and its inverse by halves, with the names of :func:`inverse_lower`, so that LAPACK sees small matrices only.
+
+    G is a product with an inverse, whose error grows with the condition number of F; its remainder is corrected once.
+    """
+    size = K.shape[-1]
+    if size <= tuned().single_factor:
+        L = jnp.linalg.cholesky(K)
+        return L, inverse_lower(L)
+    half = size // 2
+    F, F_inverse = factor_and_inverse(K[..., :half, :half])
+    below = K[..., half:, :half]
+    G = matmul(below, F_inverse.mT)
+    G = G + matmul(below - matmul(G, F.mT), F_inverse.mT)
+    V, V_inverse = factor_and_inverse(K[..., half:, half:] - matmul(G, G.mT))
+    return _halves(F, G, V), _halves(F_inverse, -matmul(V_inverse, matmul(G, F_inverse)), V_inverse)
+
+
 @jax.custom_jvp
 @fused
 def inverse_factor(K: Array) -> Array:
@@ -74,7 +100,7 @@ def inverse_factor(K: Array) -> Array:
     sizes = tuned()
     if K.shape[-1] <= sizes.small_solve and math.prod(K.shape[:-2]) >= sizes.many_matrices:
         return _inverse_factor_of_many(K)
-    return inverse_lower(jnp.linalg.cholesky(K))
+    return factor_and_inverse(K)[1]
 
 
 @inverse_factor.defjvp

@@ -332,7 +332,12 @@ class FeatureFunction:
             loc = self._known(self.features(rows), rows)
             return loc, jnp.zeros_like(loc), None, None
         small = len(rows) * self.size * rows.dtype.itemsize <= tuned().kept_rows
-        return in_blocks(self.block_moments(rows), rows, keep=ROWS if small else "")
+        return in_blocks(self.block_moments(rows), rows, keep=ROWS if small else "", numbers=self.numbers)
+
+    @property
+    def numbers(self) -> int:
+        """Products of one row with the inducing values of all outputs, by which rows are computed in blocks."""
+        return self.size * (self.outputs or 1)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         """:meth:`moments` of one block of ``rows``; what does not depend on the rows is computed once."""

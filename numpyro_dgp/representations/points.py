@@ -163,7 +163,7 @@ class SparseFunction(InducedFunction):
         T = u.covariance.reshape(-1, M, M) - jnp.eye(M, dtype=u.loc.dtype)
         arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(u.loc), T
         dtype = jnp.result_type(rows, *arrays)
-        from_cross = belief_moments(rows_in_block(rows), *(a.astype(dtype) for a in arrays))
+        from_cross = belief_moments(rows_in_block(rows, numbers=self.numbers), *(a.astype(dtype) for a in arrays))
 
         def moments(rows: Array) -> Moments:
             cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
