@@ -93,7 +93,7 @@ def rows_times(A: Array, B: Array) -> Array:
     two (docs/performance.md).
     """
     sizes = tuned()
-    if len(A) % 2 or len(A) not in sizes.one_thread or A.shape[1] > sizes.one_thread_columns:
+    if len(A) % 2 or len(A) not in sizes.one_thread or A.shape[1] >= sizes.large:
         return matmul(A, B)
     halves = A.reshape(2, -1, A.shape[1])
     return matmul(halves, jnp.broadcast_to(B, (2, *B.shape))).reshape(len(A), -1)

@@ -34,7 +34,9 @@ class Tuning:
             and make smaller products, which are slower per operation.
         one_thread: numbers of rows N for which the product of an (N, M) and an (M, M) matrix is written as a batch of
             two with N/2 rows each.
-        one_thread_columns: and numbers of columns M up to which.
+        large: number of inducing points from which on arithmetic outweighs passes over memory and waking of threads:
+            no product is written as a batch of two, and rows A are kept up to ``kept_large``.
+        kept_large: bytes, as ``kept_rows``.
         narrow: columns P up to which the product of an (N, P) array with the identity, which makes XLA keep the array
             instead of computing it again in every place that uses it, costs less than computing it again.
         small_solve: size up to which a triangular matrix is inverted by one triangular solve, and not by halves.
@@ -56,7 +58,8 @@ class Tuning:
     block_bytes: int
     block_columns: int
     one_thread: range
-    one_thread_columns: int
+    large: int
+    kept_large: int
     narrow: int
     small_solve: int
     single_factor: int
@@ -70,6 +73,11 @@ class Tuning:
         """Rows of a layer that are computed together."""
         return self.single_rows if jnp.dtype(dtype).itemsize <= 4 else self.double_rows
 
+    def keeps_rows(self, rows: int, size: int, dtype: jnp.dtype) -> bool:
+        """Whether A, of that many rows and inducing points, is kept for the derivative of a layer in blocks."""
+        most = self.kept_large if size >= self.large else self.kept_rows
+        return rows * size * jnp.dtype(dtype).itemsize <= most
+
 
 CPU = Tuning(
     kept_products=2**22,
@@ -79,7 +87,8 @@ CPU = Tuning(
     block_bytes=6 * 2**20,
     block_columns=32,
     one_thread=range(700, 1800),
-    one_thread_columns=128,
+    large=200,
+    kept_large=2**26,
     narrow=128,
     small_solve=25,
     single_factor=200,
@@ -103,8 +112,9 @@ each one gained. Why:
   products that waking and joining threads for each takes longer than that saves.
 - ``block_bytes``: a layer of one output needs an eighth of the memory of one of eight. All 10 000 rows of it together
   take four fifths of the time of five blocks (100 inducing points; with 500, four blocks that of five).
-- ``one_thread``: the backend may run such a product on a single thread; a batch of two gets two. From 200
-  columns on it gets two by itself, and the batch costs a tenth of a step.
+- ``one_thread``: the backend may run such a product on a single thread; a batch of two gets two.
+- ``large``: a product with so many columns gets two threads by itself. Keeping A saves its product, which grows with
+  the square of M, for memory that grows with M: a tenth of a step of 10 000 rows at M = 500, nothing at 200.
 - ``small_solve``: OpenBLAS wakes threads for a larger solve, which keep spinning after it on the cores that XLA needs:
   a third of a step. ``single_factor``: it does the same for factorisations of more than 200 rows; with 500 inducing
   points and 1000 rows that was two fifths of a step. ``many_matrices``: LAPACK takes one matrix after the other.
@@ -120,7 +130,8 @@ ACCELERATOR = Tuning(
     block_bytes=0,
     block_columns=128,
     one_thread=range(0),
-    one_thread_columns=0,
+    large=200,
+    kept_large=2**30,
     narrow=0,
     small_solve=2**16,
     single_factor=2**16,

@@ -331,8 +331,8 @@ class FeatureFunction:
         if isinstance(self.u, FunctionDraw):
             loc = self._known(self.features(rows), rows)
             return loc, jnp.zeros_like(loc), None, None
-        small = len(rows) * self.size * rows.dtype.itemsize <= tuned().kept_rows
-        return in_blocks(self.block_moments(rows), rows, keep=ROWS if small else "", numbers=self.numbers)
+        keep = ROWS if tuned().keeps_rows(len(rows), self.size, rows.dtype) else ""
+        return in_blocks(self.block_moments(rows), rows, keep=keep, numbers=self.numbers)
 
     @property
     def numbers(self) -> int:
