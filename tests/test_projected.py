@@ -77,7 +77,7 @@ def numbers(dtype, N, M, P):
 @pytest.mark.parametrize("M", mostly_slow([16, 49], COLUMNS))
 @pytest.mark.parametrize("kept", [True, False], ids=["products kept", "products not kept"])
 def test_quadratic_forms_are_those_of_the_reference(monkeypatch, dtype, M, kept):
-    tune(monkeypatch, kept_products=2**30 if kept else 0)
+    tune(monkeypatch, kept_products=2**30 if kept else 0, single_rows=5000)
     for N, P in ROWS_AND_OUTPUTS:
         weights, _, _, S, A = numbers(dtype, N, M, P)
         assert keeps_products(N, S) == kept
@@ -89,7 +89,7 @@ def test_quadratic_forms_are_those_of_the_reference(monkeypatch, dtype, M, kept)
 @pytest.mark.parametrize("way", ["few", "many", "many, variance only"])
 def test_moments_are_those_of_the_reference(monkeypatch, dtype, M, way):
     """Both ways to compute them. The derivative by W comes through E = 0 in (I + E) W."""
-    tune(monkeypatch, kept_products=2**30 if way == "few" else 0)
+    tune(monkeypatch, kept_products=2**30 if way == "few" else 0, single_rows=5000)
     for N, P in ROWS_AND_OUTPUTS:
         weights, W, loc, T, cross = numbers(dtype, N, M, P)
         weights[1] = 0 * weights[1] if "only" in way else weights[1]

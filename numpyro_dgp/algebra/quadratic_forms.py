@@ -156,8 +156,9 @@ def quadratic_forms(S: Array, A: Array) -> Array:
 
 
 def keeps_products(rows: int, S: Array) -> bool:
-    """Whether the products of that many rows with the matrices need so little memory that they are kept."""
-    return bool(rows * S.nbytes <= tuned().kept_products * S.shape[1])
+    """Whether the products of that many rows with the matrices are kept: they are few, and need little memory."""
+    sizes = tuned()
+    return bool(rows <= sizes.single_rows and rows * S.nbytes <= sizes.kept_products * S.shape[1])
 
 
 def forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array | None]]:

@@ -22,7 +22,7 @@ class Tuning:
 
     Args:
         kept_products: bytes of the products Σ_p a_n of one layer, one per row and output, that are kept for the
-            derivative. Where they would need more, the derivative does without them.
+            derivative. Where they would need more, or there are more than ``single_rows``, the derivative does without.
         kept_rows: bytes of whitened rows A that a layer computed in blocks keeps for the derivative. Where they would
             need more, they are computed again.
         single_rows: rows of a layer that are computed together in single precision.
@@ -111,7 +111,8 @@ each one gained. Why:
 - ``single_rows``, ``double_rows``: more leave the cache. Fewer, 500 to 1250 rows in single precision, make so many
   products that waking and joining threads for each takes longer than that saves.
 - ``block_bytes``: a layer of one output needs an eighth of the memory of one of eight. All 10 000 rows of it together
-  take four fifths of the time of five blocks (100 inducing points; with 500, four blocks that of five).
+  take four fifths of the time of five blocks (100 inducing points; with 500, four blocks that of five). Products that
+  so many rows would keep are slower than the derivative without them, by a fifth of a step.
 - ``one_thread``: the backend may run such a product on a single thread; a batch of two gets two.
 - ``large``: a product with so many columns gets two threads by itself. Keeping A saves its product, which grows with
   the square of M, for memory that grows with M: a tenth of a step of 10 000 rows at M = 500, nothing at 200.
