@@ -91,6 +91,10 @@ class Quadratic(NamedTuple):
         """The sum of two: more data, or another use of the same function."""
         return jax.tree.map(jnp.add, self, other)
 
+    def over(self, beta: ArrayLike) -> Quadratic:
+        """The log-likelihood divided by a number, as where the prior counts that many times."""
+        return jax.tree.map(lambda part: part / beta, self)
+
     def _precision(self) -> Array:
         return jnp.eye(self.Phi.shape[-1], dtype=self.Phi.dtype) + self.Phi
 

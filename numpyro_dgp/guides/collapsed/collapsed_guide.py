@@ -227,7 +227,7 @@ class Collapsed(Guide):
             for more in mine[1:]:
                 total = total.plus(more)
             beta = 1.0 if site["scale"] is None else site["scale"]
-            total = type(total)(*(part / beta for part in total))
+            total = total.over(beta)
             beliefs[name] = optimal_belief(total, scalar=len(unwrap(site["fn"]).event_shape) == 1)
             bound = bound + beta * total.bound().sum()
             done.append(name)

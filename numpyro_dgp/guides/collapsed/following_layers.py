@@ -154,7 +154,7 @@ def _optimum(
         return follow(data, features, noise, ratio, weights=use.weights[:, 0] / beta)
 
     each = None if data.Phi.ndim == 2 else 0
-    tempered = Quadratic(*(part / beta for part in data))
+    tempered = data.over(beta)
     axes = (Quadratic(each, 0, 0, 0), each, 1, 1)  # type: ignore[arg-type]
     optimum = jax.vmap(output, axes)(tempered, features, noise, ratio)
     shift = use.target - einsum("pnm,pm->np", optimum.weights, optimum.loc)
