@@ -1,9 +1,9 @@
 """Many fits and many chains at once beside the same ones in a loop, on JAX's default device.
 
-``python benchmarks/at_once.py`` compares ``jax.vmap`` of training steps with a key of its own for every fit, and
-``chain_method="vectorized"`` of NUTS, with one after the other. Times are medians without compilation, for all fits or
-chains together; *ratio* is that of the loop over that of all at once. The fits have two layers, 8 columns and inner
-width 8, the chains two layers with 10 inducing points each for 60 rows.
+``python benchmarks/at_once.py`` compares ``jax.vmap`` of training steps with a key of its own for every fit, and of
+gradients of NUTS's potential as ``chain_method="vectorized"`` takes them, with one after the other. Times are medians
+without compilation, for all fits or chains together; *ratio* is that of the loop over that of all at once. Programs
+have two layers, 8 columns and inner width 8.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from numpyro.infer import MCMC, NUTS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu import two_layers
+from gpu import chains as chains_of
 from implementations import ours
 from train_step import make_data
-
-import numpyro_dgp as dgp
 
 
 def median_seconds(work: Callable[[], Any], repeats: int) -> float:
@@ -52,17 +48,16 @@ def fits(rows: int, inducing: int, count: int, steps: int, repeats: int) -> tupl
     return median_seconds(lambda: [one(s) for s in single], repeats), median_seconds(lambda: all_(states), repeats)
 
 
-def chains(count: int, draws: int) -> tuple[float, float]:
-    """Seconds of ``count`` chains of NUTS with 31 leapfrogs a draw at most, after a run that compiled."""
-    X, y, Z = (jnp.asarray(a, "float32") for a in make_data(60, dims=2, num_inducing=10))
-    model = dgp.for_mcmc(two_layers(Z))
+def gradients(rows: int, inducing: int, count: int, steps: int, repeats: int) -> tuple[float, float]:
+    """Seconds of some gradients of NUTS's potential for ``count`` chains, one after the other and at once."""
 
-    def seconds(method: str) -> float:
-        kernel, counts = NUTS(model, max_tree_depth=5), {"num_warmup": draws, "num_samples": draws}
-        mcmc = MCMC(kernel, num_chains=count, chain_method=method, progress_bar=False, **counts)
-        return median_seconds(lambda: mcmc.run(jax.random.key(0), X, y) or mcmc.get_samples()["scale"], 1)
+    def compiled(chains: int) -> Callable[[], Any]:
+        work = chains_of(rows, inducing, "float32", chains)
+        loop = jax.jit(lambda z: jax.lax.fori_loop(0, steps, lambda _, z: work.step(z)[0], z))
+        return lambda: loop(work.state)
 
-    return seconds("sequential"), seconds("vectorized")
+    one, all_ = compiled(1), compiled(count)
+    return median_seconds(lambda: [one() for _ in range(count)], repeats), median_seconds(all_, repeats)
 
 
 def main() -> None:
@@ -75,9 +70,10 @@ def main() -> None:
         loop, together = fits(rows, inducing, count, steps, repeats)
         what = f"{count} fits, {steps} steps, {rows} rows, {inducing} inducing points"
         print(f"| {what} | {loop:.2f} | {together:.2f} | {loop / together:.2f} |", flush=True)
-    count, draws = (2, 4) if smoke else (16, 30)
-    loop, together = chains(count, draws)
-    print(f"| {count} chains of NUTS, {draws} + {draws} draws | {loop:.1f} | {together:.1f} | {loop / together:.2f} |")
+    for rows, inducing in ((20, 5),) if smoke else ((60, 10), (200, 20)):
+        loop, together = gradients(rows, inducing, count, steps, repeats)
+        what = f"{count} chains, {steps} gradients, {rows} rows, {inducing} inducing points"
+        print(f"| {what} | {loop:.2f} | {together:.2f} | {loop / together:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
