@@ -43,16 +43,20 @@ class Work(NamedTuple):
     state: Any
 
 
-def fits(layers: int, batch: int, dtype: str, natural: bool = False) -> tuple[SVI, tuple[jax.Array, ...]]:
-    svi, data = ours.make(*make_data(batch), layers, dtype)
+def fits(
+    layers: int, batch: int, dtype: str, natural: bool = False, inducing: int = 100
+) -> tuple[SVI, tuple[jax.Array, ...]]:
+    svi, data = ours.make(*make_data(batch, num_inducing=inducing), layers, dtype)
     if natural:
         svi = SVI(svi.model, svi.guide, NaturalGradient(svi.guide, 0.1, optax.adam(0.01)), svi.loss)
     return svi, data
 
 
-def training(layers: int, batch: int, dtype: str, *, natural: bool = False, copies: int = 1) -> Work:
+def training(
+    layers: int, batch: int, dtype: str, *, natural: bool = False, copies: int = 1, inducing: int = 100
+) -> Work:
     """Steps of one fit, or of several with keys of their own at the same time."""
-    svi, data = fits(layers, batch, dtype, natural)
+    svi, data = fits(layers, batch, dtype, natural, inducing)
     name = f"{'natural step' if natural else 'step'}, {layers} layers, {batch} rows"
     if copies == 1:
         return Work(name, lambda state: svi.update(state, *data), jax.jit(svi.init)(jax.random.key(0), *data))

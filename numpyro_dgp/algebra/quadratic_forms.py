@@ -48,7 +48,7 @@ def _blocks(M: int) -> list[tuple[int, int]]:
     Four blocks leave out three eighths of all products; more of them leave out little more, up to a half.
     """
     unit = tuned().block_columns
-    width = unit * max(1, -(-M // (4 * unit)))
+    width = unit * -(-M // (4 * unit))
     return list(pairwise([*range(0, max(M - width // 2, 1), width), M]))
 
 

@@ -108,7 +108,7 @@ def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "", cel
         rows: all of them.
         keep: the checkpoint name of intermediate results that are held after all.
         cells: the largest number of values that one row needs in memory.
-        numbers: how many of its values all passes over a row go through; 0 where that is not known.
+        numbers: how many products one row has, P M in a layer: where they are few, blocks have more rows. 0: not known.
 
     Example:
         >>> import jax.numpy as jnp
