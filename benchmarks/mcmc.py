@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpyro
 from implementations import mcmc_programs, mcmc_ring
-from implementations.mcmc_samplers import SAMPLERS, RefusedError, measure, start_of
+from implementations.mcmc_samplers import SAMPLERS, RefusedError, Run, measure, start_of
 from implementations.mcmc_target import Target
 
 SETS = ("yacht", "energy")
@@ -88,6 +88,9 @@ def missing_runs(
     """Records of one program, of the samplers that none is found of."""
     setting = {"program": program, "chains": options.chains, "draws": options.draws, "seed": options.seed}
     setting |= {"vectorized": options.vectorized, "start": "anywhere" if options.anywhere else "near"}
+    if options.warmup is not None:
+        setting |= {"warmup": options.warmup}
+    how = Run(options.draws, options.warmup or options.draws, options.chains, options.vectorized, options.seed)
     keys = [setting | {"sampler": sampler} for sampler in samplers_of(program, options)]
     missing = [key for key in keys if not any(key.items() <= r.items() for r in found)]
     if not missing:
@@ -97,9 +100,7 @@ def missing_runs(
     about = {"rows": len(target.data[-1]), "device": jax.devices()[0].device_kind}
     for key in missing:
         try:
-            result = measure(
-                key["sampler"], target, start, options.draws, options.chains, options.vectorized, options.seed
-            )
+            result = measure(key["sampler"], target, start, how)
         except RefusedError as refused:
             result = {"refused": str(refused)}
         yield key | about | result
@@ -145,7 +146,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[200, 1000], help="of the step in two columns")
     parser.add_argument("--data", type=Path, help="directory of .npz files with X and y, for yacht and energy")
     parser.add_argument("--inducing", type=int, default=20)
-    parser.add_argument("--draws", type=int, default=200, help="of each chain, after as many in warm-up")
+    parser.add_argument("--draws", type=int, default=200, help="of each chain")
+    parser.add_argument("--warmup", type=int, help="draws of each chain before those; as many by default")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--vectorized", action="store_true", help="all chains at once, in place of one by one")
     parser.add_argument("--anywhere", action="store_true", help="start chains by NumPyro's default, not near a mode")

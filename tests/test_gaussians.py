@@ -74,6 +74,58 @@ def test_log_density_from_the_draw(key):
     np.testing.assert_allclose(gaussians.log_density(white, gaussians.log_determinant(L)), expected, rtol=1e-10)
 
 
+def covariances_and_residuals(key, n, shared):
+    a, b = jax.random.split(key)
+    root = jax.random.normal(a, (1 if shared else 3, n, n + 5)) / jnp.sqrt(n)
+    return root @ root.mT + 0.1 * jnp.eye(n), jax.random.normal(b, (3, n))
+
+
+def by_factorisation(C, r):
+    """The same density by LAPACK's factor and a triangular solve, which JAX differentiates."""
+    L = jnp.broadcast_to(jnp.linalg.cholesky(C), (*r.shape, r.shape[-1]))
+    white = jax.lax.linalg.triangular_solve(L, r[..., None], left_side=True, lower=True)[..., 0]
+    return -0.5 * jnp.square(white).sum(-1) - gaussians.log_determinant(L) - 0.5 * r.shape[-1] * jnp.log(2 * jnp.pi)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("n", [5, 230])  # the second is factorised by halves
+def test_density_given_a_covariance(key, n, shared):
+    C, r = covariances_and_residuals(key, n, shared)
+    density, whiten = gaussians.given_covariance(C, r)
+    expected = [log_normal(a, np.zeros(n), b) for a, b in zip(r, C.repeat(3 // len(C), 0), strict=True)]
+    np.testing.assert_allclose(density, expected)
+    np.testing.assert_allclose(whiten @ C @ whiten.mT, jnp.broadcast_to(jnp.eye(n), C.shape), atol=1e-11)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_derivatives_of_the_density_given_a_covariance(key, shared):
+    C, r = covariances_and_residuals(key, 4, shared)
+    weights = jnp.array([1.0, -2.0, 0.5])
+    fast, slow = (
+        lambda C, r, f=f: (weights * f(C + C.mT, r)).sum()
+        for f in (lambda C, r: gaussians.given_covariance(C, r)[0], by_factorisation)
+    )
+    for derivative in (jax.grad, jax.jacfwd, jax.hessian):
+        found, expected = derivative(fast, (0, 1))(C, r), derivative(slow, (0, 1))(C, r)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8), found, expected)
+    whiten = lambda f: lambda C: jnp.sin(f(C + C.mT)).sum()  # noqa: E731
+    found = jax.grad(whiten(lambda C: gaussians.given_covariance(C, r)[1]))(C)
+    expected = jax.grad(whiten(lambda C: jnp.linalg.inv(jnp.linalg.cholesky(C))))(C)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_density_given_a_covariance_in_single_precision(key):
+    C, r = (a.astype(jnp.float32) for a in covariances_and_residuals(key, 60, False))
+    density = lambda C, r: gaussians.given_covariance(C, r)[0].sum()  # noqa: E731
+    found = jax.value_and_grad(density, (0, 1))(C, r)
+    expected = jax.value_and_grad(lambda C, r: by_factorisation(C, r).sum(), (0, 1))(C.astype(float), r.astype(float))
+    assert {a.dtype for a in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(found[1][1], expected[1][1], rtol=1e-3, atol=1e-3)
+    symmetric = [g + g.mT for g in (found[1][0], expected[1][0])]
+    np.testing.assert_allclose(*symmetric, rtol=1e-3, atol=1e-3 * jnp.abs(symmetric[1]).max())
+
+
 def test_opper_archambeau_against_dense_algebra(key):
     """The form of Hensman (2016), with zeros among the lambdas, where the formula printed there divides by zero."""
     root = jax.random.normal(key, (6, 6))

@@ -102,22 +102,31 @@ SAMPLERS: dict[str, Callable[[Target, Start], Sampler]] = {
 }
 
 
-def run_chains(
-    sampler: Sampler, data: tuple[jax.Array, ...], draws: int, chains: int, vectorized: bool, seed: int
-) -> tuple[Values, dict[str, jax.Array], float]:
+class Run(NamedTuple):
+    """How long, how many and how: draws of each chain after those of its warm-up."""
+
+    draws: int
+    warmup: int
+    chains: int
+    vectorized: bool
+    seed: int
+
+
+def run_chains(sampler: Sampler, data: tuple[jax.Array, ...], how: Run) -> tuple[Values, dict[str, jax.Array], float]:
     """Draws by chain, extra fields by chain, and seconds of a compiled run, warm-up included.
 
     The last state leaves the compiled program too: that of ``dgp.SGHMC`` raises an error if the chain has run away.
     """
 
     def run(key: jax.Array, *data: jax.Array) -> tuple[Values, dict[str, jax.Array], Any]:
-        total = draws * sampler.thinning
-        mcmc = MCMC(sampler.kernel, num_warmup=total, num_samples=total, thinning=sampler.thinning, progress_bar=False)
+        thinning = sampler.thinning
+        warmup, total = how.warmup * thinning, how.draws * thinning
+        mcmc = MCMC(sampler.kernel, num_warmup=warmup, num_samples=total, thinning=thinning, progress_bar=False)
         mcmc.run(key, *data, extra_fields=(*sampler.counts, "diverging"))
         return mcmc.get_samples(), mcmc.get_extra_fields(), mcmc.last_state
 
-    keys = jax.random.split(jax.random.key(seed), chains)
-    if vectorized:
+    keys = jax.random.split(jax.random.key(how.seed), how.chains)
+    if how.vectorized:
         compiled = jax.jit(jax.vmap(run, (0, *[None] * len(data)))).lower(keys, *data).compile()
         began = time.perf_counter()
         samples, fields, _ = jax.block_until_ready(compiled(keys, *data))
@@ -144,9 +153,7 @@ def worth(target: Target, samples: Values) -> dict[str, Any]:
     return found
 
 
-def measure(
-    name: str, target: Target, start: Start, draws: int, chains: int, vectorized: bool, seed: int
-) -> dict[str, Any]:
+def measure(name: str, target: Target, start: Start, how: Run) -> dict[str, Any]:
     """One row of the table."""
     load = os.getloadavg()[0]
     if name == "stock, dense":
@@ -155,16 +162,17 @@ def measure(
         target = target.dense
     sampler = SAMPLERS[name](target, start)
     try:
-        samples, fields, seconds = run_chains(sampler, target.data, draws, chains, vectorized, seed)
+        samples, fields, seconds = run_chains(sampler, target.data, how)
     except ValueError as error:
         if not str(error).startswith(("for_mcmc:", "Gibbs:", "SGHMC:")):
             raise
         raise RefusedError(str(error)) from error
     counted = sum(float(fields[count].sum()) for count in sampler.counts)
-    steps = counted if sampler.counts else float(draws * chains * sampler.thinning)
+    num = how.draws * how.chains
+    steps = counted if sampler.counts else float(num * sampler.thinning)
     flat = jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), samples)
     return {
-        "per_draw": steps / (draws * chains),
+        "per_draw": steps / num,
         "seconds": seconds,
         "divergences": int(fields["diverging"].sum()),
         "load": load,

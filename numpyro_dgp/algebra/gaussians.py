@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import fused, matmul, solve_lower
-from numpyro_dgp.algebra.whitening import inverse_cholesky
+from numpyro_dgp.algebra.whitening import inverse_cholesky, inverse_factor
 
 __all__ = [
     "entropy",
     "expected_kl",
     "expected_log_ratio",
+    "given_covariance",
     "given_observations",
     "kl_between",
     "kl_diagonal",
@@ -152,6 +154,46 @@ def log_density(white: Array, log_det: Array) -> Array:
     Working from :math:`\epsilon` and not from the value keeps all digits when R is tiny.
     """
     return -0.5 * (jnp.square(white).sum(-1) + white.shape[-1] * math.log(2 * math.pi)) - log_det
+
+
+@jax.custom_jvp
+@fused
+def given_covariance(covariance: Array, residual: Array) -> tuple[Array, Array]:
+    r"""Log density of N(0, C) and the whitening matrix :math:`L^{-1}` of :math:`C = L L^\top`.
+
+    .. math::
+        \log N(r; 0, C) = -\tfrac12 \lVert L^{-1} r \rVert^2 - \log\lvert L \rvert - \tfrac n2 \log 2\pi, \qquad
+        d \log N = -\alpha^\top dr + \tfrac12\, \mathrm{tr}\bigl[(\alpha \alpha^\top - C^{-1})\, dC\bigr], \quad
+        \alpha = C^{-1} r
+
+    The derivative needs one product of matrices; that of a factorisation needs two triangular solves and a product.
+
+    Args:
+        covariance: C, with its jitter (..., n, n).
+        residual: r (..., n); broadcasts against C.
+
+    Returns:
+        Log densities (...) and whitening matrices (..., n, n), not finite where C is not positive definite.
+    """
+    return _given_covariance(covariance, residual)[:2]
+
+
+def _given_covariance(covariance: Array, residual: Array) -> tuple[Array, Array, Array]:
+    """The same and the white residual."""
+    whiten = inverse_factor(covariance)
+    white = matmul(whiten, residual[..., None])
+    return log_density(white[..., 0], -log_determinant(whiten)), whiten, white
+
+
+@given_covariance.defjvp
+def _given_covariance_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    density, whiten, white = _given_covariance(*primals)
+    alpha = matmul(whiten.mT, white)
+    slope = 0.5 * (alpha * alpha.mT - matmul(whiten.mT, whiten))
+    change = (slope * tangents[0]).sum((-2, -1)) - (alpha[..., 0] * tangents[1]).sum(-1)
+    return (density, whiten), (change, jax.jvp(inverse_factor, primals[:1], tangents[:1])[1])
 
 
 def given_observations(half: Array, white: Array, owner: str) -> tuple[Array, Array]:

@@ -19,12 +19,15 @@ from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
     "checked_factor",
+    "checked_joint",
     "cholesky",
     "computed_once",
     "conditional_cholesky",
+    "conditional_jitter",
     "fused",
     "jitter",
     "joint_cholesky",
+    "joint_jitter",
     "matmul",
     "nugget",
     "products_in_rows",
@@ -158,7 +161,7 @@ def _least(dtype: jnp.dtype, size: int) -> float:
 
 
 def rounding_scale(variances: Array, noise: Array) -> Array:
-    """The scale of the jitter that :func:`conditional_cholesky` adds to a matrix with ``noise`` on its diagonal.
+    """The scale of the jitter that :func:`conditional_jitter` adds to a matrix with ``noise`` on its diagonal.
 
     Args:
         variances: prior variances (..., M); their mean counts, because some may be zero.
@@ -172,14 +175,28 @@ def rounding_scale(variances: Array, noise: Array) -> Array:
 
 
 def joint_cholesky(C: Array, scale: Array | None) -> Array:
-    """Lower factors with the jitter of a Gram matrix, and with that of ``scale`` where the matrix is a difference."""
+    """Lower factors of joint covariances with :func:`joint_jitter`."""
+    return checked_joint(jnp.linalg.cholesky(joint_jitter(C, scale)))
+
+
+def joint_jitter(C: Array, scale: Array | None) -> Array:
+    """C with the jitter of a Gram matrix, and with that of ``scale`` where the matrix is a difference."""
     C = with_jitter(C)
-    factor = jnp.linalg.cholesky(C) if scale is None else conditional_cholesky(C, scale)
+    return C if scale is None else conditional_jitter(C, scale)
+
+
+def checked_joint(factor: Array) -> Array:
+    """A factor of a joint covariance, or its inverse; an error if it is concrete and not finite."""
     return checked_factor(factor, "the joint covariance of function values", _JOINT_ADVICE)
 
 
 def conditional_cholesky(C: Array, scale: Array) -> Array:
-    r"""Lower factors of a prior covariance less what is explained, plus :math:`\epsilon` times a diagonal of ``scale``.
+    """Lower factors of differences with :func:`conditional_jitter`."""
+    return jnp.linalg.cholesky(conditional_jitter(C, scale))
+
+
+def conditional_jitter(C: Array, scale: Array) -> Array:
+    r"""A prior covariance less what is explained, plus :math:`\epsilon` times a diagonal of ``scale``.
 
     Rounding of the difference is relative to the prior variances ``scale``, not to the difference. The :math:`\epsilon`
     of every matrix is the first of :func:`jitter`, ten times that, and so on, with which the factorisation succeeds; in
@@ -203,7 +220,7 @@ def conditional_cholesky(C: Array, scale: Array) -> Array:
         lambda state: (e := jnp.where(state[1], 10 * state[0], state[0]), fails(e)),
         (start, fails(start)),
     )
-    return jnp.linalg.cholesky(C + epsilon[..., None, None] * nugget)
+    return C + epsilon[..., None, None] * nugget
 
 
 @jax.custom_jvp

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
 from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.gaussians import kl_full, log_density, log_determinant
-from numpyro_dgp.algebra.linalg import joint_cholesky, matmul, solve_lower
+from numpyro_dgp.algebra.gaussians import given_covariance, kl_full, log_density, log_determinant
+from numpyro_dgp.algebra.linalg import checked_joint, joint_cholesky, joint_jitter, matmul, solve_lower
+from numpyro_dgp.algebra.whitening import inverse_lower
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues, Origin
 from numpyro_dgp.model.process_values import ProcessValues, PropagatedProcess
 
@@ -66,21 +66,19 @@ class JointValues(ProcessValues):
         return self.loc + self.to_value(matmul(L, self.to_output_major(white)[..., None])[..., 0])
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        L = self.factor()
-        residual = self.to_output_major(value - self.loc)
-        square = jnp.square(solve_lower(L, residual[..., None])[..., 0]).sum(-1) + self.excess(L)
-        size = residual.shape[-1]
-        return (-0.5 * (square + size * math.log(2 * math.pi)) - log_determinant(L)).sum(-1)
+        C = joint_jitter(self.conditional_covariance, self.scale)
+        density, whiten = given_covariance(C, self.to_output_major(value - self.loc))
+        checked_joint(whiten)
+        return (density - 0.5 * self.excess(whiten)).sum(-1)
 
     def precision_times(self, residual: Array) -> Array:
         L, rows = self.factor(), self.to_output_major(residual)[..., None]
         return self.to_value(solve_lower(L, solve_lower(L, rows), transpose=True)[..., 0])
 
-    def excess(self, L: Array) -> Array | float:
-        """The increase of the expected squared residual, in units of ``L``, by the variance of u: (..., P)."""
-        if self.spread is None:
-            return 0.0
-        return jnp.trace(solve_lower(L, solve_lower(L, self.spread).mT), axis1=-2, axis2=-1)
+    def excess(self, whiten: Array) -> Array | float:
+        """The increase of the expected squared residual by the variance of u, with the inverse of the factor given u:
+        (..., P)."""
+        return 0.0 if self.spread is None else (matmul(whiten, self.spread) * whiten).sum((-2, -1))
 
     def expand(self, batch_shape: Any) -> JointValues:
         return self._of(type(self), tuple(batch_shape))
@@ -164,4 +162,4 @@ class WhitenedValues(JointValues):
 @kl_divergence.register(WhitenedValues, JointValues)
 def _kl_whitened(q: WhitenedValues, p: JointValues) -> Array:
     """KL to the prior of ``q``, averaged over u where a belief about u is integrated out."""
-    return (kl_full(q.shift, q.root) + 0.5 * p.excess(q.L)).sum(-1)
+    return (kl_full(q.shift, q.root) + 0.5 * p.excess(inverse_lower(q.L))).sum(-1)
