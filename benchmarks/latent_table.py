@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +37,11 @@ DISCRETE = {"forest", "solar"}  # most targets are equal: densities of such data
 positive = dist.constraints.positive
 
 
-def make_model(X: jax.Array, layers: int, latent: bool) -> Callable[..., None]:
+def make_model(X: jax.Array, layers: int, latent: bool, handed_on: bool = False) -> Callable[..., None]:
     """The model zoo of Salimbeni (2020), chapter 5: inner layers are five functions mixed through principal directions.
 
-    Inducing inputs are k-means centres, filled up with standard normal rows where data are few.
+    Inducing inputs are k-means centres, filled up with standard normal rows where data are few. In the original only
+    the first layer sees the latent; ``handed_on``, every layer does, and variances of inner layers are learned.
     """
     rng = np.random.default_rng(0)
     D = X.shape[1]
@@ -52,7 +53,8 @@ def make_model(X: jax.Array, layers: int, latent: bool) -> Callable[..., None]:
     def layer(name: str, columns: int, outputs: int | None) -> Any:
         Z = centres if columns == D else np.concatenate([centres, rng.normal(size=(M, columns - D))], 1)
         scales = numpyro.param(f"{name}_scales", jnp.full(columns, math.sqrt(columns)), constraint=positive)
-        variance = 1.0 if outputs else numpyro.param(f"{name}_variance", 1.0, constraint=positive)
+        fixed = outputs is not None and not handed_on
+        variance = 1.0 if fixed else numpyro.param(f"{name}_variance", 1.0, constraint=positive)
         kernel = dgp.kernels.RBF(variance, scales)
         return dgp.gp(name, kernel, dgp.Points(jnp.asarray(Z, X.dtype), learn=True), outputs=outputs)
 
@@ -62,48 +64,89 @@ def make_model(X: jax.Array, layers: int, latent: bool) -> Callable[..., None]:
         inner = []
         for i in range(layers - 1):
             inner.append(layer(f"f{i}", columns, mixing.shape[1]))
-            columns = D
+            columns = D + (latent and handed_on)
         last = layer("last", columns, None)
         with numpyro.plate("data", len(X), subsample_size=batch) as rows:
             h = dgp.latent("w", X[rows], 1) if latent else X[rows]
             for i, f in enumerate(inner):
-                h = h[..., :D] + numpyro.sample(f"h{i}", f(h)) @ mixing.T
+                moved = h[..., :D] + numpyro.sample(f"h{i}", f(h)) @ mixing.T
+                h = jnp.concatenate([moved, h[..., D:]], -1) if handed_on else moved
             likelihood = dgp.Likelihood(last(h), lambda v: dist.Normal(v, noise))
             numpyro.sample("y", likelihood, obs=None if y is None else y[rows])
 
     return model
 
 
+class Configuration(NamedTuple):
+    """A row of the table: ``samples`` importance samples (``None`` without a latent); ``handed_on``, the last layer
+    sees the latent too; ``deepened``, half of the steps go to the program without its inner layer, which then begins
+    as the identity (``dgp.initial.deepen``)."""
+
+    layers: int
+    latent: bool
+    samples: int | None
+    handed_on: bool = False
+    deepened: bool = False
+
+
 CONFIGURATIONS = {
-    "GP": (1, False, None),
-    "GP-GP": (2, False, None),
-    "LV-GP, VI": (1, True, 1),
-    "LV-GP, IW 5": (1, True, 5),
-    "LV-GP, IW 20": (1, True, 20),
-    "LV-GP-GP, VI": (2, True, 1),
-    "LV-GP-GP, IW 5": (2, True, 5),
-    "LV-GP-GP, IW 20": (2, True, 20),
+    "GP": Configuration(1, False, None),
+    "GP-GP": Configuration(2, False, None),
+    "LV-GP, VI": Configuration(1, True, 1),
+    "LV-GP, IW 5": Configuration(1, True, 5),
+    "LV-GP, IW 20": Configuration(1, True, 20),
+    "LV-GP-GP, VI": Configuration(2, True, 1),
+    "LV-GP-GP, IW 5": Configuration(2, True, 5),
+    "LV-GP-GP, IW 20": Configuration(2, True, 20),
+    "LV-GP-GP, IW 5, handed on": Configuration(2, True, 5, handed_on=True),
+    "LV-GP-GP, IW 5, deepened": Configuration(2, True, 5, handed_on=True, deepened=True),
 }
 
 
-def fit(split: regression.Split, name: str, steps: int, rate: float, gamma: float, seed: int) -> dict[str, Any]:
-    """Train by natural gradients (last layer) and Adam, then score the test rows."""
-    layers, latent, samples = CONFIGURATIONS[name]
-    model = make_model(split.X, layers, latent)
-    if samples is None or samples == 1:
-        guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised())
-    else:
-        guide = dgp.guides.ImportanceWeighted(model, num_samples=samples, latent=dgp.guides.Amortised())
-    schedule = optax.cosine_decay_schedule(rate, steps)
-    optimizer = NaturalGradient(guide, log_linear(1e-4, gamma, 40), optax.adam(schedule))
-    svi = SVI(model, guide, optimizer, dgp.ELBO())
+class Recipe(NamedTuple):
+    """Steps, the first rate of Adam, which falls by a cosine, and the size of natural steps."""
+
+    steps: int
+    rate: float
+    gamma: float
+
+
+def trained(
+    split: regression.Split, row: Configuration, recipe: Recipe, key: jax.Array
+) -> tuple[dgp.Posterior, np.ndarray]:
+    """Natural gradients for the last layer and Adam for the rest: the posterior, and the losses of all steps."""
     rows = 512 if len(split.X) > 512 else None
+    shallow = None
+    losses: list[np.ndarray] = []
+    for layers in range(1 if row.deepened else row.layers, row.layers + 1):
+        model = make_model(split.X, layers, row.latent, row.handed_on)
+        proposal = dgp.guides.Amortised()
+        if row.samples is None or row.samples == 1:
+            guide: Any = dgp.guides.InducingPoint(model, latent=proposal)
+        else:
+            guide = dgp.guides.ImportanceWeighted(model, num_samples=row.samples, latent=proposal)
+        fit_key, start_key, key = jax.random.split(key, 3)
+        start = None
+        if shallow is not None:
+            start = dgp.initial.deepen(shallow, model, guide, start_key, split.X, split.y, rows).params
+        steps = recipe.steps // (row.layers if row.deepened else 1)
+        schedule = optax.cosine_decay_schedule(recipe.rate, steps)
+        optimizer = NaturalGradient(guide, log_linear(1e-4, recipe.gamma, 40), optax.adam(schedule))
+        svi = SVI(model, guide, optimizer, dgp.ELBO())
+        result = dgp.fit(svi, fit_key, steps, split.X, split.y, rows, init_params=start, progress_bar=False)
+        shallow = dgp.Posterior(model, guide, result.params)
+        losses.append(np.asarray(result.losses))
+    return shallow, np.concatenate(losses)
+
+
+def fit(split: regression.Split, name: str, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """Train, then score the test rows."""
+    row = CONFIGURATIONS[name]
     keys = jax.random.split(jax.random.key(seed), 4)
     start = time.perf_counter()
-    result = dgp.fit(svi, keys[0], steps, split.X, split.y, rows, progress_bar=False)
+    posterior, losses = trained(split, row, recipe, keys[0])
     seconds = time.perf_counter() - start
-    posterior = dgp.Posterior(model, guide, result.params)
-    draws = 2000 if latent or layers > 1 else 1
+    draws = 2000 if row.latent or row.layers > 1 else 1
     mixture = posterior.log_density(keys[1], split.y_test, split.X_test, num_samples=draws)
     mean = posterior.predict(keys[2], split.X_test, num_samples=draws).mean
     samples_of_y = posterior.sample(keys[3], split.X_test, num_samples=2000)
@@ -112,8 +155,8 @@ def fit(split: regression.Split, name: str, steps: int, rate: float, gamma: floa
         "mixture": float(mixture.mean()),
         "kde": float(np.mean(kde)),
         "rmse": float(jnp.sqrt(jnp.square(mean - split.y_test).mean())),
-        "bound": float(-np.mean(np.asarray(result.losses)[-200:]) / len(split.X)),
-        "noise": float(result.params["noise"]),
+        "bound": float(-losses[-200:].mean() / len(split.X)),
+        "noise": float(posterior.params["noise"]),
         "seconds": seconds,
     }
 
@@ -169,7 +212,7 @@ def main() -> None:
             continue
         data = regression.split_data(*regression.load(str(arguments.data / f"{name}.npz")), split, protocol)
         found = key | {"rate": arguments.learning_rate, "gamma": arguments.gamma}
-        found |= fit(data, model, arguments.steps, arguments.learning_rate, arguments.gamma, split)
+        found |= fit(data, model, Recipe(arguments.steps, arguments.learning_rate, arguments.gamma), split)
         with arguments.out.open("a") as file:
             file.write(json.dumps(found) + "\n")
         print(found, flush=True)

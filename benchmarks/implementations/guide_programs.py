@@ -83,7 +83,7 @@ def problem(name: str, depth: int, width: int, data: Path | None, num: int, num_
     elif D == 1:
         first, mean = np.linspace(X.min(), X.max(), num_inducing)[:, None], dgp.means.Linear(np.eye(1, width))
     else:
-        slopes = np.linalg.lstsq(np.asarray(X), np.asarray(y), rcond=None)[0][:, None]
+        slopes = np.linalg.lstsq(np.asarray(X), np.asarray(y), rcond=1e-4)[0][:, None]
         W = np.hstack([slopes, dgp.means.principal_directions(X, width - 1)]) if width > 1 else slopes
         first, mean = dgp.initial.kmeans(X, num_inducing), dgp.means.Linear(W / np.std(X @ W, axis=0))
     if width == 1:
