@@ -59,10 +59,14 @@ def start_of(target: Target, steps: int, anywhere: bool = False) -> Start:
     return Start(guide.median(params, *target.data), guide, params)
 
 
-def nuts(collapse: bool, in_guide: bool = False) -> Callable[[Target, Start], Sampler]:
+def nuts(collapse: bool, in_guide: bool = False, dense: bool = False) -> Callable[[Target, Start], Sampler]:
+    """``dense`` is a full mass matrix for the hyperparameters and the first of the Gaussian sites."""
+
     def build(target: Target, start: Start) -> Sampler:
         if not in_guide:
-            return Sampler(NUTS(dgp.for_mcmc(target.model, collapse=collapse), init_strategy=start.strategy), STEPS)
+            program = dgp.for_mcmc(target.model, collapse=collapse)
+            mass = [(*target.hyperparameters, target.gaussian[0])] if dense else False
+            return Sampler(NUTS(program, init_strategy=start.strategy, dense_mass=mass), STEPS)
         if start.guide is None:
             raise RefusedError("chains do not start from a guide here")
         program = dgp.for_mcmc(target.model, start.params, guide=start.guide, collapse=collapse)
@@ -92,6 +96,7 @@ def stock(target: Target, start: Start) -> Sampler:
 SAMPLERS: dict[str, Callable[[Target, Start], Sampler]] = {
     "bare": nuts(False),
     "collapsed": nuts(True),
+    "collapsed, dense mass": nuts(True, dense=True),
     "guide": nuts(False, in_guide=True),
     "collapsed, guide": nuts(True, in_guide=True),
     "Gibbs": gibbs(),
