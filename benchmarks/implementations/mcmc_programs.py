@@ -64,7 +64,7 @@ def guide_table(name: str, num: int, num_inducing: int, data: Path | None) -> Ta
     """The program of ``benchmarks/guide_table.py``: two layers with process noise between them, two hidden columns."""
     p = problem(name, 2, 2, data, num, num_inducing)
     p = p._replace(X=p.X[:num], y=p.y[:num])
-    model, test = program(p, None), (p.X_test, p.y_test)
+    model, test, columns = program(p, None), (p.X_test, p.y_test), ("lengthscale1",)
     priors = p.hyperparameters()
     layers = [
         mcmc_dense.Layer(partial(_rbf_of, p, 0), p.layers[0].mean, 2, "process0"),
@@ -77,7 +77,8 @@ def guide_table(name: str, num: int, num_inducing: int, data: Path | None) -> Ta
         mean_at(model, p.X_test[:TEST_POINTS]),
         partial(posterior_scores, model, test),
         gaussian=("f0", "h0"),
-        dense=mcmc_dense.two_layers((p.X, p.y), test, priors, layers, TEST_POINTS),
+        dense=mcmc_dense.two_layers((p.X, p.y), test, priors, layers, TEST_POINTS)._replace(exchangeable=columns),
+        exchangeable=columns,
     )
 
 

@@ -146,7 +146,7 @@ def run_chains(sampler: Sampler, data: tuple[jax.Array, ...], how: Run) -> tuple
 
 def worth(target: Target, samples: Values) -> dict[str, Any]:
     """R-hat and the smallest effective sample size of hyperparameters and of function values, and the slowest one."""
-    values = {name: np.log(samples[name]) for name in target.hyperparameters}
+    values = target.logarithms(samples)
     function = jax.jit(lambda s: jax.lax.map(lambda chain: jax.lax.map(target.function, chain), s))
     parts = {"hyper": values, "function": {"function": np.asarray(function(samples))}}
     found: dict[str, Any] = {}

@@ -31,6 +31,8 @@ class Target(NamedTuple):
         gaussian: layers and values that have a Gaussian prior, for the blocks of ``dgp.Gibbs``.
         start: values that chains start at (anywhere if empty); ``None`` for those of a fitted guide.
         dense: the same data under a program of NumPyro alone.
+        exchangeable: hyperparameters with a number per hidden column. Columns can be exchanged, so that only the sorted
+            numbers are identified.
     """
 
     model: Callable[..., Any]
@@ -41,6 +43,12 @@ class Target(NamedTuple):
     gaussian: tuple[str, ...] = ()
     start: Values | None = None
     dense: Target | None = None
+    exchangeable: tuple[str, ...] = ()
+
+    def logarithms(self, samples: Values) -> dict[str, np.ndarray]:
+        """Of the hyperparameters, those that are exchangeable in their order."""
+        logs = {name: np.log(samples[name]) for name in self.hyperparameters}
+        return {name: np.sort(v, axis=-1) if name in self.exchangeable else v for name, v in logs.items()}
 
     def thinned(self, samples: Values) -> Values:
         num = len(samples[self.hyperparameters[0]])
