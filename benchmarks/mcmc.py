@@ -90,7 +90,8 @@ def missing_runs(
     setting |= {"vectorized": options.vectorized, "start": "anywhere" if options.anywhere else "near"}
     if options.warmup is not None:
         setting |= {"warmup": options.warmup}
-    how = Run(options.draws, options.warmup or options.draws, options.chains, options.vectorized, options.seed)
+    warmup = options.draws if options.warmup is None else options.warmup
+    how = Run(options.draws, warmup, options.chains, options.vectorized, options.seed)
     keys = [setting | {"sampler": sampler} for sampler in samplers_of(program, options)]
     missing = [key for key in keys if not any(key.items() <= r.items() for r in found)]
     if not missing:

@@ -175,25 +175,25 @@ def given_covariance(covariance: Array, residual: Array) -> tuple[Array, Array]:
     Returns:
         Log densities (...) and whitening matrices (..., n, n), not finite where C is not positive definite.
     """
-    return _given_covariance(covariance, residual)[:2]
-
-
-def _given_covariance(covariance: Array, residual: Array) -> tuple[Array, Array, Array]:
-    """The same and the white residual."""
     whiten = inverse_factor(covariance)
-    white = matmul(whiten, residual[..., None])
-    return log_density(white[..., 0], -log_determinant(whiten)), whiten, white
+    return _log_density_of(matmul(whiten, residual[..., None]), whiten), whiten
+
+
+def _log_density_of(white: Array, whiten: Array) -> Array:
+    return log_density(white[..., 0], -log_determinant(whiten))
 
 
 @given_covariance.defjvp
 def _given_covariance_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    density, whiten, white = _given_covariance(*primals)
+    (covariance, residual), (covariance_change, residual_change) = primals, tangents
+    whiten, whiten_change = jax.jvp(inverse_factor, (covariance,), (covariance_change,))
+    white = matmul(whiten, residual[..., None])
     alpha = matmul(whiten.mT, white)
     slope = 0.5 * (alpha * alpha.mT - matmul(whiten.mT, whiten))
-    change = (slope * tangents[0]).sum((-2, -1)) - (alpha[..., 0] * tangents[1]).sum(-1)
-    return (density, whiten), (change, jax.jvp(inverse_factor, primals[:1], tangents[:1])[1])
+    change = (slope * covariance_change).sum((-2, -1)) - (alpha[..., 0] * residual_change).sum(-1)
+    return (_log_density_of(white, whiten), whiten), (change, whiten_change)
 
 
 def given_observations(half: Array, white: Array, owner: str) -> tuple[Array, Array]:
