@@ -187,6 +187,7 @@ def main() -> None:
                 print(record, flush=True)
                 with open(arguments.results, "a") as file:
                     file.write(json.dumps(record) + "\n")
+            jax.clear_caches()  # compiled programs of one set are of no use to the next
     print(table(done()))
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,11 +37,12 @@ DISCRETE = {"forest", "solar"}  # most targets are equal: densities of such data
 positive = dist.constraints.positive
 
 
-def make_model(X: jax.Array, layers: int, latent: bool, handed_on: bool = False) -> Callable[..., None]:
+def make_model(X: jax.Array, layers: int, latent: bool, handed_on: float | None = None) -> Callable[..., None]:
     """The model zoo of Salimbeni (2020), chapter 5: inner layers are five functions mixed through principal directions.
 
     Inducing inputs are k-means centres, filled up with standard normal rows where data are few. In the original only
-    the first layer sees the latent; ``handed_on``, every layer does, and variances of inner layers are learned.
+    the first layer sees the latent; with ``handed_on``, every layer does, and variances of inner layers are learned,
+    from this number on.
     """
     rng = np.random.default_rng(0)
     D = X.shape[1]
@@ -53,8 +54,8 @@ def make_model(X: jax.Array, layers: int, latent: bool, handed_on: bool = False)
     def layer(name: str, columns: int, outputs: int | None) -> Any:
         Z = centres if columns == D else np.concatenate([centres, rng.normal(size=(M, columns - D))], 1)
         scales = numpyro.param(f"{name}_scales", jnp.full(columns, math.sqrt(columns)), constraint=positive)
-        fixed = outputs is not None and not handed_on
-        variance = 1.0 if fixed else numpyro.param(f"{name}_variance", 1.0, constraint=positive)
+        first = 1.0 if outputs is None else handed_on
+        variance = 1.0 if first is None else numpyro.param(f"{name}_variance", first, constraint=positive)
         kernel = dgp.kernels.RBF(variance, scales)
         return dgp.gp(name, kernel, dgp.Points(jnp.asarray(Z, X.dtype), learn=True), outputs=outputs)
 
@@ -64,13 +65,13 @@ def make_model(X: jax.Array, layers: int, latent: bool, handed_on: bool = False)
         inner = []
         for i in range(layers - 1):
             inner.append(layer(f"f{i}", columns, mixing.shape[1]))
-            columns = D + (latent and handed_on)
+            columns = D + (latent and handed_on is not None)
         last = layer("last", columns, None)
         with numpyro.plate("data", len(X), subsample_size=batch) as rows:
             h = dgp.latent("w", X[rows], 1) if latent else X[rows]
             for i, f in enumerate(inner):
                 moved = h[..., :D] + numpyro.sample(f"h{i}", f(h)) @ mixing.T
-                h = jnp.concatenate([moved, h[..., D:]], -1) if handed_on else moved
+                h = jnp.concatenate([moved, h[..., D:]], -1) if handed_on is not None else moved
             likelihood = dgp.Likelihood(last(h), lambda v: dist.Normal(v, noise))
             numpyro.sample("y", likelihood, obs=None if y is None else y[rows])
 
@@ -78,15 +79,38 @@ def make_model(X: jax.Array, layers: int, latent: bool, handed_on: bool = False)
 
 
 class Configuration(NamedTuple):
-    """A row of the table: ``samples`` importance samples (``None`` without a latent); ``handed_on``, the last layer
-    sees the latent too; ``deepened``, half of the steps go to the program without its inner layer, which then begins
-    as the identity (``dgp.initial.deepen``)."""
+    """A row of the table: ``samples`` importance samples (``None`` without a latent), ``last_samples`` in the last
+    quarter of the steps; ``handed_on``, the last layer sees the latent too; ``deepened``, all steps go to the program
+    without its inner layer, which is then put in as the identity (``dgp.initial.deepen``) and trained half as long."""
 
     layers: int
     latent: bool
     samples: int | None
-    handed_on: bool = False
+    handed_on: float | None = None
     deepened: bool = False
+    last_samples: int | None = None
+
+    def stages(self, steps: int) -> list[Stage]:
+        """How the steps are spent."""
+        if self.deepened:
+            return [Stage(1, self.samples, steps, 0, steps), Stage(2, self.samples, steps // 2, 0, steps // 2)]
+        if self.last_samples is None:
+            return [Stage(self.layers, self.samples, steps, 0, steps)]
+        first = steps - steps // 4
+        return [
+            Stage(self.layers, self.samples, first, 0, steps),
+            Stage(self.layers, self.last_samples, steps - first, first, steps),
+        ]
+
+
+class Stage(NamedTuple):
+    """``steps`` with so many layers and importance samples, those from ``begin`` on of a schedule of length ``end``."""
+
+    layers: int
+    samples: int | None
+    steps: int
+    begin: int
+    end: int
 
 
 CONFIGURATIONS = {
@@ -98,66 +122,83 @@ CONFIGURATIONS = {
     "LV-GP-GP, VI": Configuration(2, True, 1),
     "LV-GP-GP, IW 5": Configuration(2, True, 5),
     "LV-GP-GP, IW 20": Configuration(2, True, 20),
-    "LV-GP-GP, IW 5, handed on": Configuration(2, True, 5, handed_on=True),
-    "LV-GP-GP, IW 5, deepened": Configuration(2, True, 5, handed_on=True, deepened=True),
+    "LV-GP-GP, IW 5, handed on": Configuration(2, True, 5, handed_on=1.0),
+    "LV-GP-GP, IW 5, deepened": Configuration(2, True, 5, handed_on=1.0, deepened=True),
+    "LV-GP, IW 5 to 50": Configuration(1, True, 5, last_samples=50),
+    "LV-GP-GP, IW 5 to 50": Configuration(2, True, 5, last_samples=50),
+    "LV-GP-GP, IW 5 to 50, handed on": Configuration(2, True, 5, handed_on=1.0, last_samples=50),
 }
 
 
 class Recipe(NamedTuple):
-    """Steps, the first rate of Adam, which falls by a cosine, and the size of natural steps."""
+    """Steps, the first rate of Adam, which falls by a cosine, the size of natural steps, which falls from ``gamma`` to
+    ``last_gamma`` by a constant factor, and the length to which longer gradients are cut before Adam sees them."""
 
     steps: int
     rate: float
     gamma: float
+    last_gamma: float
+    clip: float
+
+    def optimizer(self, guide: Any, stage: Stage) -> NaturalGradient:
+        """Of one stage."""
+        cosine = optax.cosine_decay_schedule(self.rate, stage.end)
+        start, ratio = log_linear(1e-4, self.gamma, 40), self.last_gamma / self.gamma
+        adam = optax.adam(lambda step: cosine(stage.begin + step))
+        return NaturalGradient(
+            guide,
+            lambda step: start(step) * ratio ** (jnp.minimum(stage.begin + step, stage.end) / stage.end),
+            optax.chain(optax.clip_by_global_norm(self.clip), adam),
+        )
 
 
 def trained(
     split: regression.Split, row: Configuration, recipe: Recipe, key: jax.Array
-) -> tuple[dgp.Posterior, list[float]]:
-    """Natural gradients for the last layer and Adam for the rest: the posterior, and the bound per row, an average over
-    the last 200 steps, of every program on the way to it."""
+) -> Iterator[tuple[dgp.Posterior, np.ndarray]]:
+    """Natural gradients for the last layer and Adam for the rest: after every stage the posterior, and bounds per row
+    of the last 200 steps."""
     rows = 512 if len(split.X) > 512 else None
-    shallow = None
-    bounds: list[float] = []
-    for layers in range(1 if row.deepened else row.layers, row.layers + 1):
-        model = make_model(split.X, layers, row.latent, row.handed_on)
+    posterior = None
+    for stage in row.stages(recipe.steps):
+        model = make_model(split.X, stage.layers, row.latent, row.handed_on)
         proposal = dgp.guides.Amortised()
-        if row.samples is None or row.samples == 1:
+        if stage.samples is None or stage.samples == 1:
             guide: Any = dgp.guides.InducingPoint(model, latent=proposal)
         else:
-            guide = dgp.guides.ImportanceWeighted(model, num_samples=row.samples, latent=proposal)
+            guide = dgp.guides.ImportanceWeighted(model, num_samples=stage.samples, latent=proposal)
         fit_key, start_key, key = jax.random.split(key, 3)
-        start = None
-        if shallow is not None:
-            start = dgp.initial.deepen(shallow, model, guide, start_key, split.X, split.y, rows).params
-        steps = recipe.steps // (row.layers if row.deepened else 1)
-        schedule = optax.cosine_decay_schedule(recipe.rate, steps)
-        optimizer = NaturalGradient(guide, log_linear(1e-4, recipe.gamma, 40), optax.adam(schedule))
-        svi = SVI(model, guide, optimizer, dgp.ELBO())
-        result = dgp.fit(svi, fit_key, steps, split.X, split.y, rows, init_params=start, progress_bar=False)
-        shallow = dgp.Posterior(model, guide, result.params)
-        bounds.append(float(-np.mean(np.asarray(result.losses)[-200:]) / len(split.X)))
-    return shallow, bounds
+        start = None if posterior is None else posterior.params
+        if posterior is not None and row.deepened:
+            start = dgp.initial.deepen(posterior, model, guide, start_key, split.X, split.y, rows).params
+        svi = SVI(model, guide, recipe.optimizer(guide, stage), dgp.ELBO())
+        result = dgp.fit(svi, fit_key, stage.steps, split.X, split.y, rows, init_params=start, progress_bar=False)
+        posterior = dgp.Posterior(model, guide, result.params)
+        yield posterior, -np.asarray(result.losses)[-200:] / len(split.X)
 
 
 def fit(split: regression.Split, name: str, recipe: Recipe, seed: int) -> dict[str, Any]:
-    """Train, then score the test rows."""
+    """Train, and score the test rows after every stage."""
     row = CONFIGURATIONS[name]
     keys = jax.random.split(jax.random.key(seed), 4)
-    start = time.perf_counter()
-    posterior, bounds = trained(split, row, recipe, keys[0])
-    seconds = time.perf_counter() - start
     draws = 2000 if row.latent or row.layers > 1 else 1
-    mixture = posterior.log_density(keys[1], split.y_test, split.X_test, num_samples=draws)
+    stages: dict[str, list[float]] = {"bounds": [], "bound_errors": [], "mixtures": []}
+    start, scoring = time.perf_counter(), 0.0
+    for posterior, bounds in trained(split, row, recipe, keys[0]):
+        clock = time.perf_counter()
+        mixture = posterior.log_density(keys[1], split.y_test, split.X_test, num_samples=draws)
+        stages["bounds"].append(float(bounds.mean()))
+        stages["bound_errors"].append(float(bounds.std(ddof=1) / math.sqrt(len(bounds))))
+        stages["mixtures"].append(float(mixture.mean()))
+        scoring += time.perf_counter() - clock
+    seconds = time.perf_counter() - start - scoring
     mean = posterior.predict(keys[2], split.X_test, num_samples=draws).mean
     samples_of_y = posterior.sample(keys[3], split.X_test, num_samples=2000)
     kde = kde_log_density(np.asarray(samples_of_y), np.asarray(split.y_test))
-    return {
-        "mixture": float(mixture.mean()),
+    return stages | {
+        "mixture": stages["mixtures"][-1],
         "kde": float(np.mean(kde)),
         "rmse": float(jnp.sqrt(jnp.square(mean - split.y_test).mean())),
-        "bound": bounds[-1],
-        "bounds": bounds,
+        "bound": stages["bounds"][-1],
         "noise": float(posterior.params["noise"]),
         "seconds": seconds,
     }
@@ -166,12 +207,14 @@ def fit(split: regression.Split, name: str, recipe: Recipe, seed: int) -> dict[s
 def table(records: list[dict[str, Any]]) -> str:
     """Means with standard errors over splits."""
     lines = [
-        "| set | protocol | model | steps | splits | mixture density | KDE density | RMSE | bound per row |",
-        "|---|" + "---|" * 8,
+        "| set | protocol | model | steps | natural steps | clip | splits | mixture density | KDE density | RMSE | "
+        "bound per row |",
+        "|---|" + "---|" * 10,
     ]
-    keys = {tuple(r[k] for k in ("set", "protocol", "model", "steps")) for r in records}
-    for key in sorted(keys, key=lambda k: (k[0], k[1], list(CONFIGURATIONS).index(k[2]), k[3])):
-        found = [r for r in records if tuple(r[k] for k in ("set", "protocol", "model", "steps")) == key]
+    columns = ("set", "protocol", "model", "steps", "gamma", "last_gamma", "clip")
+    keys = {tuple(r[k] for k in columns) for r in records}
+    for key in sorted(keys, key=lambda k: (k[0], k[1], list(CONFIGURATIONS).index(k[2]), *k[3:])):
+        found = [r for r in records if tuple(r[k] for k in columns) == key]
 
         def cell(what: str, found: Any = found) -> str:
             values = np.array([r[what] for r in found])
@@ -180,7 +223,9 @@ def table(records: list[dict[str, Any]]) -> str:
 
         name = key[0] + (" (discrete)" if key[0] in DISCRETE else "")
         cells = " | ".join(map(cell, ("mixture", "kde", "rmse", "bound")))
-        lines.append(f"| {name} | {key[1]} | {key[2]} | {key[3]} | {len(found)} | {cells} |")
+        clip = "" if key[6] == math.inf else key[6]
+        natural = f"{key[4]}" if key[4] == key[5] else f"{key[4]} to {key[5]}"
+        lines.append(f"| {name} | {key[1]} | {key[2]} | {key[3]} | {natural} | {clip} | {len(found)} | {cells} |")
     return "\n".join(lines)
 
 
@@ -194,12 +239,15 @@ def main() -> None:
     parser.add_argument("--split", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--learning-rate", type=float, default=0.03, help="first one of Adam; it falls by a cosine")
-    parser.add_argument("--gamma", type=float, default=0.3, help="step size of natural gradients")
+    parser.add_argument("--gamma", type=float, default=0.3, help="first step size of natural gradients")
+    parser.add_argument("--last-gamma", type=float, help="the last one; default: the first")
+    parser.add_argument("--clip", type=float, default=math.inf, help="longer gradients are cut to this, before Adam")
     parser.add_argument("--print", action="store_true", help="only print the table of what is there")
     arguments = parser.parse_args()
 
     def records() -> list[dict[str, Any]]:
-        return [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
+        found = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
+        return [{"last_gamma": r["gamma"], "clip": math.inf} | r for r in found]
 
     jobs = [
         (s, p, n, m)
@@ -209,14 +257,17 @@ def main() -> None:
         for m in arguments.models
     ]
     for name, protocol, split, model in [] if arguments.print else jobs:
+        last_gamma = arguments.last_gamma or arguments.gamma
         key = {"set": name, "protocol": protocol, "model": model, "split": split, "steps": arguments.steps}
+        key |= {"last_gamma": last_gamma, "clip": arguments.clip}
         if any(key.items() <= r.items() for r in records()):
             continue
         data = regression.split_data(*regression.load(str(arguments.data / f"{name}.npz")), split, protocol)
+        recipe = Recipe(arguments.steps, arguments.learning_rate, arguments.gamma, last_gamma, arguments.clip)
         found = key | {"rate": arguments.learning_rate, "gamma": arguments.gamma}
-        found |= fit(data, model, Recipe(arguments.steps, arguments.learning_rate, arguments.gamma), split)
+        found |= fit(data, model, recipe, split)
         with arguments.out.open("a") as file:
-            file.write(json.dumps(found) + "\n")
+            file.write(json.dumps({k: v for k, v in found.items() if v != math.inf}) + "\n")
         print(found, flush=True)
     print(table(records()))
 
