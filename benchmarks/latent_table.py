@@ -81,7 +81,8 @@ def make_model(X: jax.Array, layers: int, latent: bool, handed_on: float | None 
 class Configuration(NamedTuple):
     """A row of the table: ``samples`` importance samples (``None`` without a latent), ``last_samples`` in the last
     quarter of the steps; ``handed_on``, the last layer sees the latent too; ``deepened``, all steps go to the program
-    without its inner layer, which is then put in as the identity (``dgp.initial.deepen``) and trained half as long."""
+    without its inner layer, which is then put in as the identity (``dgp.initial.deepen``) and trained half as long at
+    a tenth of the rate."""
 
     layers: int
     latent: bool
@@ -93,7 +94,7 @@ class Configuration(NamedTuple):
     def stages(self, steps: int) -> list[Stage]:
         """How the steps are spent."""
         if self.deepened:
-            return [Stage(1, self.samples, steps, 0, steps), Stage(2, self.samples, steps // 2, 0, steps // 2)]
+            return [Stage(1, self.samples, steps, 0, steps), Stage(2, self.samples, steps // 2, 0, steps // 2, 0.1)]
         if self.last_samples is None:
             return [Stage(self.layers, self.samples, steps, 0, steps)]
         first = steps - steps // 4
@@ -104,13 +105,15 @@ class Configuration(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """``steps`` with so many layers and importance samples, those from ``begin`` on of a schedule of length ``end``."""
+    """``steps`` with so many layers and importance samples, those from ``begin`` on of a schedule of length ``end``, at
+    a share of the rate of Adam."""
 
     layers: int
     samples: int | None
     steps: int
     begin: int
     end: int
+    share: float = 1.0
 
 
 CONFIGURATIONS = {
@@ -142,7 +145,7 @@ class Recipe(NamedTuple):
 
     def optimizer(self, guide: Any, stage: Stage) -> NaturalGradient:
         """Of one stage."""
-        cosine = optax.cosine_decay_schedule(self.rate, stage.end)
+        cosine = optax.cosine_decay_schedule(stage.share * self.rate, stage.end)
         start, ratio = log_linear(1e-4, self.gamma, 40), self.last_gamma / self.gamma
         adam = optax.adam(lambda step: cosine(stage.begin + step))
         return NaturalGradient(
