@@ -23,7 +23,7 @@ import numpy as np
 from implementations.guide_fits import GUIDES, fit
 from implementations.guide_programs import problem
 from implementations.guide_scores import reference
-from implementations.guide_tables import CHOSEN, SYNTHETIC, draw, table
+from implementations.guide_tables import CHOSEN, SYNTHETIC, draw, scores, table
 
 import numpyro_dgp as dgp
 
@@ -96,6 +96,7 @@ def main() -> None:
         print(found, flush=True)
         jax.clear_caches()
     print(table(records(), ("NUTS", *GUIDES)))
+    print(scores(records(), ("NUTS", *GUIDES)))
     if arguments.figure:
         draw(records(), arguments.figure)
 

@@ -48,16 +48,10 @@ def cell(r: dict[str, Any] | None, what: str, evidence: float | None) -> str:
 
 def table(records: list[dict[str, Any]], guides: Sequence[str]) -> str:
     """Guides by sets, for each number of layers, hyperparameters fixed or learned, and the evidence known or not."""
-
-    def program_of(r: dict[str, Any]) -> tuple[str, int, int]:
-        return r["set"], r["layers"], r["num_inducing"]
-
-    # Where the bound from below is above that from above, the chain has missed modes, and neither says anything.
-    found = [r for r in records if "evidence" in r and r["evidence"] < r["evidence_down"] + 1]
-    evidence = {program_of(r): r["evidence"] for r in found}
+    evidence = _evidence(records)
 
     def group(r: dict[str, Any]) -> tuple[int, int, str, str]:
-        known = r["hyperparameters"] == "fixed" and program_of(r) in evidence
+        known = r["hyperparameters"] == "fixed" and _program(r) in evidence
         main = "nats below the evidence" if known else "best bound"
         return r["layers"], r["num_inducing"], r["hyperparameters"], main
 
@@ -77,6 +71,40 @@ def table(records: list[dict[str, Any]], guides: Sequence[str]) -> str:
                 if any(cells):
                     lines.append(f"| {guide} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def scores(records: list[dict[str, Any]], guides: Sequence[str]) -> str:
+    """All that is known of the best fit of every guide, set by set: two layers, hyperparameters fixed."""
+    lines: list[str] = []
+    known = [r for r in records if r["layers"] == 2 and r["hyperparameters"] == "fixed" and "crps" in r]
+    for name in dict.fromkeys(r["set"] for r in known):
+        mine = {r["guide"]: r for r in known if r["set"] == name and r["num_inducing"] == 20}
+        evidence = _evidence(list(mine.values())).get((name, 2, 20))
+        below = "best bound" if evidence is None else "nats below the evidence"
+        lines += ["", f"{name}:", ""]
+        lines += [f"| guide | {below} | k-hat | log density | CRPS | coverage of 90 % | seconds | parameters |"]
+        lines += ["|---|" + "---|" * 7]
+        for guide in (g for g in guides if g in mine):
+            r = mine[guide]
+            cells = [cell(r, below, evidence), _number(r, "khat", ".1f"), cell(r, "log density of test rows", None)]
+            cells += [_number(r, *which) for which in (("crps", ".3f"), ("coverage", ".2f"), ("seconds", ".0f"))]
+            lines.append(f"| {guide} | " + " | ".join([*cells, _number(r, "parameters", "d")]) + " |")
+    return "\n".join(lines)
+
+
+def _number(r: dict[str, Any], what: str, form: str) -> str:
+    return format(r[what], form) if what in r else ""
+
+
+def _evidence(records: list[dict[str, Any]]) -> dict[tuple[str, int, int], float]:
+    """By set, layers and inducing points. Where the bound from below is above that from above, the chain has missed
+    modes, and neither says anything."""
+    found = [r for r in records if "evidence" in r and r["evidence"] < r["evidence_down"] + 1]
+    return {_program(r): r["evidence"] for r in found}
+
+
+def _program(r: dict[str, Any]) -> tuple[str, int, int]:
+    return r["set"], r["layers"], r["num_inducing"]
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
