@@ -225,6 +225,8 @@ def fit_markov(p: Problem, fixed: dict[str, Any] | None, num: int) -> list[dict[
         params |= {f"{n}_auto_loc": v for n, v in values(free).items() if n in priors}
         params["f1_auto_transition"] = free["transition"].reshape(len(last.Z), -1)
         params["f1_auto_scale_tril"] = tril(free["root1"])
+        params |= {"h0_auto_weights": free["weights"], "h0_auto_shift": free["shift"]}
+        params["h0_auto_scale"] = jnp.exp(free["scale"])
         fits.append(params | {"bound": -found.fun, "apart": -apart.fun})
     return fits
 
