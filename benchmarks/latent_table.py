@@ -37,12 +37,11 @@ DISCRETE = {"forest", "solar"}  # most targets are equal: densities of such data
 positive = dist.constraints.positive
 
 
-def make_model(X: jax.Array, layers: int, latent: bool, handed_on: float | None = None) -> Callable[..., None]:
+def make_model(X: jax.Array, layers: int, latent: bool, handed_on: bool = False) -> Callable[..., None]:
     """The model zoo of Salimbeni (2020), chapter 5: inner layers are five functions mixed through principal directions.
 
     Inducing inputs are k-means centres, filled up with standard normal rows where data are few. In the original only
-    the first layer sees the latent; with ``handed_on``, every layer does, and variances of inner layers are learned,
-    from this number on.
+    the first layer sees the latent; ``handed_on``, every layer does, and variances of inner layers are learned.
     """
     rng = np.random.default_rng(0)
     D = X.shape[1]
@@ -54,8 +53,8 @@ def make_model(X: jax.Array, layers: int, latent: bool, handed_on: float | None 
     def layer(name: str, columns: int, outputs: int | None) -> Any:
         Z = centres if columns == D else np.concatenate([centres, rng.normal(size=(M, columns - D))], 1)
         scales = numpyro.param(f"{name}_scales", jnp.full(columns, math.sqrt(columns)), constraint=positive)
-        first = 1.0 if outputs is None else handed_on
-        variance = 1.0 if first is None else numpyro.param(f"{name}_variance", first, constraint=positive)
+        fixed = outputs is not None and not handed_on
+        variance = 1.0 if fixed else numpyro.param(f"{name}_variance", 1.0, constraint=positive)
         kernel = dgp.kernels.RBF(variance, scales)
         return dgp.gp(name, kernel, dgp.Points(jnp.asarray(Z, X.dtype), learn=True), outputs=outputs)
 
@@ -65,13 +64,13 @@ def make_model(X: jax.Array, layers: int, latent: bool, handed_on: float | None 
         inner = []
         for i in range(layers - 1):
             inner.append(layer(f"f{i}", columns, mixing.shape[1]))
-            columns = D + (latent and handed_on is not None)
+            columns = D + (latent and handed_on)
         last = layer("last", columns, None)
         with numpyro.plate("data", len(X), subsample_size=batch) as rows:
             h = dgp.latent("w", X[rows], 1) if latent else X[rows]
             for i, f in enumerate(inner):
                 moved = h[..., :D] + numpyro.sample(f"h{i}", f(h)) @ mixing.T
-                h = jnp.concatenate([moved, h[..., D:]], -1) if handed_on is not None else moved
+                h = jnp.concatenate([moved, h[..., D:]], -1) if handed_on else moved
             likelihood = dgp.Likelihood(last(h), lambda v: dist.Normal(v, noise))
             numpyro.sample("y", likelihood, obs=None if y is None else y[rows])
 
@@ -87,7 +86,7 @@ class Configuration(NamedTuple):
     layers: int
     latent: bool
     samples: int | None
-    handed_on: float | None = None
+    handed_on: bool = False
     deepened: bool = False
     last_samples: int | None = None
 
@@ -125,11 +124,9 @@ CONFIGURATIONS = {
     "LV-GP-GP, VI": Configuration(2, True, 1),
     "LV-GP-GP, IW 5": Configuration(2, True, 5),
     "LV-GP-GP, IW 20": Configuration(2, True, 20),
-    "LV-GP-GP, IW 5, handed on": Configuration(2, True, 5, handed_on=1.0),
-    "LV-GP-GP, IW 5, deepened": Configuration(2, True, 5, handed_on=1.0, deepened=True),
-    "LV-GP, IW 5 to 50": Configuration(1, True, 5, last_samples=50),
-    "LV-GP-GP, IW 5 to 50": Configuration(2, True, 5, last_samples=50),
-    "LV-GP-GP, IW 5 to 50, handed on": Configuration(2, True, 5, handed_on=1.0, last_samples=50),
+    "LV-GP-GP, IW 5, handed on": Configuration(2, True, 5, handed_on=True),
+    "LV-GP-GP, IW 5, deepened": Configuration(2, True, 5, handed_on=True, deepened=True),
+    "LV-GP-GP, IW 5 to 50, handed on": Configuration(2, True, 5, handed_on=True, last_samples=50),
 }
 
 
