@@ -132,19 +132,21 @@ CONFIGURATIONS = {
 
 class Recipe(NamedTuple):
     """Steps, the first rate of Adam, which falls by a cosine, the size of natural steps, which falls from ``gamma`` to
-    ``last_gamma`` by a constant factor, and the length to which longer gradients are cut before Adam sees them."""
+    ``last_gamma`` by a constant factor, the length to which longer gradients are cut before Adam sees them, and Adam's
+    memory of their squares, b2."""
 
     steps: int
     rate: float
     gamma: float
     last_gamma: float
     clip: float
+    memory: float
 
     def optimizer(self, guide: Any, stage: Stage) -> NaturalGradient:
         """Of one stage."""
         cosine = optax.cosine_decay_schedule(stage.share * self.rate, stage.end)
         start, ratio = log_linear(1e-4, self.gamma, 40), self.last_gamma / self.gamma
-        adam = optax.adam(lambda step: cosine(stage.begin + step))
+        adam = optax.adam(lambda step: cosine(stage.begin + step), b2=self.memory)
         return NaturalGradient(
             guide,
             lambda step: start(step) * ratio ** (jnp.minimum(stage.begin + step, stage.end) / stage.end),
@@ -207,11 +209,11 @@ def fit(split: regression.Split, name: str, recipe: Recipe, seed: int) -> dict[s
 def table(records: list[dict[str, Any]]) -> str:
     """Means with standard errors over splits."""
     lines = [
-        "| set | protocol | model | steps | natural steps | clip | splits | mixture density | KDE density | RMSE | "
-        "bound per row |",
-        "|---|" + "---|" * 10,
+        "| set | protocol | model | steps | rate | natural steps | clip | memory | splits | mixture density | "
+        "KDE density | RMSE | bound per row |",
+        "|---|" + "---|" * 12,
     ]
-    columns = ("set", "protocol", "model", "steps", "gamma", "last_gamma", "clip")
+    columns = ("set", "protocol", "model", "steps", "rate", "gamma", "last_gamma", "clip", "memory")
     keys = {tuple(r[k] for k in columns) for r in records}
     for key in sorted(keys, key=lambda k: (k[0], k[1], list(CONFIGURATIONS).index(k[2]), *k[3:])):
         found = [r for r in records if tuple(r[k] for k in columns) == key]
@@ -223,9 +225,10 @@ def table(records: list[dict[str, Any]]) -> str:
 
         name = key[0] + (" (discrete)" if key[0] in DISCRETE else "")
         cells = " | ".join(map(cell, ("mixture", "kde", "rmse", "bound")))
-        clip = "" if key[6] == math.inf else key[6]
-        natural = f"{key[4]}" if key[4] == key[5] else f"{key[4]} to {key[5]}"
-        lines.append(f"| {name} | {key[1]} | {key[2]} | {key[3]} | {natural} | {clip} | {len(found)} | {cells} |")
+        rate, gamma, last_gamma, clip, memory = key[4:]
+        natural = f"{gamma}" if gamma == last_gamma else f"{gamma} to {last_gamma}"
+        how = f"{key[3]} | {rate} | {natural} | {'' if clip == math.inf else clip} | {memory}"
+        lines.append(f"| {name} | {key[1]} | {key[2]} | {how} | {len(found)} | {cells} |")
     return "\n".join(lines)
 
 
@@ -242,12 +245,13 @@ def main() -> None:
     parser.add_argument("--gamma", type=float, default=0.3, help="first step size of natural gradients")
     parser.add_argument("--last-gamma", type=float, help="the last one; default: the first")
     parser.add_argument("--clip", type=float, default=math.inf, help="longer gradients are cut to this, before Adam")
+    parser.add_argument("--memory", type=float, default=0.999, help="b2 of Adam")
     parser.add_argument("--print", action="store_true", help="only print the table of what is there")
     arguments = parser.parse_args()
 
     def records() -> list[dict[str, Any]]:
         found = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
-        return [{"last_gamma": r["gamma"], "clip": math.inf} | r for r in found]
+        return [{"last_gamma": r["gamma"], "clip": math.inf, "memory": 0.999} | r for r in found]
 
     jobs = [
         (s, p, n, m)
@@ -257,15 +261,19 @@ def main() -> None:
         for m in arguments.models
     ]
     for name, protocol, split, model in [] if arguments.print else jobs:
-        last_gamma = arguments.last_gamma or arguments.gamma
-        key = {"set": name, "protocol": protocol, "model": model, "split": split, "steps": arguments.steps}
-        key |= {"last_gamma": last_gamma, "clip": arguments.clip}
+        recipe = Recipe(
+            arguments.steps,
+            arguments.learning_rate,
+            arguments.gamma,
+            arguments.last_gamma or arguments.gamma,
+            arguments.clip,
+            arguments.memory,
+        )
+        key = {"set": name, "protocol": protocol, "model": model, "split": split} | recipe._asdict()
         if any(key.items() <= r.items() for r in records()):
             continue
         data = regression.split_data(*regression.load(str(arguments.data / f"{name}.npz")), split, protocol)
-        recipe = Recipe(arguments.steps, arguments.learning_rate, arguments.gamma, last_gamma, arguments.clip)
-        found = key | {"rate": arguments.learning_rate, "gamma": arguments.gamma}
-        found |= fit(data, model, recipe, split)
+        found = key | fit(data, model, recipe, split)
         with arguments.out.open("a") as file:
             file.write(json.dumps({k: v for k, v in found.items() if v != math.inf}) + "\n")
         print(found, flush=True)
