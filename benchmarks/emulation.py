@@ -15,6 +15,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,16 +25,19 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from numpyro.infer import SVI
+from numpyro.infer import MCMC, NUTS, SVI, init_to_median
 from scipy.stats import norm, qmc
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
+from numpyro_dgp.optim import NaturalGradient, log_linear
 
 jax.config.update("jax_enable_x64", True)
 KEY = jax.random.key(0)
 MOST_POINTS = 100
 NUM_DRAWS = 100
+STEPS = 5000
+LAYERS = {1: "one layer", 2: "two layers", 3: "three layers"}
 
 
 class Design(NamedTuple):
@@ -56,9 +60,15 @@ def make_design(name: str, per_dim: int, seed: int, num_test: int = 500) -> Desi
     )
 
 
-def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
+def family(
+    data: jax.Array,
+    process_noise: float | None = None,
+    last_kernel: Any = dgp.kernels.Matern52,
+    follow: bool = True,
+) -> Callable[[int], Callable[..., None]]:
     """Programs for points of the unit cube: Matern kernels, a lengthscale for each input, inducing inputs at the data
-    in every layer, hidden layers that are the identity and a small process."""
+    in every layer (at the inputs of the first if they are not to ``follow`` the layers), hidden layers that are the
+    identity and a small process, with noise of their own if asked."""
     D = data.shape[1]
 
     def of_depth(depth: int) -> Callable[..., None]:
@@ -73,13 +83,13 @@ def family(data: jax.Array) -> Callable[[int], Callable[..., None]]:
                 variance = numpyro.sample(f"variance{i}", dist.LogNormal(math.log(0.01), 2.5))
                 kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5, 1.5))
                 layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
-                Z = layers[-1](Z).loc
+                Z = layers[-1](Z).loc if follow else Z
             variance = numpyro.sample("variance0", dist.LogNormal(1.0, 6.0))
-            kernel = dgp.kernels.Matern52(variance, scales("lengthscale0", math.sqrt(D), 2.0))
+            kernel = last_kernel(variance, scales("lengthscale0", math.sqrt(D), 2.0))
             last = dgp.gp("f0", kernel, dgp.Points(Z))
             with numpyro.plate("data", len(X)):
                 for i, f in enumerate(layers):
-                    h = numpyro.sample(f"h{depth - 1 - i}", f(h))
+                    h = numpyro.sample(f"h{depth - 1 - i}", f(h, noise=process_noise))
                 numpyro.sample("y", dgp.Likelihood(last(h), lambda v: dist.Normal(v + mean, noise)), obs=y)
 
         return model
@@ -134,13 +144,62 @@ def by_depth(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any
     """The parts of ``fit_best``, and itself."""
     best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, num_draws=NUM_DRAWS)
     print(best)
-    names = {1: "one layer", 2: "two layers", 3: "three layers"}
     yield "fit_best", best
     for depth, part in best.parts.items():
-        yield names[depth], part.posterior
+        yield LAYERS[depth], part.posterior
 
 
-METHODS = {"GP": exact_gp, "GP, scikit-learn": sklearn_gp, "fit_best": by_depth}
+def by_guide(
+    design: Design, depths: tuple[int, ...], *, name: str, make: Callable[..., Any], **program: Any
+) -> Iterator[tuple[str, Any]]:
+    """A guide of two and more layers, by natural gradients for the last layer and Adam, from noise of a tenth."""
+    for depth in depths:
+        if depth > 1:
+            model = family(design.X, **program)(depth)
+            guide = make(model)
+            adam = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(optax.cosine_decay_schedule(0.02, STEPS)))
+            collapsed = isinstance(guide, dgp.guides.Collapsed)
+            optimizer = adam if collapsed else NaturalGradient(guide, log_linear(1e-4, 0.1, 40), adam)
+            svi, start = SVI(model, guide, optimizer, dgp.ELBO()), {"noise_auto_loc": jnp.array(0.1)}
+            result = dgp.fit(svi, KEY, STEPS, design.X, design.y, init_params=start, progress_bar=False)
+            shown = guide.on(design.X, design.y) if collapsed else guide
+            yield f"{LAYERS[depth]}, {name}", dgp.Posterior(model, shown, result.params)
+
+
+def by_nuts(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """NUTS with the last layer integrated, two chains from the medians of the prior."""
+    for depth in depths:
+        if depth > 1:
+            model = family(design.X)(depth)
+            kernel = NUTS(dgp.for_mcmc(model), init_strategy=init_to_median, target_accept_prob=0.9, max_tree_depth=8)
+            mcmc = MCMC(
+                kernel, num_warmup=150, num_samples=150, num_chains=2, chain_method="sequential", progress_bar=False
+            )
+            mcmc.run(KEY, design.X, design.y)
+            yield f"{LAYERS[depth]}, NUTS", dgp.Posterior(model, samples=mcmc.get_samples())
+
+
+METHODS: dict[str, Callable[..., Iterator[tuple[str, Any]]]] = {
+    "GP": exact_gp,
+    "GP, scikit-learn": sklearn_gp,
+    "fit_best": by_depth,
+    "InducingPoint": partial(by_guide, name="InducingPoint", make=dgp.guides.InducingPoint),
+    "GivenInducing": partial(
+        by_guide,
+        name="GivenInducing",
+        make=partial(dgp.guides.MeanField, inducing=dgp.guides.Full(), hidden=dgp.guides.GivenInducing()),
+        process_noise=1e-3,
+    ),
+    "Collapsed": partial(
+        by_guide,
+        name="Collapsed, RBF",
+        make=partial(dgp.guides.Collapsed, hidden=dgp.guides.GivenInducing()),
+        process_noise=1e-3,
+        last_kernel=dgp.kernels.RBF,  # with expectations in closed form
+        follow=False,  # inducing values of hidden layers are integrated
+    ),
+    "NUTS": by_nuts,
+}
 
 
 def scores(posterior: Any, design: Design) -> dict[str, float]:
@@ -204,6 +263,8 @@ def against(records: list[dict[str, Any]], method: str, other: str, score: str) 
             better = "better" if every[-1] < 0 else "worse"
             counts[better] += 1
             counts[f"{better} beyond an error"] += bool(abs(every[-1]) > error)
+    if not every:
+        return f"{method} / {other}: no design has both"
     lines.append(f"all: {np.mean(every):+.2f} ({_error(every):.2f} over codes); {counts}")
     return "\n".join(lines)
 
@@ -228,7 +289,7 @@ def ranks(records: list[dict[str, Any]], score: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codes", nargs="+", default=list(SIMULATORS), choices=list(SIMULATORS))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS)[:3], choices=list(METHODS))
     parser.add_argument("--per-dim", type=int, nargs="+", default=[10], help="points for each input")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2], help="of fit_best")

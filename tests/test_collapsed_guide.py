@@ -336,7 +336,8 @@ def test_single_precision(x32):
 def variant(**changes):
     def model(X, y=None, batch=None):
         f = dgp.gp("f", RBF, dgp.Points(Z), outputs=1, mean=changes.get("mean"))
-        g = dgp.gp("g", RBF, dgp.Points(Z), mean=changes.get("last_mean"))
+        points = changes.get("points", lambda f: Z)(f)
+        g = dgp.gp("g", changes.get("kernel", lambda f: RBF)(f), dgp.Points(points), mean=changes.get("last_mean"))
         with numpyro.plate("data", len(X), subsample_size=changes.get("batch")) as i:
             h = numpyro.sample("h", f(X[i], noise=changes.get("noise", 0.3)))
             scale = changes.get("scale", lambda h: 0.3)(h)
@@ -366,6 +367,9 @@ def mixed(X, y=None):
         (variant(scale=lambda h: jnp.exp(h[:, 0])), {}, "to be inputs of layers only, got a program"),
         (variant(inputs=lambda h: jnp.hstack([h, h])[:, ::-1][:, :1]), {}, "got the result of `rev`"),
         (variant(last_mean=jnp.sin), {}, "expected a mean function among dgp.means.Zero"),
+        (variant(points=lambda f: f(Z).loc), {}, "do not depend on the inducing values of another.* the layer at 'y'"),
+        (variant(points=lambda f: f(Z).loc), {"hidden": G.GivenInducing()}, "got such ones for the layer at 'y'"),
+        (variant(kernel=lambda f: k.RBF(jnp.exp(f(Z).loc[0, 0]))), {}, "got such ones for the layer at 'y'"),
         (variant(), {"hidden": G.Propagate()}, "expected a mean-field rule for hidden layer 'h'.* got Propagated"),
         (variant(), {"hidden": G.Prior()}, "expected a mean-field rule for hidden layer 'h'"),
         (variant(), {"sites": {"f": G.Full()}}, "expected no rule for inducing values, got one for 'f'"),

@@ -308,6 +308,13 @@ def test_exact_layers():
             lambda: G.InducingPoint(deep, sites={"g": G.OpperArchambeau()}),
             "expected site 'g' to be the values of an exact",
         ),
+        (
+            lambda: G.InducingPoint(deep, latent=G.GivenInducing()),
+            "expected latent to be a rule for latent values, got GivenInducing, a rule for hidden ones: "
+            r"InducingPoint.model, sites={'h': GivenInducing",
+        ),
+        (lambda: G.Collapsed(deep, latent=G.GivenInducing()), "for latent values, got GivenInducing, a rule"),
+        (lambda: G.MeanField(deep, inducing=G.GivenBelow()), "expected inducing to be a rule for inducing values"),
         (lambda: G.Full(scale=0.0), "expected the scale of rule Full to be positive"),
         (lambda: G.Normal(scale=-1.0), "expected the scale of rule Normal to be positive"),
         (lambda: dgp.ELBO(0), "expected num_particles to be a positive integer, got 0"),

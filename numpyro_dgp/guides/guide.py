@@ -124,6 +124,12 @@ class Guide:
                     f"{owner}: expected a rule for {name!r}, got {type(rule).__name__}: "
                     "for example dgp.guides.Normal(), an instance"
                 )
+        for name, rule in rules.items():
+            if isinstance(rule, Rule) and rule.only_for not in (None, name):
+                raise ValueError(
+                    f"{owner}: expected {name} to be a rule for {name} values, got {type(rule).__name__}, a rule for "
+                    f"{rule.only_for} ones: {owner}(model, sites={{'h': {rule}}}), with the name of the site"
+                )
         self.choices = Choices(owner, model, rules, dict(sites or {}), prefix, init_loc_fn, num_samples)
         self.companion: Any = None
         if not isinstance(other, Rule):

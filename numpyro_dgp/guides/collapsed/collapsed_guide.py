@@ -15,7 +15,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._checks import known_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
-from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns
+from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns, moved_by
 from numpyro_dgp.guides.collapsed.gaussian_uses import (
     Gaussian,
     Use,
@@ -92,8 +92,8 @@ class Collapsed(Guide):
     Raises:
         ValueError: arguments that it does not have, or a rule for hidden values without a closed form; when called,
             predictions without data, or a program outside this class: minibatches, another likelihood, mixed outputs, a
-            hidden layer without process noise, ``GivenInducing()`` for a function that is used twice, or inputs
-            computed from Gaussian values.
+            hidden layer without process noise, ``GivenInducing()`` for a function that is used twice, inputs computed
+            from Gaussian values, or a layer that depends on the inducing values of another, ``dgp.Points(f(Z).loc)``.
 
     Example:
         >>> import jax, numpyro, optax
@@ -141,7 +141,7 @@ class Collapsed(Guide):
             inducing=Prior(),
             hidden=closed_form("hidden", hidden),
             exact=Full(),
-            latent=closed_form("latent", latent),
+            latent=latent if getattr(latent, "only_for", None) else closed_form("latent", latent),
             other=other,
             sites={name: closed_form(name, rule) for name, rule in (sites or {}).items()},
             prefix=prefix,
@@ -191,12 +191,25 @@ class Collapsed(Guide):
             self.model(*args, **kwargs)
         params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
 
-        def program(gaussian: dict[str, Array]) -> tuple[dict[str, Array], Any]:
-            data = handlers.substitute(data={**params, **values, **gaussian})
+        def run(changed: dict[str, Array]) -> dict[str, Message]:
+            data = handlers.substitute(data={**params, **values, **changed})
             with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), data:
                 self.model(*args, **kwargs)
-            return _dependencies(sites, known, set(gaussian))
+            return sites
 
+        def program(gaussian: dict[str, Array]) -> tuple[dict[str, Array], Any]:
+            return _dependencies(run(gaussian), known, set(gaussian))
+
+        def layers(inducing: dict[str, Array]) -> dict[str, Any]:
+            return {name: use.leaves() for name, use in uses_of(run(inducing), known).items()}
+
+        inducing = {n: values[n] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "inducing"}
+        if moved := moved_by(layers, inducing):
+            raise ValueError(
+                f"Collapsed: expected inducing inputs, kernels and noise that do not depend on the inducing values of "
+                f"another layer, which are integrated, got such ones for the layer at {moved[0]!r}: place its inducing "
+                "inputs at numbers or a numpyro.param, or use guides.InducingPoint(), which draws the values below"
+            )
         gaussian = {n: g.loc for n, g in known.items() if isinstance(unwrap(guide_sites[n]["fn"]), FunctionValues)}
         columns = input_columns(program, gaussian)
         uses = uses_of(sites, known)

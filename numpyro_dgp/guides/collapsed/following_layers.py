@@ -3,7 +3,7 @@ r"""Hidden layers of a collapsed bound with :math:`q(h \mid v) = N(T v + t, \Ome
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ class FollowingValues(FunctionValues):
 class FollowInducing(Rule):
     r"""``GivenInducing()`` in a collapsed bound: for every value a mean, and a share :math:`r = \Omega / s^2` of the
     process noise, or of the whole variance given v where the density of h given v is taken."""
+
+    only_for: ClassVar[str | None] = "hidden"
 
     scale: float = 0.5
 

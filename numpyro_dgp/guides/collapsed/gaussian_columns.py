@@ -1,4 +1,5 @@
-"""Which input columns of a layer are Gaussian (hidden values or latents): found in the jaxpr of the program."""
+"""Which input columns of a layer are Gaussian (hidden values or latents), and what depends on integrated values: found
+in the jaxpr of the program."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import jax
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.jaxprs import walk
 
-__all__ = ["Column", "input_columns"]
+__all__ = ["Column", "input_columns", "moved_by"]
 
 # A column of the values of a site, (site, output), or None for a column of data.
 Column = tuple[str, int] | None
@@ -60,6 +61,25 @@ def input_columns(
         )
     width = {name: shapes[0][name].shape[-1] for name in names}
     return {n: (None,) * width[n] if c is None else c for n, c in zip(names, found, strict=False)}  # type: ignore[misc]
+
+
+def moved_by(program: Callable[[Any], dict[str, Any]], values: Any) -> list[str]:
+    """Which results of a program depend on its argument.
+
+    Args:
+        program: from arrays to arrays by name.
+        values: examples of the arrays.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> moved_by(lambda v: {"a": jnp.ones(3), "b": jnp.sin(v)}, jnp.ones(2))
+        ['b']
+    """
+    closed, shapes = jax.make_jaxpr(program, return_shape=True)(values)
+    starts = [True] * len(closed.jaxpr.invars)
+    found = walk(closed.jaxpr, starts, lambda equation, moved: [any(moved)] * len(equation.outvars), False)
+    names = [path[0].key for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
+    return sorted({name for name, moved in zip(names, found, strict=True) if moved})
 
 
 def _apply(equation: Any, origins: list[_Origin]) -> list[_Origin]:

@@ -114,6 +114,7 @@ class Rule:
     ``num_nodes``       it is a quadrature rule of that many nodes for a latent per datum, given by ``nodes``
     ``follows``         the site of the inducing values that its distribution depends on, ``site.below()``
     ``follows_layers``  it depends on the inducing values of all layers below, through ``site.at_rows(...)``
+    ``only_for``        the one argument of a guide that takes it, beside ``sites``; another is refused
     ==================  ==========================================================================================
 
     Example:
@@ -145,6 +146,7 @@ class Rule:
     gaussian: ClassVar[GaussianParameters | None] = None
     num_nodes: ClassVar[int | None] = None
     follows_layers: ClassVar[bool] = False
+    only_for: ClassVar[str | None] = None
 
     __repr__ = brief
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +73,8 @@ class GivenInducing(Rule):
 
     Source: Chamberlin (2016), sections 4.3 and A.6, whitened.
     """
+
+    only_for: ClassVar[str | None] = "hidden"
 
     weights: Weights = "model"
     scale: float | None = None
@@ -151,6 +153,8 @@ class JointOutputs(Rule):
     Source: Chamberlin (2016), sections 4.4, 4.9 and A.6, whitened; there q(v) is joint over outputs.
     """
 
+    only_for: ClassVar[str | None] = "hidden"
+
     weights: Weights = "free"
     scale: float = 0.1
 
@@ -228,6 +232,8 @@ class GivenBelow(Rule):
 
     Source: Chamberlin (2016), section 4.6.
     """
+
+    only_for: ClassVar[str | None] = "hidden"
 
     scale: float = 0.1
     slopes: Any = None
