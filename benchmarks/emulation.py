@@ -49,15 +49,14 @@ class Design(NamedTuple):
     y_test: np.ndarray
 
 
-def make_design(name: str, per_dim: int, seed: int, num_test: int = 500) -> Design:
+def make_design(name: str, per_dim: int, seed: int, noise: float = 0.0, num_test: int = 500) -> Design:
     code, rng = SIMULATORS[name], np.random.default_rng([seed, per_dim])
     points = min(per_dim * code.dims, MOST_POINTS)
     X, X_test = (qmc.LatinHypercube(code.dims, rng=rng).random(n) for n in (points, num_test))
     y, y_test = code.run(X), code.run(X_test)
-    units = y.mean(), y.std()
-    return Design(
-        jnp.asarray(X), jnp.asarray((y - units[0]) / units[1]), jnp.asarray(X_test), (y_test - units[0]) / units[1]
-    )
+    mean, unit = y.mean(), y.std()
+    y, y_test = ((values - mean) / unit + noise * rng.normal(size=len(values)) for values in (y, y_test))
+    return Design(jnp.asarray(X), jnp.asarray(y), jnp.asarray(X_test), y_test)
 
 
 def family(
@@ -227,45 +226,60 @@ def crps(y: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray
     return first - pairs / 2
 
 
+Case = tuple[str, int, float]
+"""A code, a number of points and the noise."""
+
+
+def case_of(record: dict[str, Any]) -> Case:
+    return record["code"], record["points"], record.get("noise", 0.0)
+
+
 def table(records: list[dict[str, Any]]) -> str:
-    """A Markdown table: means over designs, and how often each method is better than ``GP``."""
+    """A Markdown table of means over designs."""
     lines = [
-        "| code | points | designs | method | RMSE | CRPS | coverage | seconds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| code | points | noise | designs | method | RMSE | CRPS | coverage | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for code, points in dict.fromkeys((r["code"], r["points"]) for r in records):
-        mine = [r for r in records if (r["code"], r["points"]) == (code, points)]
+    for case in dict.fromkeys(map(case_of, records)):
+        mine = [r for r in records if case_of(r) == case]
         for method in dict.fromkeys(r["method"] for r in mine):
             rows = [r for r in mine if r["method"] == method]
             means = {key: np.mean([r[key] for r in rows]) for key in ("rmse", "crps", "coverage", "seconds")}
             lines.append(
-                f"| {code} | {points} | {len(rows)} | {method} | {means['rmse']:.4f} | {means['crps']:.4f} | "
-                f"{means['coverage']:.2f} | {means['seconds']:.0f} |"
+                f"| {case[0]} | {case[1]} | {case[2]:g} | {len(rows)} | {method} | {means['rmse']:.4f} | "
+                f"{means['crps']:.4f} | {means['coverage']:.2f} | {means['seconds']:.0f} |"
             )
     return "\n".join(lines)
 
 
-def against(records: list[dict[str, Any]], method: str, other: str, score: str) -> str:
-    """Mean log ratio of a score of two methods with its standard error over designs, code by code and of all codes;
-    on how many codes the first is better, and beyond a standard error where there are several designs."""
-    lines, every = [], []
-    counts = {"better": 0, "worse": 0, "better beyond an error": 0, "worse beyond an error": 0}
-    for code, points in dict.fromkeys((r["code"], r["points"]) for r in records):
-        by_seed = [
-            {r["seed"]: r[score] for r in records if (r["code"], r["points"], r["method"]) == (code, points, m)}
-            for m in (method, other)
-        ]
-        both = [math.log(by_seed[0][s] / by_seed[1][s]) for s in by_seed[0].keys() & by_seed[1].keys()]
-        if both:
-            error = _error(both)
-            lines.append(f"{code} {points}: log {score} {method} / {other} {np.mean(both):+.2f} ({error:.2f})")
-            every.append(np.mean(both))
-            better = "better" if every[-1] < 0 else "worse"
-            counts[better] += 1
-            counts[f"{better} beyond an error"] += bool(abs(every[-1]) > error)
-    if not every:
-        return f"{method} / {other}: no design has both"
-    lines.append(f"all: {np.mean(every):+.2f} ({_error(every):.2f} over codes); {counts}")
+def log_ratios(records: list[dict[str, Any]], case: Case, method: str, other: str, score: str) -> list[float]:
+    """Of a score of two methods, for every design that both have."""
+    first, second = (
+        {r["seed"]: r[score] for r in records if case_of(r) == case and r["method"] == m} for m in (method, other)
+    )
+    return [math.log(first[seed] / second[seed]) for seed in first.keys() & second.keys()]
+
+
+def relative(records: list[dict[str, Any]], score: str, other: str) -> str:
+    """A Markdown table of mean log ratios of a score to that of another method, with standard errors over designs;
+    below it the same over codes, and on how many codes a method is better or worse by more than one and two errors."""
+    methods = [m for m in dict.fromkeys(r["method"] for r in records) if m != other]
+    lines = [f"| log {score} to that of {other} | points | noise | " + " | ".join(methods) + " |"]
+    lines.append("|---" * (3 + len(methods)) + "|")
+    means: dict[str, list[tuple[float, float]]] = {m: [] for m in methods}
+    for case in dict.fromkeys(map(case_of, records)):
+        cells = []
+        for m in methods:
+            ratios = log_ratios(records, case, m, other, score)
+            cells.append(f"{np.mean(ratios):+.2f} ({_error(ratios):.2f})" if ratios else "")
+            means[m] += [(float(np.mean(ratios)), _error(ratios))] if ratios else []
+        lines.append(f"| {case[0]} | {case[1]} | {case[2]:g} | " + " | ".join(cells) + " |")
+    over_codes = [f"{np.mean([a for a, _ in v]):+.2f} ({_error([a for a, _ in v]):.2f})" for v in means.values() if v]
+    lines.append("| all | | | " + " | ".join(over_codes) + " |")
+    for name, sign in (("better", -1), ("worse", 1)):
+        for errors in (1, 2):
+            counts = [f"{sum(sign * a > errors * e for a, e in v)} of {len(v)}" for v in means.values() if v]
+            lines.append(f"| {name} by {errors} errors | | | " + " | ".join(counts) + " |")
     return "\n".join(lines)
 
 
@@ -276,12 +290,13 @@ def _error(values: list[float]) -> float:
 def ranks(records: list[dict[str, Any]], score: str) -> str:
     """The mean rank of every method over the designs that all of them have."""
     methods = list(dict.fromkeys(r["method"] for r in records))
-    designs = dict.fromkeys((r["code"], r["points"], r["seed"]) for r in records)
     found = []
-    for design in designs:
-        scores = {r["method"]: r[score] for r in records if (r["code"], r["points"], r["seed"]) == design}
+    for design in dict.fromkeys((case_of(r), r["seed"]) for r in records):
+        scores = {r["method"]: r[score] for r in records if (case_of(r), r["seed"]) == design}
         if len(scores) == len(methods):
             found.append([1 + sum(scores[o] < scores[m] for o in methods) for m in methods])
+    if not found:
+        return "no design has all methods"
     means = ", ".join(f"{m} {rank:.2f}" for m, rank in zip(methods, np.mean(found, axis=0), strict=True))
     return f"mean rank by {score} over {len(found)} designs: {means}"
 
@@ -292,7 +307,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS)[:3], choices=list(METHODS))
     parser.add_argument("--per-dim", type=int, nargs="+", default=[10], help="points for each input")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2], help="of fit_best")
+    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2], help="numbers of layers")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -310,13 +326,15 @@ def main() -> None:
     ]
     for per_dim, seed, code, method in [] if arguments.table else cases:
         points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
-        if (code, points, seed, method) in {(r["code"], r["points"], r["seed"], r["method"]) for r in done()}:
+        case = code, points, arguments.noise
+        if any((case_of(r), r["seed"], r["by"]) == (case, seed, method) for r in done()):
             continue
-        design = make_design(code, per_dim, seed)
+        design = make_design(code, per_dim, seed, arguments.noise)
         clock = time.perf_counter()
         for name, posterior in METHODS[method](design, tuple(arguments.depths)):
             seconds = round(time.perf_counter() - clock, 1)
-            record = {"code": code, "points": points, "seed": seed, "method": name, "version": dgp.__version__}
+            record = {"code": code, "points": points, "noise": arguments.noise, "seed": seed, "by": method}
+            record |= {"method": name, "version": dgp.__version__}
             if hasattr(posterior, "weights"):
                 record["weights"] = list(posterior.weights.values())
                 record["log_evidence"] = [part.log_evidence for part in posterior.parts.values()]
@@ -328,8 +346,8 @@ def main() -> None:
     print(table(found))
     for score in ("rmse", "crps"):
         for other in ("GP", "GP, scikit-learn"):
-            print(against(found, "fit_best", other, score))
-        print(ranks(found, score))
+            print("", relative(found, score, other), sep="\n")
+        print("", ranks(found, score), sep="\n")
 
 
 if __name__ == "__main__":
