@@ -143,9 +143,10 @@ def by_depth(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any
     """The parts of ``fit_best``, and itself."""
     best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, num_draws=NUM_DRAWS)
     print(best)
-    yield "fit_best", best
+    yield "fit_best" if depths == (1, 2) else f"fit_best, layers {depths}", best
     for depth, part in best.parts.items():
-        yield LAYERS[depth], part.posterior
+        if depths == (1, 2) or depth > 2:
+            yield LAYERS[depth], part.posterior
 
 
 def by_guide(
@@ -327,13 +328,14 @@ def main() -> None:
     for per_dim, seed, code, method in [] if arguments.table else cases:
         points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
         case = code, points, arguments.noise
-        if any((case_of(r), r["seed"], r["by"]) == (case, seed, method) for r in done()):
+        by = {"by": method, "depths": arguments.depths}
+        if any((case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
             continue
         design = make_design(code, per_dim, seed, arguments.noise)
         clock = time.perf_counter()
         for name, posterior in METHODS[method](design, tuple(arguments.depths)):
             seconds = round(time.perf_counter() - clock, 1)
-            record = {"code": code, "points": points, "noise": arguments.noise, "seed": seed, "by": method}
+            record = {"code": code, "points": points, "noise": arguments.noise, "seed": seed} | by
             record |= {"method": name, "version": dgp.__version__}
             if hasattr(posterior, "weights"):
                 record["weights"] = list(posterior.weights.values())
