@@ -10,6 +10,7 @@ package of Ming et al. (2023), with its initial designs, kernels and numbers of 
 
 The third is Hartman's function of six inputs, twenty points and sixty more by expected improvement, and with
 ``--methods botorch`` the same by ``SingleTaskGP`` and ``LogExpectedImprovement`` of BoTorch (``pip install botorch``).
+``--methods fit_best`` fits one and two layers by ``dgp.fit_best`` in every round, and asks the mixture.
 Records of the searches are kept in ``--out``, so that an interrupted search goes on.
 """
 
@@ -163,6 +164,58 @@ def fit_to(search: dgp.design.Search, record: Any, size: int, seed: int) -> dgp.
     return search.fitted(search.start(jax.random.key(seed)).add(record.y[:size], record.X[:size]))
 
 
+def depths_of(runs: Any, kernel: Any) -> Callable[[int], Callable[..., None]]:
+    """Programs of one and two layers as above, their noise learned, for ``fit_best``."""
+    D = runs.shape[1]
+
+    def positive(name: str, median: float, spread: float, *shape: int) -> Any:
+        return numpyro.sample(name, dist.LogNormal(jnp.full(shape, math.log(median)), spread).to_event())
+
+    def of_depth(depth: int) -> Callable[..., None]:
+        def model(X: Any, y: Any = None) -> None:
+            noise, h, Z = positive("noise", 1e-4, 2.0), X, runs
+            if depth == 2:
+                inner = kernel(positive("variance1", 0.01, 2.5), positive("scale1", 0.5, 1.5, D))
+                f = dgp.gp("f", inner, dgp.Points(Z), outputs=D, mean=dgp.means.Identity())
+                Z = f(Z).loc
+            outer = kernel(positive("variance0", math.e, 6.0), positive("scale0", math.sqrt(D), 2.0, D))
+            mean = dgp.means.Constant(numpyro.sample("mean", dist.Normal(0.0, 1.0)))
+            g = dgp.gp("g", outer, dgp.Points(Z), mean=mean)
+            with numpyro.plate("data", len(X)):
+                h = numpyro.sample("h", f(X)) if depth == 2 else X
+                numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
+
+        return model
+
+    return of_depth
+
+
+def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One and two layers weighed by their evidence, fitted anew in every round; ``args.batch`` runs are chosen together
+    by the criterion of a batch."""
+    X, errors, seconds = start_of(task, seed), {}, []
+    y = task.run(X)
+    X_test = dgp.design.latin_hypercube([[0.0, 1.0]] * task.dims, 200, jax.random.key(99))
+    while True:
+        clock, key = time.perf_counter(), jax.random.fold_in(jax.random.key(seed), len(y))
+        mean, unit = y.mean(), y.std()
+        values = jnp.asarray((y - mean) / unit)
+        seen = dgp.design.Seen(jnp.asarray(X), values, jnp.ones(len(y), bool), values.min())
+        best = dgp.fit_best(depths_of(seen.X, task.kernel), key, seen.X, seen.y, depths=(1, 2), num_draws=args.draws)
+        if name == "sine":
+            predicted = mean + unit * np.asarray(best.predict_function(key, jnp.asarray(X_test)).mean)
+            errors[len(y)] = float(np.sqrt(np.mean((predicted - task.run(X_test)) ** 2)))
+        print(f"{name}, {len(y)} runs: {errors.get(len(y), y.min()):.4f}, {best.weights}", flush=True)
+        if len(y) >= task.budget:
+            return {"y": y.tolist(), "rmse": errors, "round": float(np.median(seconds))}
+        criterion = task.acquisition(best, seen, key, min(32, args.draws))
+        batch = min(args.batch, task.budget - len(y))
+        found = dgp.design.maximise(criterion, [[0.0, 1.0]] * task.dims, key, q=batch, num_candidates=256, num_starts=4)
+        X, y = np.concatenate([X, found.x]), np.concatenate([y, task.run(np.asarray(found.x))])
+        seconds.append(time.perf_counter() - clock)
+        jax.clear_caches()  # shapes change with every run
+
+
 def two_layers_there(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Two layers fitted to the runs that a search with one layer has chosen."""
     record = dgp.design.Record.load(args.out / f"{name}_1_{seed}.npz")
@@ -201,6 +254,7 @@ METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     "one layer": partial(layers, depth=1),
     "two layers": partial(layers, depth=2),
     "two layers, runs of one": two_layers_there,
+    "fit_best": weighed,
     "botorch": botorch,
 }
 
@@ -235,6 +289,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--budget", type=int, help="evaluations, where not those of the task")
     parser.add_argument("--steps", type=int, default=1000, help="of the first fit, a fifth of them for others")
+    parser.add_argument("--draws", type=int, default=50, help="of each number of layers, of fit_best")
+    parser.add_argument("--batch", type=int, default=1, help="runs in a round, of fit_best")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "sequential.jsonl")
     parser.add_argument("--out", type=Path, default=Path("sequential_output"))
     parser.add_argument("--table", action="store_true", help="print the tables and stop")
@@ -254,7 +310,8 @@ def main() -> None:
             continue
         clock = time.perf_counter()
         found = METHODS[method](task, name, seed, arguments)
-        record = case | {"steps": arguments.steps, "version": dgp.__version__} | found
+        settings = {name: getattr(arguments, name) for name in ("steps", "draws", "batch")}
+        record = case | settings | {"version": dgp.__version__} | found
         record["seconds"] = round(time.perf_counter() - clock, 1)
         with open(arguments.results, "a") as file:
             file.write(json.dumps(record) + "\n")

@@ -82,6 +82,24 @@ def test_it_predicts_as_a_posterior(deep):
 
 
 @pytest.mark.slow
+def test_acquisitions_take_the_mixture(deep):
+    """Its joint moments are those of the parts, in their shares, and a criterion of it can be compiled and mapped."""
+    new = X[:3] + 0.03
+    joint, mixture = (f(KEY, new, num_samples=20) for f in (deep.predict_jointly, deep.predict_function))
+    assert joint.covariances.shape == (20, 3, 3)
+    spread = jnp.diagonal(joint.covariances, axis1=1, axis2=2)
+    sides = joint.mean, mixture.mean, joint.covariance.diagonal() ** 0.5, mixture.variance**0.5
+    np.testing.assert_allclose(sides[0], sides[1], atol=0.15)  # hidden layers are drawn anew in each
+    np.testing.assert_allclose(sides[2], sides[3], atol=0.15)
+    assert (spread >= 0).all()
+    vigf = dgp.design.VIGF(deep, KEY, X, STEP, num_samples=20)
+    batches = jnp.array([[[0.0]], [[0.5]], [[0.99]]])  # at the step, and where two runs say all
+    values = jax.jit(jax.vmap(vigf))(batches)
+    assert values.argmax() == 1
+    np.testing.assert_allclose(values[1], vigf(batches[1]), rtol=1e-4)
+
+
+@pytest.mark.slow
 def test_stacking_weighs_predictions_of_held_out_rows():
     best = dgp.fit_best(family, KEY, X, STEP, depths=(1,), weigh="stacking", folds=2, num_draws=20, num_sweeps=1)
     assert best.weights == {1: pytest.approx(1.0)}

@@ -16,6 +16,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit
 from numpyro_dgp.densities import Mixture, MomentsOnly
 from numpyro_dgp.predict import Posterior
+from numpyro_dgp.prediction.joint_mixture import JointMixture
 
 __all__ = ["WeightedPosterior"]
 
@@ -77,6 +78,19 @@ class WeightedPosterior:
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict_function", key, args, num_samples, options)
+
+    def predict_jointly(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> JointMixture:
+        """Joint moments of the function at the rows of a call, as ``dgp.Posterior.predict_jointly``: what the
+        acquisitions of ``dgp.design`` ask of a posterior.
+
+        Args:
+            key: PRNG key; it fixes the draws.
+            *args: arguments of the model without observations.
+            num_samples: S; by default as many as each program has draws.
+            **options: further options, and keyword arguments of the model.
+        """
+        found = [p.predict_jointly(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
+        return JointMixture(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
     def sample(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
         """Draws of y at new inputs (S, N, ...), as ``dgp.Posterior.sample``; in no order.
