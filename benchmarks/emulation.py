@@ -70,22 +70,22 @@ def family(
     identity and a small process, with noise of their own if asked."""
     D = data.shape[1]
 
-    def of_depth(depth: int) -> Callable[..., None]:
-        def scales(name: str, median: float, spread: float) -> Any:
-            return numpyro.sample(name, dist.LogNormal(math.log(median), spread).expand([D]).to_event(1))
+    def positive(name: str, median: float, spread: float, *shape: int) -> Any:
+        """Log-normal, by its logarithm, so that the largest density is that of logarithms."""
+        return jnp.exp(numpyro.sample(name, dist.Normal(jnp.full(shape, math.log(median)), spread).to_event()))
 
+    def of_depth(depth: int) -> Callable[..., None]:
         def model(X: Any, y: Any = None) -> None:
-            noise = numpyro.sample("noise", dist.LogNormal(math.log(1e-4), 2.0))
+            noise = positive("log_noise", 1e-4, 2.0)
             mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
             h, Z, layers = X, data, []
             for i in range(depth - 1, 0, -1):
-                variance = numpyro.sample(f"variance{i}", dist.LogNormal(math.log(0.01), 2.5))
-                kernel = dgp.kernels.Matern52(variance, scales(f"lengthscale{i}", 0.5, 1.5))
+                inner = positive(f"log_variance{i}", 0.01, 2.5), positive(f"log_lengthscale{i}", 0.5, 1.5, D)
+                kernel = dgp.kernels.Matern52(*inner)
                 layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
                 Z = layers[-1](Z).loc if follow else Z
-            variance = numpyro.sample("variance0", dist.LogNormal(1.0, 6.0))
-            kernel = last_kernel(variance, scales("lengthscale0", math.sqrt(D), 2.0))
-            last = dgp.gp("f0", kernel, dgp.Points(Z))
+            outer = positive("log_variance0", math.e, 6.0), positive("log_lengthscale0", math.sqrt(D), 2.0, D)
+            last = dgp.gp("f0", last_kernel(*outer), dgp.Points(Z))
             with numpyro.plate("data", len(X)):
                 for i, f in enumerate(layers):
                     h = numpyro.sample(f"h{depth - 1 - i}", f(h, noise=process_noise))
@@ -97,13 +97,13 @@ def family(
 
 
 def exact_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    """One layer with the hyperparameters of largest posterior density, the best of two starts."""
+    """One layer with the largest posterior density of the logarithms of hyperparameters, the best of two starts."""
     model = family(design.X)(1)
     guide = dgp.guides.Collapsed(model)
     svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
     found = []
     for scale in (0.3, 1.5):
-        start = {"lengthscale0_auto_loc": jnp.full(design.X.shape[1], scale), "noise_auto_loc": jnp.array(1e-4)}
+        start = {"log_lengthscale0_auto_loc": jnp.full(design.X.shape[1], math.log(scale))}
         found.append(
             dgp.optim.minimize(svi, KEY, design.X, design.y, max_steps=300, init_params=start, progress_bar=False)
         )
@@ -160,7 +160,7 @@ def by_guide(
             adam = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(optax.cosine_decay_schedule(0.02, STEPS)))
             collapsed = isinstance(guide, dgp.guides.Collapsed)
             optimizer = adam if collapsed else NaturalGradient(guide, log_linear(1e-4, 0.1, 40), adam)
-            svi, start = SVI(model, guide, optimizer, dgp.ELBO()), {"noise_auto_loc": jnp.array(0.1)}
+            svi, start = SVI(model, guide, optimizer, dgp.ELBO()), {"log_noise_auto_loc": jnp.array(math.log(0.1))}
             result = dgp.fit(svi, KEY, STEPS, design.X, design.y, init_params=start, progress_bar=False)
             shown = guide.on(design.X, design.y) if collapsed else guide
             yield f"{LAYERS[depth]}, {name}", dgp.Posterior(model, shown, result.params)

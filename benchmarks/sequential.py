@@ -209,7 +209,7 @@ def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
         if len(y) >= task.budget:
             return {"y": y.tolist(), "rmse": errors, "round": float(np.median(seconds))}
         criterion = task.acquisition(best, seen, key, min(32, args.draws))
-        batch = min(args.batch, task.budget - len(y))
+        batch = min(args.batch, min(n for n in (*SIZES, task.budget) if n > len(y)) - len(y))
         found = dgp.design.maximise(criterion, [[0.0, 1.0]] * task.dims, key, q=batch, num_candidates=256, num_starts=4)
         X, y = np.concatenate([X, found.x]), np.concatenate([y, task.run(np.asarray(found.x))])
         seconds.append(time.perf_counter() - clock)
