@@ -83,7 +83,11 @@ class Normal(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Delta(Rule):
-    """A point: maximum a posteriori on the site's own scale, as ``AutoDelta``.
+    r"""A point: maximum a posteriori on the site's own scale, as ``AutoDelta``.
+
+    The scale matters where a prior is wide: ``LogNormal(m, s)`` has its median at :math:`e^m` and its largest density
+    at :math:`e^{m - s^2}`, the logarithm of such a number has both at m. With s of 2 and more sample the logarithm,
+    ``jnp.exp(numpyro.sample("log_noise", dist.Normal(m, s)))``, or take ``Normal()``.
 
     Raises:
         ValueError: a discrete site.
