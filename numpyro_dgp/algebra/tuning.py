@@ -37,6 +37,7 @@ class Tuning:
         large: number of inducing points from which on arithmetic outweighs passes over memory and waking of threads:
             no product is written as a batch of two, and rows A are kept up to ``kept_large``.
         kept_large: bytes, as ``kept_rows``.
+        halves: size from which on products with triangular matrices are written as two, which leave out zeros.
         narrow: columns P up to which the product of an (N, P) array with the identity, which makes XLA keep the array
             instead of computing it again in every place that uses it, costs less than computing it again.
         small_solve: size up to which a triangular matrix is inverted by one triangular solve, and not by halves.
@@ -60,6 +61,7 @@ class Tuning:
     one_thread: range
     large: int
     kept_large: int
+    halves: int
     narrow: int
     small_solve: int
     single_factor: int
@@ -89,6 +91,7 @@ CPU = Tuning(
     one_thread=range(700, 1800),
     large=200,
     kept_large=2**26,
+    halves=400,
     narrow=128,
     small_solve=25,
     single_factor=200,
@@ -133,6 +136,7 @@ ACCELERATOR = Tuning(
     one_thread=range(0),
     large=200,
     kept_large=2**30,
+    halves=2**30,
     narrow=0,
     small_solve=2**16,
     single_factor=2**16,

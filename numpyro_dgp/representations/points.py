@@ -160,8 +160,8 @@ class SparseFunction(InducedFunction):
         if not isinstance(u, FullBelief) or self.whiten.ndim == 3:
             return super().block_moments(rows)
         change = relative_change(gram(self.kernels, self.Z), self.whiten)
-        T = u.covariance.reshape(-1, M, M) - jnp.eye(M, dtype=u.loc.dtype)
-        arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(u.loc), T
+        factors = u.scale_tril.reshape(-1, M, M)
+        arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(u.loc), factors
         dtype = jnp.result_type(rows, *arrays)
         from_cross = belief_moments(rows_in_block(rows, numbers=self.numbers), *(a.astype(dtype) for a in arrays))
 
