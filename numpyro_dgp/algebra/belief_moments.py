@@ -181,7 +181,7 @@ def _many_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, 
     whiten, loc, pulled, A = kept
     by_mean, by_explained, by_gain = weights
     weighted = weighted_rows(A, by_gain)
-    by_cross = 2 * pull_back(weighted, pulled) + matmul(by_mean, matmul(loc, whiten))
+    by_cross = 2 * pull_back(A, by_gain, weighted, pulled) + matmul(by_mean, matmul(loc, whiten))
 
     def explained(by_cross: Array) -> tuple[Array, Array]:
         rows = 2 * by_explained[:, None] * A

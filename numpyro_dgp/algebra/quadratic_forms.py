@@ -103,12 +103,19 @@ def symmetric(sums: Columns, P: int) -> Array:
 
 
 def rows_of_blocks(factors: Array) -> Rows:
-    """Matrices (P, M, columns) in blocks of rows (P * width, columns), for :func:`pull_back`."""
+    """Matrices (P, M, columns) in blocks of rows (P * width, columns), for :func:`pull_back`; one matrix is one block."""
+    if len(factors) == 1:
+        return (factors[0],)
     return tuple(factors[:, start:end].reshape(-1, factors.shape[2]) for start, end in _blocks(factors.shape[1]))
 
 
-def pull_back(weighted: Rows, matrices: Rows) -> Array:
-    r""":math:`\sum_p \beta_{np} F_p^\top a_n`, from :func:`weighted_rows` and :func:`rows_of_blocks` of matrices F."""
+def pull_back(A: Array, weights: Array, weighted: Rows, matrices: Rows) -> Array:
+    r""":math:`\sum_p \beta_{np} F_p^\top a_n`, from :func:`weighted_rows` and :func:`rows_of_blocks` of matrices F.
+
+    With one output the product comes before its weights: one for all columns, and no weighted rows for it.
+    """
+    if weights.shape[1] == 1:
+        return weights * matmul(A, *matrices)
     return functools.reduce(jnp.add, map(matmul, weighted, matrices))
 
 
@@ -175,7 +182,7 @@ def forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> t
     weighted = weighted_rows(A, weights)
     by_S = symmetric(column_sums(A, weighted), len(S))
     if products is None:
-        return by_S, 2 * pull_back(weighted, rows_of_blocks(S))
+        return by_S, 2 * pull_back(A, weights, weighted, rows_of_blocks(S))
     return by_S, 2 * einsum("np,npm->nm", weights, products)
 
 
