@@ -81,7 +81,7 @@ def belief_moments(
     Values and derivatives are those of :func:`belief_moments_reference`, in reverse mode only.
 
     Args:
-        rows: N of every call. Where it is large, what does not depend on the inputs is computed here, once.
+        rows: N of all calls together. Where it is large, what does not depend on the inputs is computed here, once.
         change: zeros (M, M) that carry the derivative by :math:`L^{-1}`, lower triangular, from
             :func:`~numpyro_dgp.algebra.whitening.relative_change`.
         whiten: :math:`L^{-1}` (M, M), lower triangular, without a derivative of its own.

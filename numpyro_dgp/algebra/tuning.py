@@ -37,6 +37,7 @@ class Tuning:
         large: number of inducing points from which on arithmetic outweighs passes over memory and waking of threads:
             no product is written as a batch of two, and rows A are kept up to ``kept_large``.
         kept_large: bytes, as ``kept_rows``.
+        large_block: numbers in the rows A of one block with so many inducing points.
         halves: size from which on products with triangular matrices are written as two, which leave out zeros.
         narrow: columns P up to which the product of an (N, P) array with the identity, which makes XLA keep the array
             instead of computing it again in every place that uses it, costs less than computing it again.
@@ -61,6 +62,7 @@ class Tuning:
     one_thread: range
     large: int
     kept_large: int
+    large_block: int
     halves: int
     narrow: int
     small_solve: int
@@ -91,6 +93,7 @@ CPU = Tuning(
     one_thread=range(700, 1800),
     large=200,
     kept_large=2**26,
+    large_block=2**18,
     halves=400,
     narrow=128,
     small_solve=25,
@@ -136,6 +139,7 @@ ACCELERATOR = Tuning(
     one_thread=range(0),
     large=200,
     kept_large=2**30,
+    large_block=2**30,
     halves=2**30,
     narrow=0,
     small_solve=2**16,
