@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import fused, matmul
+from numpyro_dgp.algebra.linalg import fused, matmul, row_sums
 from numpyro_dgp.algebra.quadratic_forms import (
     Columns,
     Rows,
@@ -106,7 +106,7 @@ def _whitened(whiten: Array, cross: Array) -> Array:
 
 
 def _moments(A: Array, loc: Array, gain: Array) -> _Moments:
-    return matmul(A, loc.T), jnp.square(A).sum(-1), gain
+    return matmul(A, loc.T), row_sums(jnp.square(A)), gain
 
 
 @jax.custom_vjp

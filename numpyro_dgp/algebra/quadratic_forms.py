@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import computed_once, einsum, fused, matmul, rows_times
+from numpyro_dgp.algebra.linalg import computed_once, einsum, fused, matmul, row_sums, rows_times
 from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
@@ -63,6 +63,8 @@ def _products(A: Array, matrices: Array, P: int) -> Array:
 
 
 def _forms(A: Array, products: Array) -> Array:
+    if products.shape[1] <= tuned().summed:
+        return row_sums(A[:, None] * products)
     return einsum("nm,npm->np", A, products)
 
 
@@ -103,7 +105,7 @@ def symmetric(sums: Columns, P: int) -> Array:
 
 
 def rows_of_blocks(factors: Array) -> Rows:
-    """Matrices (P, M, columns) in blocks of rows (P * width, columns), for :func:`pull_back`; one matrix is one block."""
+    """Matrices (P, M, columns) in blocks of rows (P * width, columns), for :func:`pull_back`; one matrix is a block."""
     if len(factors) == 1:
         return (factors[0],)
     return tuple(factors[:, start:end].reshape(-1, factors.shape[2]) for start, end in _blocks(factors.shape[1]))

@@ -41,6 +41,7 @@ class Tuning:
         halves: size from which on products with triangular matrices are written as two, which leave out zeros.
         narrow: columns P up to which the product of an (N, P) array with the identity, which makes XLA keep the array
             instead of computing it again in every place that uses it, costs less than computing it again.
+        summed: outputs P up to which sums over the inducing values of (N, P, M) numbers are products with ones.
         small_solve: size up to which a triangular matrix is inverted by one triangular solve, and not by halves.
         single_factor: size up to which a matrix is factorised by one call, and not by halves.
         many_matrices: from this many matrices of size up to ``small_solve`` on, products over all of them at once
@@ -65,6 +66,7 @@ class Tuning:
     large_block: int
     halves: int
     narrow: int
+    summed: int
     small_solve: int
     single_factor: int
     many_matrices: int
@@ -96,6 +98,7 @@ CPU = Tuning(
     large_block=2**18,
     halves=400,
     narrow=128,
+    summed=1,
     small_solve=25,
     single_factor=200,
     many_matrices=8,
@@ -142,6 +145,7 @@ ACCELERATOR = Tuning(
     large_block=2**30,
     halves=2**30,
     narrow=0,
+    summed=0,
     small_solve=2**16,
     single_factor=2**16,
     many_matrices=2**30,
