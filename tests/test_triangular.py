@@ -67,3 +67,4 @@ def test_many_inducing_points_make_short_blocks(monkeypatch):
     assert rows_in_block(rows, outputs=1, size=4) == 1000
     assert rows_in_block(rows, outputs=50, size=10) == 100
     assert rows_in_block(rows, outputs=1, size=20) == 25
+    assert rows_in_block(rows[:100], outputs=1, size=20) == 100
