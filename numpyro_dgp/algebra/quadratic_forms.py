@@ -16,6 +16,7 @@ import numpy as np
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import computed_once, einsum, fused, matmul, row_sums, rows_times
+from numpyro_dgp.algebra.triangular import halves
 from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
@@ -45,8 +46,11 @@ Rows = tuple[Array, ...]
 def _blocks(M: int) -> list[tuple[int, int]]:
     """Bounds ``start:end`` of every block of columns; a remainder of up to half a block goes to the last one.
 
-    Four blocks leave out three eighths of all products; more of them leave out little more, up to a half.
+    Four blocks leave out three eighths of all products; more of them leave out little more, up to a half. The halves of
+    large matrices leave out a quarter, and need copies of one half of the rows only.
     """
+    if tuned().halves <= M:
+        return halves(M)
     unit = tuned().block_columns
     width = unit * -(-M // (4 * unit))
     return list(pairwise([*range(0, max(M - width // 2, 1), width), M]))

@@ -91,7 +91,7 @@ def rows_in_block(rows: Array, cells: int = 1, outputs: int = 0, size: int = 0) 
     N, most, sizes = len(rows), rows_in_cache(rows.dtype), tuned()
     if outputs:
         most = max(most, sizes.block_bytes // (outputs * size * rows.dtype.itemsize))
-    if N > rows_in_cache(rows.dtype) and size >= sizes.large:
+    if rows_in_cache(rows.dtype) < N and size >= sizes.large:
         most = min(most, sizes.large_block // size)
     most = max(1, min(most, sizes.cells // cells))
     least = max(1, -(-N // most))

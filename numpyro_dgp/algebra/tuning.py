@@ -125,6 +125,11 @@ each one gained. Why:
 - ``one_thread``: the backend may run such a product on a single thread; a batch of two gets two.
 - ``large``: a product with so many columns gets two threads by itself. Keeping A saves its product, which grows with
   the square of M, for memory that grows with M: a tenth of a step of 10 000 rows at M = 500, nothing at 200.
+- ``halves``: at 250 columns products keep their speed, and a half of three left out outweighs copies of slices: with
+  M = 500 and 1000 rows a step takes 0.88 of its time. Blocks of 125 leave out more and gain no more.
+- ``large_block``: blocks of 500 rows at M = 500 bring a step of 10 000 rows below 32 MiB in single precision, with A
+  kept. ``summed``: the backend sums rows on one thread; a product with ones takes a quarter of that, but with several
+  outputs more than the contraction that it replaces.
 - ``small_solve``: OpenBLAS wakes threads for a larger solve, which keep spinning after it on the cores that XLA needs:
   a third of a step. ``single_factor``: it does the same for factorisations of more than 200 rows; with 500 inducing
   points and 1000 rows that was two fifths of a step. ``many_matrices``: LAPACK takes one matrix after the other.
