@@ -73,8 +73,8 @@ def joint_density(loc, covariance, value):
     return JointValues(loc, covariance).log_prob(value)
 
 
-def moments(change, whiten, loc, T, cross):
-    return belief_moments.belief_moments(len(cross), change, whiten, loc, T)(cross)
+def moments(change, whiten, loc, scale_tril, cross):
+    return belief_moments.belief_moments(len(cross), change, whiten, loc, scale_tril)(cross)
 
 
 def optimum(Phi, b, c):
@@ -133,7 +133,7 @@ TABLE = {
     "open_variance": (lambda k, e: whitening.open_variance(k, e, 9), "k: P N, e: N", "P N"),
     "quadratic_forms": (forms.quadratic_forms, "S: P M M, A: N M", "N P"),
     "quadratic_forms_reference": (forms.quadratic_forms_reference, "S: P M M, A: N M", "N P"),
-    "belief_moments": (moments, "change: M M, whiten: M M, loc: P M, T: P M M, cross: N M", "N P, N, N P"),
+    "belief_moments": (moments, "change: M M, whiten: M M, loc: P M, scale_tril: P M M, cross: N M", "N P, N, N P"),
     "in_blocks": (lambda x: row_blocks.in_blocks(lambda rows: rows[:, 0], x), "x: N D", "N"),
     "expected_kl": (gaussians.expected_kl, "variance: N P, square: N P, prior_variance: N 1", "N P"),
     "kl_full": (gaussians.kl_full, "loc: P M, scale_tril: P M M", "P"),

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import einsum, fused, matmul, rows_times
+from numpyro_dgp.algebra.linalg import fused, matmul, row_sums
 from numpyro_dgp.algebra.quadratic_forms import (
     Columns,
     Rows,
@@ -44,6 +44,7 @@ from numpyro_dgp.algebra.quadratic_forms import (
     symmetric,
     weighted_rows,
 )
+from numpyro_dgp.algebra.triangular import covariance_of, lower_product, times_lower, times_transposed
 
 __all__ = ["ROWS", "belief_moments", "belief_moments_reference"]
 
@@ -54,7 +55,7 @@ ROWS = "whitened rows"
 _Moments = tuple[Array, Array, Array]
 
 
-def belief_moments_reference(whiten: Array, loc: Array, T: Array, cross: Array) -> _Moments:
+def belief_moments_reference(whiten: Array, loc: Array, scale_tril: Array, cross: Array) -> _Moments:
     r"""What :func:`belief_moments` computes, one equation a line, differentiated by JAX: the reference in its tests.
 
     .. math:: a_n = L^{-1} k_n, \qquad m_p^\top a_n, \qquad a_n^\top a_n, \qquad a_n^\top (\Sigma_p - I)\, a_n
@@ -62,48 +63,50 @@ def belief_moments_reference(whiten: Array, loc: Array, T: Array, cross: Array) 
     Args:
         whiten: :math:`L^{-1}` (M, M), here with its own derivative.
         loc: means m (P, M).
-        T: :math:`\Sigma - I`, symmetric (P, M, M).
+        scale_tril: R, lower triangular factors of :math:`\Sigma = R R^\top` (P, M, M).
         cross: covariances k (N, M) of N inputs with the inducing values.
     """
     A = matmul(cross, whiten.T)
+    T = matmul(scale_tril, scale_tril.mT) - jnp.eye(len(whiten), dtype=whiten.dtype)
     mean = matmul(A, loc.T)
     explained = jnp.square(A).sum(-1)
     return mean, explained, quadratic_forms_reference(T, A)
 
 
-def belief_moments(rows: int, change: Array, whiten: Array, loc: Array, T: Array) -> Callable[[Array], _Moments]:
+def belief_moments(
+    rows: int, change: Array, whiten: Array, loc: Array, scale_tril: Array
+) -> Callable[[Array], _Moments]:
     r"""The three moments above, (N, P), (N,) and (N, P), as a function of covariances k (N, M) of N inputs.
 
     Values and derivatives are those of :func:`belief_moments_reference`, in reverse mode only.
 
     Args:
-        rows: N of every call. Where it is large, what does not depend on the inputs is computed here, once.
-        change: zeros (M, M) that carry the derivative by :math:`L^{-1}`, from
+        rows: N of all calls together. Where it is large, what does not depend on the inputs is computed here, once.
+        change: zeros (M, M) that carry the derivative by :math:`L^{-1}`, lower triangular, from
             :func:`~numpyro_dgp.algebra.whitening.relative_change`.
-        whiten: :math:`L^{-1}` (M, M), without a derivative of its own.
+        whiten: :math:`L^{-1}` (M, M), lower triangular, without a derivative of its own.
         loc: means m (P, M).
-        T: :math:`\Sigma - I`, symmetric (P, M, M).
+        scale_tril: R, lower triangular factors of :math:`\Sigma = R R^\top` (P, M, M); so is the derivative by it.
 
     Example:
         >>> import jax.numpy as jnp
         >>> eye = jnp.eye(2)
-        >>> moments = belief_moments(3, 0 * eye, eye, jnp.ones((1, 2)), -0.5 * eye[None])
+        >>> moments = belief_moments(3, 0 * eye, eye, jnp.ones((1, 2)), 0.5 * eye[None])
         >>> mean, explained, gain = moments(jnp.full((3, 2), 2.0))
         >>> print(mean[0], explained[0], gain[0])
-        [4.] 8.0 [-4.]
+        [4.] 8.0 [-6.]
     """
-    if keeps_products(rows, T):
-        return partial(_few, change, whiten, loc, T)
-    pulled = rows_of_blocks(matmul(*jax.lax.stop_gradient((T, whiten))))
-    return partial(_many, change, whiten, *_prepared(change, loc, T), pulled)
+    if keeps_products(rows, scale_tril):
+        return partial(_few, change, whiten, loc, covariance_of(scale_tril) - jnp.eye(len(whiten), dtype=whiten.dtype))
+    return partial(_many, change, whiten, *_prepared(change, whiten, loc, scale_tril))
 
 
 def _whitened(whiten: Array, cross: Array) -> Array:
-    return checkpoint_name(rows_times(cross, whiten.T), ROWS)
+    return checkpoint_name(times_transposed(cross, whiten), ROWS)
 
 
 def _moments(A: Array, loc: Array, gain: Array) -> _Moments:
-    return matmul(A, loc.T), jnp.square(A).sum(-1), gain
+    return matmul(A, loc.T), row_sums(jnp.square(A)), gain
 
 
 @jax.custom_vjp
@@ -125,7 +128,7 @@ def _few_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, A
     A, (by_mean, by_explained, by_gain) = forms[1], weights
     by_T, by_rows = forms_backward(forms, by_gain)
     by_rows = by_rows + matmul(by_mean, loc) + 2 * by_explained[:, None] * A
-    return matmul(by_rows.T, A), None, matmul(by_mean.T, A), by_T, rows_times(by_rows, whiten)
+    return lower_product(by_rows.T, A), None, matmul(by_mean.T, A), by_T, times_lower(by_rows, whiten)
 
 
 _few.defvjp(_few_forward, _few_backward)
@@ -133,19 +136,28 @@ _few.defvjp(_few_forward, _few_backward)
 
 @jax.custom_vjp
 @fused
-def _prepared(change: Array, loc: Array, T: Array) -> tuple[Array, Columns]:
-    """m, and Σ - I in columns. Their derivatives also give the derivative by ``change`` through means and gains."""
-    return loc, columns(T)
+def _prepared(change: Array, whiten: Array, loc: Array, scale_tril: Array) -> tuple[Array, Columns, Rows]:
+    """m, Σ - I in columns, and (Σ - I) L⁻¹ in blocks of rows, which has no derivative.
+
+    The derivatives of the others also give the derivative by ``change`` through means and gains.
+    """
+    return _prepared_forward(change, whiten, loc, scale_tril)[0]
 
 
-def _prepared_forward(change: Array, loc: Array, T: Array) -> tuple[tuple[Array, Columns], tuple[Array, Array]]:
-    return _prepared(change, loc, T), (loc, T)
+def _prepared_forward(
+    change: Array, whiten: Array, loc: Array, scale_tril: Array
+) -> tuple[tuple[Array, Columns, Rows], tuple[Array, Array, Array]]:
+    T = covariance_of(scale_tril) - jnp.eye(len(whiten), dtype=whiten.dtype)
+    return (loc, columns(T), rows_of_blocks(times_lower(T, whiten))), (loc, scale_tril, T)
 
 
-def _prepared_backward(kept: tuple[Array, Array], found: tuple[Array, Columns]) -> tuple[Array, Array, Array]:
-    (loc, T), (by_loc, sums) = kept, found
+def _prepared_backward(
+    kept: tuple[Array, Array, Array], found: tuple[Array, Columns, Rows]
+) -> tuple[Array, None, Array, Array]:
+    (loc, scale_tril, T), (by_loc, sums, _) = kept, found
     by_T = symmetric(sums, len(T))
-    return matmul(loc.T, by_loc) + 2 * einsum("pij,pjk->ik", T, by_T), by_loc, by_T
+    change = jnp.tril(matmul(loc.T, by_loc)) + 2 * lower_product(T, by_T).sum(0)
+    return change, None, by_loc, 2 * lower_product(by_T, scale_tril)
 
 
 _prepared.defvjp(_prepared_forward, _prepared_backward)
@@ -169,11 +181,11 @@ def _many_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, 
     whiten, loc, pulled, A = kept
     by_mean, by_explained, by_gain = weights
     weighted = weighted_rows(A, by_gain)
-    by_cross = 2 * pull_back(weighted, pulled) + matmul(by_mean, matmul(loc, whiten))
+    by_cross = 2 * pull_back(A, by_gain, weighted, pulled) + matmul(by_mean, matmul(loc, whiten))
 
     def explained(by_cross: Array) -> tuple[Array, Array]:
         rows = 2 * by_explained[:, None] * A
-        return matmul(rows.T, A), by_cross + matmul(rows, whiten)
+        return lower_product(rows.T, A), by_cross + times_lower(rows, whiten)
 
     def unused(by_cross: Array) -> tuple[Array, Array]:
         return jnp.zeros_like(whiten), by_cross

@@ -32,6 +32,7 @@ __all__ = [
     "nugget",
     "products_in_rows",
     "rounding_scale",
+    "row_sums",
     "rows_times",
     "safe_sqrt",
     "set_diagonal",
@@ -100,6 +101,13 @@ def rows_times(A: Array, B: Array) -> Array:
         return matmul(A, B)
     halves = A.reshape(2, -1, A.shape[1])
     return matmul(halves, jnp.broadcast_to(B, (2, *B.shape))).reshape(len(A), -1)
+
+
+def row_sums(x: Array) -> Array:
+    """Sums over the last axis of ``x`` (..., M), on a CPU as a product with ones, which is a quarter of the time."""
+    if not tuned().summed:
+        return x.sum(-1)
+    return matmul(x, jnp.ones(x.shape[-1], x.dtype))
 
 
 @fused

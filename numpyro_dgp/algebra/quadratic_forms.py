@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import computed_once, einsum, fused, matmul, rows_times
+from numpyro_dgp.algebra.linalg import computed_once, einsum, fused, matmul, row_sums, rows_times
+from numpyro_dgp.algebra.triangular import halves
 from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
@@ -45,8 +46,11 @@ Rows = tuple[Array, ...]
 def _blocks(M: int) -> list[tuple[int, int]]:
     """Bounds ``start:end`` of every block of columns; a remainder of up to half a block goes to the last one.
 
-    Four blocks leave out three eighths of all products; more of them leave out little more, up to a half.
+    Four blocks leave out three eighths of all products; more of them leave out little more, up to a half. The halves of
+    large matrices leave out a quarter, and need copies of one half of the rows only.
     """
+    if tuned().halves <= M:
+        return halves(M)
     unit = tuned().block_columns
     width = unit * -(-M // (4 * unit))
     return list(pairwise([*range(0, max(M - width // 2, 1), width), M]))
@@ -63,6 +67,8 @@ def _products(A: Array, matrices: Array, P: int) -> Array:
 
 
 def _forms(A: Array, products: Array) -> Array:
+    if products.shape[1] <= tuned().summed:
+        return row_sums(A[:, None] * products)
     return einsum("nm,npm->np", A, products)
 
 
@@ -103,12 +109,19 @@ def symmetric(sums: Columns, P: int) -> Array:
 
 
 def rows_of_blocks(factors: Array) -> Rows:
-    """Matrices (P, M, columns) in blocks of rows (P * width, columns), for :func:`pull_back`."""
+    """Matrices (P, M, columns) in blocks of rows (P * width, columns), for :func:`pull_back`; one matrix is a block."""
+    if len(factors) == 1:
+        return (factors[0],)
     return tuple(factors[:, start:end].reshape(-1, factors.shape[2]) for start, end in _blocks(factors.shape[1]))
 
 
-def pull_back(weighted: Rows, matrices: Rows) -> Array:
-    r""":math:`\sum_p \beta_{np} F_p^\top a_n`, from :func:`weighted_rows` and :func:`rows_of_blocks` of matrices F."""
+def pull_back(A: Array, weights: Array, weighted: Rows, matrices: Rows) -> Array:
+    r""":math:`\sum_p \beta_{np} F_p^\top a_n`, from :func:`weighted_rows` and :func:`rows_of_blocks` of matrices F.
+
+    With one output the product comes before its weights: one for all columns, and no weighted rows for it.
+    """
+    if weights.shape[1] == 1:
+        return weights * matmul(A, *matrices)
     return functools.reduce(jnp.add, map(matmul, weighted, matrices))
 
 
@@ -175,7 +188,7 @@ def forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> t
     weighted = weighted_rows(A, weights)
     by_S = symmetric(column_sums(A, weighted), len(S))
     if products is None:
-        return by_S, 2 * pull_back(weighted, rows_of_blocks(S))
+        return by_S, 2 * pull_back(A, weights, weighted, rows_of_blocks(S))
     return by_S, 2 * einsum("np,npm->nm", weights, products)
 
 

@@ -85,19 +85,23 @@ def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array]
     return matmul(weights, matrices).reshape(size, size)
 
 
-def rows_in_block(rows: Array, cells: int = 1, numbers: int = 0) -> int:
+def rows_in_block(rows: Array, cells: int = 1, outputs: int = 0, size: int = 0) -> int:
     """Rows in one block of :func:`in_blocks`: all of them where they are few, else about :func:`rows_in_cache`, fewer
-    where every one of them needs many ``cells``, and more where it has few ``numbers``."""
-    N, most = len(rows), rows_in_cache(rows.dtype)
-    if numbers:
-        most = max(most, tuned().block_bytes // (numbers * rows.dtype.itemsize))
-    most = max(1, min(most, tuned().cells // cells))
+    where every one of them needs many ``cells`` or is long, and more where it has few products."""
+    N, most, sizes = len(rows), rows_in_cache(rows.dtype), tuned()
+    if outputs:
+        most = max(most, sizes.block_bytes // (outputs * size * rows.dtype.itemsize))
+    if rows_in_cache(rows.dtype) < N and size >= sizes.large:
+        most = min(most, sizes.large_block // size)
+    most = max(1, min(most, sizes.cells // cells))
     least = max(1, -(-N // most))
     count = next((c for c in range(least, 2 * least) if N % c == 0), least)
     return -(-N // count)
 
 
-def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "", cells: int = 1, numbers: int = 0) -> Any:
+def in_blocks(
+    function: Callable[[Array], Any], rows: Array, keep: str = "", cells: int = 1, outputs: int = 0, size: int = 0
+) -> Any:
     """``function(rows)`` for a function that treats rows (N, D) one by one, computed in blocks where they are many.
 
     For the derivative each block is computed again instead of being held. Block number i of c takes the rows i, i + c,
@@ -108,14 +112,15 @@ def in_blocks(function: Callable[[Array], Any], rows: Array, keep: str = "", cel
         rows: all of them.
         keep: the checkpoint name of intermediate results that are held after all.
         cells: the largest number of values that one row needs in memory.
-        numbers: how many products one row has, P M in a layer: where they are few, blocks have more rows. 0: not known.
+        outputs: P in a layer; where one row has few products, P M, blocks have more rows. 0: not known.
+        size: M in a layer; where it is large, blocks have fewer rows.
 
     Example:
         >>> import jax.numpy as jnp
         >>> in_blocks(lambda x: x.sum(-1), jnp.ones((5000, 2))).shape
         (5000,)
     """
-    N, size = len(rows), rows_in_block(rows, cells, numbers)
+    N, size = len(rows), rows_in_block(rows, cells, outputs, size)
     if size == N:
         return function(rows)
     count = -(-N // size)

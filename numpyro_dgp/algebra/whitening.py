@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import checked_factor, fused, jitter, matmul, with_jitter
+from numpyro_dgp.algebra.triangular import lower_congruence, times_lower
 from numpyro_dgp.algebra.tuning import tuned
 
 __all__ = [
@@ -106,14 +107,14 @@ def inverse_factor(K: Array) -> Array:
 @inverse_factor.defjvp
 def inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     whiten = inverse_factor(primals[0])
-    return whiten, matmul(_relative_change(whiten, tangents[0]), whiten)
+    return whiten, times_lower(_relative_change(whiten, tangents[0]), whiten)
 
 
 def _relative_change(whiten: Array, change: Array) -> Array:
     # With dk the change of k(Z, Z) = L L': dL = L half(L^{-1} dk L^{-T}), hence dL^{-1} = -half(L^{-1} dk L^{-T})
     # L^{-1}, where half(.) is the lower triangle with half the diagonal. This needs products only; differentiating the
     # factorisation would need triangular solves.
-    inner = jnp.tril(matmul(matmul(whiten, change), whiten.mT))
+    inner = lower_congruence(whiten, change)
     return 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype) - inner
 
 

@@ -332,12 +332,7 @@ class FeatureFunction:
             loc = self._known(self.features(rows), rows)
             return loc, jnp.zeros_like(loc), None, None
         keep = ROWS if tuned().keeps_rows(len(rows), self.size, rows.dtype) else ""
-        return in_blocks(self.block_moments(rows), rows, keep=keep, numbers=self.numbers)
-
-    @property
-    def numbers(self) -> int:
-        """Products of one row with the inducing values of all outputs, by which rows are computed in blocks."""
-        return self.size * (self.outputs or 1)
+        return in_blocks(self.block_moments(rows), rows, keep=keep, outputs=self.outputs or 1, size=self.size)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         """:meth:`moments` of one block of ``rows``; what does not depend on the rows is computed once."""

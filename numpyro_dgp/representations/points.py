@@ -14,7 +14,6 @@ from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, nugget, rows_times
-from numpyro_dgp.algebra.row_blocks import rows_in_block
 from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, relative_change
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.means import Mean
@@ -160,10 +159,10 @@ class SparseFunction(InducedFunction):
         if not isinstance(u, FullBelief) or self.whiten.ndim == 3:
             return super().block_moments(rows)
         change = relative_change(gram(self.kernels, self.Z), self.whiten)
-        T = u.covariance.reshape(-1, M, M) - jnp.eye(M, dtype=u.loc.dtype)
-        arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(u.loc), T
+        factors = u.scale_tril.reshape(-1, M, M)
+        arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(u.loc), factors
         dtype = jnp.result_type(rows, *arrays)
-        from_cross = belief_moments(rows_in_block(rows, numbers=self.numbers), *(a.astype(dtype) for a in arrays))
+        from_cross = belief_moments(len(rows), *(a.astype(dtype) for a in arrays))
 
         def moments(rows: Array) -> Moments:
             cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
