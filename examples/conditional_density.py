@@ -167,7 +167,7 @@ def compare(title: str, splits: list[Data], names: list[str], arguments: argpars
     figure, axes = plt.subplots(1, 1 + len(names), figsize=(3.4 * (1 + len(names)), 3.2), layout="constrained")
     data = splits[-1]
     axes[0].plot(data.units_X.inverse(data.X), data.units_y.inverse(data.y), ".", color="0.2", ms=1)
-    axes[0].set(title="data")
+    axes[0].set(title="data", xlabel="x", ylabel="y")
     for name, ax in zip(names, axes[1:], strict=True):
         fits = [fit(data, name, arguments) for data in splits]
         cells = [summary([getattr(found, metric) for found in fits]) for metric in ("mixture", "estimate")]

@@ -91,7 +91,7 @@ def main() -> None:
         axes[0].plot(grid, values.mean(0), color=colour, label=name)
         axes[0].fill_between(grid, low, high, color=colour, alpha=0.2, lw=0)
     axes[0].plot(X[:, 0], y, ".", color="0.2", ms=4)
-    axes[0].set(title="function: mean and 95 % interval", xlabel="x")
+    axes[0].set(title="function: mean and 95 % interval", xlabel="x", ylabel="f(x)")
     axes[0].legend(frameon=False)
     for ax, name in zip(axes[1:], hyper, strict=True):
         chain = np.asarray(samples[name])

@@ -57,7 +57,8 @@ def main() -> None:
             density, rmse, bound = [], [], []
             for seed in range(arguments.repeats):
                 split = make_data(name, arguments.num, arguments.noise, seed)
-                found = fit(split, depth, "inducing-point", num_inducing=25, steps=arguments.steps, progress=False)
+                settings = {"num_inducing": 25, "steps": arguments.steps, "likelihood": "normal", "progress": False}
+                found = fit(split, depth, "inducing-point", **settings)
                 density.append(found.log_density.mean())
                 rmse.append(np.sqrt((found.errors**2).mean()))
                 bound.append(found.bounds.mean())
@@ -68,7 +69,8 @@ def main() -> None:
             prediction = found.posterior.predict(jax.random.key(1), x)
             draws = found.posterior.functions(jax.random.key(2), num_samples=5)(x)["y"]
             plots.fit(x[:, 0], prediction, data=(split.X[:, 0], split.y), functions=draws, ax=ax)
-            ax.set_title(f"{name}: {NAMES[depth]}, log density {np.mean(density):.2f}")
+            title = f"{name}: {NAMES[depth]}, log density {np.mean(density):.2f}"
+            ax.set(title=title, xlabel="x (standard units)", ylabel="y (standard units)")
             if name == "step" and depth > 1:
                 layers = plots.layers(found.posterior, jax.random.key(3), split.X)
                 layers.savefig(arguments.out / f"step_layers_{depth}.png", dpi=110)

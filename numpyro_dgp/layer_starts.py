@@ -290,7 +290,7 @@ def layers(
     Args:
         X: inputs (N, D), standardised.
         widths: output dimensions of the hidden layers; empty for a shallow model.
-        num_inducing: M.
+        num_inducing: the number of inducing points, M.
         seed: of k-means.
         labels: columns of ``X`` that hold labels of categories, as in :func:`kmeans`. The mean of the first layer does
             not see them; the first layer is the only one that does.

@@ -205,7 +205,7 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
 
     Args:
         X: inputs (N, D) to the whole model.
-        outputs: P.
+        outputs: the number of outputs, P.
 
     Returns:
         The mean function, from (..., N, D) to (..., N, P).

@@ -134,7 +134,7 @@ class Posterior(FunctionPredictions):
             y: observations, of the shape of the observed site.
             *args: arguments of the model without observations.
             X_variance: as for :meth:`predict`.
-            num_samples: S.
+            num_samples: the number of draws, S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
@@ -168,7 +168,7 @@ class Posterior(FunctionPredictions):
             key: PRNG key.
             *args: arguments of the model without observations.
             X_variance: as for :meth:`predict`.
-            num_samples: S.
+            num_samples: the number of draws, S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
@@ -214,7 +214,7 @@ class Posterior(FunctionPredictions):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S.
+            num_samples: the number of draws, S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
@@ -246,7 +246,7 @@ class Posterior(FunctionPredictions):
             q: levels between 0 and 1, a number or an array, such as ``[0.05, 0.95]`` for an interval of 90 %.
             *args: arguments of the model without observations.
             X_variance: as for :meth:`predict`.
-            num_samples: S.
+            num_samples: the number of draws, S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
@@ -294,7 +294,7 @@ class Posterior(FunctionPredictions):
             key: PRNG key.
             *args: arguments of the model without observations.
             X_variance: as for :meth:`predict`.
-            num_samples: S.
+            num_samples: the number of draws, S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
@@ -318,7 +318,7 @@ class Posterior(FunctionPredictions):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S.
+            num_samples: the number of draws, S.
             batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
             progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.

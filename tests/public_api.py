@@ -1,5 +1,6 @@
 """The public names of the package and how they are called, as text. To store it: ``python tests/public_api.py``."""
 
+import importlib
 import inspect
 from pathlib import Path
 from types import ModuleType
@@ -7,6 +8,9 @@ from types import ModuleType
 import numpyro_dgp as dgp
 
 STORED = Path(__file__).with_name("public_api.txt")
+# Public modules that are imported by name, because they need another package.
+OPTIONAL = {"plots": "matplotlib", "sklearn": "sklearn"}
+STORED_OPTIONAL = Path(__file__).with_name("public_api_optional.txt")
 
 
 PLAIN = (bool, int, float, str, type(None))
@@ -65,9 +69,15 @@ def modules(module=dgp, prefix="dgp"):
             yield from modules(value, f"{prefix}.{name}")
 
 
-def listing():
-    """One line for every name in ``__all__`` of the package or of a public module, and for every member of a class."""
-    names = {f"{prefix}.{name}": getattr(module, name) for prefix, module in modules() for name in module.__all__}
+def optional_modules():
+    """Those of ``OPTIONAL``, in the same form."""
+    for name in OPTIONAL:
+        yield f"dgp.{name}", importlib.import_module(f"numpyro_dgp.{name}")
+
+
+def listing(places):
+    """One line for every name in ``__all__`` of the modules, and for every member of a class."""
+    names = {f"{prefix}.{name}": getattr(module, name) for prefix, module in places for name in module.__all__}
     public = {value for value in names.values() if inspect.isclass(value)}
     for where, value in sorted(names.items()):
         if inspect.isclass(value):
@@ -77,11 +87,12 @@ def listing():
             yield f"{where}{signature(value)}" if callable(value) else where
 
 
-def text():
-    """The whole listing."""
-    return "\n".join(listing()) + "\n"
+def text(places=None):
+    """The whole listing, by default of the package and its public modules."""
+    return "\n".join(listing(modules() if places is None else places)) + "\n"
 
 
 if __name__ == "__main__":
-    STORED.write_text(text())
-    print(f"{STORED}: {len(text().splitlines())} lines")
+    for path, lines in ((STORED, text()), (STORED_OPTIONAL, text(optional_modules()))):
+        path.write_text(lines)
+        print(f"{path}: {len(lines.splitlines())} lines")

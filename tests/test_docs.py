@@ -35,3 +35,8 @@ def test_code_fits_the_page(page):
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
+
+
+def test_every_benchmark_is_listed():
+    listed = (ROOT / "benchmarks" / "README.md").read_text()
+    assert not [path.name for path in (ROOT / "benchmarks").glob("*.py") if f"{path.stem}.py" not in listed]

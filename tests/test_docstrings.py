@@ -73,5 +73,11 @@ def test_examples_can_be_copied(name):
     assert not borrowed(PUBLIC[name].__doc__ or "")
 
 
+@pytest.mark.parametrize("name", PUBLIC)
+def test_no_description_is_a_single_letter(name):
+    """Sphinx reads "num_samples: S." as the first entry of a list A., B., ..."""
+    assert not re.findall(r"^\s+\w+: [A-Za-z]\.(?:\s|$)", PUBLIC[name].__doc__ or "", re.MULTILINE)
+
+
 def test_the_collector_of_borrowed_names():
     assert borrowed(">>> import numpy as np\n>>> [np.sin(x) for x in y]\n>>> z = f(len(y))") == {"y", "f"}

@@ -3,12 +3,22 @@
 import difflib
 
 import pytest
-from public_api import STORED, default, signature, text
+from public_api import OPTIONAL, STORED, STORED_OPTIONAL, default, optional_modules, signature, text
 
 
 @pytest.mark.smoke
 def test_the_listing_is_the_stored_one():
-    changes = [*difflib.unified_diff(STORED.read_text().splitlines(), text().splitlines(), "stored", "now", n=0)]
+    compare(STORED, text())
+
+
+def test_so_is_that_of_modules_that_need_more():
+    for package in OPTIONAL.values():
+        pytest.importorskip(package)
+    compare(STORED_OPTIONAL, text(optional_modules()))
+
+
+def compare(path, now):
+    changes = [*difflib.unified_diff(path.read_text().splitlines(), now.splitlines(), "stored", "now", n=0)]
     assert not changes, "\n".join(
         [*changes, "if that is meant: python tests/public_api.py, and a line in CHANGELOG.md"]
     )

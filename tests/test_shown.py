@@ -1,5 +1,7 @@
 """What users see of objects and modules: ``repr`` without arrays and addresses, ``dir`` without imported names."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +10,9 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer.autoguide import AutoNormal
-from public_api import modules
+from public_api import OPTIONAL, modules
 
 import numpyro_dgp as dgp
-from numpyro_dgp import plots
 from numpyro_dgp._shown import brief
 from numpyro_dgp.design import Box, LogExpectedImprovement, Search, ThompsonSampling
 from numpyro_dgp.inference.checkpoints import Checkpoint
@@ -168,17 +169,28 @@ def test_objects_of_users():
     )
 
 
+def shows_public_names_only(module):
+    shown = dir(module)
+    assert [name for name in shown if not name.startswith("__")] == sorted(
+        name for name in module.__all__ if not name.startswith("__")
+    ), module.__name__
+    assert {"__doc__", "__file__", "__name__"} <= {*shown}
+    assert all(hasattr(module, name) for name in shown)
+
+
 @pytest.mark.smoke
 def test_dir_has_public_names_only():
-    places = [*dict(modules()).values(), plots]
+    places = dict(modules()).values()
     assert len(places) > 10
     for module in places:
-        shown = dir(module)
-        assert [name for name in shown if not name.startswith("__")] == sorted(
-            name for name in module.__all__ if not name.startswith("__")
-        ), module.__name__
-        assert {"__doc__", "__file__", "__name__"} <= {*shown}
-        assert all(hasattr(module, name) for name in shown)
+        shows_public_names_only(module)
+
+
+@pytest.mark.parametrize(("name", "needs"), OPTIONAL.items())
+def test_so_has_dir_of_modules_that_need_more(name, needs):
+    """The smoke tests, which are run without these packages, import this file."""
+    pytest.importorskip(needs)
+    shows_public_names_only(importlib.import_module(f"numpyro_dgp.{name}"))
 
 
 def test_every_public_class_has_a_text_of_its_own():

@@ -17,14 +17,14 @@ ROWS = 1000  # predicted at once
 class Layer(DeepGPLayer):
     """A layer whose outputs share the kernel and the inducing inputs."""
 
-    def __init__(self, Z: torch.Tensor, outputs: int | None) -> None:
+    def __init__(self, Z: torch.Tensor, outputs: int | None, lengthscale: float) -> None:
         batch = torch.Size([]) if outputs is None else torch.Size([outputs])
         distribution = CholeskyVariationalDistribution(len(Z), batch_shape=batch, mean_init_std=0.0)
         strategy = VariationalStrategy(self, Z.clone(), distribution, learn_inducing_locations=True)
         super().__init__(strategy, Z.shape[1], outputs)
         self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1]))
         self.kernel.outputscale = 1.0
-        self.kernel.base_kernel.lengthscale = 2.0
+        self.kernel.base_kernel.lengthscale = lengthscale
         self.identity = outputs is not None
 
     def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
@@ -36,10 +36,10 @@ class Layer(DeepGPLayer):
 
 
 class Model(DeepGP):
-    def __init__(self, Z: torch.Tensor, num_layers: int) -> None:
+    def __init__(self, Z: torch.Tensor, num_layers: int, lengthscale: float) -> None:
         super().__init__()
-        width = Z.shape[1]
-        self.layers = torch.nn.ModuleList([Layer(Z, width if i < num_layers - 1 else None) for i in range(num_layers)])
+        widths = [Z.shape[1]] * (num_layers - 1) + [None]
+        self.layers = torch.nn.ModuleList([Layer(Z, width, lengthscale) for width in widths])
         self.likelihood = gpytorch.likelihoods.GaussianLikelihood()
         self.likelihood.noise = 0.01
 
@@ -49,19 +49,28 @@ class Model(DeepGP):
         return x
 
 
-def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int) -> Training:
-    """The model of ``ours.py``, trained by Adam."""
+def train(
+    Z: np.ndarray,
+    num_layers: int,
+    dtype: str,
+    num_data: int,
+    *,
+    lengthscale: float = 2.0,
+    rate: Callable[[int], float] = lambda step: RATE,
+) -> Training:
+    """The model of ``ours.py``, trained by Adam at the rate ``rate(step)``."""
     kind = getattr(torch, dtype)
     torch.set_default_dtype(kind)
     torch.manual_seed(0)
-    model = Model(torch.as_tensor(Z, dtype=kind), num_layers)
+    model = Model(torch.as_tensor(Z, dtype=kind), num_layers, lengthscale)
     for layer in model.layers[:-1]:
         strategy = layer.variational_strategy
         strategy._variational_distribution.chol_variational_covar.data.mul_(1e-2)
         strategy.variational_params_initialized.fill_(1)
     model.layers[-1].variational_strategy.variational_params_initialized.fill_(1)
     bound = gpytorch.mlls.DeepApproximateMLL(gpytorch.mlls.VariationalELBO(model.likelihood, model, num_data))
-    optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
+    optimiser = torch.optim.Adam(model.parameters(), lr=rate(0))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate(step) / rate(0))
 
     def update(X: np.ndarray, y: np.ndarray) -> torch.Tensor:
         model.train()
@@ -70,6 +79,7 @@ def train(Z: np.ndarray, num_layers: int, dtype: str, num_data: int) -> Training
             loss = -bound(model(torch.as_tensor(X, dtype=kind)), torch.as_tensor(y, dtype=kind))
         loss.backward()
         optimiser.step()
+        scheduler.step()
         return loss.detach() * num_data
 
     def predict(X: np.ndarray, num_draws: int) -> tuple[np.ndarray, np.ndarray]:

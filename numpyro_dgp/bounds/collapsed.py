@@ -206,7 +206,7 @@ def from_moments(
     is linear in the layer below adds its slopes to the tilt.
 
     Args:
-        kernel: k.
+        kernel: the kernel k.
         Z: inducing inputs (M, D).
         whiten: :math:`L^{-1}` with :math:`L L^\top = k(Z, Z)` (M, M).
         loc: means of the inputs h (N, D).

@@ -123,7 +123,7 @@ def expected_product(
         loc: means of the inputs (N, D).
         variance: their variances (N, D) or covariances (N, D, D).
         v: inducing values.
-        target: y.
+        target: the targets y.
 
     Returns:
         Expectations (N,).

@@ -34,7 +34,7 @@ class _Improvement(WithDraws):
     """The logarithm of the expected improvement.
 
     Args:
-        best: b.
+        best: the best value b.
         minimise: whether small values are good.
     """
 

@@ -81,7 +81,7 @@ class Box:
 
     @property
     def dims(self) -> int:
-        """D."""
+        """The number of columns, D."""
         return len(self.low)
 
     @property

@@ -76,7 +76,7 @@ def to_arviz(
         key: PRNG key.
         *args: arguments of the program, observations included.
         num_samples: S, draws from a guide and from the prior; chains are taken whole.
-        local_samples: K.
+        local_samples: the number of draws, K.
         losses: of the fit, ``result.losses``; by name for several.
         coords: values of dimensions, ``{"data": names}``.
         dims: names of dimensions, ``{site: [...]}``, instead of those above.

@@ -57,7 +57,7 @@ class Simulated(NamedTuple):
     ranks: dict[str, np.ndarray]
     """Number of posterior draws below the truth (replications, ...), from 0 to S."""
     num_samples: int
-    """S."""
+    """The number of draws, S."""
     symmetry: dict[str, np.ndarray]
     """p-values of Wilcoxon's signed-rank test that they are symmetric: small where a marginal is biased (...)."""
     uniform: dict[str, np.ndarray]
@@ -72,7 +72,7 @@ class Simulated(NamedTuple):
 
         Args:
             ranks: by site (replications, ...), from 0 to S.
-            num_samples: S.
+            num_samples: the number of draws, S.
             bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
 
         Raises:

@@ -159,7 +159,7 @@ def evidence(
             or any other sampler of this program, (S, ...) by site, or (chains, S, ...) with ``group_by_chain=True``;
             evenly spaced ones of them are used, as many as there are runs.
         num_chains: C, runs in each direction.
-        num_temperatures: T. Twice as many bring both bounds closer, in twice the time.
+        num_temperatures: the number of temperatures, T. Twice as many bring both bounds closer, in twice the time.
         num_leapfrogs: gradients at each temperature; a run takes T times as many.
         collapse: see ``dgp.for_mcmc``.
         **kwargs: keyword arguments of the program.

@@ -46,7 +46,7 @@ class GlobalInducing(InducingPoint):
 
     Args:
         model: the program.
-        num_inducing: G.
+        num_inducing: the number of inducing points, G.
         inputs: name of the argument that the pseudo-inputs stand for; by default the first.
         diagonal: whether :math:`\Gamma` is diagonal: positive numbers (P, G), or (G,).
         scale: initial standard deviation s of pseudo-observations, relative to that of the function; by default 1e-2

@@ -108,7 +108,7 @@ class ImportanceWeighted(InducingPoint):
 
     Args:
         model: the program, with ``dgp.latent`` inside its data plate.
-        num_samples: K.
+        num_samples: the number of samples, K.
         latent: rule for the proposal q(w), ``Normal()`` (default), ``Amortised()`` or ``Prior()``.
         inducing: ``Full()`` (default) or ``Diagonal()``.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.

@@ -49,7 +49,7 @@ class Population(NamedTuple):
         points: (P, D).
         log_evidence: log of the product of mean weights.
         variance: of it, as far as weights at different temperatures are independent.
-        temperatures: T.
+        temperatures: the number of temperatures, T.
     """
 
     points: Array

@@ -46,7 +46,7 @@ class PredictiveObjective(ELBO):
     less with more of them. The original has quadrature with learned nodes in place of the draws.
 
     Args:
-        num_particles: S.
+        num_particles: the number of draws, S.
         regularisation: :math:`\beta`, positive; values below one are usual, and are to be chosen on validation data.
         vectorize_particles: as in :class:`ELBO`.
         quasi_random: as in :class:`ELBO`.

@@ -150,7 +150,7 @@ class Tilted:
 
     Args:
         kernel: k, with a closed form (:func:`terms`).
-        dims: D.
+        dims: the number of columns, D.
         dtype: of the inputs.
     """
 

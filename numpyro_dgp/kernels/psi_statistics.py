@@ -41,7 +41,7 @@ def psi0(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, *, integrate: Inte
     r""":math:`\psi_{0n} = \langle k(h_n, h_n) \rangle`, shape (N,).
 
     Args:
-        kernel: k.
+        kernel: the kernel k.
         loc: means of the inputs (N, D).
         variance: their variances (N, D), zeros allowed, or covariances (N, D, D).
         integrate: ``None`` for the closed form, ``GaussHermite(n)`` for n nodes per input column, or
@@ -65,7 +65,7 @@ def psi1(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, Z: ArrayLike, *, i
     r""":math:`\psi_{1nm} = \langle k(h_n, z_m) \rangle`, shape (N, M).
 
     Args:
-        kernel: k.
+        kernel: the kernel k.
         loc: means of the inputs (N, D).
         variance: (N, D) or (N, D, D), as in :func:`psi0`.
         Z: inducing inputs (M, D).
@@ -95,7 +95,7 @@ def psi1_times_h(
     below.
 
     Args:
-        kernel: k.
+        kernel: the kernel k.
         loc: means of the inputs (N, D).
         variance: (N, D) or (N, D, D), as in :func:`psi0`.
         Z: inducing inputs (M, D).
@@ -127,7 +127,7 @@ def psi1_times_hh(
     r""":math:`\langle h_{nd}\, h_{nd'}\, k(h_n, z_m) \rangle`, shape (N, M, D, D).
 
     Args:
-        kernel: k.
+        kernel: the kernel k.
         loc: means of the inputs (N, D).
         variance: (N, D) or (N, D, D), as in :func:`psi0`.
         Z: inducing inputs (M, D).
@@ -162,7 +162,7 @@ def psi2(
     The sum and its derivative are taken over blocks of data, so that N matrices are never in memory together.
 
     Args:
-        kernel: k.
+        kernel: the kernel k.
         loc: means of the inputs (N, D).
         variance: (N, D) or (N, D, D), as in :func:`psi0`.
         Z: inducing inputs (M, D).
@@ -202,7 +202,7 @@ def psi2_times_h(
     r""":math:`\sum_n \langle (e_n^\top h_n)\, k(Z, h_n)\, k(h_n, Z) \rangle`, shape (M, M).
 
     Args:
-        kernel: k.
+        kernel: the kernel k.
         loc: means of the inputs (N, D).
         variance: (N, D) or (N, D, D), as in :func:`psi0`.
         Z: inducing inputs (M, D).

@@ -124,7 +124,7 @@ class Representation(Protocol):
             name: of the layer.
             kernels: k, one for all outputs or one for each.
             outputs: P, or ``None`` for a scalar function.
-            mean: m.
+            mean: the mean function m.
         """
 
 

@@ -27,7 +27,7 @@ class Rows(NamedTuple):
     """Where the rows of a prediction are.
 
     Args:
-        total: N.
+        total: the number of rows, N.
         arguments: for every array argument, whether its first axis is that of the rows.
         results: the axis of rows of every result, or ``None``.
         size: how many rows the program runs at.

@@ -45,7 +45,7 @@ def at_uncertain_inputs(
         quantity: what is predicted; the inputs are the first argument of the model.
         X_variance: variances, of a shape that broadcasts to that of the inputs.
         key: PRNG key.
-        num_samples: S.
+        num_samples: the number of draws, S.
         args: arguments of the model, behind those of the quantity.
 
     Returns:

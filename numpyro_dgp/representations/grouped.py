@@ -90,7 +90,7 @@ class GroupedFunction(InducedFunction):
         Z: inducing inputs, the same for all groups (M, D), or of each (L, M, D).
         whiten: :math:`L_g^{-1}`, (M, M) where groups share kernel and inducing inputs, else (L, M, M).
         u: the value at the site of v.
-        groups: L.
+        groups: the number of groups, L.
         outputs: P functions of each group, or ``None`` for a scalar one.
         mean: the mean function.
         site: name of the site of v.

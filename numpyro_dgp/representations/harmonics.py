@@ -98,7 +98,7 @@ class Harmonics:
 
         Args:
             kernel: a kernel of directions, with the shortest lengthscale that is expected.
-            columns: D.
+            columns: the number of columns, D.
             size: the most harmonics.
 
         Raises:
@@ -187,7 +187,7 @@ class HarmonicFunction(InducedFunction):
 
     Args:
         kernels: one kernel of directions, or one per output.
-        columns: D.
+        columns: the number of columns, D.
         sphere: E, the dimension in which directions are unit vectors.
         degrees: those of v, in order.
         u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.

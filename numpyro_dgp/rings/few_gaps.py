@@ -31,7 +31,7 @@ class FewGaps:
     """The covariance of noisy values at the observed points of a ring, by the factor of G_uu; :meth:`of` builds it.
 
     Args:
-        process: C.
+        process: the covariance C.
         noise: variance of the noise.
         factor: the Cholesky factor of G_uu.
         pattern: which points are observed.
@@ -93,7 +93,7 @@ class FewValues:
     """The covariance of noisy values at the observed points of a ring, by its own factor; :meth:`of` builds it.
 
     Args:
-        process: C.
+        process: the covariance C.
         factor: the Cholesky factor of C_oo + D.
         pattern: which points are observed.
     """

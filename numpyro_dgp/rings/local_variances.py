@@ -85,7 +85,7 @@ def local_variances(
     """The posterior variances of the process at all points of the ring (M,).
 
     Args:
-        process: C.
+        process: the covariance C.
         base: the reference variance.
         share: rho (M,).
         counted: where rho may differ from zero (M,) of bool.

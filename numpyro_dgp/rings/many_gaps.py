@@ -60,7 +60,7 @@ class _Whitened:
 
     @property
     def circulant(self) -> Circulant:
-        """G."""
+        """The matrix G."""
         return Circulant(self.inverse, (self.pattern.sizes,))
 
     def inward(self, x: Array) -> Array:
@@ -107,7 +107,7 @@ class ManyGaps:
 
     Args:
         total: its eigenvalues on the whole ring (M,).
-        whitened: A.
+        whitened: the matrix A.
         log_blocks: log det P.
         row: the first row of G, as far as the gap if there is only one.
         solver: numbers of probes and steps.

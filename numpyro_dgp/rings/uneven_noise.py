@@ -80,7 +80,7 @@ class UnevenNoise:
         spectrum: eigenvalues of C (M,).
         base: the reference variance s^2.
         precision: 1 / D on the ring (M,), zero where nothing is observed.
-        weighted: A.
+        weighted: the matrix A.
         log_noise: the sum of the logarithms of D at observed points.
         solver: numbers of probes and steps.
     """

@@ -192,7 +192,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
 
         Args:
             X: inputs (N, D).
-            n_samples: S.
+            n_samples: the number of draws, S.
             random_state: a number makes draws repeatable.
 
         Returns:

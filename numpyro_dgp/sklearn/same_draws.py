@@ -30,7 +30,7 @@ class SameDraws:
     Args:
         posterior: the fit.
         seed: of the draws.
-        num_samples: S.
+        num_samples: the number of draws, S.
     """
 
     def __init__(self, posterior: Posterior, seed: int, num_samples: int) -> None:

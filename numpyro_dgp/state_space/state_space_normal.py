@@ -34,7 +34,7 @@ class StateSpaceNormal(DrawnFromWhite):
     of that kernel, ``order`` waves are kept.
 
     Args:
-        kernel: k.
+        kernel: the kernel k.
         times: t (T,) or (T, 1), in order; equal ones are allowed.
         noise: standard deviation of Gaussian noise, a number or one per observed time; ``None`` for none.
         observed: which times have values, (T,) of bool; all by default. It must be known when the program is compiled:

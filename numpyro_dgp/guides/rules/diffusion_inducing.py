@@ -114,7 +114,7 @@ class Diffusion(AroundGaussian):
     Args:
         base: rule of the Gaussian: ``Full()``, ``Diagonal()``, ``LowRank(...)``, or ``MarkovInducing(below=...)`` for
             means that depend on the draw of the layer below.
-        steps: K.
+        steps: the number of steps, K.
         smallest: :math:`s_1`, standard deviation of the last step, in units of the base. Steps before are longer, by
             equal factors; the first has 0.7.
         hidden: units of the network's hidden layer; by default twice the number of values, at least 16.

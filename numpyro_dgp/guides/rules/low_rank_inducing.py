@@ -55,7 +55,7 @@ class LowRank(Rule):
     ==================================  =====  =====  =====  =====
 
     Args:
-        rank: J.
+        rank: the rank, J.
         of: ``"precision"`` (default), the sign -, or ``"covariance"``, the sign +.
         scale: initial standard deviation :math:`\sigma`; by default 1e-2 for inner layers, else 1.
 

@@ -53,7 +53,7 @@ class MixtureOfGaussians(Rule):
     otherwise (:class:`MarkovInducing`).
 
     Args:
-        components: K.
+        components: the number of Gaussians, K.
         of: the rule of one component: ``Full()``, ``Diagonal()`` or ``LowRank(...)``.
         reflected: give every component its mirror image :math:`N(-m_k, \Sigma_k)` with the same weight, without
             parameters of its own; the bound is then evaluated 2 K times. For likelihoods that do not change with the
