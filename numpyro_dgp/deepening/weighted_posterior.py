@@ -152,7 +152,7 @@ class WeightedPosterior:
 
         Args:
             key: PRNG key; it fixes the draws.
-            num_samples: S.
+            num_samples: S, draws of all parts together.
             **options: further options.
         """
         drawn = [p.functions(k, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
