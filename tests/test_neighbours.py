@@ -341,7 +341,7 @@ WORKS = {
 }
 RULES = [G.Full(), G.OpperArchambeau(), G.LowRank(2), G.MixtureOfGaussians(2), G.Flow(), G.GivenInducing()]
 RULES += [G.JointOutputs(), G.GivenBelow(), G.MarkovInducing(), G.Circulant(), G.ScaledPrior()]
-REFUSES = {type(rule).__name__: lambda model, rule=rule: G.InducingPoint(model, exact=rule) for rule in RULES}
+REFUSES = {type(rule).__name__: lambda model, rule=rule: G.InducingPoint(model, sites={"v": rule}) for rule in RULES}
 REFUSES |= {
     "InducingPoint": G.InducingPoint,
     "Collapsed": G.Collapsed,
