@@ -101,7 +101,7 @@ def minimize(
         >>> from numpyro.infer import SVI
         >>> from numpyro_dgp.optim import minimize
         >>> def model(X, y):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
+        ...     f = dgp.gp("f", dgp.kernels.RBF(lengthscale=0.5), dgp.Points(X[::4]))
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 12)[:, None]
