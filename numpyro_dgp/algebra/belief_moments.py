@@ -97,8 +97,13 @@ def belief_moments(
         [4.] 8.0 [-6.]
     """
     if keeps_products(rows, scale_tril):
-        return partial(_few, change, whiten, loc, covariance_of(scale_tril) - jnp.eye(len(whiten), dtype=whiten.dtype))
+        return partial(_few, change, whiten, loc, _less_identity(scale_tril))
     return partial(_many, change, whiten, *_prepared(change, whiten, loc, scale_tril))
+
+
+def _less_identity(scale_tril: Array) -> Array:
+    """Σ - I."""
+    return covariance_of(scale_tril) - jnp.eye(scale_tril.shape[-1], dtype=scale_tril.dtype)
 
 
 def _whitened(whiten: Array, cross: Array) -> Array:
@@ -147,7 +152,7 @@ def _prepared(change: Array, whiten: Array, loc: Array, scale_tril: Array) -> tu
 def _prepared_forward(
     change: Array, whiten: Array, loc: Array, scale_tril: Array
 ) -> tuple[tuple[Array, Columns, Rows], tuple[Array, Array, Array]]:
-    T = covariance_of(scale_tril) - jnp.eye(len(whiten), dtype=whiten.dtype)
+    T = _less_identity(scale_tril)
     return (loc, columns(T), rows_of_blocks(times_lower(T, whiten))), (loc, scale_tril, T)
 
 

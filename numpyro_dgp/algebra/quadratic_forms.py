@@ -49,8 +49,8 @@ def _blocks(M: int) -> list[tuple[int, int]]:
     Four blocks leave out three eighths of all products; more of them leave out little more, up to a half. The halves of
     large matrices leave out a quarter, and need copies of one half of the rows only.
     """
-    if tuned().halves <= M:
-        return halves(M)
+    if len(two := halves(M)) > 1:
+        return two
     unit = tuned().block_columns
     width = unit * -(-M // (4 * unit))
     return list(pairwise([*range(0, max(M - width // 2, 1), width), M]))

@@ -88,10 +88,11 @@ def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array]
 def rows_in_block(rows: Array, cells: int = 1, outputs: int = 0, size: int = 0) -> int:
     """Rows in one block of :func:`in_blocks`: all of them where they are few, else about :func:`rows_in_cache`, fewer
     where every one of them needs many ``cells`` or is long, and more where it has few products."""
-    N, most, sizes = len(rows), rows_in_cache(rows.dtype), tuned()
+    N, in_cache, sizes = len(rows), rows_in_cache(rows.dtype), tuned()
+    most = in_cache
     if outputs:
         most = max(most, sizes.block_bytes // (outputs * size * rows.dtype.itemsize))
-    if rows_in_cache(rows.dtype) < N and size >= sizes.large:
+    if in_cache < N and size >= sizes.large:
         most = min(most, sizes.large_block // size)
     most = max(1, min(most, sizes.cells // cells))
     least = max(1, -(-N // most))

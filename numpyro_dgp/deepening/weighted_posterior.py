@@ -89,8 +89,7 @@ class WeightedPosterior:
             num_samples: S; by default as many as each program has draws.
             **options: further options, and keyword arguments of the model.
         """
-        found = [p.predict_jointly(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
-        return JointMixture(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
+        return self._mixture("predict_jointly", key, args, num_samples, options)
 
     def sample(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
         """Draws of y at new inputs (S, N, ...), as ``dgp.Posterior.sample``; in no order.
@@ -173,9 +172,9 @@ class WeightedPosterior:
             lines.append(f"{depth:6d}   {evidence:>20}   {held:>20}   {self.weights[depth]:6.3f}")
         return "\n".join(lines)
 
-    def _mixture(self, method: str, key: Array, args: Any, num_samples: int | None, options: dict[str, Any]) -> Mixture:
+    def _mixture(self, method: str, key: Array, args: Any, num_samples: int | None, options: dict[str, Any]) -> Any:
         found = [getattr(p, method)(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
-        kind = MomentsOnly if any(isinstance(m, MomentsOnly) for m in found) else Mixture
+        kind = MomentsOnly if any(isinstance(m, MomentsOnly) for m in found) else type(found[0])
         return kind(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
     def _shares(self, key: Array, num_samples: int | None) -> list[tuple[Posterior, Array, int]]:

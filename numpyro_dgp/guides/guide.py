@@ -125,7 +125,7 @@ class Guide:
                     "for example dgp.guides.Normal(), an instance"
                 )
         for name, rule in rules.items():
-            if isinstance(rule, Rule) and rule.only_for not in (None, name):
+            if rule.only_for not in (None, name):
                 raise ValueError(
                     f"{owner}: expected {name} to be a rule for {name} values, got {type(rule).__name__}, a rule for "
                     f"{rule.only_for} ones: {owner}(model, sites={{'h': {rule}}}), with the name of the site"

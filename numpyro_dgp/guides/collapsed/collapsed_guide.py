@@ -141,7 +141,7 @@ class Collapsed(Guide):
             inducing=Prior(),
             hidden=closed_form("hidden", hidden),
             exact=Full(),
-            latent=latent if getattr(latent, "only_for", None) else closed_form("latent", latent),
+            latent=latent,
             other=other,
             sites={name: closed_form(name, rule) for name, rule in (sites or {}).items()},
             prefix=prefix,
