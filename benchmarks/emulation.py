@@ -25,6 +25,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from implementations import emulation_tables as tables
 from numpyro.infer import MCMC, NUTS, SVI, init_to_median
 from scipy.stats import norm, qmc
 from simulators import SIMULATORS
@@ -62,10 +63,11 @@ def make_design(name: str, per_dim: int, seed: int, noise: float = 0.0, num_test
 def family(
     data: jax.Array,
     process_noise: float | None = None,
-    last_kernel: Any = dgp.kernels.Matern52,
+    kernel: Any = dgp.kernels.Matern52,
+    last_kernel: Any = None,
     follow: bool = True,
 ) -> Callable[[int], Callable[..., None]]:
-    """Programs for points of the unit cube: Matern kernels, a lengthscale for each input, inducing inputs at the data
+    """Programs for points of the unit cube: kernels with a lengthscale for each input, inducing inputs at the data
     in every layer (at the inputs of the first if they are not to ``follow`` the layers), hidden layers that are the
     identity and a small process, with noise of their own if asked."""
     D = data.shape[1]
@@ -81,15 +83,14 @@ def family(
             h, Z, layers = X, data, []
             for i in range(depth - 1, 0, -1):
                 inner = positive(f"log_variance{i}", 0.01, 2.5), positive(f"log_lengthscale{i}", 0.5, 1.5, D)
-                kernel = dgp.kernels.Matern52(*inner)
-                layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
+                layers.append(dgp.gp(f"f{i}", kernel(*inner), dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
                 Z = layers[-1](Z).loc if follow else Z
             outer = positive("log_variance0", math.e, 6.0), positive("log_lengthscale0", math.sqrt(D), 2.0, D)
-            last = dgp.gp("f0", last_kernel(*outer), dgp.Points(Z))
+            last = dgp.gp("f0", (last_kernel or kernel)(*outer), dgp.Points(Z), mean=dgp.means.Constant(mean))
             with numpyro.plate("data", len(X)):
                 for i, f in enumerate(layers):
                     h = numpyro.sample(f"h{depth - 1 - i}", f(h, noise=process_noise))
-                numpyro.sample("y", dgp.Likelihood(last(h), lambda v: dist.Normal(v + mean, noise)), obs=y)
+                numpyro.sample("y", dgp.Likelihood(last(h), lambda v: dist.Normal(v, noise)), obs=y)
 
         return model
 
@@ -227,81 +228,6 @@ def crps(y: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray
     return first - pairs / 2
 
 
-Case = tuple[str, int, float]
-"""A code, a number of points and the noise."""
-
-
-def case_of(record: dict[str, Any]) -> Case:
-    return record["code"], record["points"], record.get("noise", 0.0)
-
-
-def table(records: list[dict[str, Any]]) -> str:
-    """A Markdown table of means over designs."""
-    lines = [
-        "| code | points | noise | designs | method | RMSE | CRPS | coverage | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for case in dict.fromkeys(map(case_of, records)):
-        mine = [r for r in records if case_of(r) == case]
-        for method in dict.fromkeys(r["method"] for r in mine):
-            rows = [r for r in mine if r["method"] == method]
-            means = {key: np.mean([r[key] for r in rows]) for key in ("rmse", "crps", "coverage", "seconds")}
-            lines.append(
-                f"| {case[0]} | {case[1]} | {case[2]:g} | {len(rows)} | {method} | {means['rmse']:.4f} | "
-                f"{means['crps']:.4f} | {means['coverage']:.2f} | {means['seconds']:.0f} |"
-            )
-    return "\n".join(lines)
-
-
-def log_ratios(records: list[dict[str, Any]], case: Case, method: str, other: str, score: str) -> list[float]:
-    """Of a score of two methods, for every design that both have."""
-    first, second = (
-        {r["seed"]: r[score] for r in records if case_of(r) == case and r["method"] == m} for m in (method, other)
-    )
-    return [math.log(first[seed] / second[seed]) for seed in first.keys() & second.keys()]
-
-
-def relative(records: list[dict[str, Any]], score: str, other: str) -> str:
-    """A Markdown table of mean log ratios of a score to that of another method, with standard errors over designs;
-    below it the same over codes, and on how many codes a method is better or worse by more than one and two errors."""
-    methods = [m for m in dict.fromkeys(r["method"] for r in records) if m != other]
-    lines = [f"| log {score} to that of {other} | points | noise | " + " | ".join(methods) + " |"]
-    lines.append("|---" * (3 + len(methods)) + "|")
-    means: dict[str, list[tuple[float, float]]] = {m: [] for m in methods}
-    for case in dict.fromkeys(map(case_of, records)):
-        cells = []
-        for m in methods:
-            ratios = log_ratios(records, case, m, other, score)
-            cells.append(f"{np.mean(ratios):+.2f} ({_error(ratios):.2f})" if ratios else "")
-            means[m] += [(float(np.mean(ratios)), _error(ratios))] if ratios else []
-        lines.append(f"| {case[0]} | {case[1]} | {case[2]:g} | " + " | ".join(cells) + " |")
-    over_codes = [f"{np.mean([a for a, _ in v]):+.2f} ({_error([a for a, _ in v]):.2f})" for v in means.values() if v]
-    lines.append("| all | | | " + " | ".join(over_codes) + " |")
-    for name, sign in (("better", -1), ("worse", 1)):
-        for errors in (1, 2):
-            counts = [f"{sum(sign * a > errors * e for a, e in v)} of {len(v)}" for v in means.values() if v]
-            lines.append(f"| {name} by {errors} errors | | | " + " | ".join(counts) + " |")
-    return "\n".join(lines)
-
-
-def _error(values: list[float]) -> float:
-    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
-
-
-def ranks(records: list[dict[str, Any]], score: str) -> str:
-    """The mean rank of every method over the designs that all of them have."""
-    methods = list(dict.fromkeys(r["method"] for r in records))
-    found = []
-    for design in dict.fromkeys((case_of(r), r["seed"]) for r in records):
-        scores = {r["method"]: r[score] for r in records if (case_of(r), r["seed"]) == design}
-        if len(scores) == len(methods):
-            found.append([1 + sum(scores[o] < scores[m] for o in methods) for m in methods])
-    if not found:
-        return "no design has all methods"
-    means = ", ".join(f"{m} {rank:.2f}" for m, rank in zip(methods, np.mean(found, axis=0), strict=True))
-    return f"mean rank by {score} over {len(found)} designs: {means}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codes", nargs="+", default=list(SIMULATORS), choices=list(SIMULATORS))
@@ -329,7 +255,7 @@ def main() -> None:
         points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
         case = code, points, arguments.noise
         by = {"by": method, "depths": arguments.depths}
-        if any((case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
+        if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
             continue
         design = make_design(code, per_dim, seed, arguments.noise)
         clock = time.perf_counter()
@@ -345,11 +271,13 @@ def main() -> None:
             with open(arguments.results, "a") as file:
                 file.write(json.dumps(record) + "\n")
     found = done()
-    print(table(found))
+    print(tables.table(found), tables.by_code(found), sep="\n\n")
     for score in ("rmse", "crps"):
         for other in ("GP", "GP, scikit-learn"):
-            print("", relative(found, score, other), sep="\n")
-        print("", ranks(found, score), sep="\n")
+            print("", tables.relative(found, score, other), sep="\n")
+    for score in ("rmse", "crps"):
+        print("", tables.ranks(found, score), sep="\n")
+    print("", tables.differences(found, "crps", "fit_best", "GP"), sep="\n")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from emulation import family
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoDelta
 from simulators import SIMULATORS
@@ -164,35 +165,9 @@ def fit_to(search: dgp.design.Search, record: Any, size: int, seed: int) -> dgp.
     return search.fitted(search.start(jax.random.key(seed)).add(record.y[:size], record.X[:size]))
 
 
-def depths_of(runs: Any, kernel: Any) -> Callable[[int], Callable[..., None]]:
-    """Programs of one and two layers as above, their noise learned, for ``fit_best``."""
-    D = runs.shape[1]
-
-    def positive(name: str, median: float, spread: float, *shape: int) -> Any:
-        return numpyro.sample(name, dist.LogNormal(jnp.full(shape, math.log(median)), spread).to_event())
-
-    def of_depth(depth: int) -> Callable[..., None]:
-        def model(X: Any, y: Any = None) -> None:
-            noise, h, Z = positive("noise", 1e-4, 2.0), X, runs
-            if depth == 2:
-                inner = kernel(positive("variance1", 0.01, 2.5), positive("scale1", 0.5, 1.5, D))
-                f = dgp.gp("f", inner, dgp.Points(Z), outputs=D, mean=dgp.means.Identity())
-                Z = f(Z).loc
-            outer = kernel(positive("variance0", math.e, 6.0), positive("scale0", math.sqrt(D), 2.0, D))
-            mean = dgp.means.Constant(numpyro.sample("mean", dist.Normal(0.0, 1.0)))
-            g = dgp.gp("g", outer, dgp.Points(Z), mean=mean)
-            with numpyro.plate("data", len(X)):
-                h = numpyro.sample("h", f(X)) if depth == 2 else X
-                numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
-
-        return model
-
-    return of_depth
-
-
 def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One and two layers weighed by their evidence, fitted anew in every round; ``args.batch`` runs are chosen together
-    by the criterion of a batch."""
+    """One and two layers of ``emulation.py`` weighed by their evidence, fitted anew in every round; ``args.batch`` runs
+    are chosen together by the criterion of a batch."""
     X, errors, seconds = start_of(task, seed), {}, []
     y = task.run(X)
     X_test = dgp.design.latin_hypercube([[0.0, 1.0]] * task.dims, 200, jax.random.key(99))
@@ -201,7 +176,9 @@ def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
         mean, unit = y.mean(), y.std()
         values = jnp.asarray((y - mean) / unit)
         seen = dgp.design.Seen(jnp.asarray(X), values, jnp.ones(len(y), bool), values.min())
-        best = dgp.fit_best(depths_of(seen.X, task.kernel), key, seen.X, seen.y, depths=(1, 2), num_draws=args.draws)
+        best = dgp.fit_best(
+            family(seen.X, kernel=task.kernel), key, seen.X, seen.y, depths=(1, 2), num_draws=args.draws
+        )
         if name == "sine":
             predicted = mean + unit * np.asarray(best.predict_function(key, jnp.asarray(X_test)).mean)
             errors[len(y)] = float(np.sqrt(np.mean((predicted - task.run(X_test)) ** 2)))
