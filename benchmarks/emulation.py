@@ -38,6 +38,7 @@ KEY = jax.random.key(0)
 MOST_POINTS = 100
 NUM_DRAWS = 100
 STEPS = 5000
+DEPTHS = 1, 2, 3
 LAYERS = {1: "one layer", 2: "two layers", 3: "three layers"}
 
 
@@ -144,10 +145,9 @@ def by_depth(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any
     """The parts of ``fit_best``, and itself."""
     best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, num_draws=NUM_DRAWS)
     print(best)
-    yield "fit_best" if depths == (1, 2) else f"fit_best, layers {depths}", best
-    for depth, part in best.parts.items():
-        if depths == (1, 2) or depth > 2:
-            yield LAYERS[depth], part.posterior
+    yield "fit_best" if depths == DEPTHS else f"fit_best, layers {depths}", best
+    for depth, part in best.parts.items() if depths == DEPTHS else ():
+        yield LAYERS[depth], part.posterior
 
 
 def by_guide(
@@ -180,6 +180,7 @@ def by_nuts(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]
             yield f"{LAYERS[depth]}, NUTS", dgp.Posterior(model, samples=mcmc.get_samples())
 
 
+SHALLOW = "GP", "GP, scikit-learn"
 METHODS: dict[str, Callable[..., Iterator[tuple[str, Any]]]] = {
     "GP": exact_gp,
     "GP, scikit-learn": sklearn_gp,
@@ -235,7 +236,7 @@ def main() -> None:
     parser.add_argument("--per-dim", type=int, nargs="+", default=[10], help="points for each input")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2], help="numbers of layers")
+    parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="numbers of layers")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -254,7 +255,7 @@ def main() -> None:
     for per_dim, seed, code, method in [] if arguments.table else cases:
         points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
         case = code, points, arguments.noise
-        by = {"by": method, "depths": arguments.depths}
+        by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths})
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
             continue
         design = make_design(code, per_dim, seed, arguments.noise)

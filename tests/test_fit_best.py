@@ -82,6 +82,15 @@ def test_it_predicts_as_a_posterior(deep):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("odds", [0.25, 1.0])
+def test_layers_have_the_odds_that_they_are_given(odds):
+    options = {} if odds == 0.25 else {"layer_odds": odds}
+    best = dgp.fit_best(family, KEY, X[:4], STEP[:4], depths=(1, 3), num_draws=10, num_sweeps=1, **options)
+    shallow, deep = best.parts[1].log_evidence, best.parts[3].log_evidence
+    np.testing.assert_allclose(np.log(best.weights[3] / best.weights[1]), deep - shallow + 2 * np.log(odds), rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_acquisitions_take_the_mixture(deep):
     """Its joint moments are those of the parts, in their shares, and a criterion of it can be compiled and mapped."""
     new = X[:3] + 0.03
@@ -153,6 +162,11 @@ def test_evidence_weights_are_posterior_probabilities():
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="evidence" or "stacking"'),
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="stacking", folds=50), "expected from 2 to 12 folds"),
         (lambda: stacking_weights(np.zeros(3)), r"expected log densities of shape \(N, K\)"),
+        (
+            lambda: dgp.fit_best(family, KEY, X, STEP, layer_odds=0.0),
+            "expected layer_odds as a positive number, got 0.0",
+        ),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, layer_odds=[1, 2]), "expected layer_odds as a positive number"),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],
 )

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.tuning import tuned
 from numpyro_dgp.inference.elliptical_slice import elliptical_slice
 
 __all__ = ["LogRatios", "Population", "populate"]
@@ -38,8 +39,6 @@ _HALVINGS = 40
 _ROUNDS_AT_ONE = 2
 """Rounds of moves at the end, where all points count."""
 _MOST_TRIES = 16
-_TOGETHER = 100
-"""At most so many points are moved together, since these wait for each other."""
 
 
 class Population(NamedTuple):
@@ -92,7 +91,7 @@ def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sw
     """
     count, dtype = len(starts), starts.dtype
     moves = jnp.tile(blocks.astype(dtype), (sweeps, 1))
-    batch = max(size for size in range(1, min(count, _TOGETHER) + 1) if count % size == 0)
+    batch = max(size for size in range(1, min(count, tuned().together) + 1) if count % size == 0)
 
     def moved(point: Array, energy_there: Array, key: Array, beta: Array) -> Array:
         """One position after all moves of a round."""
