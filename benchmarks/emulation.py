@@ -141,12 +141,14 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
         yield "GP, scikit-learn", _Sklearn(process.fit(np.asarray(design.X), np.asarray(design.y)))
 
 
-def by_depth(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+def by_depth(design: Design, depths: tuple[int, ...], layer_odds: float = 0.25) -> Iterator[tuple[str, Any]]:
     """The parts of ``fit_best``, and itself."""
-    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, num_draws=NUM_DRAWS)
+    options: dict[str, Any] = {"depths": depths, "layer_odds": layer_odds, "num_draws": NUM_DRAWS}
+    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, **options)
     print(best)
-    yield "fit_best" if depths == DEPTHS else f"fit_best, layers {depths}", best
-    for depth, part in best.parts.items() if depths == DEPTHS else ():
+    usual = (depths, layer_odds) == (DEPTHS, 0.25)
+    yield "fit_best" if usual else f"fit_best, layers {depths}, odds {layer_odds:g}", best
+    for depth, part in best.parts.items() if usual else ():
         yield LAYERS[depth], part.posterior
 
 
@@ -237,6 +239,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="numbers of layers")
+    parser.add_argument("--layer-odds", type=float, default=0.25, help="of each further layer, before the data")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -255,12 +258,14 @@ def main() -> None:
     for per_dim, seed, code, method in [] if arguments.table else cases:
         points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
         case = code, points, arguments.noise
-        by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths})
+        by: dict[str, Any] = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths})
+        odds = {"layer_odds": arguments.layer_odds} if method == "fit_best" else {}
+        by |= odds
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
             continue
         design = make_design(code, per_dim, seed, arguments.noise)
         clock = time.perf_counter()
-        for name, posterior in METHODS[method](design, tuple(arguments.depths)):
+        for name, posterior in METHODS[method](design, tuple(arguments.depths), **odds):
             seconds = round(time.perf_counter() - clock, 1)
             record = {"code": code, "points": points, "noise": arguments.noise, "seed": seed} | by
             record |= {"method": name, "version": dgp.__version__}

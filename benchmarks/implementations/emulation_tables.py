@@ -93,28 +93,26 @@ def ranks(records: list[dict[str, Any]], score: str) -> str:
 
 def by_code(records: list[dict[str, Any]]) -> str:
     """A Markdown table with a row for each code: the CRPS of ``GP``, logarithms of the ratios of the others to it,
-    evidence, coverage and seconds of ``fit_best``; at the end the mean coverage over codes with several designs."""
-    headings = ["code", "points", "designs", "CRPS of GP", "scikit-learn", "`fit_best`", "one layer of it"]
-    headings += ["two layers of it", "log evidence, two less one", "coverage of 90 %: GP, `fit_best`", "seconds"]
+    evidence and coverage of ``fit_best``; at the end the mean coverage over codes with several designs."""
+    headings = ["code", "points", "noise", "designs", "CRPS of GP", "scikit-learn", "`fit_best`", "one layer of it"]
+    headings += ["two layers", "three", "log evidence to one layer: two, three", "coverage of 90 %: GP, `fit_best`"]
     lines, coverages = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"], []
     for case in dict.fromkeys(map(case_of, records)):
         gp, best = ([r for r in records if case_of(r) == case and r["method"] == name] for name in ("GP", "fit_best"))
         if not gp or not best:
             continue
         cells = []
-        for method in ("GP, scikit-learn", "fit_best", "one layer", "two layers"):
+        for method in ("GP, scikit-learn", "fit_best", "one layer", "two layers", "three layers"):
             ratios = log_ratios(records, case, method, "GP", "crps")
             cells.append(_mean(ratios))
-        evidence = np.median([r["log_evidence"][1] - r["log_evidence"][0] for r in best])
+        first, *deeper = np.transpose([r["log_evidence"] for r in best])
+        evidence = ", ".join(f"{np.median(deep - first):+.1f}" for deep in deeper)
         coverage = [float(np.mean([r["coverage"] for r in rows])) for rows in (gp, best)]
         coverages += [coverage] if len(best) > 1 else []
-        cells += [
-            f"{evidence:+.1f}",
-            "{:.2f}, {:.2f}".format(*coverage),
-            f"{np.median([r['seconds'] for r in best]):.0f}",
-        ]
+        cells += [evidence, "{:.2f}, {:.2f}".format(*coverage)]
         crps = np.mean([r["crps"] for r in gp])
-        lines.append(f"| {case[0]} | {case[1]} | {len(best)} | {crps:.4f} | " + " | ".join(cells) + " |")
+        label = f"{case[0]} | {case[1]} | {case[2]:g} | {len(best)}"
+        lines.append(f"| {label} | {crps:.4f} | " + " | ".join(cells) + " |")
     means = "{:.2f}, {:.2f}".format(*np.mean(coverages, 0)) if coverages else "none"
     return "\n".join([*lines, "", f"mean coverage, {len(coverages)} codes with several designs: {means}"])
 
