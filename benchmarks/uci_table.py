@@ -135,8 +135,8 @@ def table(done: dict[Key, dict[str, Any]]) -> str:
     ]
 
     def mean(values: list[float]) -> str:
-        error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-        return f"{np.mean(values):.3f} ({error:.3f})"
+        error = f" ({np.std(values, ddof=1) / math.sqrt(len(values)):.3f})" if len(values) > 1 else ""
+        return f"{np.mean(values):.3f}{error}"
 
     packages = sorted({key[1] for key in done}, reverse=True)
     sizes = {row["data"]: row["rows"] for row in done.values()}
