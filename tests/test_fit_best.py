@@ -167,6 +167,7 @@ def test_evidence_weights_are_posterior_probabilities():
             "expected layer_odds as a positive number, got 0.0",
         ),
         (lambda: dgp.fit_best(family, KEY, X, STEP, layer_odds=[1, 2]), "expected layer_odds as a positive number"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, layer_odds="even"), "expected layer_odds as a positive number"),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],
 )

@@ -109,7 +109,7 @@ def fit_best(
     depths = _require_family(family, args, depths)
     if weigh not in ("evidence", "stacking"):
         raise ValueError(f'fit_best: expected weigh="evidence" or "stacking", got {weigh!r}: weigh="evidence"')
-    if np.ndim(layer_odds) or not 0 < layer_odds < math.inf:
+    if np.ndim(layer_odds) or np.asarray(layer_odds).dtype.kind not in "fiu" or not 0 < layer_odds < math.inf:
         raise ValueError(
             f"fit_best: expected layer_odds as a positive number, got {layer_odds!r}: 0.25, or 1.0 for "
             "programs that are equally probable"
