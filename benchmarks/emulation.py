@@ -38,7 +38,7 @@ KEY = jax.random.key(0)
 MOST_POINTS = 100
 NUM_DRAWS = 100
 STEPS = 5000
-DEPTHS = 1, 2, 3
+DEPTHS, LAYER_ODDS = (1, 2, 3), 0.25
 LAYERS = {1: "one layer", 2: "two layers", 3: "three layers"}
 
 
@@ -141,12 +141,12 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
         yield "GP, scikit-learn", _Sklearn(process.fit(np.asarray(design.X), np.asarray(design.y)))
 
 
-def by_depth(design: Design, depths: tuple[int, ...], layer_odds: float = 0.25) -> Iterator[tuple[str, Any]]:
+def by_depth(design: Design, depths: tuple[int, ...], layer_odds: float) -> Iterator[tuple[str, Any]]:
     """The parts of ``fit_best``, and itself."""
     options: dict[str, Any] = {"depths": depths, "layer_odds": layer_odds, "num_draws": NUM_DRAWS}
     best = dgp.fit_best(family(design.X), KEY, design.X, design.y, **options)
     print(best)
-    usual = (depths, layer_odds) == (DEPTHS, 0.25)
+    usual = (depths, layer_odds) == (DEPTHS, LAYER_ODDS)
     yield "fit_best" if usual else f"fit_best, layers {depths}, odds {layer_odds:g}", best
     for depth, part in best.parts.items() if usual else ():
         yield LAYERS[depth], part.posterior
@@ -183,6 +183,7 @@ def by_nuts(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]
 
 
 SHALLOW = "GP", "GP, scikit-learn"
+"""Methods that do not look at the depths."""
 METHODS: dict[str, Callable[..., Iterator[tuple[str, Any]]]] = {
     "GP": exact_gp,
     "GP, scikit-learn": sklearn_gp,
@@ -239,7 +240,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="numbers of layers")
-    parser.add_argument("--layer-odds", type=float, default=0.25, help="of each further layer, before the data")
+    parser.add_argument("--layer-odds", type=float, default=LAYER_ODDS, help="of each further layer, before the data")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -258,9 +259,8 @@ def main() -> None:
     for per_dim, seed, code, method in [] if arguments.table else cases:
         points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
         case = code, points, arguments.noise
-        by: dict[str, Any] = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths})
         odds = {"layer_odds": arguments.layer_odds} if method == "fit_best" else {}
-        by |= odds
+        by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | odds
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
             continue
         design = make_design(code, per_dim, seed, arguments.noise)

@@ -82,9 +82,8 @@ def test_it_predicts_as_a_posterior(deep):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("odds", [0.25, 1.0])
-def test_layers_have_the_odds_that_they_are_given(odds):
-    options = {} if odds == 0.25 else {"layer_odds": odds}
+@pytest.mark.parametrize(("options", "odds"), [({}, 0.25), ({"layer_odds": 1.0}, 1.0)])
+def test_layers_have_the_odds_that_they_are_given(options, odds):
     best = dgp.fit_best(family, KEY, X[:4], STEP[:4], depths=(1, 3), num_draws=10, num_sweeps=1, **options)
     shallow, deep = best.parts[1].log_evidence, best.parts[3].log_evidence
     np.testing.assert_allclose(np.log(best.weights[3] / best.weights[1]), deep - shallow + 2 * np.log(odds), rtol=1e-5)
@@ -150,6 +149,7 @@ def test_stacking_weights_are_the_maximum(seed):
 
 def test_evidence_weights_are_posterior_probabilities():
     np.testing.assert_allclose(evidence_weights([-1000.0, -1001.0]), [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+    np.testing.assert_allclose(evidence_weights([-1000.0, -1000.0], np.log([3.0, 1.0])), [0.75, 0.25])
 
 
 @pytest.mark.parametrize(

@@ -93,18 +93,20 @@ def ranks(records: list[dict[str, Any]], score: str) -> str:
 
 def by_code(records: list[dict[str, Any]]) -> str:
     """A Markdown table with a row for each code: the CRPS of ``GP``, logarithms of the ratios of the others to it,
-    evidence and coverage of ``fit_best``; at the end the mean coverage over codes with several designs."""
+    evidence and coverage of ``fit_best``, all on the designs that it has; at the end the mean coverage over codes with
+    several of these."""
     headings = ["code", "points", "noise", "designs", "CRPS of GP", "scikit-learn", "`fit_best`", "one layer of it"]
     headings += ["two layers", "three", "log evidence to one layer: two, three", "coverage of 90 %: GP, `fit_best`"]
     lines, coverages = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"], []
     for case in dict.fromkeys(map(case_of, records)):
-        gp, best = ([r for r in records if case_of(r) == case and r["method"] == name] for name in ("GP", "fit_best"))
+        seeds = {r["seed"] for r in records if case_of(r) == case and r["method"] == "fit_best"}
+        mine = [r for r in records if case_of(r) == case and r["seed"] in seeds]
+        gp, best = ([r for r in mine if r["method"] == name] for name in ("GP", "fit_best"))
         if not gp or not best:
             continue
         cells = []
         for method in ("GP, scikit-learn", "fit_best", "one layer", "two layers", "three layers"):
-            ratios = log_ratios(records, case, method, "GP", "crps")
-            cells.append(_mean(ratios))
+            cells.append(_mean(log_ratios(mine, case, method, "GP", "crps")))
         first, *deeper = np.transpose([r["log_evidence"] for r in best])
         evidence = ", ".join(f"{np.median(deep - first):+.1f}" for deep in deeper)
         coverage = [float(np.mean([r["coverage"] for r in rows])) for rows in (gp, best)]

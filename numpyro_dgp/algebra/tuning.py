@@ -137,8 +137,9 @@ each one gained. Why:
 - ``small_solve``: OpenBLAS wakes threads for a larger solve, which keep spinning after it on the cores that XLA needs:
   a third of a step. ``single_factor``: it does the same for factorisations of more than 200 rows; with 500 inducing
   points and 1000 rows that was two fifths of a step. ``many_matrices``: LAPACK takes one matrix after the other.
-- ``together``: a batch of 100 small factorisations takes 0.85 of the time of 100 single ones with 20 rows and 0.92 with
-  60, which does not pay for the waiting: one by one, ``dgp.fit_best`` takes 0.73 and 0.46 of the time.
+- ``together``: a batch of small factorisations is hardly faster than as many single ones, which does not pay for the
+  waiting: one by one, ``dgp.fit_best`` takes 0.57 of the time of 100 together with 20 rows of two inputs, 0.51 with 60
+  rows of six (seconds of ``benchmarks/emulation.py --methods fit_best --depths 1 2``).
 - ``few_columns`` was chosen for inputs in space, ``cells`` (4 MiB in single precision) by order of magnitude; no table
   of other values exists.
 """

@@ -57,13 +57,14 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
     return weights / weights.sum()
 
 
-def evidence_weights(log_evidence: Any) -> np.ndarray:
-    r"""The posterior probabilities of programs that are equally probable before.
+def evidence_weights(log_evidence: Any, log_prior: Any = 0.0) -> np.ndarray:
+    r"""The posterior probabilities of programs.
 
-    .. math:: w_k = \frac{p_k(y)}{\sum_j p_j(y)}
+    .. math:: w_k = \frac{\pi_k\, p_k(y)}{\sum_j \pi_j\, p_j(y)}
 
     Args:
         log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,).
+        log_prior: :math:`\log \pi_k`, but for a constant (K,); by default all are equally probable.
 
     Returns:
         Weights (K,).
@@ -80,5 +81,6 @@ def evidence_weights(log_evidence: Any) -> np.ndarray:
     """
     found = np.asarray(log_evidence, float)
     require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
+    found = found + log_prior
     weights = np.exp(found - found.max())
     return weights / weights.sum()

@@ -137,7 +137,8 @@ def fit_best(
 
     parts = fitted(fit_key, args)
     if weigh == "evidence":
-        weights = evidence_weights([part.log_evidence + d * math.log(layer_odds) for d, part in parts.items()])
+        log_evidence = [part.log_evidence for part in parts.values()]
+        weights = evidence_weights(log_evidence, math.log(layer_odds) * np.array(depths))
         return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)))
     order = np.asarray(jax.random.permutation(fold_key, rows))
     held_out = np.zeros((rows, len(depths)))
