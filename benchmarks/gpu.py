@@ -4,7 +4,8 @@
 fits at once by ``jax.vmap``, gradients of NUTS's potential for one chain and for many, predictions, and a ring. Times
 are medians of several calls, each of many steps in one compiled loop. *buffers* is what XLA allocates beside the
 arguments. *difference* is the largest difference, relative to the largest number, from the same program on the host's
-CPU: of the loss and of the parameters after a step. ``--smoke`` runs small sizes; it needs no accelerator.
+CPU: of the loss and of the parameters after a step. It is computed when all times are known. ``--smoke`` runs small
+sizes; it needs no accelerator.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +60,7 @@ def training(
     """Steps of one fit, or of several with keys of their own at the same time."""
     svi, data = fits(layers, batch, dtype, natural, inducing)
     name = f"{'natural step' if natural else 'step'}, {layers} layers, {batch} rows"
+    name += f", {inducing} inducing points" if inducing != 100 else ""
     if copies == 1:
         return Work(name, lambda state: svi.update(state, *data), jax.jit(svi.init)(jax.random.key(0), *data))
     keys = jax.random.split(jax.random.key(0), copies)
@@ -146,32 +149,53 @@ def relative(found: Any, expected: Any) -> float:
     return worst
 
 
-def measure(work: Work, loop: int, repeats: int) -> str:
-    """One line of the table."""
+def many_steps(work: Work, loop: int) -> Callable[[Any], tuple[Any, jax.Array]]:
+    """So many of them in one program."""
 
     def many(state: Any) -> tuple[Any, jax.Array]:
-        state, value = work.step(state)
-        return jax.lax.fori_loop(1, loop, lambda _, carry: work.step(carry[0]), (state, value))
+        shape = jax.eval_shape(work.step, state)[1]
+        start = state, jnp.zeros(shape.shape, shape.dtype)
+        return jax.lax.fori_loop(0, loop, lambda _, carry: work.step(carry[0]), start)
 
-    start = time.perf_counter()
-    compiled = jax.jit(many).lower(work.state).compile()
-    compiling = time.perf_counter() - start
-    jax.block_until_ready(compiled(work.state))
+    return many
+
+
+def seconds(compiled: Callable[[Any], Any], state: Any, repeats: int) -> float:
+    """The median time of a call, after a first one that is not counted."""
+    jax.block_until_ready(compiled(state))
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
-        jax.block_until_ready(compiled(work.state))
-        times.append((time.perf_counter() - start) / loop)
+        jax.block_until_ready(compiled(state))
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def measure(work: Work, loop: int, repeats: int) -> str:
+    """One line of the table, without its end."""
+    start = time.perf_counter()
+    compiled = jax.jit(many_steps(work, loop)).lower(work.state).compile()
+    compiling = time.perf_counter() - start
+    step = seconds(compiled, work.state, repeats) / loop
     memory = compiled.memory_analysis()
     buffers = "" if memory is None else f"{memory.temp_size_in_bytes / 2**30:.2f}"
+    return f"| {work.name} | {1e3 * step:.3g} | {compiling:.1f} | {buffers} |"
+
+
+def differences(works: list[Work]) -> list[str]:
+    """The ends of their lines: what a step differs from the host's. Several threads compile; NumPyro traces by one."""
+    if jax.default_backend() == "cpu":
+        return ["" for _ in works]
     cpu = jax.devices("cpu")[0]
-    difference = ""
-    if jax.default_backend() != "cpu":
-        there = jax.jit(work.step)(work.state)
-        with jax.default_device(cpu):
-            here = jax.jit(work.step)(jax.device_put(work.state, cpu))
-        difference = f"{relative(there, here):.1e}"
-    return f"| {work.name} | {1e3 * np.median(times):.3g} | {compiling:.1f} | {buffers} | {difference} |"
+    there = [jax.jit(work.step).lower(work.state) for work in works]
+    with jax.default_device(cpu):
+        states = [jax.device_put(work.state, cpu) for work in works]
+        here = [jax.jit(work.step).lower(state) for work, state in zip(works, states, strict=True)]
+    with ThreadPoolExecutor(8) as threads:
+        programs = list(threads.map(lambda lowered: lowered.compile(), there + here))
+    found = [program(work.state) for program, work in zip(programs, works, strict=False)]
+    expected = [program(state) for program, state in zip(programs[len(works) :], states, strict=True)]
+    return [f"{relative(a, b):.1e}" for a, b in zip(found, expected, strict=True)]
 
 
 def main() -> None:
@@ -195,10 +219,15 @@ def main() -> None:
             "|---|---|---|---|---|",
         ]
         print("\n".join(lines[-4:]), flush=True)
+        found, rows = [], []
         for work in works(dtype, arguments.smoke):
             if not arguments.only or any(word in work.name for word in arguments.only):
-                lines.append(measure(work, arguments.loop, arguments.repeats))
-                print(lines[-1], flush=True)
+                found.append(work)
+                rows.append(measure(work, arguments.loop, arguments.repeats))
+                print(rows[-1], flush=True)
+        ends = differences(found)
+        lines += [f"{row} {end} |" for row, end in zip(rows, ends, strict=True)]
+        print("\n".join(["", "differences: " + " ".join(ends)]) if any(ends) else "", flush=True)
         lines.append("")
     if arguments.out:
         with arguments.out.open("a") as file:

@@ -1,4 +1,4 @@
-"""Training with GPyTorch."""
+"""Training with GPyTorch, on a CUDA device where PyTorch has one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gpytorch.variational import CholeskyVariationalDistribution, VariationalStr
 from implementations.training import RATE, Training
 
 ROWS = 1000  # predicted at once
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Layer(DeepGPLayer):
@@ -28,7 +29,7 @@ class Layer(DeepGPLayer):
         self.identity = outputs is not None
 
     def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
-        mean = torch.zeros(x.shape[:-1], dtype=x.dtype)
+        mean = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
         if self.identity:  # output p has mean x_p
             columns = x if x.dim() == 2 else torch.diagonal(x, dim1=-3, dim2=-1)
             mean = columns.transpose(-1, -2)
@@ -62,7 +63,7 @@ def train(
     kind = getattr(torch, dtype)
     torch.set_default_dtype(kind)
     torch.manual_seed(0)
-    model = Model(torch.as_tensor(Z, dtype=kind), num_layers, lengthscale)
+    model = Model(torch.as_tensor(Z, dtype=kind), num_layers, lengthscale).to(DEVICE)
     for layer in model.layers[:-1]:
         strategy = layer.variational_strategy
         strategy._variational_distribution.chol_variational_covar.data.mul_(1e-2)
@@ -72,11 +73,14 @@ def train(
     optimiser = torch.optim.Adam(model.parameters(), lr=rate(0))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate(step) / rate(0))
 
+    def tensor(a: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(a, dtype=kind, device=DEVICE)
+
     def update(X: np.ndarray, y: np.ndarray) -> torch.Tensor:
         model.train()
         optimiser.zero_grad()
         with gpytorch.settings.num_likelihood_samples(1):
-            loss = -bound(model(torch.as_tensor(X, dtype=kind)), torch.as_tensor(y, dtype=kind))
+            loss = -bound(model(tensor(X)), tensor(y))
         loss.backward()
         optimiser.step()
         scheduler.step()
@@ -86,10 +90,10 @@ def train(
         model.eval()
         found = []
         with torch.no_grad(), gpytorch.settings.num_likelihood_samples(num_draws):
-            for rows in torch.as_tensor(X, dtype=kind).split(ROWS):
+            for rows in tensor(X).split(ROWS):
                 f = model(rows)
                 found.append((f.mean, f.variance + model.likelihood.noise))
-        means, variances = (torch.cat(parts, 1).numpy() for parts in zip(*found, strict=True))
+        means, variances = (torch.cat(parts, 1).cpu().numpy() for parts in zip(*found, strict=True))
         return means, variances
 
     return Training(update, predict)
@@ -98,5 +102,5 @@ def train(
 def build(X: np.ndarray, y: np.ndarray, Z: np.ndarray, num_layers: int, dtype: str) -> Callable[[], float]:
     """A function that does one Adam step on the minibatch (X, y) and returns the loss before it."""
     update, _ = train(Z, num_layers, dtype, len(X))
-    data = [torch.as_tensor(a, dtype=getattr(torch, dtype)) for a in (X, y)]
+    data = [torch.as_tensor(a, dtype=getattr(torch, dtype), device=DEVICE) for a in (X, y)]
     return lambda: float(update(*data))
