@@ -4,8 +4,8 @@
 fits at once by ``jax.vmap``, gradients of NUTS's potential for one chain and for many, predictions, and a ring. Times
 are medians of several calls, each of many steps in one compiled loop. *buffers* is what XLA allocates beside the
 arguments. *difference* is the largest difference, relative to the largest number, from the same program on the host's
-CPU: of the loss and of the parameters after a step. It is computed when all times are known. ``--smoke`` runs small
-sizes; it needs no accelerator.
+CPU: of the loss and of the parameters after a step. It is computed when all times are known, or alone with
+``--only-differences``. ``--smoke`` runs small sizes; it needs no accelerator.
 """
 
 from __future__ import annotations
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--loop", type=int, default=50, help="steps in one compiled call")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", help="rows whose names contain one of these")
+    parser.add_argument("--only-differences", action="store_true", help="no times")
     parser.add_argument("--smoke", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--out", type=Path, help="file to append the table to")
     arguments = parser.parse_args()
@@ -223,7 +224,8 @@ def main() -> None:
         for work in works(dtype, arguments.smoke):
             if not arguments.only or any(word in work.name for word in arguments.only):
                 found.append(work)
-                rows.append(measure(work, arguments.loop, arguments.repeats))
+                untimed = f"| {work.name} | | | |"
+                rows.append(untimed if arguments.only_differences else measure(work, arguments.loop, arguments.repeats))
                 print(rows[-1], flush=True)
         ends = differences(found)
         lines += [f"{row} {end} |" for row, end in zip(rows, ends, strict=True)]
