@@ -141,15 +141,17 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
         yield "GP, scikit-learn", _Sklearn(process.fit(np.asarray(design.X), np.asarray(design.y)))
 
 
-def by_depth(design: Design, depths: tuple[int, ...], layer_odds: float) -> Iterator[tuple[str, Any]]:
-    """The parts of ``fit_best``, and itself."""
-    options: dict[str, Any] = {"depths": depths, "layer_odds": layer_odds, "num_draws": NUM_DRAWS}
-    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, **options)
+def by_depth(design: Design, depths: tuple[int, ...], layer_odds: float, one_layer: str) -> Iterator[tuple[str, Any]]:
+    """``fit_best``, and its parts with draws."""
+    options: dict[str, Any] = {"layer_odds": layer_odds, "one_layer": one_layer, "num_draws": NUM_DRAWS}
+    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, **options)
     print(best)
-    usual = (depths, layer_odds) == (DEPTHS, LAYER_ODDS)
-    yield "fit_best" if usual else f"fit_best, layers {depths}, odds {layer_odds:g}", best
-    for depth, part in best.parts.items() if usual else ():
-        yield LAYERS[depth], part.posterior
+    usual = (depths, layer_odds, one_layer) == (DEPTHS, LAYER_ODDS, "mode")
+    how = f"fit_best, layers {depths}, odds {layer_odds:g}" + (", one layer by draws" if one_layer == "draws" else "")
+    yield "fit_best" if usual else how, best
+    for depth, part in best.parts.items() if usual or one_layer == "draws" else ():
+        if part.posterior.samples:
+            yield LAYERS[depth], part.posterior
 
 
 def by_guide(
@@ -241,6 +243,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="numbers of layers")
     parser.add_argument("--layer-odds", type=float, default=LAYER_ODDS, help="of each further layer, before the data")
+    parser.add_argument("--one-layer", default="mode", choices=("mode", "draws"), help="how fit_best predicts by it")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -259,13 +262,14 @@ def main() -> None:
     for per_dim, seed, code, method in [] if arguments.table else cases:
         points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
         case = code, points, arguments.noise
-        odds = {"layer_odds": arguments.layer_odds} if method == "fit_best" else {}
-        by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | odds
+        weighing = {"layer_odds": arguments.layer_odds, "one_layer": arguments.one_layer}
+        options = weighing if method == "fit_best" else {}
+        by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | options
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
             continue
         design = make_design(code, per_dim, seed, arguments.noise)
         clock = time.perf_counter()
-        for name, posterior in METHODS[method](design, tuple(arguments.depths), **odds):
+        for name, posterior in METHODS[method](design, tuple(arguments.depths), **options):
             seconds = round(time.perf_counter() - clock, 1)
             record = {"code": code, "points": points, "noise": arguments.noise, "seed": seed} | by
             record |= {"method": name, "version": dgp.__version__}

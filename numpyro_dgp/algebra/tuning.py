@@ -168,8 +168,8 @@ ACCELERATOR = Tuning(
     together=100,
 )
 """For every other platform (``"gpu"``, ``"tpu"``). **Chosen by reasoning;** of ``small_solve``, ``single_factor`` and
-``many_matrices`` other values were tried on one GPU (``benchmarks/constants.py``, ``docs/performance.md``): blocks of 25
-and 200 take up to 1.11 of the time, 8 matrices 0.93 to 1.00.
+``many_matrices`` other values were tried on one GPU (``benchmarks/constants.py``, ``docs/performance.md``): blocks of
+25 and 200 take up to 1.11 of the time, 8 matrices 0.93 to 1.00.
 
 A device with thousands of threads waits in loops and for small kernels: up to 100 000 rows are one block (with 8
 outputs and 100 inducing points, 0.3 GB in single precision), a factor is inverted by one solve, a batch is factorised

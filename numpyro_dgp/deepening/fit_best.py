@@ -26,6 +26,7 @@ def fit_best(
     depths: Sequence[int] = (1, 2, 3),
     weigh: Literal["evidence", "stacking"] = "evidence",
     layer_odds: float = 0.25,
+    one_layer: Literal["mode", "draws"] = "mode",
     folds: int = 5,
     num_draws: int = 200,
     num_sweeps: int = 2,
@@ -39,7 +40,10 @@ def fit_best(
 
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
     one run of sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its
-    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The evidence is
+    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The one exception
+    is one layer with a Gaussian likelihood, which predicts as Gaussian processes mostly do, at the largest density of
+    its hyperparameters on the unconstrained scale (of the logarithms of positive ones): of codes without noise that is
+    more accurate than an average over draws. The evidence is
     estimated without bias; with too few draws or sweeps its logarithm is mostly too low, of deeper programs more than
     of one layer. Before the data each further layer has the odds :math:`\rho`, since a layer of which they say nothing
     costs accuracy.
@@ -61,6 +65,9 @@ def fit_best(
             fitted ``folds`` times more.
         layer_odds: :math:`\rho`, of ``"evidence"``: the prior probability of a program over that of one with a layer
             less; 1 for programs that are equally probable.
+        one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at the largest density of its
+            hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
+            noise, may want.
         folds: of ``"stacking"``.
         num_draws: of each posterior.
         num_sweeps: of moves of all draws, at each temperature. Where the two programs' evidence matters, see that it
@@ -71,9 +78,9 @@ def fit_best(
         weights.
 
     Raises:
-        ValueError: a family that does not give programs, depths that do not ascend, another way to weigh, odds that
-            are not positive, fewer rows than folds, observations that do not have the rows of the inputs; a program
-            with ``numpyro.param`` sites.
+        ValueError: a family that does not give programs, depths that do not ascend, another way to weigh or to predict
+            by one layer, odds that are not positive, fewer rows than folds, observations that do not have the rows of
+            the inputs; a program with ``numpyro.param`` sites.
 
     Example:
         >>> import jax, numpyro
@@ -114,6 +121,8 @@ def fit_best(
             f"fit_best: expected layer_odds as a positive number, got {layer_odds!r}: 0.25, or 1.0 for "
             "programs that are equally probable"
         )
+    if one_layer not in ("mode", "draws"):
+        raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
     for name, value, hint in (
         ("folds", folds, "5"),
         ("num_draws", num_draws, "200"),
@@ -133,7 +142,8 @@ def fit_best(
 
     def fitted(key: Array, args: tuple[Any, ...]) -> dict[int, IntegratedFit]:
         keys = {depth: jax.random.fold_in(key, depth) for depth in depths}
-        return {d: fit_integrated(program, keys[d], args, num_draws, num_sweeps) for d, program in programs.items()}
+        options = num_draws, num_sweeps, one_layer == "mode"
+        return {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
 
     parts = fitted(fit_key, args)
     if weigh == "evidence":

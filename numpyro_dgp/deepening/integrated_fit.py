@@ -18,13 +18,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.deepening.largest_density import highest_end, posterior_at
 from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.inference.integrated_layers import integrated_in
 from numpyro_dgp.inference.mcmc import for_mcmc
 from numpyro_dgp.inference.population import populate
 from numpyro_dgp.model.beliefs import InducingPrior, StandardNormal
@@ -36,6 +39,8 @@ __all__ = ["IntegratedFit", "fit_integrated"]
 
 _DRAWS_OF_PRIOR = 1000
 """For the moments of hyperparameters on the unconstrained scale."""
+_ASCENTS = 3
+"""To the largest density, from the points where it is largest."""
 
 Numbers = dict[str, Array]
 
@@ -44,7 +49,7 @@ class IntegratedFit(NamedTuple):
     """A fitted program.
 
     Args:
-        posterior: draws of it.
+        posterior: draws of it, or one layer at the largest density of its hyperparameters.
         log_evidence: an estimate of log p(y), with everything integrated.
         error: its standard error, as far as the moves make points independent of one temperature from those of the
             next; less than the true one where they do not.
@@ -58,7 +63,12 @@ class IntegratedFit(NamedTuple):
 
 
 def fit_integrated(
-    model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], num_draws: int, num_sweeps: int
+    model: Callable[..., Any],
+    rng_key: Array,
+    args: tuple[Any, ...],
+    num_draws: int,
+    num_sweeps: int,
+    mode: bool = False,
 ) -> IntegratedFit:
     """Draw from the posterior of one program, and estimate its evidence.
 
@@ -68,6 +78,8 @@ def fit_integrated(
         args: of the program, observations included.
         num_draws: points that go from the prior to the posterior.
         num_sweeps: of moves at each temperature.
+        mode: whether a program in which all but an integrated layer are hyperparameters predicts with these at their
+            largest density, and not with draws of them.
 
     Raises:
         ValueError: a likelihood that is not finite at any draw of the prior.
@@ -90,30 +102,51 @@ def fit_integrated(
             return prior - gaussian, likelihood
 
         found = populate(log_ratios, move_key, starts, density.blocks(), num_sweeps)
-        draws = jax.lax.map(lambda z: density.draw(loc + scale * z), found.points)
-        return found._replace(points=draws)
+        points = loc + scale * found.points
+        order = jnp.argsort(-jax.lax.map(lambda point: jnp.stack(density(point)).sum(), points))
+        one_layer = jnp.asarray(density.one_layer)
+        return found._replace(points=jax.lax.map(density.draw, points)), points[order[:_ASCENTS]], one_layer
 
-    found = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
+    found, highest, one_layer = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
     log_evidence, error = float(found.log_evidence), math.sqrt(float(found.variance))
     if not math.isfinite(log_evidence):
         raise ValueError(
             "fit_best: expected a likelihood that is finite at some draws of the prior, got none: standardise X and "
             "y, give the noise a prior away from zero, or run in float64"
         )
-    return IntegratedFit(Posterior(model, samples=found.points), log_evidence, error, int(found.temperatures))
+    posterior = Posterior(model, samples=found.points)
+    if mode and one_layer:
+
+        def density_of(arrays: list[Array]) -> _Density:
+            return _Density(program, rebuild(arrays)[0], rng_key)
+
+        def log_density(point: Array, arrays: list[Array]) -> Array:
+            return jnp.stack(density_of(arrays)(point)).sum()
+
+        slope = Compiled(jax.value_and_grad(log_density)).at(highest[0], arrays)
+        point = highest_end(lambda at: slope(at, arrays), np.asarray(highest))
+        values = Compiled(lambda point, arrays: density_of(arrays).constrained(point))(point, arrays)
+        posterior = posterior_at(model, values, args)
+    return IntegratedFit(posterior, log_evidence, error, int(found.temperatures))
 
 
 class _Density:
-    """Prior and likelihood of a program in the unconstrained numbers of its latent sites, as one vector."""
+    """Prior and likelihood of a program in the unconstrained numbers of its latent sites, as one vector.
+
+    It has ``one_layer`` if these are hyperparameters only, and inducing values are integrated.
+    """
 
     def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], key: Array) -> None:
         self.program, self.args, self.key = program, args, key
-        self.sites = _latent(self.trace({}, key))
+        sites = self.trace({}, key)
+        self.sites = _latent(sites)
         self.bijections = {name: biject_to(site["fn"].support) for name, site in self.sites.items()}
         white = InducingPrior | StandardNormal
         self.white = {name: isinstance(unwrap(site["fn"]), white) for name, site in self.sites.items()}
         self.shapes = {name: self.bijections[name].inv(site["value"]) for name, site in self.sites.items()}
         self.unravel = ravel_pytree(self.shapes)[1]
+        shared = not any(self.white[name] or site["cond_indep_stack"] for name, site in self.sites.items())
+        self.one_layer = shared and bool(integrated_in(sites))
 
     def trace(self, values: Numbers, key: Array) -> Trace:
         given = handlers.substitute(handlers.seed(self.program, key), data=values)
