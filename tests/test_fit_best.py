@@ -11,6 +11,7 @@ from jax.scipy.special import logsumexp
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit
+from numpyro_dgp.deepening.largest_density import highest_end
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 
 KEY = jax.random.key(0)
@@ -18,10 +19,10 @@ X = jnp.linspace(0, 1, 12)[:, None]
 STEP = jnp.where(X[:, 0] < 0.47, -1.0, 1.0)
 
 
-def family(depth):
+def family(depth, data=X):
     def model(X_, y=None):
         scale = numpyro.sample("scale", dist.LogNormal(-0.5, 1.0))
-        noise, h, Z, layers = numpyro.sample("noise", dist.LogNormal(-4.0, 1.0)), X_, X, []
+        noise, h, Z, layers = numpyro.sample("noise", dist.LogNormal(-4.0, 1.0)), X_, data, []
         for i in range(depth - 1, 0, -1):
             kernel = dgp.kernels.Matern52(numpyro.sample(f"variance{i}", dist.LogNormal(-3.0, 1.0)), 0.4)
             layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=1, mean=dgp.means.Identity()))
@@ -35,8 +36,8 @@ def family(depth):
     return model
 
 
-def log_evidence(X_, y):
-    """Of one layer, by a grid over its two hyperparameters."""
+def densities(X_, y):
+    """Log densities of y and the logarithms of one layer's two hyperparameters, on a grid."""
     a, b = jnp.linspace(-4.5, 3.5, 120), jnp.linspace(-8.0, 0.0, 100)
 
     def at(log_scale, log_noise):
@@ -44,7 +45,12 @@ def log_evidence(X_, y):
         density = dist.MultivariateNormal(jnp.zeros(len(X_)), K + 1e-10 * jnp.eye(len(X_))).log_prob(y)
         return density + dist.Normal(-0.5, 1.0).log_prob(log_scale) + dist.Normal(-4.0, 1.0).log_prob(log_noise)
 
-    return logsumexp(jax.vmap(lambda u: jax.vmap(lambda v: at(u, v))(b))(a)) + jnp.log((a[1] - a[0]) * (b[1] - b[0]))
+    return jax.vmap(lambda u: jax.vmap(lambda v: at(u, v))(b))(a), a, b
+
+
+def log_evidence(X_, y):
+    values, a, b = densities(X_, y)
+    return logsumexp(values) + jnp.log((a[1] - a[0]) * (b[1] - b[0]))
 
 
 @pytest.mark.slow
@@ -52,12 +58,76 @@ def test_the_evidence_of_one_layer_is_that_of_a_grid():
     with jax.enable_x64(True):
         x = jnp.asarray(np.asarray(X), float)
         y = jnp.sin(6 * x[:, 0])
-        best = dgp.fit_best(family, KEY, x, y, depths=(1,))
+        best = dgp.fit_best(family, KEY, x, y, depths=(1,), one_layer="draws")
         part, evidence = best.parts[1], log_evidence(x, y)
         assert best.weights == {1: 1.0}
         assert abs(part.log_evidence - evidence) < 4 * part.error
         assert part.error < 0.3
         assert len(part.posterior.samples["noise"]) == 200
+
+
+NOISY = jnp.sin(6 * X[:, 0]) + 0.1 * jnp.cos(40 * X[:, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_layer_predicts_at_the_largest_density_of_its_logarithms(dtype):
+    """As a dense Gaussian process does with the hyperparameters of the highest point of a grid."""
+    with jax.enable_x64(dtype == "float64"):
+        x, y = jnp.asarray(np.asarray(X), dtype), jnp.asarray(np.asarray(NOISY), dtype)
+        best = dgp.fit_best(lambda d: family(d, x), KEY, x, y, depths=(1,), num_draws=10, num_sweeps=1)
+        found = best.parts[1].posterior.params
+        new = x[:4] + 0.04
+        mixture = best.predict(KEY, new)
+    assert mixture.means.shape == (1, 4)  # one draw says all
+    assert mixture.means.dtype == dtype
+    values, a, b = densities(X, NOISY)
+    row, column = np.unravel_index(values.argmax(), values.shape)
+    scale, noise = np.exp(a[row]), np.exp(b[column])
+    np.testing.assert_allclose(np.log(found["scale_auto_loc"]), a[row], atol=0.07)
+    np.testing.assert_allclose(np.log(found["noise_auto_loc"]), b[column], atol=0.09)
+    kernel = dgp.kernels.Matern52(1.0, scale)
+    C, c = kernel(X, X) + noise**2 * jnp.eye(len(X)), kernel(jnp.asarray(np.asarray(new), float), X)
+    np.testing.assert_allclose(mixture.mean, c @ jnp.linalg.solve(C, NOISY), atol=5e-3)
+    spread = 1.0 - jnp.sum(c * jnp.linalg.solve(C, c.T).T, 1) + noise**2
+    np.testing.assert_allclose(mixture.variance, spread, rtol=0.1)
+
+
+@pytest.mark.slow
+def test_how_one_layer_predicts_does_not_change_what_is_said_of_it():
+    options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1}
+    draws, mode = (dgp.fit_best(family, KEY, X, NOISY, one_layer=how, **options) for how in ("draws", "mode"))
+    assert draws.parts[1].log_evidence == mode.parts[1].log_evidence
+    assert draws.weights == mode.weights
+    assert mode.parts[1].posterior.samples is None
+    assert len(draws.parts[1].posterior.samples["scale"]) == 10
+
+
+@pytest.mark.slow
+def test_layers_that_are_not_integrated_predict_by_draws():
+    """Under a Bernoulli likelihood, and with a latent input in a plate."""
+
+    def counts(depth):
+        def model(X_, y=None):
+            scale = numpyro.sample("scale", dist.LogNormal(-0.5, 1.0))
+            f = dgp.gp("f", dgp.kernels.Matern52(1.0, scale), dgp.Points(X))
+            with numpyro.plate("data", len(X_)):
+                numpyro.sample("y", dgp.Likelihood(f(X_), lambda v: dist.Bernoulli(logits=v)), obs=y)
+
+        return model
+
+    best = dgp.fit_best(counts, KEY, X, (STEP > 0).astype(int), depths=(1,), num_draws=8, num_sweeps=1)
+    assert len(best.parts[1].posterior.samples["scale"]) == 8
+
+
+def test_an_ascent_ends_where_it_is_highest_and_never_below_its_start():
+    def slope(point):  # two hills, of heights 1 and 2, and no number beyond them
+        hills = np.exp(-((point[0] + 2) ** 2)), 2 * np.exp(-((point[0] - 2) ** 2))
+        value = sum(hills) if abs(point[0]) < 3 else np.nan
+        return value, np.array([-2 * (point[0] + 2) * hills[0] - 2 * (point[0] - 2) * hills[1]])
+
+    np.testing.assert_allclose(highest_end(slope, np.array([[-2.5], [1.5]])), [2.0], atol=1e-4)
+    np.testing.assert_allclose(highest_end(slope, np.array([[-2.5]])), [-2.0], atol=1e-4)
+    assert slope(highest_end(slope, np.array([[2.9]])))[0] >= slope(np.array([2.9]))[0]
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +230,10 @@ def test_evidence_weights_are_posterior_probabilities():
         (lambda: dgp.fit_best(family, KEY, X, STEP[:3]), "inputs first and observations last, with as many rows"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(2, 1)), "depths as ascending numbers of layers"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="evidence" or "stacking"'),
+        (
+            lambda: dgp.fit_best(family, KEY, X, STEP, one_layer="map"),
+            'expected one_layer="mode" or "draws", got \'map',
+        ),
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="stacking", folds=50), "expected from 2 to 12 folds"),
         (lambda: stacking_weights(np.zeros(3)), r"expected log densities of shape \(N, K\)"),
         (

@@ -68,7 +68,7 @@ def fit_integrated(
     args: tuple[Any, ...],
     num_draws: int,
     num_sweeps: int,
-    mode: bool = False,
+    mode: bool,
 ) -> IntegratedFit:
     """Draw from the posterior of one program, and estimate its evidence.
 
