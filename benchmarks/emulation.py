@@ -221,17 +221,18 @@ def scores(posterior: Any, design: Design) -> dict[str, float]:
     }
 
 
-def crps(y: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
-    """Of mixtures of Gaussians (S, N), in closed form: Grimit et al. (2006)."""
+def crps(y: np.ndarray, means: np.ndarray, deviations: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Of mixtures of Gaussians (S, N), in closed form: Grimit et al. (2006). Weights (S,) are equal by default."""
+    weights = np.full(len(means), 1 / len(means)) if weights is None else weights
 
     def expected(m: np.ndarray, s: np.ndarray) -> np.ndarray:  # E|N(m, s^2)|
         return m * (2 * norm.cdf(m / s) - 1) + 2 * s * norm.pdf(m / s)
 
-    first = expected(y - means, deviations).mean(0)
-    pairs = np.mean(
-        [expected(means - m, np.sqrt(deviations**2 + s**2)) for m, s in zip(means, deviations, strict=True)], (0, 1)
-    )
-    return first - pairs / 2
+    first = weights @ expected(y - means, deviations)
+    pairs = [
+        weights @ expected(means - m, np.sqrt(deviations**2 + s**2)) for m, s in zip(means, deviations, strict=True)
+    ]
+    return first - weights @ np.array(pairs) / 2
 
 
 def main() -> None:
