@@ -176,9 +176,8 @@ def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
         mean, unit = y.mean(), y.std()
         values = jnp.asarray((y - mean) / unit)
         seen = dgp.design.Seen(jnp.asarray(X), values, jnp.ones(len(y), bool), values.min())
-        best = dgp.fit_best(
-            family(seen.X, kernel=task.kernel), key, seen.X, seen.y, depths=(1, 2), num_draws=args.draws
-        )
+        options = {"depths": (1, 2), "one_layer": "draws", "num_draws": args.draws}
+        best = dgp.fit_best(family(seen.X, kernel=task.kernel), key, seen.X, seen.y, **options)
         if name == "sine":
             predicted = mean + unit * np.asarray(best.predict_function(key, jnp.asarray(X_test)).mean)
             errors[len(y)] = float(np.sqrt(np.mean((predicted - task.run(X_test)) ** 2)))

@@ -102,6 +102,31 @@ def test_how_one_layer_predicts_does_not_change_what_is_said_of_it():
     assert len(draws.parts[1].posterior.samples["scale"]) == 10
 
 
+@pytest.mark.parametrize("one_layer", ["mode", "draws"])
+def test_hyperparameters_may_be_in_a_plate(one_layer):
+    """They are those of one site with a dimension, and predictions know them."""
+
+    def program(in_plate):
+        def model(X_, y=None):
+            if in_plate:
+                with numpyro.plate("columns", 1):
+                    scale = numpyro.sample("scale", dist.LogNormal(-0.5, 1.0))
+            else:
+                scale = numpyro.sample("scale", dist.LogNormal(-0.5, 1.0).expand([1]).to_event(1))
+            f = dgp.gp("f0", dgp.kernels.Matern52(1.0, scale), dgp.Points(X))
+            with numpyro.plate("data", len(X_)):
+                value = numpyro.deterministic("twice", 2.0 * X_[:, 0])  # one for each row: no number of the fit
+                numpyro.sample("y", dgp.Likelihood(f(X_), lambda v: dist.Normal(v + 0 * value, 0.05)), obs=y)
+
+        return model
+
+    options = {"depths": (1,), "num_draws": 6, "num_sweeps": 1, "one_layer": one_layer}
+    found = [dgp.fit_best(lambda _, p=p: program(p), KEY, X, NOISY, **options) for p in (True, False)]
+    assert ("scale" in (found[0].parts[1].posterior.samples or {})) == (one_layer == "draws")
+    new = X[:3] + 0.04
+    np.testing.assert_allclose(*(best.predict(KEY, new).mean for best in found), rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_layers_that_are_not_integrated_predict_by_draws():
     """Under a Bernoulli likelihood, and with a latent input in a plate."""

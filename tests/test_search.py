@@ -236,6 +236,14 @@ def at_the_runs(X, y=None, runs=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 1e-4)), obs=y)
 
 
+def at_the_runs_in_a_plate(X, y=None, runs=None):
+    with numpyro.plate("columns", 1):
+        scale = jnp.exp(numpyro.sample("log_scale", dist.Normal(-0.5, 0.5)))
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, scale), dgp.Points(runs))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 1e-4)), obs=y)
+
+
 def exact_means(scale, X, y, X_new):
     """Dense algebra, without noise to speak of."""
     gram = lambda a, b: np.exp(-0.5 * (a - b.T) ** 2 / scale**2)  # noqa: E731
@@ -243,10 +251,14 @@ def exact_means(scale, X, y, X_new):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guide", [dgp.guides.Collapsed, AutoDelta], ids=["collapsed", "integrated"])
-def test_inducing_inputs_at_the_runs(guide, key):
+@pytest.mark.parametrize(
+    ("program", "guide"),
+    [(at_the_runs, dgp.guides.Collapsed), (at_the_runs, AutoDelta), (at_the_runs_in_a_plate, AutoDelta)],
+    ids=["collapsed", "integrated", "plate"],
+)
+def test_inducing_inputs_at_the_runs(program, guide, key):
     with jax.enable_x64(True):
-        mine = Search(at_the_runs, guide, LINE, improvement, standardise=False, num_steps=3, refit_every=100,
+        mine = Search(program, guide, LINE, improvement, standardise=False, num_steps=3, refit_every=100,
                       optimizer=optax.adam(0.01))  # fmt: skip
         x = np.linspace(-2, 2, 9)[:, None]
         record = mine.start(key).add(np.sin(2 * x[:-1, 0]), x[:-1])
@@ -255,7 +267,7 @@ def test_inducing_inputs_at_the_runs(guide, key):
         samples = found.posterior.samples
         log_scale = found.posterior.params["log_scale_auto_loc"] if samples is None else samples["log_scale"][0]
         prediction = found.posterior.predict_function(key, jnp.asarray(ROWS, float))
-        expected = exact_means(np.exp(float(log_scale)), x, np.sin(2 * x[:, 0]), np.asarray(ROWS))
+        expected = exact_means(np.exp(log_scale.item()), x, np.sin(2 * x[:, 0]), np.asarray(ROWS))
         error = 4 * np.sqrt(np.asarray(prediction.variance) / len(prediction.means))  # of a mean over draws
         assert (np.abs(np.asarray(prediction.mean) - expected) < error + 1e-3).all()
 

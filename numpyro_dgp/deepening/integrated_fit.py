@@ -31,8 +31,9 @@ from numpyro_dgp.inference.integrated_layers import integrated_in
 from numpyro_dgp.inference.mcmc import for_mcmc
 from numpyro_dgp.inference.population import populate
 from numpyro_dgp.model.beliefs import InducingPrior, StandardNormal
+from numpyro_dgp.model.program import Program, inspect_program
 from numpyro_dgp.model.site_densities import total_log_prob
-from numpyro_dgp.model.sites import Message, Trace, shared_values, unwrap
+from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["IntegratedFit", "fit_integrated"]
@@ -86,11 +87,12 @@ def fit_integrated(
     """
     program = for_mcmc(model)
     arrays, rebuild = split_arguments(args, {})
+    structure = inspect_program(model, args, {})
 
     def run(key: Array, arrays: list[Array]) -> Any:
         args, _ = rebuild(arrays)
         site_key, moment_key, start_key, move_key = jax.random.split(key, 4)
-        density = _Density(program, args, site_key)
+        density = _Density(program, args, site_key, structure)
         keys = [jax.random.split(k, n) for k, n in ((moment_key, _DRAWS_OF_PRIOR), (start_key, num_draws))]
         of_prior = jax.lax.map(density.of_prior, jnp.concatenate(keys))
         loc, scale = density.moments(of_prior[:_DRAWS_OF_PRIOR])
@@ -118,7 +120,7 @@ def fit_integrated(
     if mode and one_layer:
 
         def density_of(arrays: list[Array]) -> _Density:
-            return _Density(program, rebuild(arrays)[0], rng_key)
+            return _Density(program, rebuild(arrays)[0], rng_key, structure)
 
         def log_density(point: Array, arrays: list[Array]) -> Array:
             return jnp.stack(density_of(arrays)(point)).sum()
@@ -136,8 +138,8 @@ class _Density:
     It has ``one_layer`` if these are hyperparameters only, and inducing values are integrated.
     """
 
-    def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], key: Array) -> None:
-        self.program, self.args, self.key = program, args, key
+    def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], key: Array, structure: Program) -> None:
+        self.program, self.args, self.key, self.structure = program, args, key, structure
         sites = self.trace({}, key)
         self.sites = _latent(sites)
         self.bijections = {name: biject_to(site["fn"].support) for name, site in self.sites.items()}
@@ -145,8 +147,8 @@ class _Density:
         self.white = {name: isinstance(unwrap(site["fn"]), white) for name, site in self.sites.items()}
         self.shapes = {name: self.bijections[name].inv(site["value"]) for name, site in self.sites.items()}
         self.unravel = ravel_pytree(self.shapes)[1]
-        shared = not any(self.white[name] or site["cond_indep_stack"] for name, site in self.sites.items())
-        self.one_layer = shared and bool(integrated_in(sites))
+        numbers = [structure.is_shared(site) and not self.white[name] for name, site in self.sites.items()]
+        self.one_layer = all(numbers) and bool(integrated_in(sites))
 
     def trace(self, values: Numbers, key: Array) -> Trace:
         given = handlers.substitute(handlers.seed(self.program, key), data=values)
@@ -190,7 +192,8 @@ class _Density:
     def draw(self, flat: Array) -> Numbers:
         """What all data share at these numbers: hyperparameters and inducing values."""
         sites = self.trace(self.constrained(flat), self.key)
-        return {name: value for name, value in shared_values(sites).items() if not name.endswith("_white")}
+        shared = self.structure.shared_values(sites)
+        return {name: value for name, value in shared.items() if not name.endswith("_white")}
 
 
 def _latent(sites: Trace) -> dict[str, Message]:

@@ -10,6 +10,7 @@ from scipy import optimize
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
+from numpyro_dgp.guides.rules.single_numbers import Delta
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["highest_end", "posterior_at"]
@@ -37,5 +38,5 @@ def highest_end(slope: Callable[[np.ndarray], tuple[Array, Array]], starts: np.n
 
 def posterior_at(model: Callable[..., Any], values: dict[str, Array], args: tuple[Any, ...]) -> Posterior:
     """The posterior of a program of one layer with these hyperparameters, the values of the layer in closed form."""
-    params = {f"{name}_auto_loc": value for name, value in values.items()}
-    return Posterior(model, Collapsed(model).on(*args), params)
+    guide = Collapsed(model, sites=dict.fromkeys(values, Delta()))
+    return Posterior(model, guide.on(*args), {f"{name}_auto_loc": value for name, value in values.items()})

@@ -15,7 +15,7 @@ from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.design.padded_rows import with_known_rows
 from numpyro_dgp.design.surrogate import Data, Params, Surrogate
 from numpyro_dgp.inference.mcmc import for_mcmc
-from numpyro_dgp.model.sites import shared_values
+from numpyro_dgp.model.program import inspect_program
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["IntegratedSurrogate"]
@@ -76,7 +76,8 @@ class IntegratedSurrogate(Surrogate):
             with handlers.block():
                 values = given(*data)
                 run = handlers.substitute(handlers.seed(program, model_key), data=values)
-                return shared_values(handlers.trace(run).get_trace(*data))
+                sites = handlers.trace(run).get_trace(*data)
+            return inspect_program(self.program(data.X), tuple(data), {}).shared_values(sites)
 
         return Compiled(
             lambda params, key, data: jax.lax.map(lambda key: draw(params, key, data), jax.random.split(key, _DRAWS))

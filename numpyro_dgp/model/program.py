@@ -90,6 +90,16 @@ class Program:
         is_latent = isinstance(unwrap(msg["fn"]), StandardNormal) and kind != "inducing"
         return not self.is_per_datum(msg) or not (_plates(msg) or is_latent)
 
+    def shared_values(self, sites: Trace) -> dict[str, Array]:
+        """The values of a run of it that all data share: those of latent sites, also in plates that are not of the
+        data, and of deterministic sites outside of plates."""
+
+        def shared(site: Message) -> bool:
+            latent = site["type"] == "sample" and not site["is_observed"]
+            return self.is_shared(site) if latent else site["type"] == "deterministic" and not _plates(site)
+
+        return {name: site["value"] for name, site in sites.items() if shared(site)}
+
     def is_predicted(self, msg: Message, plates: Sequence[frozenset[str]]) -> bool:
         """Whether a site has one value per row of a predicted site, given the plates of these."""
         return any(these <= _plates(msg) for these in plates)

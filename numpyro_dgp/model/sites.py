@@ -7,7 +7,6 @@ from typing import Any
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dgp._typing import Array
 from numpyro_dgp.model.beliefs import InducingPrior
 from numpyro_dgp.model.function_values import FunctionValues, Values
 from numpyro_dgp.model.likelihood import Likelihood
@@ -22,7 +21,6 @@ __all__ = [
     "masks_around",
     "rewrap",
     "row_shape",
-    "shared_values",
     "site_kind",
     "unwrap",
     "values_of",
@@ -109,12 +107,3 @@ def hide(msg: Message) -> None:
     msg["stop"] = True
     if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
         msg["kwargs"]["rng_key"] = numpyro.prng_key()
-
-
-def shared_values(sites: Trace) -> dict[str, Array]:
-    """The values of a run that all rows share: those of latent and deterministic sites outside of plates."""
-    return {
-        name: site["value"]
-        for name, site in sites.items()
-        if site["type"] in ("sample", "deterministic") and not (site.get("is_observed") or site.get("cond_indep_stack"))
-    }
