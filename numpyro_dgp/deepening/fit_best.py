@@ -40,13 +40,14 @@ def fit_best(
 
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
     one run of sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its
-    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The one exception
-    is one layer with a Gaussian likelihood, which predicts as Gaussian processes mostly do, at the largest density of
-    its hyperparameters on the unconstrained scale (of the logarithms of positive ones): of codes without noise that is
-    more accurate than an average over draws. The evidence is
+    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The evidence is
     estimated without bias; with too few draws or sweeps its logarithm is mostly too low, of deeper programs more than
     of one layer. Before the data each further layer has the odds :math:`\rho`, since a layer of which they say nothing
     costs accuracy.
+
+    One layer with a Gaussian likelihood predicts as Gaussian processes mostly do, with its hyperparameters
+    :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
+    unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws.
 
     It is meant for small designs: each of ``num_draws`` points evaluates the program some ten times a move, a few
     moves for every site in a sweep, at five to twenty temperatures, in which every layer costs O(N^3).

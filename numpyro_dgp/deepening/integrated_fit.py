@@ -116,19 +116,11 @@ def fit_integrated(
             "fit_best: expected a likelihood that is finite at some draws of the prior, got none: standardise X and "
             "y, give the noise a prior away from zero, or run in float64"
         )
-    posterior = Posterior(model, samples=found.points)
     if mode and one_layer:
-
-        def density_of(arrays: list[Array]) -> _Density:
-            return _Density(program, rebuild(arrays)[0], rng_key, structure)
-
-        def log_density(point: Array, arrays: list[Array]) -> Array:
-            return jnp.stack(density_of(arrays)(point)).sum()
-
-        slope = Compiled(jax.value_and_grad(log_density)).at(highest[0], arrays)
-        point = highest_end(lambda at: slope(at, arrays), np.asarray(highest))
-        values = Compiled(lambda point, arrays: density_of(arrays).constrained(point))(point, arrays)
+        values = _at_the_mode(lambda arrays: _Density(program, rebuild(arrays)[0], rng_key, structure), arrays, highest)
         posterior = posterior_at(model, values, args)
+    else:
+        posterior = Posterior(model, samples=found.points)
     return IntegratedFit(posterior, log_evidence, error, int(found.temperatures))
 
 
@@ -194,6 +186,20 @@ class _Density:
         sites = self.trace(self.constrained(flat), self.key)
         shared = self.structure.shared_values(sites)
         return {name: value for name, value in shared.items() if not name.endswith("_white")}
+
+
+def _at_the_mode(density: Callable[[list[Array]], _Density], arrays: list[Array], starts: Array) -> Numbers:
+    """Hyperparameters where the density of their unconstrained numbers is largest, found from some of these.
+
+    Args:
+        density: from the arrays among the arguments of the program.
+        arrays: these.
+        starts: unconstrained numbers (S, n).
+    """
+    slope = Compiled(jax.value_and_grad(lambda flat, arrays: jnp.stack(density(arrays)(flat)).sum()))
+    at_start = slope.at(starts[0], arrays)
+    flat = highest_end(lambda flat: at_start(flat, arrays), np.asarray(starts))
+    return Compiled(lambda flat, arrays: density(arrays).constrained(flat))(flat, arrays)
 
 
 def _latent(sites: Trace) -> dict[str, Message]:
