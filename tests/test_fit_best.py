@@ -102,7 +102,7 @@ def test_how_one_layer_predicts_does_not_change_what_is_said_of_it():
     assert len(draws.parts[1].posterior.samples["scale"]) == 10
 
 
-@pytest.mark.parametrize("one_layer", ["mode", "draws"])
+@pytest.mark.parametrize("one_layer", ["mode", pytest.param("draws", marks=pytest.mark.slow)])
 def test_hyperparameters_may_be_in_a_plate(one_layer):
     """They are those of one site with a dimension, and predictions know them."""
 

@@ -95,7 +95,7 @@ def by_code(records: list[dict[str, Any]]) -> str:
     """A Markdown table with a row for each code: the CRPS of ``GP``, logarithms of the ratios of the others to it,
     evidence and coverage of ``fit_best``, all on the designs that it has; at the end the mean coverage over codes with
     several of these."""
-    headings = ["code", "points", "noise", "designs", "CRPS of GP", "scikit-learn", "`fit_best`", "one layer of it"]
+    headings = ["code", "points", "noise", "designs", "CRPS of GP", "scikit-learn", "`fit_best`", "one layer by draws"]
     headings += ["two layers", "three", "log evidence to one layer: two, three", "coverage of 90 %: GP, `fit_best`"]
     lines, coverages = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"], []
     for case in dict.fromkeys(map(case_of, records)):
