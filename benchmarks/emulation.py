@@ -141,17 +141,24 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
         yield "GP, scikit-learn", _Sklearn(process.fit(np.asarray(design.X), np.asarray(design.y)))
 
 
-def by_depth(design: Design, depths: tuple[int, ...], layer_odds: float, one_layer: str) -> Iterator[tuple[str, Any]]:
+def by_depth(
+    design: Design, depths: tuple[int, ...], layer_odds: float, one_layer: str, num_draws: int
+) -> Iterator[tuple[str, Any]]:
     """``fit_best``, and its parts with draws."""
-    options: dict[str, Any] = {"layer_odds": layer_odds, "one_layer": one_layer, "num_draws": NUM_DRAWS}
+    options: dict[str, Any] = {"layer_odds": layer_odds, "one_layer": one_layer, "num_draws": num_draws}
     best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, **options)
     print(best)
-    usual = (depths, layer_odds, one_layer) == (DEPTHS, LAYER_ODDS, "mode")
-    how = f"fit_best, layers {depths}, odds {layer_odds:g}" + (", one layer by draws" if one_layer == "draws" else "")
-    yield "fit_best" if usual else how, best
-    for depth, part in best.parts.items() if usual or one_layer == "draws" else ():
+    how = (
+        "fit_best"
+        if (depths, layer_odds) == (DEPTHS, LAYER_ODDS)
+        else f"fit_best, layers {depths}, odds {layer_odds:g}"
+    )
+    how += ", one layer by draws" * (one_layer == "draws")
+    more = f", {num_draws} draws" * (num_draws != NUM_DRAWS)
+    yield how + more, best
+    for depth, part in best.parts.items() if depths == DEPTHS else ():
         if part.posterior.samples:
-            yield LAYERS[depth], part.posterior
+            yield LAYERS[depth] + more, part.posterior
 
 
 def by_guide(
@@ -245,6 +252,7 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="numbers of layers")
     parser.add_argument("--layer-odds", type=float, default=LAYER_ODDS, help="of each further layer, before the data")
     parser.add_argument("--one-layer", default="mode", choices=("mode", "draws"), help="how fit_best predicts by it")
+    parser.add_argument("--draws", type=int, default=NUM_DRAWS, help="of each part of fit_best")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -263,7 +271,7 @@ def main() -> None:
     for per_dim, seed, code, method in [] if arguments.table else cases:
         points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
         case = code, points, arguments.noise
-        weighing = {"layer_odds": arguments.layer_odds, "one_layer": arguments.one_layer}
+        weighing = {"layer_odds": arguments.layer_odds, "one_layer": arguments.one_layer, "num_draws": arguments.draws}
         options = weighing if method == "fit_best" else {}
         by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | options
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
