@@ -28,7 +28,7 @@ def fit_best(
     layer_odds: float = 0.25,
     one_layer: Literal["mode", "draws"] = "mode",
     folds: int = 5,
-    num_draws: int = 400,
+    num_draws: int = 200,
     num_sweeps: int = 2,
 ) -> WeightedPosterior:
     r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
@@ -70,8 +70,7 @@ def fit_best(
             hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
             noise, may want.
         folds: of ``"stacking"``.
-        num_draws: of each posterior. With too few, optima of the likelihood that few draws of the prior are near are
-            missed. The time grows in proportion, but for compilation.
+        num_draws: of each posterior.
         num_sweeps: of moves of all draws, at each temperature. Where the two programs' evidence matters, see that it
             stays with twice as many.
 
@@ -127,7 +126,7 @@ def fit_best(
         raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
     for name, value, hint in (
         ("folds", folds, "5"),
-        ("num_draws", num_draws, "400"),
+        ("num_draws", num_draws, "200"),
         ("num_sweeps", num_sweeps, "2"),
     ):
         require_count("fit_best", name, value, hint)

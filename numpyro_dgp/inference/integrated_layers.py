@@ -80,14 +80,15 @@ class Integrate(Messenger):
         return self.finish
 
     def finish(self) -> None:
-        """Add the integrals to the density of the program, and draws of the inducing values to its sites.
+        """Add the integrals to the density of the program, and draws of the inducing values to its sites. Positions at
+        which the noise is too small for an integral to be more than rounding have no density.
 
         The random key of a draw is made of the values of all other random sites: new at every position of a chain, and
         the same each time that the program runs at that position.
         """
         for i, (name, total) in enumerate(self.quadratics.items()):
             key = jax.random.fold_in(_key_of(self.position), i)
-            numpyro.factor(name + _FACTOR, total.bound().sum())
+            numpyro.factor(name + _FACTOR, total.resolved_bound().sum())
             numpyro.deterministic(name, optimal_belief(total, self.scalar[name]).sample(key))
 
 
