@@ -40,7 +40,7 @@ ALLOWED = {
     "fitted": "model guides draws",
     "prediction": "algebra model guides densities draws fitted",
     "predict": "model densities fitted prediction",
-    "deepening": "algebra guides guides.collapsed inference model densities predict prediction",
+    "deepening": "algebra guides guides.rules guides.collapsed inference model densities predict prediction",
     "new_data": "algebra guides inference model optim prediction predict",
     "design": "algebra model guides inference optim densities draws fitted prediction predict new_data layer_starts",
     "plots": "kernels rings densities predict design",
