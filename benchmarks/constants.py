@@ -30,7 +30,6 @@ from numpyro_dgp.algebra import tuning
 from numpyro_dgp.inference.population import populate
 
 DTYPE = "float32"
-ONCE = "Monte Carlo"  # a name with this end is of a whole run and not of a step
 
 
 class Question(NamedTuple):
@@ -38,6 +37,7 @@ class Question(NamedTuple):
 
     values: list[dict[str, Any]]
     works: list[Work]
+    whole: bool = False  # works that are whole runs, and not steps
 
 
 def points(rows: int, inducing: int, count: int) -> Work:
@@ -85,7 +85,7 @@ def questions(smoke: bool) -> Iterator[Question]:
     yield Question([{"chunk": n} for n in (4, 64, 256)], [chain(B)])
     yield Question([{"narrow": 128}, {"summed": 8}, {"few_columns": 8}, {"kept_products": 0}], [small])
     yield Question([{"single_rows": r} for r in (25_000, 10_000)], [training(2, 10 * B, DTYPE, inducing=M)])
-    yield Question([{"together": 500}], [points(max(b // 50, 5), max(M // 20, 2), 5 * b // 10)])
+    yield Question([{"together": 500}], [points(max(b // 50, 5), max(M // 20, 2), 5 * b // 10)], whole=True)
 
 
 def traced(values: dict[str, Any], work: Work, loop: int) -> Any:
@@ -119,11 +119,12 @@ def main() -> None:
         cases = [
             (work, values) for work in question.works for values in [{}] * (work.name not in usual) + question.values
         ]
-        lowered = [traced(values, work, 1 if work.name.endswith(ONCE) else arguments.loop) for work, values in cases]
+        loop = 1 if question.whole else arguments.loop
+        lowered = [traced(values, work, loop) for work, values in cases]
         with ThreadPoolExecutor(8) as threads:
             programs = list(threads.map(lambda one: one.compile(), lowered))
         for (work, values), program in zip(cases, programs, strict=True):
-            step = seconds(program, work.state, arguments.repeats) / (1 if work.name.endswith(ONCE) else arguments.loop)
+            step = seconds(program, work.state, arguments.repeats) / loop
             usual.setdefault(work.name, step)
             names = ", ".join(f"{name} {value}" for name, value in values.items()) or "those in use"
             print(f"| {work.name} | {names} | {1e3 * step:.3g} | {step / usual[work.name]:.2f} |", flush=True)

@@ -148,11 +148,8 @@ def by_depth(
     options: dict[str, Any] = {"layer_odds": layer_odds, "one_layer": one_layer, "num_draws": num_draws}
     best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, **options)
     print(best)
-    how = (
-        "fit_best"
-        if (depths, layer_odds) == (DEPTHS, LAYER_ODDS)
-        else f"fit_best, layers {depths}, odds {layer_odds:g}"
-    )
+    usual = (depths, layer_odds) == (DEPTHS, LAYER_ODDS)
+    how = "fit_best" + ("" if usual else f", layers {depths}, odds {layer_odds:g}")
     how += ", one layer by draws" * (one_layer == "draws")
     more = f", {num_draws} draws" * (num_draws != NUM_DRAWS)
     yield how + more, best

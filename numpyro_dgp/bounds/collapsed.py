@@ -72,9 +72,7 @@ class Quadratic(NamedTuple):
         With noise far below the function's scale c and :math:`\tfrac12 b^\top (I + \Phi)^{-1} b` are of the size of
         :math:`\sum_n y_n^2 / s_n^2` and cancel. Their sum cannot be above ``peak``.
         """
-        explained, log_det = self._explained()
-        fit = self.c + explained
-        return jnp.where(fit > self.peak + 1e-3 * jnp.abs(self.peak) + 1, jnp.nan, fit - log_det)
+        return self._bound(*self._explained())
 
     def resolved_bound(self) -> Array:
         r""":meth:`bound`, NaN too where rounding may change it by half a nat and a thousandth of ``peak``.
@@ -82,9 +80,13 @@ class Quadratic(NamedTuple):
         The error is taken as four units in the last place of :math:`\tfrac12 b^\top (I + \Phi)^{-1} b`. A sampler would
         go to where it is largest: a chain must not be there at all.
         """
-        explained, _ = self._explained()
+        explained, log_det = self._explained()
         error, peak = 4 * jnp.finfo(explained.dtype).eps * explained, jnp.where(jnp.isfinite(self.peak), self.peak, 0.0)
-        return jnp.where(error > 0.5 + 1e-3 * jnp.abs(peak), jnp.nan, self.bound())
+        return jnp.where(error > 0.5 + 1e-3 * jnp.abs(peak), jnp.nan, self._bound(explained, log_det))
+
+    def _bound(self, explained: Array, log_det: Array) -> Array:
+        fit = self.c + explained
+        return jnp.where(fit > self.peak + 1e-3 * jnp.abs(self.peak) + 1, jnp.nan, fit - log_det)
 
     def _explained(self) -> tuple[Array, Array]:
         r""":math:`\tfrac12 b^\top (I + \Phi)^{-1} b` and :math:`\tfrac12 \log \lvert I + \Phi \rvert`."""

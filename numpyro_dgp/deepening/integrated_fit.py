@@ -105,19 +105,21 @@ def fit_integrated(
 
         found = populate(log_ratios, move_key, starts, density.blocks(), num_sweeps)
         points = loc + scale * found.points
+        draws = found._replace(points=jax.lax.map(density.draw, points))
+        if not (mode and density.one_layer):
+            return draws, points[:0]
         order = jnp.argsort(-jax.lax.map(lambda point: jnp.stack(density(point)).sum(), points))
-        one_layer = jnp.asarray(density.one_layer)
-        return found._replace(points=jax.lax.map(density.draw, points)), points[order[:_ASCENTS]], one_layer
+        return draws, points[order[:_ASCENTS]]
 
-    found, highest, one_layer = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
+    found, starts = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
     log_evidence, error = float(found.log_evidence), math.sqrt(float(found.variance))
     if not math.isfinite(log_evidence):
         raise ValueError(
             "fit_best: expected a likelihood that is finite at some draws of the prior, got none: standardise X and "
             "y, give the noise a prior away from zero, or run in float64"
         )
-    if mode and one_layer:
-        values = _at_the_mode(lambda arrays: _Density(program, rebuild(arrays)[0], rng_key, structure), arrays, highest)
+    if len(starts):
+        values = _at_the_mode(lambda arrays: _Density(program, rebuild(arrays)[0], rng_key, structure), arrays, starts)
         posterior = posterior_at(model, values, args)
     else:
         posterior = Posterior(model, samples=found.points)
