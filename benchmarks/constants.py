@@ -45,17 +45,19 @@ def points(rows: int, inducing: int, count: int) -> Work:
     X, y, Z = (jnp.asarray(a, DTYPE) for a in make_data(rows, dims=2, num_inducing=inducing))
     found = initialize_model(jax.random.key(0), dgp.for_mcmc(two_layers(Z)), model_args=(X, y))
     flat, unravel = ravel_pytree(found.param_info.z)
-    starts = jax.random.normal(jax.random.key(1), (count, flat.size), flat.dtype)
     blocks = jnp.ones((1, flat.size))
 
     def log_ratios(z: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.zeros(()), 0.5 * jnp.square(z).sum() - found.potential_fn(unravel(z))
 
-    def step(starts: jax.Array) -> tuple[jax.Array, jax.Array]:
-        population = populate(log_ratios, jax.random.key(2), starts, blocks, 1)
-        return population.points, population.log_evidence
+    def draw(key: jax.Array) -> jax.Array:
+        return jax.random.normal(key, (flat.size,), flat.dtype)
 
-    return Work(f"{count} points, {rows} rows, sequential Monte Carlo", step, starts)
+    def step(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        population = populate(log_ratios, key, draw, blocks, count, 1)
+        return jax.random.split(key)[0], population.log_evidence + population.points.sum()
+
+    return Work(f"{count} points, {rows} rows, sequential Monte Carlo", step, jax.random.key(2))
 
 
 def chain(rows: int) -> Work:

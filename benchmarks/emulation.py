@@ -36,7 +36,7 @@ from numpyro_dgp.optim import NaturalGradient, log_linear
 jax.config.update("jax_enable_x64", True)
 KEY = jax.random.key(0)
 MOST_POINTS = 100
-NUM_DRAWS = 100
+NUM_DRAWS = 400
 STEPS = 5000
 DEPTHS, LAYER_ODDS = (1, 2, 3), 0.25
 LAYERS = {1: "one layer", 2: "two layers", 3: "three layers"}

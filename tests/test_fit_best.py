@@ -65,7 +65,7 @@ def test_the_evidence_of_one_layer_is_that_of_a_grid():
         assert best.weights == {1: 1.0}
         assert abs(part.log_evidence - evidence) < 4 * part.error
         assert part.error < 0.3
-        assert len(part.posterior.samples["noise"]) == 200
+        assert len(part.posterior.samples["noise"]) == 400
 
 
 NOISY = jnp.sin(6 * X[:, 0]) + 0.1 * jnp.cos(40 * X[:, 0])

@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import multivariate_normal
 
 from numpyro_dgp.inference.population import populate
 
-PRECISION, PLACE = 30.0, 1.5
+PRECISION, PLACE = 3000.0, 1.5
+BLOCKS = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 
 
 def log_ratios(z):
@@ -16,35 +18,52 @@ def log_ratios(z):
     return prior, -0.5 * PRECISION * (jnp.square(z[0] - PLACE) + jnp.square(z[1] - z[0]))
 
 
+def draw(key):
+    return jnp.array([0.0, 1.0]) + jnp.array([1.0, 0.5**0.5]) * jax.random.normal(key, (2,))
+
+
 def exact():
-    """Moments and log of the integral, by quadrature."""
-    a, b = np.meshgrid(np.linspace(-6, 6, 1201), np.linspace(-6, 6, 1201), indexing="ij")
-    log = -0.5 * a**2 - (b - 1) ** 2 - np.log(2 * np.pi) + 0.5 * np.log(2)
-    log = log - 0.5 * PRECISION * ((a - PLACE) ** 2 + (b - a) ** 2)
-    weights = np.exp(log)
-    mean = np.array([(weights * a).sum(), (weights * b).sum()]) / weights.sum()
-    return mean, np.sqrt((weights * a**2).sum() / weights.sum() - mean[0] ** 2), np.log(weights.sum() * 0.01**2)
+    """Means, the standard deviation of the first number, and log of the integral: z and what is seen are Gaussian."""
+    seen, variance = np.array([[1.0, 0.0], [-1.0, 1.0]]), np.diag([1.0, 0.5])
+    observed, prior = np.array([PLACE, 0.0]), np.array([0.0, 1.0])
+    total = seen @ variance @ seen.T + np.eye(2) / PRECISION
+    gain = variance @ seen.T @ np.linalg.inv(total)
+    mean = prior + gain @ (observed - seen @ prior)
+    log_integral = multivariate_normal(seen @ prior, total).logpdf(observed) + np.log(2 * np.pi / PRECISION)
+    return mean, np.sqrt((variance - gain @ seen @ variance)[0, 0]), log_integral
 
 
-def run(key, count=300, log_ratios=log_ratios):
-    normal = jax.random.normal(jax.random.fold_in(key, 1), (count, 2))
-    starts = jnp.stack([normal[:, 0], 1 + normal[:, 1] / jnp.sqrt(2)], -1)
-    return populate(log_ratios, key, starts, jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), 2)
+def run(key, count=300, log_ratios=log_ratios, sweeps=4):
+    return populate(log_ratios, key, draw, BLOCKS, count, sweeps)
 
 
 @pytest.mark.slow
-def test_evidence_and_posterior_are_those_of_quadrature():
+@pytest.mark.parametrize("sweeps", [1, 4, 7])
+def test_evidence_and_posterior_are_those_of_algebra(sweeps):
     mean, scale, log_integral = exact()
-    keys = jax.random.split(jax.random.key(0), 20)
-    found = jax.jit(jax.vmap(run))(keys)
+    keys = jax.random.split(jax.random.key(0), 30)
+    found = jax.jit(jax.vmap(lambda key: run(key, sweeps=sweeps)))(keys)
     values = np.asarray(found.log_evidence, float)
     error = values.std(ddof=1) / np.sqrt(len(values))
     assert abs(values.mean() + values.var() / 2 - log_integral) < 4 * error
     assert 0.3 < np.sqrt(np.mean(found.variance)) / values.std(ddof=1) < 2
     means = np.asarray(found.points, float).mean(1)
+    assert found.points.shape == (30, 300, 2)
     assert (abs(means.mean(0) - mean) < 4 * means.std(0, ddof=1) / np.sqrt(len(means))).all()
     assert np.asarray(found.points, float)[..., 0].std() == pytest.approx(scale, rel=0.05)
-    assert 2 <= found.temperatures.min() <= found.temperatures.max() <= 10
+    assert 3 <= found.temperatures.min() <= found.temperatures.max() <= 10
+
+
+@pytest.mark.slow
+def test_an_optimum_that_few_draws_are_near_is_found():
+    """The narrow one, with most of the mass: from as many draws as points, two of these runs found it."""
+
+    def two(z):
+        narrow = 12.0 - 0.5 * jnp.square(z - 2.0).sum() / 0.05**2
+        return jnp.zeros(()), jnp.logaddexp(narrow, -0.5 * jnp.square(z + 0.5).sum())
+
+    found = jax.jit(jax.vmap(lambda key: run(key, 40, two)))(jax.random.split(jax.random.key(0), 20))
+    assert np.mean(np.asarray(found.points)[..., 0] > 1.5) > 0.8
 
 
 @pytest.mark.slow

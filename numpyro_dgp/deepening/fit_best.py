@@ -28,8 +28,8 @@ def fit_best(
     layer_odds: float = 0.25,
     one_layer: Literal["mode", "draws"] = "mode",
     folds: int = 5,
-    num_draws: int = 200,
-    num_sweeps: int = 2,
+    num_draws: int = 400,
+    num_sweeps: int = 8,
 ) -> WeightedPosterior:
     r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
 
@@ -49,8 +49,8 @@ def fit_best(
     :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
     unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws.
 
-    It is meant for small designs: each of ``num_draws`` points evaluates the program some ten times a move, a few
-    moves for every site in a sweep, at five to twenty temperatures, in which every layer costs O(N^3).
+    It is meant for small designs: at each of three to ten temperatures there are ``num_draws`` sweeps of a few moves
+    for every site, each of which evaluates the program some times, in which every layer costs O(N^3).
 
     Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
     and a small Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong
@@ -70,9 +70,10 @@ def fit_best(
             hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
             noise, may want.
         folds: of ``"stacking"``.
-        num_draws: of each posterior.
-        num_sweeps: of moves of all draws, at each temperature. Where the two programs' evidence matters, see that it
-            stays with twice as many.
+        num_draws: of each posterior, and points at each temperature. With few, an optimum that is found late in the one
+            run may not be in the other: where the programs' evidence matters, see that it stays with another key.
+        num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
+            counts, so that more make longer and fewer chains, at the same cost.
 
     Returns:
         A posterior with the methods of ``dgp.Posterior``, and the fits. Printed, it is a table of their evidence and
@@ -109,8 +110,8 @@ def fit_best(
         >>> sorted(best.weights), best.predict(jax.random.key(1), data[:3]).mean.shape
         ([1, 2], (3,))
 
-    Source: Chopin (2002) and Jasra et al. (2011) for the samplers, Sauer et al. (2023) for elliptical slices in deep
-    Gaussian processes, Yao et al. (2018b) for stacking.
+    Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Sauer et al. (2023) for
+    elliptical slices in deep Gaussian processes, Yao et al. (2018b) for stacking.
     """
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)
@@ -126,8 +127,8 @@ def fit_best(
         raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
     for name, value, hint in (
         ("folds", folds, "5"),
-        ("num_draws", num_draws, "200"),
-        ("num_sweeps", num_sweeps, "2"),
+        ("num_draws", num_draws, "400"),
+        ("num_sweeps", num_sweeps, "8"),
     ):
         require_count("fit_best", name, value, hint)
     rows = len(args[0])

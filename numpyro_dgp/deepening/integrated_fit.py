@@ -77,8 +77,8 @@ def fit_integrated(
         model: the program.
         rng_key: PRNG key.
         args: of the program, observations included.
-        num_draws: points that go from the prior to the posterior.
-        num_sweeps: of moves at each temperature.
+        num_draws: points at each temperature, of which those at the end are the draws.
+        num_sweeps: of moves of each chain at each temperature.
         mode: whether a program in which all but an integrated layer are hyperparameters predicts with these at their
             largest density, and not with draws of them.
 
@@ -91,19 +91,19 @@ def fit_integrated(
 
     def run(key: Array, arrays: list[Array]) -> Any:
         args, _ = rebuild(arrays)
-        site_key, moment_key, start_key, move_key = jax.random.split(key, 4)
+        site_key, moment_key, move_key = jax.random.split(key, 3)
         density = _Density(program, args, site_key, structure)
-        keys = [jax.random.split(k, n) for k, n in ((moment_key, _DRAWS_OF_PRIOR), (start_key, num_draws))]
-        of_prior = jax.lax.map(density.of_prior, jnp.concatenate(keys))
-        loc, scale = density.moments(of_prior[:_DRAWS_OF_PRIOR])
-        starts = (of_prior[_DRAWS_OF_PRIOR:] - loc) / scale
+        loc, scale = density.moments(jax.lax.map(density.of_prior, jax.random.split(moment_key, _DRAWS_OF_PRIOR)))
+
+        def draw(key: Array) -> Array:
+            return (density.of_prior(key) - loc) / scale
 
         def log_ratios(z: Array) -> tuple[Array, Array]:
             prior, likelihood = density(loc + scale * z)
             gaussian = -0.5 * jnp.square(z).sum() - jnp.log(scale).sum() - 0.5 * z.size * math.log(2 * math.pi)
             return prior - gaussian, likelihood
 
-        found = populate(log_ratios, move_key, starts, density.blocks(), num_sweeps)
+        found = populate(log_ratios, move_key, draw, density.blocks(), num_draws, num_sweeps)
         points = loc + scale * found.points
         draws = found._replace(points=jax.lax.map(density.draw, points))
         if not (mode and density.one_layer):

@@ -4,14 +4,15 @@ With the log ratios :math:`r` (of priors to the Gaussian) and :math:`\ell` (the 
 
 .. math:: p_\beta(z) \propto N(z; 0, I)\, e^{r(z) + \beta\, \ell(z)}, \qquad 0 = \beta_0 < \dots < \beta_T = 1 .
 
-Points begin at draws of :math:`p_0`. From one :math:`\beta` to the next they have the weights
-:math:`e^{(\beta_{t+1} - \beta_t)\, \ell(z)}`; they are drawn again by these weights, and then moved without leaving
-:math:`p_{\beta_{t+1}}`. The product of the mean weights estimates the integral
-:math:`\int N(z; 0, I)\, e^{r(z) + \ell(z)}\, dz` over that of :math:`e^r`. The next :math:`\beta` is the one at which
-the effective number of weights is half the number of points.
+From one :math:`\beta` to the next, points have the weights :math:`e^{(\beta_{t+1} - \beta_t)\, \ell(z)}`. By these some
+are drawn, at which Markov chains begin that do not leave :math:`p_{\beta_{t+1}}`; the points of the next step are all
+positions of these chains. The product of the mean weights estimates the integral
+:math:`\int N(z; 0, I)\, e^{r(z) + \ell(z)}\, dz` over that of :math:`e^r`, without bias. The next :math:`\beta` is the
+one at which the effective number of weights is half the number of points P. The first weights are those of many more
+draws of :math:`p_0`, which cost one evaluation each, so that optima which few of them are near are found.
 
-Source: Chopin (2002) for weights, draws and moves in turn; Jasra et al. (2011) for the choice of temperatures;
-Murray et al. (2010) for the moves.
+Source: Chopin (2002) for weights, draws and moves in turn; Dau and Chopin (2022) for chains of which all positions
+count; Jasra et al. (2011) for the choice of temperatures; Murray et al. (2010) for the moves.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_dgp._typing import Array
@@ -34,7 +36,9 @@ LogRatios = Callable[[Array], tuple[Array, Array]]
 """From a position (D,) to r and the log likelihood."""
 
 _SHARE = 0.5
-"""The effective number of weights at the next temperature, over the number of points."""
+"""The effective number of weights at the next temperature, over the number of points P."""
+_STARTS = 50
+"""Draws at the start, over P."""
 _HALVINGS = 40
 _ROUNDS_AT_ONE = 2
 """Rounds of moves at the end, where all points count."""
@@ -45,9 +49,9 @@ class Population(NamedTuple):
     """Points at the end of the path.
 
     Args:
-        points: (P, D).
+        points: (P, D), of C chains: P is the next multiple of C.
         log_evidence: log of the product of mean weights.
-        variance: of it, as far as weights at different temperatures are independent.
+        variance: of it, as far as chains and temperatures are independent.
         temperatures: the number of temperatures, T.
     """
 
@@ -70,8 +74,19 @@ class _Some(NamedTuple):
         return -0.5 * jnp.square(self.moving * (value - self.mean))
 
 
+class _Weighed(NamedTuple):
+    """The next inverse temperature, which points chains begin at, and the log mean weight with its variance."""
+
+    beta: Array
+    chosen: Array
+    log_mean: Array
+    variance: Array
+
+
 class _State(NamedTuple):
     points: Array
+    begin: Array
+    energies: Array
     beta: Array
     log_evidence: Array
     variance: Array
@@ -79,22 +94,24 @@ class _State(NamedTuple):
     rounds_at_one: Array
 
 
-def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sweeps: int) -> Population:
+def populate(
+    log_ratios: LogRatios, key: Array, draw: Callable[[Array], Array], blocks: Array, num_points: int, sweeps: int
+) -> Population:
     """Move points from the start of the path to its end.
 
     Args:
         log_ratios: r and the log likelihood of one position.
         key: PRNG key.
-        starts: draws of the density at the start (P, D).
+        draw: of the density at the start (D,), from a key.
         blocks: which coordinates each move of a sweep changes, zeros and ones (B, D).
-        sweeps: at each temperature.
+        num_points: P.
+        sweeps: of each chain at each temperature. There are P / sweeps chains C, rounded up.
     """
-    count, dtype = len(starts), starts.dtype
-    moves = jnp.tile(blocks.astype(dtype), (sweeps, 1))
-    batch = max(size for size in range(1, min(count, tuned().together) + 1) if count % size == 0)
+    chains = -(-num_points // sweeps)
+    start_key, first_key, key = jax.random.split(key, 3)
 
     def moved(point: Array, energy_there: Array, key: Array, beta: Array) -> Array:
-        """One position after all moves of a round."""
+        """The positions of a chain after each sweep (sweeps, D)."""
 
         def energy(z: dict[str, Array]) -> Array:
             prior, likelihood = log_ratios(z["z"])
@@ -106,35 +123,83 @@ def populate(log_ratios: LogRatios, key: Array, starts: Array, blocks: Array, sw
             new, after, _ = elliptical_slice(key, {"z": z}, before, energy, given, _MOST_TRIES)
             return (new["z"], after), None
 
-        return jax.lax.scan(move, (point, energy_there), (moves, jax.random.split(key, len(moves))))[0][0]
+        def sweep(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], Array]:
+            moves = blocks.astype(point.dtype), jax.random.split(key, len(blocks))
+            end, _ = jax.lax.scan(move, carry, moves)
+            return end, end[0]
+
+        return jax.lax.scan(sweep, (point, energy_there), jax.random.split(key, sweeps))[1]
 
     def body(state: _State) -> _State:
         order_key, move_key = jax.random.split(jax.random.fold_in(key, state.round))
-        prior, likelihood = jax.lax.map(log_ratios, state.points, batch_size=batch)
-        likelihood = jnp.where(jnp.isfinite(prior + likelihood), likelihood, -jnp.inf)
-        step = _next_step(likelihood, state.beta)
-        log_weights = jnp.where(jnp.isfinite(likelihood), step * likelihood, -jnp.inf)
-        log_mean = logsumexp(log_weights) - math.log(count)
-        weights = jnp.exp(log_weights - log_mean)
-        beta = jnp.where(step >= 1 - state.beta, 1.0, state.beta + step)
-        ranks = (jnp.arange(count) + jax.random.uniform(order_key, dtype=dtype)) * (weights.sum() / count)
-        chosen = jnp.searchsorted(jnp.cumsum(weights), ranks).clip(0, count - 1)
-        points = state.points[chosen]
-        energies = 0.5 * jnp.square(points).sum(1) - (prior + beta * likelihood)[chosen]
-        given = points, energies, jax.random.split(move_key, count)
-        points = jax.lax.map(lambda at: moved(at[0], at[1], at[2], beta), given, batch_size=batch)
-        variance = state.variance + weights.var() / count
-        at_one = state.rounds_at_one + (beta >= 1)
-        return _State(points, beta, state.log_evidence + log_mean, variance, state.round + 1, at_one)
+        given = state.begin, state.energies, jax.random.split(move_key, chains)
+        points = _each(lambda at: moved(at[0], at[1], at[2], state.beta), given, chains).reshape(chains * sweeps, -1)
+        prior, likelihood = _each(log_ratios, points, chains * sweeps)
+        weighed = _weigh(order_key, prior, likelihood, state.beta, chains, sweeps, _SHARE)
+        begin = points[weighed.chosen]
+        return _State(
+            points,
+            begin,
+            _energies(begin, prior, likelihood, weighed),
+            weighed.beta,
+            state.log_evidence + weighed.log_mean,
+            state.variance + weighed.variance,
+            state.round + 1,
+            state.rounds_at_one + (state.beta >= 1),
+        )
 
-    zero = jnp.zeros((), dtype)
-    first = _State(starts, zero, zero, zero, jnp.zeros((), int), jnp.zeros((), int))
+    start_keys = jax.random.split(start_key, _STARTS * num_points)
+    prior, likelihood = _each(lambda key: log_ratios(draw(key)), start_keys, len(start_keys))
+    weighed = _weigh(first_key, prior, likelihood, jnp.zeros_like(likelihood[0]), chains, 1, _SHARE / _STARTS)
+    begin = _each(draw, start_keys[weighed.chosen], chains)
+    energies = _energies(begin, prior, likelihood, weighed)
+    points, none = jnp.repeat(begin, sweeps, 0), jnp.zeros((), int)
+    first = _State(points, begin, energies, weighed.beta, weighed.log_mean, weighed.variance, none, none)
     going = lambda s: (s.rounds_at_one < _ROUNDS_AT_ONE) & jnp.isfinite(s.log_evidence)  # noqa: E731
     end = jax.lax.while_loop(going, body, first)
-    return Population(end.points, end.log_evidence, end.variance, end.round - _ROUNDS_AT_ONE + 1)
+    kept = np.linspace(0, chains * sweeps - 1, num_points).round().astype(int)
+    return Population(end.points[kept], end.log_evidence, end.variance, end.round - _ROUNDS_AT_ONE + 1)
 
 
-def _next_step(likelihood: Array, beta: Array) -> Array:
+def _each(function: Callable[[Any], Any], arguments: Any, count: int) -> Any:
+    """A function of so many arguments, as many together as the machine likes."""
+    together = max(size for size in range(1, min(count, tuned().together) + 1) if count % size == 0)
+    return jax.lax.map(function, arguments, batch_size=together)
+
+
+def _weigh(
+    key: Array, prior: Array, likelihood: Array, beta: Array, chains: int, together: int, least: float
+) -> _Weighed:
+    """Weights of points for the next temperature.
+
+    Args:
+        key: PRNG key.
+        prior: r of the points (P,).
+        likelihood: their log likelihood (P,).
+        beta: the inverse temperature that they have.
+        chains: the number of points to draw.
+        together: that many in turn are dependent.
+        least: the least effective number of weights over P.
+    """
+    count = len(likelihood)
+    likelihood = jnp.where(jnp.isfinite(prior + likelihood), likelihood, -jnp.inf)
+    step = _next_step(likelihood, beta, least)
+    log_weights = jnp.where(jnp.isfinite(likelihood), step * likelihood, -jnp.inf)
+    log_mean = logsumexp(log_weights) - math.log(count)
+    weights = jnp.exp(log_weights - log_mean)
+    ranks = jnp.arange(chains) + jax.random.uniform(key, dtype=weights.dtype)
+    chosen = jnp.searchsorted(jnp.cumsum(weights), ranks * (weights.sum() / chains)).clip(0, count - 1)
+    independent = weights.reshape(-1, together).mean(1)
+    variance = independent.var() / len(independent)
+    return _Weighed(jnp.where(step >= 1 - beta, 1.0, beta + step), chosen, log_mean, variance)
+
+
+def _energies(begin: Array, prior: Array, likelihood: Array, weighed: _Weighed) -> Array:
+    """Negative log densities at the next temperature, up to a constant, where chains begin."""
+    return 0.5 * jnp.square(begin).sum(1) - (prior + weighed.beta * likelihood)[weighed.chosen]
+
+
+def _next_step(likelihood: Array, beta: Array, least: float) -> Array:
     """By how much the inverse temperature grows: to one, or so far that enough weights count."""
     possible = jnp.isfinite(likelihood)
     relative = jnp.where(possible, likelihood - likelihood.max(), 0.0)
@@ -148,9 +213,9 @@ def _next_step(likelihood: Array, beta: Array) -> Array:
         low, high = bracket
         # between numbers of different sizes: the first steps are tiny where the likelihood is concentrated
         middle = jnp.where(low > 0, jnp.sqrt(low * high), high * 1e-3)
-        enough = share(middle) > _SHARE
+        enough = share(middle) > least
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
     rest = 1 - beta
     low, _ = jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.zeros_like(rest), rest))
-    return jnp.where(share(rest) > _SHARE, rest, low)
+    return jnp.where(share(rest) > least, rest, low)
