@@ -3,7 +3,9 @@
 ``python benchmarks/emulation.py`` draws Latin hypercubes of 10 D and 30 D points for the functions of
 ``simulators.py``, fits, and scores on 500 others. Records are appended to ``--results``, a line for each fit; what is
 there is not fitted again, and ``--table`` prints the table. Outputs are in units of the standard deviation of the
-training outputs, and so are RMSE and CRPS.
+training outputs, and so are RMSE and CRPS. ``--data FILE ...`` takes rows of real sets in place of the functions
+(``.npz`` with X and y, or tables whose last column is y: ``implementations/data_files.py``), inputs in the unit cube of
+the training rows.
 
 A method is a generator of ``(name, posterior)`` with ``predict``, from a design and the depths: add it to ``METHODS``.
 """
@@ -25,9 +27,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from implementations import data_files
 from implementations import emulation_tables as tables
 from numpyro.infer import MCMC, NUTS, SVI, init_to_median
-from scipy.stats import norm, qmc
+from scipy.special import ndtr
+from scipy.stats import qmc
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
@@ -59,6 +63,16 @@ def make_design(name: str, per_dim: int, seed: int, noise: float = 0.0, num_test
     mean, unit = y.mean(), y.std()
     y, y_test = ((values - mean) / unit + noise * rng.normal(size=len(values)) for values in (y, y_test))
     return Design(jnp.asarray(X), jnp.asarray(y), jnp.asarray(X_test), y_test)
+
+
+def rows_of(path: Path, per_dim: int, seed: int, num_test: int = 500) -> Design:
+    """Training and test rows of a set, drawn at random."""
+    X, y = data_files.load(path)
+    points, rng = min(per_dim * X.shape[1], MOST_POINTS), np.random.default_rng([seed, per_dim])
+    train, test = np.split(rng.permutation(len(y))[: points + num_test], [points])
+    low, width = X[train].min(0), np.ptp(X[train], 0)
+    X, y = (X - low) / np.where(width > 0, width, 1.0), (y - y[train].mean()) / y[train].std()
+    return Design(jnp.asarray(X[train]), jnp.asarray(y[train]), jnp.asarray(X[test]), y[test])
 
 
 def family(
@@ -230,7 +244,7 @@ def crps(y: np.ndarray, means: np.ndarray, deviations: np.ndarray, weights: np.n
     weights = np.full(len(means), 1 / len(means)) if weights is None else weights
 
     def expected(m: np.ndarray, s: np.ndarray) -> np.ndarray:  # E|N(m, s^2)|
-        return m * (2 * norm.cdf(m / s) - 1) + 2 * s * norm.pdf(m / s)
+        return m * (2 * ndtr(m / s) - 1) + s * np.exp(-0.5 * np.square(m / s)) * math.sqrt(2 / math.pi)
 
     first = weights @ expected(y - means, deviations)
     pairs = [
@@ -242,6 +256,7 @@ def crps(y: np.ndarray, means: np.ndarray, deviations: np.ndarray, weights: np.n
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codes", nargs="+", default=list(SIMULATORS), choices=list(SIMULATORS))
+    parser.add_argument("--data", type=Path, nargs="+", help="real sets, in place of the codes")
     parser.add_argument("--methods", nargs="+", default=list(METHODS)[:3], choices=list(METHODS))
     parser.add_argument("--per-dim", type=int, nargs="+", default=[10], help="points for each input")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -258,22 +273,28 @@ def main() -> None:
         lines = arguments.results.read_text().splitlines() if arguments.results.exists() else []
         return [json.loads(line) for line in lines]
 
+    sources: dict[str, tuple[int, Callable[[int, int], Design]]] = {
+        name: (SIMULATORS[name].dims, partial(make_design, name, noise=arguments.noise)) for name in arguments.codes
+    }
+    if arguments.data:
+        sources = {path.stem: (data_files.load(path)[0].shape[1], partial(rows_of, path)) for path in arguments.data}
     cases = [
         (p, s, c, m)
         for p in arguments.per_dim
         for s in arguments.seeds
-        for c in sorted(arguments.codes, key=lambda c: SIMULATORS[c].dims)  # those of one shape share what is compiled
+        for c in sorted(sources, key=lambda c: sources[c][0])  # those of one shape share what is compiled
         for m in arguments.methods
     ]
     for per_dim, seed, code, method in [] if arguments.table else cases:
-        points = min(per_dim * SIMULATORS[code].dims, MOST_POINTS)
+        dims, make = sources[code]
+        points = min(per_dim * dims, MOST_POINTS)
         case = code, points, arguments.noise
         weighing = {"layer_odds": arguments.layer_odds, "one_layer": arguments.one_layer, "num_draws": arguments.draws}
         options = weighing if method == "fit_best" else {}
         by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | options
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
             continue
-        design = make_design(code, per_dim, seed, arguments.noise)
+        design = make(per_dim, seed)
         clock = time.perf_counter()
         for name, posterior in METHODS[method](design, tuple(arguments.depths), **options):
             seconds = round(time.perf_counter() - clock, 1)
@@ -289,7 +310,7 @@ def main() -> None:
     found = done()
     print(tables.table(found), tables.by_code(found), sep="\n\n")
     for score in ("rmse", "crps"):
-        for other in ("GP", "GP, scikit-learn"):
+        for other in ("GP", "GP, scikit-learn", "fit_best, version before"):
             print("", tables.relative(found, score, other), sep="\n")
     for score in ("rmse", "crps"):
         print("", tables.ranks(found, score), sep="\n")

@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--budget", type=int, help="evaluations, where not those of the task")
     parser.add_argument("--steps", type=int, default=1000, help="of the first fit, a fifth of them for others")
-    parser.add_argument("--draws", type=int, default=50, help="of each number of layers, of fit_best")
+    parser.add_argument("--draws", type=int, default=200, help="of each number of layers, of fit_best")
     parser.add_argument("--batch", type=int, default=1, help="runs in a round, of fit_best")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "sequential.jsonl")
     parser.add_argument("--out", type=Path, default=Path("sequential_output"))

@@ -98,6 +98,7 @@ def fit_integrated(
         def draw(key: Array) -> Array:
             return (density.of_prior(key) - loc) / scale
 
+        @jax.jit  # traced once, and used in three places
         def log_ratios(z: Array) -> tuple[Array, Array]:
             prior, likelihood = density(loc + scale * z)
             gaussian = -0.5 * jnp.square(z).sum() - jnp.log(scale).sum() - 0.5 * z.size * math.log(2 * math.pi)

@@ -49,7 +49,7 @@ class Population(NamedTuple):
     """Points at the end of the path.
 
     Args:
-        points: (P, D), of C chains: P is the next multiple of C.
+        points: (P, D), positions of the chains there.
         log_evidence: log of the product of mean weights.
         variance: of it, as far as chains and temperatures are independent.
         temperatures: the number of temperatures, T.
