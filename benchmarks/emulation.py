@@ -42,7 +42,7 @@ KEY = jax.random.key(0)
 MOST_POINTS = 100
 NUM_DRAWS = 400
 STEPS = 5000
-DEPTHS, LAYER_ODDS = (1, 2, 3), 0.25
+DEPTHS, LAYER_ODDS, LEAST_ODDS = (1, 2, 3), 0.25, 0.05
 LAYERS = {1: "one layer", 2: "two layers", 3: "three layers"}
 
 
@@ -156,14 +156,15 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
 
 
 def by_depth(
-    design: Design, depths: tuple[int, ...], layer_odds: float, one_layer: str, num_draws: int
+    design: Design, depths: tuple[int, ...], layer_odds: float, least_odds: float, one_layer: str, num_draws: int
 ) -> Iterator[tuple[str, Any]]:
     """``fit_best``, and its parts with draws."""
-    options: dict[str, Any] = {"layer_odds": layer_odds, "one_layer": one_layer, "num_draws": num_draws}
+    options: dict[str, Any] = {"layer_odds": layer_odds, "least_odds": least_odds}
+    options |= {"one_layer": one_layer, "num_draws": num_draws}
     best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, **options)
     print(best)
-    usual = (depths, layer_odds) == (DEPTHS, LAYER_ODDS)
-    how = "fit_best" + ("" if usual else f", layers {depths}, odds {layer_odds:g}")
+    usual = (depths, layer_odds, least_odds) == (DEPTHS, LAYER_ODDS, LEAST_ODDS)
+    how = "fit_best" + ("" if usual else f", layers {depths}, odds {layer_odds:g}, at least {least_odds:g}")
     how += ", one layer by draws" * (one_layer == "draws")
     more = f", {num_draws} draws" * (num_draws != NUM_DRAWS)
     yield how + more, best
@@ -263,6 +264,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="numbers of layers")
     parser.add_argument("--layer-odds", type=float, default=LAYER_ODDS, help="of each further layer, before the data")
+    parser.add_argument("--least-odds", type=float, default=LEAST_ODDS, help="of a program to the most probable one")
     parser.add_argument("--one-layer", default="mode", choices=("mode", "draws"), help="how fit_best predicts by it")
     parser.add_argument("--draws", type=int, default=NUM_DRAWS, help="of each part of fit_best")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
@@ -289,7 +291,8 @@ def main() -> None:
         dims, make = sources[code]
         points = min(per_dim * dims, MOST_POINTS)
         case = code, points, arguments.noise
-        weighing = {"layer_odds": arguments.layer_odds, "one_layer": arguments.one_layer, "num_draws": arguments.draws}
+        weighing = {"layer_odds": arguments.layer_odds, "least_odds": arguments.least_odds}
+        weighing |= {"one_layer": arguments.one_layer, "num_draws": arguments.draws}
         options = weighing if method == "fit_best" else {}
         by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | options
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):

@@ -1,9 +1,10 @@
-"""What two defaults of ``fit_best`` were chosen by, on designs that are not those of the tables of ``emulation.py``.
+"""What three defaults of ``fit_best`` were chosen by, on designs that are not those of the tables of ``emulation.py``.
 
 ``python benchmarks/emulation_choices.py --folder DIRECTORY`` fits the exact process and draws of one to three layers to
 designs with seeds from 1000, and keeps their predictions in the folder; what is there is not fitted again. It prints
 the mean log ratio of the CRPS of mixtures to that of the exact process, with its standard error over designs, for
-prior odds of a further layer, and for a share of the exact process in the part of one layer, whose rest are draws.
+prior odds of a further layer, for a share of the exact process in the part of one layer, whose rest are draws, and for
+the odds to the most probable program below which one has no weight.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights
 
 CODES = ("forrester step grlee booth branin franke sine ridge jump shubert hartmann3 ishigami detpep").split()
-CHOICES = [(odds, share) for odds in (1.0, 0.25, 0.125, 0.02) for share in (0.0, 0.5, 1.0)]
+CHOICES = [(odds, share, 0.0) for odds in (1.0, 0.25, 0.125, 0.02) for share in (0.0, 0.5, 1.0)]
+CHOICES += [(0.25, 1.0, least) for least in (0.01, 0.05, 0.1, 0.2)]
 SCORED = 200
 """Test points, and every second draw, are enough to choose by."""
 
@@ -51,8 +53,8 @@ def scores(found: dict[str, np.ndarray]) -> list[float]:
 
     exact = score(np.eye(len(parts))[0])
     ratios = []
-    for odds, share in CHOICES:
-        weights = np.asarray(evidence_weights(found["evidence"], math.log(odds) * number))
+    for odds, share, least in CHOICES:
+        weights = evidence_weights(found["evidence"], math.log(odds) * number, least)
         shares = np.array([share * weights[0], (1 - share) * weights[0], *weights[1:]])
         ratios.append(math.log(score(shares) / exact))
     return ratios
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="numbers of layers")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    print("| code | designs | " + " | ".join(f"odds {odds:g}, share {share:g}" for odds, share in CHOICES) + " |")
+    print("| code | designs | " + " | ".join("odds {:g}, share {:g}, at least {:g}".format(*c) for c in CHOICES) + " |")
     print("|---" * (2 + len(CHOICES)) + "|")
     means = []
     for code in arguments.codes:

@@ -196,9 +196,31 @@ def test_it_predicts_as_a_posterior(deep):
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "odds"), [({}, 0.25), ({"layer_odds": 1.0}, 1.0)])
 def test_layers_have_the_odds_that_they_are_given(options, odds):
-    best = dgp.fit_best(family, KEY, X[:4], STEP[:4], depths=(1, 3), num_draws=10, num_sweeps=1, **options)
+    best = dgp.fit_best(
+        family, KEY, X[:4], STEP[:4], depths=(1, 3), num_draws=10, num_sweeps=1, least_odds=0, **options
+    )
     shallow, deep = best.parts[1].log_evidence, best.parts[3].log_evidence
     np.testing.assert_allclose(np.log(best.weights[3] / best.weights[1]), deep - shallow + 2 * np.log(odds), rtol=1e-5)
+
+
+def test_programs_that_are_improbable_beside_the_best_have_no_weight():
+    log_evidence = np.log([0.6, 0.5, 0.02])
+    np.testing.assert_allclose(evidence_weights(log_evidence), np.array([0.6, 0.5, 0.02]) / 1.12)
+    np.testing.assert_allclose(evidence_weights(log_evidence, least_odds=0.05), np.array([0.6, 0.5, 0.0]) / 1.1)
+    np.testing.assert_array_equal(evidence_weights(log_evidence, least_odds=1.0), [1.0, 0.0, 0.0])
+    # prior odds count
+    found = evidence_weights(log_evidence, np.log([0.01, 1.0, 1.0]), least_odds=0.05)
+    np.testing.assert_array_equal(found, [0.0, 1.0, 0.0])
+
+
+def test_predictions_do_not_look_at_parts_without_weight():
+    """Nor at how many draws these have: one layer at its largest density has one."""
+    silent = IntegratedFit(dgp.Posterior(lambda: None, samples={"a": jnp.zeros(10)}), 0.0, 0.0, 5)
+    alone = IntegratedFit(constant(0.0).posterior, 0.0, 0.0, 5)
+    mixture = WeightedPosterior({1: alone, 2: silent}, {1: 1.0, 2: 0.0})
+    assert mixture.predict(KEY, X[:3]).means.shape == (10, 3)
+    few = IntegratedFit(dgp.Posterior(lambda: None, samples={"a": jnp.zeros(4)}), 0.0, 0.0, 5)
+    assert WeightedPosterior({1: alone, 2: few}, {1: 1.0, 2: 0.0}).predict(KEY, X[:3]).means.shape == (10, 3)
 
 
 @pytest.mark.slow
@@ -284,6 +306,11 @@ def test_evidence_weights_are_posterior_probabilities():
         ),
         (lambda: dgp.fit_best(family, KEY, X, STEP, layer_odds=[1, 2]), "expected layer_odds as a positive number"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, layer_odds="even"), "expected layer_odds as a positive number"),
+        (
+            lambda: dgp.fit_best(family, KEY, X, STEP, least_odds=1.5),
+            "expected least_odds as a number from 0, .* got 1.5",
+        ),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, least_odds=[0, 1]), "expected least_odds as a number from 0"),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],
 )

@@ -57,14 +57,16 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
     return weights / weights.sum()
 
 
-def evidence_weights(log_evidence: Any, log_prior: Any = 0.0) -> np.ndarray:
-    r"""The posterior probabilities of programs.
+def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float = 0.0) -> np.ndarray:
+    r"""The posterior probabilities of programs, without those that are improbable beside the most probable one.
 
-    .. math:: w_k = \frac{\pi_k\, p_k(y)}{\sum_j \pi_j\, p_j(y)}
+    .. math:: w_k \propto \begin{cases} \pi_k\, p_k(y) & \text{if it is at least } c \max_j \pi_j\, p_j(y) \\
+              0 & \text{otherwise} \end{cases}
 
     Args:
         log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,).
         log_prior: :math:`\log \pi_k`, but for a constant (K,); by default all are equally probable.
+        least_odds: c, Occam's window; by default all programs have a weight.
 
     Returns:
         Weights (K,).
@@ -76,11 +78,14 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0) -> np.ndarray:
         >>> from numpyro_dgp.deepening.depth_weights import evidence_weights
         >>> print(evidence_weights([-10.0, -12.0]).round(3))
         [0.881 0.119]
+        >>> print(evidence_weights([-10.0, -12.0], least_odds=0.2))
+        [1. 0.]
 
-    Source: Yao et al. (2018b), for what it is next to stacking.
+    Source: Madigan and Raftery (1994), for the window; Yao et al. (2018b), for what it is next to stacking.
     """
     found = np.asarray(log_evidence, float)
     require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
     found = found + log_prior
-    weights = np.exp(found - found.max())
+    odds = np.exp(found - found.max())
+    weights = np.where(odds < least_odds, 0.0, odds)
     return weights / weights.sum()

@@ -26,6 +26,7 @@ def fit_best(
     depths: Sequence[int] = (1, 2, 3),
     weigh: Literal["evidence", "stacking"] = "evidence",
     layer_odds: float = 0.25,
+    least_odds: float = 0.05,
     one_layer: Literal["mode", "draws"] = "mode",
     folds: int = 5,
     num_draws: int = 400,
@@ -43,7 +44,8 @@ def fit_best(
     likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The evidence is
     estimated without bias; with too few draws or sweeps its logarithm is mostly too low, of deeper programs more than
     of one layer. Before the data each further layer has the odds :math:`\rho`, since a layer of which they say nothing
-    costs accuracy.
+    costs accuracy. Programs with less than ``least_odds`` of the probability of the most probable one have no weight
+    (Occam's window): where the data speak for one layer, its predictions are those of a Gaussian process.
 
     One layer with a Gaussian likelihood predicts as Gaussian processes mostly do, with its hyperparameters
     :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
@@ -66,6 +68,8 @@ def fit_best(
             fitted ``folds`` times more.
         layer_odds: :math:`\rho`, of ``"evidence"``: the prior probability of a program over that of one with a layer
             less; 1 for programs that are equally probable.
+        least_odds: of ``"evidence"``: the probability of a program over that of the most probable one, below which it
+            has no weight; 0 for weights of all.
         one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at the largest density of its
             hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
             noise, may want.
@@ -81,8 +85,8 @@ def fit_best(
 
     Raises:
         ValueError: a family that does not give programs, depths that do not ascend, another way to weigh or to predict
-            by one layer, odds that are not positive, fewer rows than folds, observations that do not have the rows of
-            the inputs; a program with ``numpyro.param`` sites.
+            by one layer, odds that are not positive or leave out all, fewer rows than folds, observations that do not
+            have the rows of the inputs; a program with ``numpyro.param`` sites.
 
     Example:
         >>> import jax, numpyro
@@ -111,7 +115,8 @@ def fit_best(
         ([1, 2], (3,))
 
     Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Sauer et al. (2023) for
-    elliptical slices in deep Gaussian processes, Yao et al. (2018b) for stacking.
+    elliptical slices in deep Gaussian processes, Madigan and Raftery (1994) for the window, Yao et al. (2018b) for
+    stacking.
     """
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)
@@ -122,6 +127,11 @@ def fit_best(
         raise ValueError(
             f"fit_best: expected layer_odds as a positive number, got {layer_odds!r}: 0.25, or 1.0 for "
             "programs that are equally probable"
+        )
+    if np.ndim(least_odds) or np.asarray(least_odds).dtype.kind not in "fiu" or not 0 <= least_odds <= 1:
+        raise ValueError(
+            f"fit_best: expected least_odds as a number from 0, for weights of all programs, to 1, for the most "
+            f"probable one only, got {least_odds!r}: 0.05"
         )
     if one_layer not in ("mode", "draws"):
         raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
@@ -150,7 +160,7 @@ def fit_best(
     parts = fitted(fit_key, args)
     if weigh == "evidence":
         log_evidence = [part.log_evidence for part in parts.values()]
-        weights = evidence_weights(log_evidence, math.log(layer_odds) * np.array(depths))
+        weights = evidence_weights(log_evidence, math.log(layer_odds) * np.array(depths), least_odds)
         return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)))
     order = np.asarray(jax.random.permutation(fold_key, rows))
     held_out = np.zeros((rows, len(depths)))

@@ -63,7 +63,7 @@ class WeightedPosterior:
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program has draws, or 1 where none has any.
+            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict", key, args, num_samples, options)
@@ -74,7 +74,7 @@ class WeightedPosterior:
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program has draws, or 1 where none has any.
+            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict_function", key, args, num_samples, options)
@@ -86,7 +86,7 @@ class WeightedPosterior:
         Args:
             key: PRNG key; it fixes the draws.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program has draws, or 1 where none has any.
+            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict_jointly", key, args, num_samples, options)
@@ -97,7 +97,7 @@ class WeightedPosterior:
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program has draws, or 1 where none has any.
+            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
             **options: further options, and keyword arguments of the model.
         """
         found = [p.sample(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
@@ -131,7 +131,7 @@ class WeightedPosterior:
             key: PRNG key.
             q: levels between 0 and 1, a number or an array.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program has draws, or 1 where none has any.
+            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
             **options: further options, and keyword arguments of the model.
 
         Raises:
@@ -180,7 +180,7 @@ class WeightedPosterior:
     def _shares(self, key: Array, num_samples: int | None) -> list[tuple[Posterior, Array, int]]:
         """The posteriors that take part, with their keys and numbers of draws."""
         if num_samples is None:
-            draws = [part.posterior.samples for part in self.parts.values()]
+            draws = [part.posterior.samples for depth, part in self.parts.items() if self.weights[depth] > 0]
             num_samples = min((len(next(iter(values.values()))) for values in draws if values), default=1)
         require_count("WeightedPosterior", "num_samples", num_samples, "100")
         weights = np.array([self.weights[depth] for depth in self.parts])
