@@ -40,6 +40,8 @@ from numpyro_dgp.optim import NaturalGradient, log_linear
 jax.config.update("jax_enable_x64", True)
 KEY = jax.random.key(0)
 MOST_POINTS = 100
+EXACT, NOISY = 1e-4, 0.1
+"""Medians of the noise a priori: of codes without noise, and of others."""
 NUM_DRAWS = 400
 STEPS = 5000
 DEPTHS, LAYER_ODDS, LEAST_ODDS = (1, 2, 3), 0.25, 0.05
@@ -47,12 +49,14 @@ LAYERS = {1: "one layer", 2: "two layers", 3: "three layers"}
 
 
 class Design(NamedTuple):
-    """Training and test points of the unit cube, outputs in units of the training outputs."""
+    """Training and test points of the unit cube, outputs in units of the training outputs, and the median that the
+    standard deviation of the noise has a priori."""
 
     X: jax.Array
     y: jax.Array
     X_test: jax.Array
     y_test: np.ndarray
+    noise: float
 
 
 def make_design(name: str, per_dim: int, seed: int, noise: float = 0.0, num_test: int = 500) -> Design:
@@ -62,7 +66,7 @@ def make_design(name: str, per_dim: int, seed: int, noise: float = 0.0, num_test
     y, y_test = code.run(X), code.run(X_test)
     mean, unit = y.mean(), y.std()
     y, y_test = ((values - mean) / unit + noise * rng.normal(size=len(values)) for values in (y, y_test))
-    return Design(jnp.asarray(X), jnp.asarray(y), jnp.asarray(X_test), y_test)
+    return Design(jnp.asarray(X), jnp.asarray(y), jnp.asarray(X_test), y_test, NOISY if noise else EXACT)
 
 
 def rows_of(path: Path, per_dim: int, seed: int, num_test: int = 500) -> Design:
@@ -72,11 +76,12 @@ def rows_of(path: Path, per_dim: int, seed: int, num_test: int = 500) -> Design:
     train, test = np.split(rng.permutation(len(y))[: points + num_test], [points])
     low, width = X[train].min(0), np.ptp(X[train], 0)
     X, y = (X - low) / np.where(width > 0, width, 1.0), (y - y[train].mean()) / y[train].std()
-    return Design(jnp.asarray(X[train]), jnp.asarray(y[train]), jnp.asarray(X[test]), y[test])
+    return Design(jnp.asarray(X[train]), jnp.asarray(y[train]), jnp.asarray(X[test]), y[test], NOISY)
 
 
 def family(
     data: jax.Array,
+    median_noise: float = EXACT,
     process_noise: float | None = None,
     kernel: Any = dgp.kernels.Matern52,
     last_kernel: Any = None,
@@ -93,7 +98,7 @@ def family(
 
     def of_depth(depth: int) -> Callable[..., None]:
         def model(X: Any, y: Any = None) -> None:
-            noise = positive("log_noise", 1e-4, 2.0)
+            noise = positive("log_noise", median_noise, 2.0)
             mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
             h, Z, layers = X, data, []
             for i in range(depth - 1, 0, -1):
@@ -114,7 +119,7 @@ def family(
 
 def exact_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """One layer with the largest posterior density of the logarithms of hyperparameters, the best of two starts."""
-    model = family(design.X)(1)
+    model = family(design.X, design.noise)(1)
     guide = dgp.guides.Collapsed(model)
     svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
     found = []
@@ -161,7 +166,7 @@ def by_depth(
     """``fit_best``, and its parts with draws."""
     options: dict[str, Any] = {"layer_odds": layer_odds, "least_odds": least_odds}
     options |= {"one_layer": one_layer, "num_draws": num_draws}
-    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, depths=depths, **options)
+    best = dgp.fit_best(family(design.X, design.noise), KEY, design.X, design.y, depths=depths, **options)
     print(best)
     usual = (depths, layer_odds, least_odds) == (DEPTHS, LAYER_ODDS, LEAST_ODDS)
     how = "fit_best" + ("" if usual else f", layers {depths}, odds {layer_odds:g}, at least {least_odds:g}")
@@ -179,7 +184,7 @@ def by_guide(
     """A guide of two and more layers, by natural gradients for the last layer and Adam, from noise of a tenth."""
     for depth in depths:
         if depth > 1:
-            model = family(design.X, **program)(depth)
+            model = family(design.X, design.noise, **program)(depth)
             guide = make(model)
             adam = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(optax.cosine_decay_schedule(0.02, STEPS)))
             collapsed = isinstance(guide, dgp.guides.Collapsed)
@@ -194,7 +199,7 @@ def by_nuts(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]
     """NUTS with the last layer integrated, two chains from the medians of the prior."""
     for depth in depths:
         if depth > 1:
-            model = family(design.X)(depth)
+            model = family(design.X, design.noise)(depth)
             kernel = NUTS(dgp.for_mcmc(model), init_strategy=init_to_median, target_accept_prob=0.9, max_tree_depth=8)
             mcmc = MCMC(
                 kernel, num_warmup=150, num_samples=150, num_chains=2, chain_method="sequential", progress_bar=False

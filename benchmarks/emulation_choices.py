@@ -32,7 +32,7 @@ def predictions(design: Design, depths: tuple[int, ...]) -> dict[str, np.ndarray
     """Moments at the test points by part, 0 for the exact process, and the evidence of the others."""
     ((_, exact),) = exact_gp(design, depths)
     options = {"depths": depths, "one_layer": "draws", "num_draws": NUM_DRAWS}
-    best = dgp.fit_best(family(design.X), KEY, design.X, design.y, **options)
+    best = dgp.fit_best(family(design.X, design.noise), KEY, design.X, design.y, **options)
     found = {"y": design.y_test, "evidence": np.array([part.log_evidence for part in best.parts.values()])}
     for number, posterior in enumerate([exact, *(part.posterior for part in best.parts.values())]):
         mixture = posterior.predict(jax.random.key(5), design.X_test)
