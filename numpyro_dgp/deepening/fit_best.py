@@ -42,17 +42,18 @@ def fit_best(
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
     one run of sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its
     likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The evidence is
-    estimated without bias; with too few draws or sweeps its logarithm is mostly too low, of deeper programs more than
-    of one layer. Before the data each further layer has the odds :math:`\rho`, since a layer of which they say nothing
-    costs accuracy. Programs with less than ``least_odds`` of the probability of the most probable one have no weight
-    (Occam's window): where the data speak for one layer, its predictions are those of a Gaussian process.
+    estimated without bias, but for what comes of temperatures that are chosen on the way; with too few draws its
+    logarithm is mostly too low, of deeper programs more than of one layer. Before the data each further layer has the
+    odds :math:`\rho`, since a layer of which they say nothing costs accuracy. Programs with less than ``least_odds``
+    of the probability of the most probable one have no weight (Occam's window): where the data speak for one layer, its
+    predictions are those of a Gaussian process.
 
     One layer with a Gaussian likelihood predicts as Gaussian processes mostly do, with its hyperparameters
     :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
     unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws.
 
     It is meant for small designs: at each of three to ten temperatures there are ``num_draws`` sweeps of a few moves
-    for every site, each of which evaluates the program some times, in which every layer costs O(N^3).
+    for every site, each of which evaluates the program a few times, in which every layer costs O(N^3).
 
     Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
     and a small Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong

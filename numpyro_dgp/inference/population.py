@@ -7,9 +7,10 @@ With the log ratios :math:`r` (of priors to the Gaussian) and :math:`\ell` (the 
 From one :math:`\beta` to the next, points have the weights :math:`e^{(\beta_{t+1} - \beta_t)\, \ell(z)}`. By these some
 are drawn, at which Markov chains begin that do not leave :math:`p_{\beta_{t+1}}`; the points of the next step are all
 positions of these chains. The product of the mean weights estimates the integral
-:math:`\int N(z; 0, I)\, e^{r(z) + \ell(z)}\, dz` over that of :math:`e^r`, without bias. The next :math:`\beta` is the
-one at which the effective number of weights is half the number of points P. The first weights are those of many more
-draws of :math:`p_0`, which cost one evaluation each, so that optima which few of them are near are found.
+:math:`\int N(z; 0, I)\, e^{r(z) + \ell(z)}\, dz` over that of :math:`e^r`, without bias where temperatures are fixed.
+The next :math:`\beta` is the one at which the effective number of weights is half the number of points P. The first
+weights are those of many more draws of :math:`p_0`, which cost one evaluation each, so that optima which few of them
+are near are found.
 
 Source: Chopin (2002) for weights, draws and moves in turn; Dau and Chopin (2022) for chains of which all positions
 count; Jasra et al. (2011) for the choice of temperatures; Murray et al. (2010) for the moves.
