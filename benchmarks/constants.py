@@ -54,7 +54,7 @@ def points(rows: int, inducing: int, count: int) -> Work:
         return jax.random.normal(key, (flat.size,), flat.dtype)
 
     def step(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        population = populate(log_ratios, key, draw, blocks, count, 1)
+        population = populate(log_ratios, key, jax.random.split(key, 50 * count), draw, blocks, count, 1)
         return jax.random.split(key)[0], population.log_evidence + population.points.sum()
 
     return Work(f"{count} points, {rows} rows, sequential Monte Carlo", step, jax.random.key(2))

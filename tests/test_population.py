@@ -34,7 +34,8 @@ def exact():
 
 
 def run(key, count=300, log_ratios=log_ratios, sweeps=4):
-    return populate(log_ratios, key, draw, BLOCKS, count, sweeps)
+    start_key, key = jax.random.split(key)
+    return populate(log_ratios, key, jax.random.split(start_key, 50 * count), draw, BLOCKS, count, sweeps)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from numpyro_dgp.deepening.largest_density import highest_end, posterior_at
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.integrated_layers import integrated_in
 from numpyro_dgp.inference.mcmc import for_mcmc
-from numpyro_dgp.inference.population import populate
+from numpyro_dgp.inference.population import each, populate
 from numpyro_dgp.model.beliefs import InducingPrior, StandardNormal
 from numpyro_dgp.model.program import Program, inspect_program
 from numpyro_dgp.model.site_densities import total_log_prob
@@ -38,8 +38,8 @@ from numpyro_dgp.predict import Posterior
 
 __all__ = ["IntegratedFit", "fit_integrated"]
 
-_DRAWS_OF_PRIOR = 1000
-"""For the moments of hyperparameters on the unconstrained scale."""
+_STARTS = 50
+"""Draws of the prior over those that are kept: for the first weights, and the moments of hyperparameters."""
 _ASCENTS = 3
 """To the largest density, from the points where it is largest."""
 
@@ -91,12 +91,15 @@ def fit_integrated(
 
     def run(key: Array, arrays: list[Array]) -> Any:
         args, _ = rebuild(arrays)
-        site_key, moment_key, move_key = jax.random.split(key, 3)
+        site_key, prior_key, white_key, move_key = jax.random.split(key, 4)
         density = _Density(program, args, site_key, structure)
-        loc, scale = density.moments(jax.lax.map(density.of_prior, jax.random.split(moment_key, _DRAWS_OF_PRIOR)))
+        count = _STARTS * num_draws
+        # once for all uses: random numbers of every site take longest to compile
+        priors = each(density.of_prior, jax.random.split(prior_key, count), count)
+        loc, scale = density.moments(priors)
 
-        def draw(key: Array) -> Array:
-            return (density.of_prior(key) - loc) / scale
+        def draw(seed: tuple[Numbers, Array]) -> Array:
+            return (density.with_white(*seed) - loc) / scale
 
         @jax.jit  # traced once, and used in three places
         def log_ratios(z: Array) -> tuple[Array, Array]:
@@ -104,12 +107,13 @@ def fit_integrated(
             gaussian = -0.5 * jnp.square(z).sum() - jnp.log(scale).sum() - 0.5 * z.size * math.log(2 * math.pi)
             return prior - gaussian, likelihood
 
-        found = populate(log_ratios, move_key, draw, density.blocks(), num_draws, num_sweeps)
+        seeds = priors, jax.random.split(white_key, count)
+        found = populate(log_ratios, move_key, seeds, draw, density.blocks(), num_draws, num_sweeps)
         points = loc + scale * found.points
-        draws = found._replace(points=jax.lax.map(density.draw, points))
+        draws = found._replace(points=each(density.draw, points, num_draws))
         if not (mode and density.one_layer):
             return draws, points[:0]
-        order = jnp.argsort(-jax.lax.map(lambda point: jnp.stack(density(point)).sum(), points))
+        order = jnp.argsort(-each(lambda point: jnp.stack(density(point)).sum(), points, num_draws))
         return draws, points[order[:_ASCENTS]]
 
     found, starts = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
@@ -164,15 +168,21 @@ class _Density:
             totals[False] += jnp.sum(bijection.log_abs_det_jacobian(numbers[name], values[name]))
         return totals[False], totals[True]
 
-    def of_prior(self, key: Array) -> Array:
-        """A draw of the prior."""
+    def of_prior(self, key: Array) -> Numbers:
+        """The numbers of a draw of the prior, but whitened ones."""
         sites = _latent(self.trace({}, key))
-        return ravel_pytree({name: self.bijections[name].inv(site["value"]) for name, site in sites.items()})[0]
+        return {n: self.bijections[n].inv(site["value"]) for n, site in sites.items() if not self.white[n]}
 
-    def moments(self, draws: Array) -> tuple[Array, Array]:
+    def with_white(self, numbers: Numbers, key: Array) -> Array:
+        """These numbers of a draw of the prior and whitened ones."""
+        flat = ravel_pytree(self.shapes)[0]
+        return ravel_pytree(self.unravel(jax.random.normal(key, flat.shape, flat.dtype)) | numbers)[0]
+
+    def moments(self, draws: Numbers) -> tuple[Array, Array]:
         """Means and standard deviations of all numbers: 0 and 1 of whitened ones."""
-        white = self._mark(lambda name: self.white[name])
-        return jnp.where(white > 0, 0.0, draws.mean(0)), jnp.where(white > 0, 1.0, draws.std(0))
+        zeros, ones = (self.unravel(fill(ravel_pytree(self.shapes)[0])) for fill in (jnp.zeros_like, jnp.ones_like))
+        loc, scale = ({n: f(u, 0) for n, u in draws.items()} for f in (jnp.mean, jnp.std))
+        return ravel_pytree(zeros | loc)[0], ravel_pytree(ones | scale)[0]
 
     def blocks(self) -> Array:
         """Which numbers move together: each site of hyperparameters, all of these, and whitened values, twice."""

@@ -9,8 +9,8 @@ are drawn, at which Markov chains begin that do not leave :math:`p_{\beta_{t+1}}
 positions of these chains. The product of the mean weights estimates the integral
 :math:`\int N(z; 0, I)\, e^{r(z) + \ell(z)}\, dz` over that of :math:`e^r`, without bias where temperatures are fixed.
 The next :math:`\beta` is the one at which the effective number of weights is half the number of points P. The first
-weights are those of many more draws of :math:`p_0`, which cost one evaluation each, so that optima which few of them
-are near are found.
+weights may be those of many more draws of :math:`p_0`, which cost one evaluation each, so that optima which few of
+them are near are found.
 
 Source: Chopin (2002) for weights, draws and moves in turn; Dau and Chopin (2022) for chains of which all positions
 count; Jasra et al. (2011) for the choice of temperatures; Murray et al. (2010) for the moves.
@@ -31,15 +31,13 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.tuning import tuned
 from numpyro_dgp.inference.elliptical_slice import elliptical_slice
 
-__all__ = ["LogRatios", "Population", "populate"]
+__all__ = ["LogRatios", "Population", "each", "populate"]
 
 LogRatios = Callable[[Array], tuple[Array, Array]]
 """From a position (D,) to r and the log likelihood."""
 
 _SHARE = 0.5
 """The effective number of weights at the next temperature, over the number of points P."""
-_STARTS = 50
-"""Draws at the start, over P."""
 _HALVINGS = 40
 _ROUNDS_AT_ONE = 2
 """Rounds of moves at the end, where all points count."""
@@ -96,20 +94,27 @@ class _State(NamedTuple):
 
 
 def populate(
-    log_ratios: LogRatios, key: Array, draw: Callable[[Array], Array], blocks: Array, num_points: int, sweeps: int
+    log_ratios: LogRatios,
+    key: Array,
+    seeds: Any,
+    draw: Callable[[Any], Array],
+    blocks: Array,
+    num_points: int,
+    sweeps: int,
 ) -> Population:
     """Move points from the start of the path to its end.
 
     Args:
         log_ratios: r and the log likelihood of one position.
         key: PRNG key.
-        draw: of the density at the start (D,), from a key.
+        seeds: of the draws at the start: arrays with one row for each, of which there are P or more.
+        draw: a point of the density at the start (D,), from one row of these.
         blocks: which coordinates each move of a sweep changes, zeros and ones (B, D).
         num_points: P.
         sweeps: of each chain at each temperature. There are P / sweeps chains C, rounded up.
     """
     chains = -(-num_points // sweeps)
-    start_key, first_key, key = jax.random.split(key, 3)
+    first_key, key = jax.random.split(key)
 
     def moved(point: Array, energy_there: Array, key: Array, beta: Array) -> Array:
         """The positions of a chain after each sweep (sweeps, D)."""
@@ -134,8 +139,8 @@ def populate(
     def body(state: _State) -> _State:
         order_key, move_key = jax.random.split(jax.random.fold_in(key, state.round))
         given = state.begin, state.energies, jax.random.split(move_key, chains)
-        points = _each(lambda at: moved(at[0], at[1], at[2], state.beta), given, chains).reshape(chains * sweeps, -1)
-        prior, likelihood = _each(log_ratios, points, chains * sweeps)
+        points = each(lambda at: moved(at[0], at[1], at[2], state.beta), given, chains).reshape(chains * sweeps, -1)
+        prior, likelihood = each(log_ratios, points, chains * sweeps)
         weighed = _weigh(order_key, prior, likelihood, state.beta, chains, sweeps, _SHARE)
         begin = points[weighed.chosen]
         return _State(
@@ -149,10 +154,11 @@ def populate(
             state.rounds_at_one + (state.beta >= 1),
         )
 
-    start_keys = jax.random.split(start_key, _STARTS * num_points)
-    prior, likelihood = _each(lambda key: log_ratios(draw(key)), start_keys, len(start_keys))
-    weighed = _weigh(first_key, prior, likelihood, jnp.zeros_like(likelihood[0]), chains, 1, _SHARE / _STARTS)
-    begin = _each(draw, start_keys[weighed.chosen], chains)
+    count = len(jax.tree.leaves(seeds)[0])
+    prior, likelihood = each(lambda seed: log_ratios(draw(seed)), seeds, count)
+    least = _SHARE * num_points / count
+    weighed = _weigh(first_key, prior, likelihood, jnp.zeros_like(likelihood[0]), chains, 1, least)
+    begin = each(draw, jax.tree.map(lambda rows: rows[weighed.chosen], seeds), chains)
     energies = _energies(begin, prior, likelihood, weighed)
     points, none = jnp.repeat(begin, sweeps, 0), jnp.zeros((), int)
     first = _State(points, begin, energies, weighed.beta, weighed.log_mean, weighed.variance, none, none)
@@ -162,8 +168,8 @@ def populate(
     return Population(end.points[kept], end.log_evidence, end.variance, end.round - _ROUNDS_AT_ONE + 1)
 
 
-def _each(function: Callable[[Any], Any], arguments: Any, count: int) -> Any:
-    """A function of so many arguments, as many together as the machine likes."""
+def each(function: Callable[[Any], Any], arguments: Any, count: int) -> Any:
+    """A function of so many arguments, the leading axis of ``arguments``, as many together as the machine likes."""
     together = max(size for size in range(1, min(count, tuned().together) + 1) if count % size == 0)
     return jax.lax.map(function, arguments, batch_size=together)
 
