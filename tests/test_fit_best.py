@@ -110,6 +110,51 @@ def test_an_integral_that_rounding_makes_has_no_density(log_noise):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [7, 12])  # fewer rows before, and the same rows in other units
+def test_a_fit_goes_on_from_the_draws_of_the_one_before(rows):
+    """To the evidence of a grid and the posterior of a fit from the prior."""
+    options = {"depths": (1,), "one_layer": "draws"}
+    with jax.enable_x64(True):
+        x, y = (jnp.asarray(np.asarray(a), float) for a in (X, NOISY))
+        seen, values = x[:rows], 1.3 * y[:rows] - 0.2
+        found = []
+        for key in jax.random.split(jax.random.key(1), 6):
+            before = dgp.fit_best(lambda d: family(d, seen), key, seen, values, **options)
+            found.append(dgp.fit_best(lambda d: family(d, x), key, x, y, previous=before, **options).parts[1])
+        anew, evidence = dgp.fit_best(lambda d: family(d, x), KEY, x, y, **options).parts[1], log_evidence(x, y)
+    values = np.array([part.log_evidence for part in found])
+    spread = values.std(ddof=1)
+    assert abs(values.mean() + spread**2 / 2 - evidence) < 4 * spread / np.sqrt(len(values))
+    assert 0.3 < np.sqrt(np.mean([part.error**2 for part in found])) / spread < 3
+    means = np.array([np.log(p.posterior.samples["noise"]).mean() for p in found])
+    expected = np.log(anew.posterior.samples["noise"])
+    error = np.hypot(means.std(ddof=1) / np.sqrt(len(means)), expected.std() / np.sqrt(50))  # 50 chains
+    assert abs(means.mean() - expected.mean()) < 4 * error
+
+
+@pytest.mark.slow
+def test_a_fit_of_two_layers_goes_on_with_more_rows():
+    """Hidden values of the first rows are those of the draws before, with the same evidence as a fit from the prior."""
+    options = {"depths": (1, 2), "num_draws": 200}
+    order = np.array([0, 2, 4, 6, 8, 10, 11, 1, 5, 3, 7, 9])
+    with jax.enable_x64(True):
+        x, y = (jnp.asarray(np.asarray(a)[order], float) for a in (X, STEP))
+        best = [dgp.fit_best(lambda d: family(d, x), jax.random.key(i), x, y, **options) for i in (3, 4)]
+        going = None
+        for rows in (7, 10, 12):
+            seen = x[:rows]
+            going = dgp.fit_best(lambda d, at=seen: family(d, at), KEY, seen, y[:rows], previous=going, **options)
+        mixture = going.predict(KEY, x)
+    for depth in (1, 2):
+        anew = [b.parts[depth] for b in best]
+        part, values = going.parts[depth], np.array([b.log_evidence for b in anew])
+        assert abs(part.log_evidence - values.mean()) < 4 * np.hypot(part.error, anew[0].error) + np.ptp(values)
+    assert going.parts[1].posterior.samples is None
+    assert going.weights[2] > 0.9
+    np.testing.assert_allclose(mixture.mean, y, atol=0.1)
+
+
+@pytest.mark.slow
 def test_how_one_layer_predicts_does_not_change_what_is_said_of_it():
     options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1}
     draws, mode = (dgp.fit_best(family, KEY, X, NOISY, one_layer=how, **options) for how in ("draws", "mode"))
@@ -286,6 +331,31 @@ def test_evidence_weights_are_posterior_probabilities():
     np.testing.assert_allclose(evidence_weights([-1000.0, -1000.0], np.log([3.0, 1.0])), [0.75, 0.25])
 
 
+MIXTURE = WeightedPosterior({1: constant(0.0)}, {1: 1.0})
+
+
+@pytest.mark.slow
+def test_a_previous_fit_is_one_of_the_same_sites():
+    def renamed(depth):
+        def model(X_, y=None):
+            scale, noise = numpyro.sample("length", dist.LogNormal(-0.5, 1.0)), 0.1
+            f = dgp.gp("f0", dgp.kernels.Matern52(1.0, scale), dgp.Points(X))
+            with numpyro.plate("data", len(X_)):
+                numpyro.sample("y", dgp.Likelihood(f(X_), lambda v: dist.Normal(v, noise)), obs=y)
+
+        return model
+
+    options = {"num_draws": 6, "num_sweeps": 1}
+    before = dgp.fit_best(family, KEY, X, NOISY, depths=(1, 2), **options)
+    with pytest.raises(ValueError, match=r"expected the sites of previous, \['noise', 'scale'\], got \['length'\]"):
+        dgp.fit_best(renamed, KEY, X, NOISY, depths=(1,), previous=before, **options)
+    fewer = lambda depth: family(depth, X[:5])  # noqa: E731
+    with pytest.raises(ValueError, match=r"the site 'f1' in the shape that it has in previous, \(1, 12\).*\(1, 5"):
+        dgp.fit_best(fewer, KEY, X[:5], NOISY[:5], depths=(2,), previous=before, **options)
+    with pytest.raises(ValueError, match="finite at some draws of previous, got none"):
+        dgp.fit_best(family, KEY, X, 1e30 * NOISY, depths=(1,), previous=before, **options)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -311,6 +381,18 @@ def test_evidence_weights_are_posterior_probabilities():
             "expected least_odds as a number from 0, .* got 1.5",
         ),
         (lambda: dgp.fit_best(family, KEY, X, STEP, least_odds=[0, 1]), "expected least_odds as a number from 0"),
+        (
+            lambda: dgp.fit_best(family, KEY, X, STEP, previous=3),
+            "fit_best: expected previous, what fit_best returned before, got int",
+        ),
+        (
+            lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE),
+            r"a previous fit of all depths, \(1, 2, 3\), got one without \[1, 2, 3\]",
+        ),
+        (
+            lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE, weigh="stacking"),
+            'expected weigh="evidence" beside previous, got "stacking"',
+        ),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -31,6 +31,7 @@ def fit_best(
     folds: int = 5,
     num_draws: int = 400,
     num_sweeps: int = 8,
+    previous: WeightedPosterior | None = None,
 ) -> WeightedPosterior:
     r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
 
@@ -54,6 +55,15 @@ def fit_best(
 
     It is meant for small designs: at each of three to ten temperatures there are ``num_draws`` sweeps of a few moves
     for every site, each of which evaluates the program a few times, in which every layer costs O(N^3).
+
+    A search fits to a few more runs again and again. With ``previous``, the fit before, Monte Carlo goes on from its
+    draws and not from the prior, along
+
+    .. math:: p(u)\, p(y_{\text{before}} \mid u)^{1 - \beta}\, p(y \mid u)^{\beta}, \qquad 0 \le \beta \le 1,
+
+    which takes few temperatures, and keeps what it had found. New rows belong at the end: whitened values of inducing
+    inputs at the data remain what they were, and the new ones begin at draws of the prior. The data may be scaled in
+    another way than before. Errors of the log evidence add up from fit to fit.
 
     Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
     and a small Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong
@@ -79,6 +89,7 @@ def fit_best(
             run may not be in the other: where the programs' evidence matters, see that it stays with another key.
         num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
             counts, so that more make longer and fewer chains, at the same cost.
+        previous: what ``fit_best`` returned for these depths, before the last rows were added.
 
     Returns:
         A posterior with the methods of ``dgp.Posterior``, and the fits. Printed, it is a table of their evidence and
@@ -87,7 +98,8 @@ def fit_best(
     Raises:
         ValueError: a family that does not give programs, depths that do not ascend, another way to weigh or to predict
             by one layer, odds that are not positive or leave out all, fewer rows than folds, observations that do not
-            have the rows of the inputs; a program with ``numpyro.param`` sites.
+            have the rows of the inputs; a program with ``numpyro.param`` sites; a previous fit of other depths or
+            programs, or one beside stacking.
 
     Example:
         >>> import jax, numpyro
@@ -114,6 +126,9 @@ def fit_best(
         >>> best = dgp.fit_best(family, jax.random.key(0), data, y, depths=(1, 2), num_draws=30)
         >>> sorted(best.weights), best.predict(jax.random.key(1), data[:3]).mean.shape
         ([1, 2], (3,))
+        >>> data = jnp.concatenate([data, jnp.array([[0.1], [0.3]])])
+        >>> y = jnp.sin(6 * data[:, 0])
+        >>> best = dgp.fit_best(family, jax.random.key(2), data, y, depths=(1, 2), num_draws=30, previous=best)
 
     Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Sauer et al. (2023) for
     elliptical slices in deep Gaussian processes, Madigan and Raftery (1994) for the window, Yao et al. (2018b) for
@@ -143,6 +158,7 @@ def fit_best(
     ):
         require_count("fit_best", name, value, hint)
     rows = len(args[0])
+    before = _require_previous(previous, depths, weigh)
     if weigh == "stacking" and not 2 <= folds <= rows:
         raise ValueError(f"fit_best: expected from 2 to {rows} folds, one row in each at least, got {folds}: folds=5")
     programs = {depth: family(depth) for depth in depths}
@@ -156,7 +172,7 @@ def fit_best(
     def fitted(key: Array, args: tuple[Any, ...]) -> dict[int, IntegratedFit]:
         keys = {depth: jax.random.fold_in(key, depth) for depth in depths}
         options = num_draws, num_sweeps, one_layer == "mode"
-        return {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
+        return {d: fit_integrated(program, keys[d], args, *options, before.get(d)) for d, program in programs.items()}
 
     parts = fitted(fit_key, args)
     if weigh == "evidence":
@@ -202,3 +218,23 @@ def _require_family(family: Any, args: tuple[Any, ...], depths: Any) -> tuple[in
             f"{shapes}: fit_best(family, key, X, y)"
         )
     return depths
+
+
+def _require_previous(previous: Any, depths: tuple[int, ...], weigh: str) -> Mapping[int, IntegratedFit]:
+    """The parts to go on from: none without a fit before."""
+    if previous is None:
+        return {}
+    if not isinstance(previous, WeightedPosterior):
+        raise ValueError(
+            f"fit_best: expected previous, what fit_best returned before, got {type(previous).__name__}: "
+            "fit_best(family, key, X, y, previous=best)"
+        )
+    if weigh == "stacking":
+        raise ValueError('fit_best: expected weigh="evidence" beside previous, got "stacking", which fits to less data')
+    known = {depth: part for depth, part in previous.parts.items() if part.ended is not None}
+    if missing := [depth for depth in depths if depth not in known]:
+        raise ValueError(
+            f"fit_best: expected a previous fit of all depths, {depths}, got one without {missing}: "
+            f"depths={tuple(known)}, or leave previous out"
+        )
+    return known

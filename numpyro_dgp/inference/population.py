@@ -107,7 +107,7 @@ def populate(
     Args:
         log_ratios: r and the log likelihood of one position.
         key: PRNG key.
-        seeds: of the draws at the start: arrays with one row for each, of which there are P or more.
+        seeds: of the draws at the start: arrays with one row for each.
         draw: a point of the density at the start (D,), from one row of these.
         blocks: which coordinates each move of a sweep changes, zeros and ones (B, D).
         num_points: P.
@@ -156,7 +156,7 @@ def populate(
 
     count = len(jax.tree.leaves(seeds)[0])
     prior, likelihood = each(lambda seed: log_ratios(draw(seed)), seeds, count)
-    least = _SHARE * num_points / count
+    least = _SHARE * min(1.0, num_points / count)
     weighed = _weigh(first_key, prior, likelihood, jnp.zeros_like(likelihood[0]), chains, 1, least)
     begin = each(draw, jax.tree.map(lambda rows: rows[weighed.chosen], seeds), chains)
     energies = _energies(begin, prior, likelihood, weighed)
