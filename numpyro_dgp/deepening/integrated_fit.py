@@ -14,6 +14,7 @@ sampler of Chopin (2002).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.deepening.integrated_density import Density, Numbers
@@ -40,7 +42,8 @@ _ASCENTS = 3
 """To the largest density, from the points where it is largest."""
 
 
-class Ended(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ended:
     """Where a fit ended, from where another can go on.
 
     Args:
@@ -58,6 +61,8 @@ class Ended(NamedTuple):
     numbers: Numbers
     loc: Numbers
     scale: Numbers
+
+    __repr__ = brief
 
 
 class IntegratedFit(NamedTuple):
@@ -122,7 +127,8 @@ def _from_prior(density: Density, key: Array, count: int) -> _Path:
     return _Path(density, loc, scale, (drawn, jax.random.split(white_key, count)))
 
 
-def _from_earlier(density: Density, before: Density, ended: Ended, key: Array) -> _Path:
+def _from_earlier(density: Density, ended: Ended, site_key: Array, key: Array) -> _Path:
+    before = Density(ended.program, ended.args, site_key, ended.structure)
     density.require_continues(before)
     count = len(next(iter(ended.numbers.values())))
 
@@ -160,18 +166,14 @@ def fit_integrated(
     arrays, rebuild = split_arguments(args, {})
     structure = inspect_program(model, args, {})
     ended = previous.ended if previous else None
-    old_arrays, old_rebuild = split_arguments(ended.args if ended else (), {})
 
-    def run(key: Array, arrays: list[Array], old_arrays: list[Array], known: tuple[Numbers, ...]) -> Any:
+    def run(key: Array, arrays: list[Array]) -> Any:
         site_key, start_key, move_key = jax.random.split(key, 3)
         density = Density(program, rebuild(arrays)[0], site_key, structure)
-        if ended is None:
-            path = _from_prior(density, start_key, _STARTS * num_draws)
+        if ended:
+            path = _from_earlier(density, ended, site_key, start_key)
         else:
-            numbers, loc, scale = known
-            before = Density(ended.program, old_rebuild(old_arrays)[0], site_key, ended.structure)
-            at = ended._replace(numbers=numbers, loc=loc, scale=scale)
-            path = _from_earlier(density, before, at, start_key)
+            path = _from_prior(density, start_key, _STARTS * num_draws)
         log_ratios = jax.jit(path.log_ratios)  # traced once, and used in three places
         found = populate(log_ratios, move_key, path.seeds, path.draw, density.blocks(), num_draws, num_sweeps)
         points = each(path.numbers, found.points, num_draws)
@@ -182,8 +184,7 @@ def fit_integrated(
         order = jnp.argsort(-each(lambda point: jnp.stack(density(point)).sum(), points, num_draws))
         return draws, points[order[:_ASCENTS]], there
 
-    given = rng_key, arrays, old_arrays, (ended.numbers, ended.loc, ended.scale) if ended else ()
-    found, starts, there = Compiled(run).at(*given)(*given)
+    found, starts, there = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
     log_evidence, variance = float(found.log_evidence), float(found.variance)
     if not math.isfinite(log_evidence):
         where = "draws of previous" if previous else "draws of the prior"
@@ -198,8 +199,10 @@ def fit_integrated(
         posterior = posterior_at(model, values, args)
     else:
         posterior = Posterior(model, samples=found.points)
-    ended = Ended(program, structure, args, *there)
-    return IntegratedFit(posterior, log_evidence, math.sqrt(variance), int(found.temperatures), ended)
+    error, temperatures = math.sqrt(variance), int(found.temperatures)
+    return IntegratedFit(
+        posterior, log_evidence, error, temperatures, Ended(program, structure, rebuild(arrays)[0], *there)
+    )
 
 
 def _at_the_mode(density: Callable[[list[Array]], Density], arrays: list[Array], starts: Array) -> Numbers:
