@@ -166,8 +166,8 @@ def fit_to(search: dgp.design.Search, record: Any, size: int, seed: int) -> dgp.
 
 
 def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One and two layers of ``emulation.py`` weighed by their evidence. Fits go on from the draws of the last one, but
-    for every ``args.anew``th; ``args.batch`` runs are chosen together by the criterion of a batch."""
+    """One and two layers of ``emulation.py`` weighed by their evidence, each fit from the prior and from the draws
+    of the last one; ``args.batch`` runs are chosen together by the criterion of a batch."""
     X, errors, seconds, best = start_of(task, seed), {}, [], None
     y = task.run(X)
     X_test = dgp.design.latin_hypercube([[0.0, 1.0]] * task.dims, 200, jax.random.key(99))
@@ -177,9 +177,8 @@ def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
         values = jnp.asarray((y - mean) / unit)
         seen = dgp.design.Seen(jnp.asarray(X), values, jnp.ones(len(y), bool), values.min())
         options = {"depths": (1, 2), "one_layer": "draws", "num_draws": args.draws}
-        previous = None if args.anew and len(seconds) % args.anew == 0 else best
         program = family(seen.X, kernel=task.kernel)
-        best = dgp.fit_best(program, key, seen.X, seen.y, previous=previous, **options)
+        best = dgp.fit_best(program, key, seen.X, seen.y, previous=best, **options)
         if name == "sine":
             predicted = mean + unit * np.asarray(best.predict_function(key, jnp.asarray(X_test)).mean)
             errors[len(y)] = float(np.sqrt(np.mean((predicted - task.run(X_test)) ** 2)))
@@ -273,9 +272,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="of the first fit, a fifth of them for others")
     parser.add_argument("--draws", type=int, default=200, help="of each number of layers, of fit_best")
     parser.add_argument("--batch", type=int, default=1, help="runs in a round, of fit_best")
-    parser.add_argument(
-        "--anew", type=int, default=0, help="rounds from a fit of the prior to the next, of fit_best; 0: no other"
-    )
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "sequential.jsonl")
     parser.add_argument("--out", type=Path, default=Path("sequential_output"))
     parser.add_argument("--table", action="store_true", help="print the tables and stop")
@@ -295,7 +291,7 @@ def main() -> None:
             continue
         clock = time.perf_counter()
         found = METHODS[method](task, name, seed, arguments)
-        settings = {name: getattr(arguments, name) for name in ("steps", "draws", "batch", "anew")}
+        settings = {name: getattr(arguments, name) for name in ("steps", "draws", "batch")}
         record = case | settings | {"version": dgp.__version__} | found
         record["seconds"] = round(time.perf_counter() - clock, 1)
         with open(arguments.results, "a") as file:

@@ -12,7 +12,7 @@ from numpyro.infer.util import log_density
 
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
-from numpyro_dgp.deepening.integrated_fit import IntegratedFit
+from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.largest_density import highest_end
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 
@@ -113,15 +113,13 @@ def test_an_integral_that_rounding_makes_has_no_density(log_noise):
 @pytest.mark.parametrize("rows", [7, 12])  # fewer rows before, and the same rows in other units
 def test_a_fit_goes_on_from_the_draws_of_the_one_before(rows):
     """To the evidence of a grid and the posterior of a fit from the prior."""
-    options = {"depths": (1,), "one_layer": "draws"}
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a), float) for a in (X, NOISY))
-        seen, values = x[:rows], 1.3 * y[:rows] - 0.2
-        found = []
+        seen, found, options = x[:rows], [], (400, 8, False)
         for key in jax.random.split(jax.random.key(1), 6):
-            before = dgp.fit_best(lambda d: family(d, seen), key, seen, values, **options)
-            found.append(dgp.fit_best(lambda d: family(d, x), key, x, y, previous=before, **options).parts[1])
-        anew, evidence = dgp.fit_best(lambda d: family(d, x), KEY, x, y, **options).parts[1], log_evidence(x, y)
+            before = fit_integrated(family(1, seen), key, (seen, 1.3 * y[:rows] - 0.2), *options)
+            found.append(fit_integrated(family(1, x), key, (x, y), *options, before))
+        anew, evidence = fit_integrated(family(1, x), KEY, (x, y), *options), log_evidence(x, y)
     values = np.array([part.log_evidence for part in found])
     spread = values.std(ddof=1)
     assert abs(values.mean() + spread**2 / 2 - evidence) < 4 * spread / np.sqrt(len(values))
@@ -152,6 +150,20 @@ def test_a_fit_of_two_layers_goes_on_with_more_rows():
     assert going.parts[1].posterior.samples is None
     assert going.weights[2] > 0.9
     np.testing.assert_allclose(mixture.mean, y, atol=0.1)
+
+
+@pytest.mark.slow
+def test_of_two_runs_the_one_with_more_evidence_is_kept():
+    options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1}
+    anew = dgp.fit_best(family, KEY, X, NOISY, **options)
+
+    def going_on(said):
+        """From a fit that says of itself to have so much evidence."""
+        before = WeightedPosterior({1: anew.parts[1]._replace(log_evidence=said)}, {1: 1.0})
+        return dgp.fit_best(family, KEY, X, NOISY, previous=before, **options).parts[1].log_evidence
+
+    assert going_on(-50.0) == anew.parts[1].log_evidence
+    assert going_on(50.0) == pytest.approx(50.0)  # from data to the same data
 
 
 @pytest.mark.slow
@@ -353,7 +365,7 @@ def test_a_previous_fit_is_one_of_the_same_sites():
     with pytest.raises(ValueError, match=r"the site 'f1' in the shape that it has in previous, \(1, 12\).*\(1, 5"):
         dgp.fit_best(fewer, KEY, X[:5], NOISY[:5], depths=(2,), previous=before, **options)
     with pytest.raises(ValueError, match="finite at some draws of previous, got none"):
-        dgp.fit_best(family, KEY, X, 1e30 * NOISY, depths=(1,), previous=before, **options)
+        fit_integrated(family(1), KEY, (X, 1e30 * NOISY), 6, 1, True, before.parts[1])
 
 
 @pytest.mark.parametrize(

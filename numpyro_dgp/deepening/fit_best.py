@@ -56,14 +56,15 @@ def fit_best(
     It is meant for small designs: at each of three to ten temperatures there are ``num_draws`` sweeps of a few moves
     for every site, each of which evaluates the program a few times, in which every layer costs O(N^3).
 
-    A search fits to a few more runs again and again. With ``previous``, the fit before, Monte Carlo goes on from its
-    draws and not from the prior, along
+    A search fits to a few more runs again and again. With ``previous``, the fit before, a second run of Monte Carlo
+    goes on from its draws, along
 
     .. math:: p(u)\, p(y_{\text{before}} \mid u)^{1 - \beta}\, p(y \mid u)^{\beta}, \qquad 0 \le \beta \le 1,
 
-    which takes few temperatures, and keeps what it had found. New rows belong at the end: whitened values of inducing
-    inputs at the data remain what they were, and the new ones begin at draws of the prior. The data may be scaled in
-    another way than before. Errors of the log evidence add up from fit to fit.
+    and of the two runs of each depth the one with more evidence is kept: what one run misses makes its estimate too
+    low. So nothing that was found is lost. New rows belong at the end: whitened values of inducing inputs at the data
+    remain what they were, and the new ones begin at draws of the prior. The data may be scaled in another way than
+    before. Errors of the log evidence add up from fit to fit.
 
     Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
     and a small Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong
@@ -172,7 +173,11 @@ def fit_best(
     def fitted(key: Array, args: tuple[Any, ...]) -> dict[int, IntegratedFit]:
         keys = {depth: jax.random.fold_in(key, depth) for depth in depths}
         options = num_draws, num_sweeps, one_layer == "mode"
-        return {d: fit_integrated(program, keys[d], args, *options, before.get(d)) for d, program in programs.items()}
+        found = {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
+        for depth, part in before.items():
+            going = fit_integrated(programs[depth], jax.random.fold_in(keys[depth], 1), args, *options, part)
+            found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
+        return found
 
     parts = fitted(fit_key, args)
     if weigh == "evidence":
@@ -237,4 +242,4 @@ def _require_previous(previous: Any, depths: tuple[int, ...], weigh: str) -> Map
             f"fit_best: expected a previous fit of all depths, {depths}, got one without {missing}: "
             f"depths={tuple(known)}, or leave previous out"
         )
-    return known
+    return {depth: known[depth] for depth in depths}
