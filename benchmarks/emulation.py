@@ -317,6 +317,8 @@ def main() -> None:
                 file.write(json.dumps(record) + "\n")
     found = done()
     print(tables.table(found), tables.by_code(found), sep="\n\n")
+    for name in dict.fromkeys(r["method"] for r in found if r["method"].startswith("fit_best, layers (")):
+        print("", name, tables.by_code(found, name), sep="\n")
     for score in ("rmse", "crps"):
         for other in ("GP", "GP, scikit-learn", "fit_best, version before"):
             if any(r["method"] == other for r in found):
