@@ -69,9 +69,8 @@ def make_design(name: str, per_dim: int, seed: int, noise: float = 0.0, num_test
     return Design(jnp.asarray(X), jnp.asarray(y), jnp.asarray(X_test), y_test, NOISY if noise else EXACT)
 
 
-def rows_of(path: Path, per_dim: int, seed: int, num_test: int = 500) -> Design:
+def rows_of(X: np.ndarray, y: np.ndarray, per_dim: int, seed: int, num_test: int = 500) -> Design:
     """Training and test rows of a set, drawn at random."""
-    X, y = data_files.load(path)
     points, rng = min(per_dim * X.shape[1], MOST_POINTS), np.random.default_rng([seed, per_dim])
     train, test = np.split(rng.permutation(len(y))[: points + num_test], [points])
     low, width = X[train].min(0), np.ptp(X[train], 0)
@@ -284,7 +283,8 @@ def main() -> None:
         name: (SIMULATORS[name].dims, partial(make_design, name, noise=arguments.noise)) for name in arguments.codes
     }
     if arguments.data:
-        sources = {path.stem: (data_files.load(path)[0].shape[1], partial(rows_of, path)) for path in arguments.data}
+        sets = {path.stem: data_files.load(path) for path in arguments.data}
+        sources = {name: (X.shape[1], partial(rows_of, X, y)) for name, (X, y) in sets.items()}
     cases = [
         (p, s, c, m)
         for p in arguments.per_dim
