@@ -89,34 +89,45 @@ class _Path(NamedTuple):
 
     Args:
         density: of the program.
-        loc: m, by site, but of whitened values.
+        moments: means and standard deviations of the prior, by site, but of whitened values.
+        loc: m, of all numbers.
         scale: s.
         seeds: of draws at the start: numbers, but those that are standard normal there, and a key for these.
         earlier: the log likelihood of the start; nothing of the prior.
     """
 
     density: Density
-    loc: Numbers
-    scale: Numbers
+    moments: tuple[Numbers, Numbers]
+    loc: Array
+    scale: Array
     seeds: tuple[Numbers, Array]
     earlier: Callable[[Array], Array] | None = None
 
     def numbers(self, z: Array) -> Array:
-        return self.density.filled(self.loc, 0.0) + self.density.filled(self.scale, 1.0) * z
+        return self.loc + self.scale * z
 
     def draw(self, seed: tuple[Numbers, Array]) -> Array:
-        u = self.density.completed(*seed)
-        return (u - self.density.filled(self.loc, 0.0)) / self.density.filled(self.scale, 1.0)
+        return (self.density.completed(*seed) - self.loc) / self.scale
 
     def log_ratios(self, z: Array) -> tuple[Array, Array]:
         u = self.numbers(z)
         prior, likelihood = self.density(u)
         r = prior + 0.5 * jnp.square(z).sum() + 0.5 * z.size * math.log(2 * math.pi)
-        r += jnp.log(self.density.filled(self.scale, 1.0)).sum()
+        r += jnp.log(self.scale).sum()
         if self.earlier is None:
             return r, likelihood
         before = self.earlier(u)
         return r + before, likelihood - before
+
+
+def _path(
+    density: Density,
+    moments: tuple[Numbers, Numbers],
+    seeds: tuple[Numbers, Array],
+    earlier: Callable[[Array], Array] | None = None,
+) -> _Path:
+    loc, scale = moments
+    return _Path(density, moments, density.filled(loc, 0.0), density.filled(scale, 1.0), seeds, earlier)
 
 
 def _from_prior(density: Density, key: Array, count: int) -> _Path:
@@ -124,7 +135,7 @@ def _from_prior(density: Density, key: Array, count: int) -> _Path:
     # once for all uses: random numbers of every site take longest to compile
     drawn = each(density.of_prior, jax.random.split(prior_key, count), count)
     loc, scale = ({n: f(u, 0) for n, u in drawn.items()} for f in (jnp.mean, jnp.std))
-    return _Path(density, loc, scale, (drawn, jax.random.split(white_key, count)))
+    return _path(density, (loc, scale), (drawn, jax.random.split(white_key, count)))
 
 
 def _from_earlier(density: Density, ended: Ended, site_key: Array, key: Array) -> _Path:
@@ -135,7 +146,7 @@ def _from_earlier(density: Density, ended: Ended, site_key: Array, key: Array) -
     def earlier(u: Array) -> Array:
         return before(before.shortened(u, density))[1]
 
-    return _Path(density, ended.loc, ended.scale, (ended.numbers, jax.random.split(key, count)), earlier)
+    return _path(density, (ended.loc, ended.scale), (ended.numbers, jax.random.split(key, count)), earlier)
 
 
 def fit_integrated(
@@ -177,7 +188,7 @@ def fit_integrated(
         log_ratios = jax.jit(path.log_ratios)  # traced once, and used in three places
         found = populate(log_ratios, move_key, path.seeds, path.draw, density.blocks(), num_draws, num_sweeps)
         points = each(path.numbers, found.points, num_draws)
-        there = each(density.unravel, points, num_draws), path.loc, path.scale
+        there = each(density.unravel, points, num_draws), *path.moments
         draws = found._replace(points=each(density.draw, points, num_draws))
         if not (mode and density.one_layer):
             return draws, points[:0], there
