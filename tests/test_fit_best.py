@@ -12,9 +12,11 @@ from numpyro.infer.util import log_density
 
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
+from numpyro_dgp.deepening.integrated_density import Density
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
-from numpyro_dgp.deepening.largest_density import highest_end
+from numpyro_dgp.deepening.largest_density import end_of_most
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
+from numpyro_dgp.model.program import inspect_program
 
 KEY = jax.random.key(0)
 X = jnp.linspace(0, 1, 12)[:, None]
@@ -152,6 +154,20 @@ def test_a_fit_of_two_layers_goes_on_with_more_rows():
     np.testing.assert_allclose(mixture.mean, y, atol=0.1)
 
 
+def test_every_number_moves_in_a_sweep():
+    """Hyperparameters by site and all together, whitened values in ten parts of nearly one size."""
+    program = family(2)
+    density = Density(dgp.for_mcmc(program), (X, STEP), KEY, inspect_program(program, (X, STEP), {}))
+    blocks = density.blocks()
+    white = np.array(density.filled({n: u for n, u in density.shapes.items() if not density.white[n]}, jnp.nan))
+    white = np.isnan(white)
+    hyper, parts = blocks[:4], blocks[4:]
+    np.testing.assert_array_equal(hyper.sum(0), np.where(white, 0, 2))
+    np.testing.assert_array_equal(parts.sum(0), white)
+    assert len(parts) == 10
+    assert np.ptp(parts.sum(1)) <= 1
+
+
 @pytest.mark.slow
 def test_of_two_runs_the_one_with_more_evidence_is_kept():
     options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1}
@@ -218,15 +234,20 @@ def test_layers_that_are_not_integrated_predict_by_draws():
     assert len(best.parts[1].posterior.samples["scale"]) == 8
 
 
-def test_an_ascent_ends_where_it_is_highest_and_never_below_its_start():
+def test_the_maximum_is_the_one_that_most_ascents_reach():
     def slope(point):  # two hills, of heights 1 and 2, and no number beyond them
         hills = np.exp(-((point[0] + 2) ** 2)), 2 * np.exp(-((point[0] - 2) ** 2))
         value = sum(hills) if abs(point[0]) < 3 else np.nan
         return value, np.array([-2 * (point[0] + 2) * hills[0] - 2 * (point[0] - 2) * hills[1]])
 
-    np.testing.assert_allclose(highest_end(slope, np.array([[-2.5], [1.5]])), [2.0], atol=1e-4)
-    np.testing.assert_allclose(highest_end(slope, np.array([[-2.5]])), [-2.0], atol=1e-4)
-    assert slope(highest_end(slope, np.array([[2.9]])))[0] >= slope(np.array([2.9]))[0]
+    def end(*starts):
+        return end_of_most(slope, np.array(starts)[:, None])
+
+    np.testing.assert_allclose(end(-2.5, 1.5), [2.0], atol=1e-4)  # the higher of two that are reached as often
+    np.testing.assert_allclose(end(-2.5), [-2.0], atol=1e-4)
+    np.testing.assert_allclose(end(-2.5, 1.5, -1.6), [-2.0], atol=1e-4)
+    np.testing.assert_allclose(end(2.2, -2.5, 1.5, -1.6, 1.0), [2.0], atol=1e-4)
+    assert slope(end(2.9))[0] >= slope([2.9])[0]  # never below its start
 
 
 @pytest.fixture(scope="module")
@@ -260,10 +281,14 @@ def test_layers_have_the_odds_that_they_are_given(options, odds):
     np.testing.assert_allclose(np.log(best.weights[3] / best.weights[1]), deep - shallow + 2 * np.log(odds), rtol=1e-5)
 
 
-def test_programs_that_are_improbable_beside_the_best_have_no_weight():
+def test_programs_out_of_the_window_have_no_weight():
     log_evidence = np.log([0.6, 0.5, 0.02])
     np.testing.assert_allclose(evidence_weights(log_evidence), np.array([0.6, 0.5, 0.02]) / 1.12)
-    np.testing.assert_allclose(evidence_weights(log_evidence, least_odds=0.05), np.array([0.6, 0.5, 0.0]) / 1.1)
+    rising = log_evidence[::-1]
+    np.testing.assert_allclose(evidence_weights(rising), np.array([0.02, 0.5, 0.6]) / 1.12)
+    np.testing.assert_allclose(evidence_weights(rising, least_odds=0.05), np.array([0.0, 0.5, 0.6]) / 1.1)
+    # the simpler of two has to be the less probable one
+    np.testing.assert_array_equal(evidence_weights(log_evidence, least_odds=0.05), [1.0, 0.0, 0.0])
     np.testing.assert_array_equal(evidence_weights(log_evidence, least_odds=1.0), [1.0, 0.0, 0.0])
     # prior odds count
     found = evidence_weights(log_evidence, np.log([0.01, 1.0, 1.0]), least_odds=0.05)

@@ -58,15 +58,19 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
 
 
 def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float = 0.0) -> np.ndarray:
-    r"""The posterior probabilities of programs, without those that are improbable beside the most probable one.
+    r"""The posterior probabilities of programs in Occam's window.
 
-    .. math:: w_k \propto \begin{cases} \pi_k\, p_k(y) & \text{if it is at least } c \max_j \pi_j\, p_j(y) \\
-              0 & \text{otherwise} \end{cases}
+    .. math:: w_k \propto \begin{cases} q_k & \text{if } q_k \ge c\, \max_j q_j \text{ and } q_k \ge \max_{j < k} q_j \\
+              0 & \text{otherwise} \end{cases}, \qquad q_k = \pi_k\, p_k(y)
+
+    The window leaves out programs that are improbable beside the most probable one, and those that are less probable
+    than a simpler one.
 
     Args:
-        log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,).
+        log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,); each program contains those before
+            it.
         log_prior: :math:`\log \pi_k`, but for a constant (K,); by default all are equally probable.
-        least_odds: c, Occam's window; by default all programs have a weight.
+        least_odds: c; 0, the default, for no window: all programs have a weight.
 
     Returns:
         Weights (K,).
@@ -78,14 +82,15 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float 
         >>> from numpyro_dgp.deepening.depth_weights import evidence_weights
         >>> print(evidence_weights([-10.0, -12.0]).round(3))
         [0.881 0.119]
-        >>> print(evidence_weights([-10.0, -12.0], least_odds=0.2))
-        [1. 0.]
+        >>> print(evidence_weights([-10.0, -9.0, -9.5], least_odds=0.05).round(3))
+        [0.269 0.731 0.   ]
 
-    Source: Madigan and Raftery (1994), for the window; Yao et al. (2018b), for what it is next to stacking.
+    Source: Madigan and Raftery (1994), for both rules of the window; Yao et al. (2018b), for weights beside stacking.
     """
     found = np.asarray(log_evidence, float)
     require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
     found = found + log_prior
     odds = np.exp(found - found.max())
-    weights = np.where(odds < least_odds, 0.0, odds)
+    least = np.maximum(least_odds, np.maximum.accumulate(odds)) if least_odds else 0.0
+    weights = np.where(odds < least, 0.0, odds)
     return weights / weights.sum()

@@ -45,13 +45,14 @@ def fit_best(
     likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The evidence is
     estimated without bias, but for what comes of temperatures that are chosen on the way; with too few draws its
     logarithm is mostly too low, of deeper programs more than of one layer. Before the data each further layer has the
-    odds :math:`\rho`, since a layer of which they say nothing costs accuracy. Programs with less than ``least_odds``
-    of the probability of the most probable one have no weight (Occam's window): where the data speak for one layer, its
-    predictions are those of a Gaussian process.
+    odds :math:`\rho`, since a layer of which they say nothing costs accuracy. Programs have no weight that have less
+    than ``least_odds`` of the probability of the most probable one, or are less probable than a shallower one (the two
+    rules of Occam's window): unless the data speak for depth, predictions are those of a Gaussian process.
 
     One layer with a Gaussian likelihood predicts as Gaussian processes mostly do, with its hyperparameters
-    :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
-    unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws.
+    :math:`\theta` at a maximum of :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert`, u their
+    unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws. Of
+    several maxima it is the one with most draws around it.
 
     It is meant for small designs: at each of three to ten temperatures there are ``num_draws`` sweeps of a few moves
     for every site, each of which evaluates the program a few times, in which every layer costs O(N^3).
@@ -81,8 +82,8 @@ def fit_best(
         layer_odds: :math:`\rho`, of ``"evidence"``: the prior probability of a program over that of one with a layer
             less; 1 for programs that are equally probable.
         least_odds: of ``"evidence"``: the probability of a program over that of the most probable one, below which it
-            has no weight; 0 for weights of all.
-        one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at the largest density of its
+            has no weight; 0 for weights of all, of those too that are less probable than a shallower one.
+        one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at a largest density of its
             hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
             noise, may want.
         folds: of ``"stacking"``.

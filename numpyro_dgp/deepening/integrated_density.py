@@ -24,6 +24,9 @@ __all__ = ["Density", "Numbers"]
 Numbers = dict[str, Array]
 """Unconstrained numbers, or values, of sites by name."""
 
+_PARTS = 10
+"""Of the whitened values, which move one after the other: where noise is small, all of them together hardly move."""
+
 
 class Density:
     """Prior and likelihood of a program in the unconstrained numbers of its latent sites, as one vector.
@@ -104,10 +107,12 @@ class Density:
                 )
 
     def blocks(self) -> Array:
-        """Which numbers move together: each site of hyperparameters, all of these, and whitened values, twice."""
+        """Which numbers move together: each site of hyperparameters, all of these, and every tenth whitened value."""
         sites = [self._mark(lambda name, at=site: name == at) for site in self.sites if not self.white[site]]
         hyper, white = self._mark(lambda name: not self.white[name]), self._mark(lambda name: self.white[name])
-        return jnp.stack([*sites, *[hyper] * bool(sites), *[white] * 2 * any(self.white.values())])
+        count = min(_PARTS, sum(u.size for name, u in self.shapes.items() if self.white[name]))
+        parts = [white * (jnp.cumsum(white) % count == part) for part in range(count)]
+        return jnp.stack([*sites, *[hyper] * bool(sites), *parts])
 
     def _mark(self, chosen: Callable[..., bool]) -> Array:
         """One for each number of the sites that are chosen, zero for others."""

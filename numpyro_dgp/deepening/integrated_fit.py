@@ -27,7 +27,7 @@ from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.deepening.integrated_density import Density, Numbers
-from numpyro_dgp.deepening.largest_density import highest_end, posterior_at
+from numpyro_dgp.deepening.largest_density import end_of_most, posterior_at
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.mcmc import for_mcmc
 from numpyro_dgp.inference.population import each, populate
@@ -38,8 +38,8 @@ __all__ = ["IntegratedFit", "fit_integrated"]
 
 _STARTS = 50
 """Draws of the prior over those that are kept: for the first weights, and the moments of hyperparameters."""
-_ASCENTS = 3
-"""To the largest density, from the points where it is largest."""
+_ASCENTS = 9
+"""To the largest density, from draws that are as far apart in the chains as can be."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -192,8 +192,8 @@ def fit_integrated(
         draws = found._replace(points=each(density.draw, points, num_draws))
         if not (mode and density.one_layer):
             return draws, points[:0], there
-        order = jnp.argsort(-each(lambda point: jnp.stack(density(point)).sum(), points, num_draws))
-        return draws, points[order[:_ASCENTS]], there
+        starts = np.linspace(0, num_draws - 1, min(_ASCENTS, num_draws)).round().astype(int)
+        return draws, points[starts], there
 
     found, starts, there = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
     log_evidence, variance = float(found.log_evidence), float(found.variance)
@@ -217,14 +217,14 @@ def fit_integrated(
 
 
 def _at_the_mode(density: Callable[[list[Array]], Density], arrays: list[Array], starts: Array) -> Numbers:
-    """Hyperparameters where the density of their unconstrained numbers is largest, found from some of these.
+    """Hyperparameters where the density of their unconstrained numbers is largest, around most of some draws of these.
 
     Args:
         density: from the arrays among the arguments of the program.
         arrays: these.
-        starts: unconstrained numbers (S, n).
+        starts: draws of the unconstrained numbers (S, n).
     """
     slope = Compiled(jax.value_and_grad(lambda flat, arrays: jnp.stack(density(arrays)(flat)).sum()))
     at_start = slope.at(starts[0], arrays)
-    flat = highest_end(lambda flat: at_start(flat, arrays), np.asarray(starts))
+    flat = end_of_most(lambda flat: at_start(flat, arrays), np.asarray(starts))
     return Compiled(lambda flat, arrays: density(arrays).constrained(flat))(flat, arrays)
