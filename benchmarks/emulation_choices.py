@@ -4,7 +4,7 @@
 designs with seeds from 1000, and keeps their predictions in the folder; what is there is not fitted again. It prints
 the mean log ratio of the CRPS of mixtures to that of the exact process, with its standard error over designs, for
 prior odds of a further layer, for a share of the exact process in the part of one layer, whose rest are draws, and for
-the odds to the most probable program below which one has no weight.
+the odds to the most probable program of Occam's window; 0 is no window.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
 from numpyro_dgp.deepening.integrated_density import Density
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
-from numpyro_dgp.deepening.largest_density import end_of_most
+from numpyro_dgp.deepening.largest_density import highest_end
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 from numpyro_dgp.model.program import inspect_program
 
@@ -234,20 +234,15 @@ def test_layers_that_are_not_integrated_predict_by_draws():
     assert len(best.parts[1].posterior.samples["scale"]) == 8
 
 
-def test_the_maximum_is_the_one_that_most_ascents_reach():
+def test_an_ascent_ends_where_it_is_highest_and_never_below_its_start():
     def slope(point):  # two hills, of heights 1 and 2, and no number beyond them
         hills = np.exp(-((point[0] + 2) ** 2)), 2 * np.exp(-((point[0] - 2) ** 2))
         value = sum(hills) if abs(point[0]) < 3 else np.nan
         return value, np.array([-2 * (point[0] + 2) * hills[0] - 2 * (point[0] - 2) * hills[1]])
 
-    def end(*starts):
-        return end_of_most(slope, np.array(starts)[:, None])
-
-    np.testing.assert_allclose(end(-2.5, 1.5), [2.0], atol=1e-4)  # the higher of two that are reached as often
-    np.testing.assert_allclose(end(-2.5), [-2.0], atol=1e-4)
-    np.testing.assert_allclose(end(-2.5, 1.5, -1.6), [-2.0], atol=1e-4)
-    np.testing.assert_allclose(end(2.2, -2.5, 1.5, -1.6, 1.0), [2.0], atol=1e-4)
-    assert slope(end(2.9))[0] >= slope([2.9])[0]  # never below its start
+    np.testing.assert_allclose(highest_end(slope, np.array([[-2.5], [1.5]])), [2.0], atol=1e-4)
+    np.testing.assert_allclose(highest_end(slope, np.array([[-2.5]])), [-2.0], atol=1e-4)
+    assert slope(highest_end(slope, np.array([[2.9]])))[0] >= slope(np.array([2.9]))[0]
 
 
 @pytest.fixture(scope="module")

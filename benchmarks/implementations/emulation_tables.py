@@ -95,8 +95,11 @@ def by_code(records: list[dict[str, Any]], best_name: str = "fit_best") -> str:
     """A Markdown table with a row for each code: the CRPS of ``GP``, logarithms of the ratios of the others to it,
     evidence and coverage of ``fit_best``, all on the designs that it has under this name; at the end the mean coverage
     over codes with several of these."""
-    headings = ["code", "points", "noise", "designs", "CRPS of GP", "scikit-learn", "`fit_best`", "one layer by draws"]
-    headings += ["two layers", "three", "log evidence to one layer: two, three", "coverage of 90 %: GP, `fit_best`"]
+    others = {"GP, scikit-learn": "scikit-learn", best_name: "`fit_best`", "one layer": "one layer by draws"}
+    others |= {"two layers": "two layers", "three layers": "three"}
+    others = {m: heading for m, heading in others.items() if any(r["method"] == m for r in records)}
+    headings = ["code", "points", "noise", "designs", "CRPS of GP", *others.values()]
+    headings += ["log evidence to one layer: two, three", "coverage of 90 %: GP, `fit_best`"]
     lines, coverages = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"], []
     for case in dict.fromkeys(map(case_of, records)):
         seeds = {r["seed"] for r in records if case_of(r) == case and r["method"] == best_name}
@@ -105,7 +108,7 @@ def by_code(records: list[dict[str, Any]], best_name: str = "fit_best") -> str:
         if not gp or not best:
             continue
         cells = []
-        for method in ("GP, scikit-learn", best_name, "one layer", "two layers", "three layers"):
+        for method in others:
             cells.append(_mean(log_ratios(mine, case, method, "GP", "crps")))
         first, *deeper = np.transpose([r["log_evidence"] for r in best])
         evidence = ", ".join(f"{np.median(deep - first):+.1f}" for deep in deeper)

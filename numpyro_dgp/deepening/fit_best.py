@@ -50,9 +50,8 @@ def fit_best(
     rules of Occam's window): unless the data speak for depth, predictions are those of a Gaussian process.
 
     One layer with a Gaussian likelihood predicts as Gaussian processes mostly do, with its hyperparameters
-    :math:`\theta` at a maximum of :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert`, u their
-    unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws. Of
-    several maxima it is the one with most draws around it.
+    :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
+    unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws.
 
     It is meant for small designs: at each of three to ten temperatures there are ``num_draws`` sweeps of a few moves
     for every site, each of which evaluates the program a few times, in which every layer costs O(N^3).
@@ -83,7 +82,7 @@ def fit_best(
             less; 1 for programs that are equally probable.
         least_odds: of ``"evidence"``: the probability of a program over that of the most probable one, below which it
             has no weight; 0 for weights of all, of those too that are less probable than a shallower one.
-        one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at a largest density of its
+        one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at the largest density of its
             hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
             noise, may want.
         folds: of ``"stacking"``.

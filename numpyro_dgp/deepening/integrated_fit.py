@@ -27,7 +27,7 @@ from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.deepening.integrated_density import Density, Numbers
-from numpyro_dgp.deepening.largest_density import end_of_most, posterior_at
+from numpyro_dgp.deepening.largest_density import highest_end, posterior_at
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.mcmc import for_mcmc
 from numpyro_dgp.inference.population import each, populate
@@ -39,7 +39,7 @@ __all__ = ["IntegratedFit", "fit_integrated"]
 _STARTS = 50
 """Draws of the prior over those that are kept: for the first weights, and the moments of hyperparameters."""
 _ASCENTS = 9
-"""To the largest density, from draws that are as far apart in the chains as can be."""
+"""To the largest density, from draws as far apart in the chains as can be: it may have several maxima."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -217,7 +217,7 @@ def fit_integrated(
 
 
 def _at_the_mode(density: Callable[[list[Array]], Density], arrays: list[Array], starts: Array) -> Numbers:
-    """Hyperparameters where the density of their unconstrained numbers is largest, around most of some draws of these.
+    """Hyperparameters where the density of their unconstrained numbers is largest, found from some draws of these.
 
     Args:
         density: from the arrays among the arguments of the program.
@@ -226,5 +226,5 @@ def _at_the_mode(density: Callable[[list[Array]], Density], arrays: list[Array],
     """
     slope = Compiled(jax.value_and_grad(lambda flat, arrays: jnp.stack(density(arrays)(flat)).sum()))
     at_start = slope.at(starts[0], arrays)
-    flat = end_of_most(lambda flat: at_start(flat, arrays), np.asarray(starts))
+    flat = highest_end(lambda flat: at_start(flat, arrays), np.asarray(starts))
     return Compiled(lambda flat, arrays: density(arrays).constrained(flat))(flat, arrays)
