@@ -139,16 +139,16 @@ def test_a_fit_of_two_layers_goes_on_with_more_rows():
     order = np.array([0, 2, 4, 6, 8, 10, 11, 1, 5, 3, 7, 9])
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a)[order], float) for a in (X, STEP))
-        best = [dgp.fit_best(lambda d: family(d, x), jax.random.key(i), x, y, **options) for i in (3, 4)]
+        best = [dgp.fit_best(lambda d: family(d, x), jax.random.key(i), x, y, **options) for i in (4, 5, 6, 7)]
         going = None
         for rows in (7, 10, 12):
             seen = x[:rows]
             going = dgp.fit_best(lambda d, at=seen: family(d, at), KEY, seen, y[:rows], previous=going, **options)
         mixture = going.predict(KEY, x)
     for depth in (1, 2):
-        anew = [b.parts[depth] for b in best]
-        part, values = going.parts[depth], np.array([b.log_evidence for b in anew])
-        assert abs(part.log_evidence - values.mean()) < 4 * np.hypot(part.error, anew[0].error) + np.ptp(values)
+        part, values = going.parts[depth], np.array([b.parts[depth].log_evidence for b in best])
+        # of two layers the printed errors are less than the spread over keys
+        assert abs(part.log_evidence - values.mean()) < 4 * np.hypot(part.error, values.std(ddof=1))
     assert going.parts[1].posterior.samples is None
     assert going.weights[2] > 0.9
     np.testing.assert_allclose(mixture.mean, y, atol=0.1)
