@@ -35,6 +35,8 @@ from scipy.stats import qmc
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
+from numpyro_dgp.deepening.depth_weights import evidence_weights
+from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 from numpyro_dgp.optim import NaturalGradient, log_linear
 
 jax.config.update("jax_enable_x64", True)
@@ -44,7 +46,9 @@ EXACT, NOISY = 1e-4, 0.1
 """Medians of the noise a priori: of codes without noise, and of others."""
 NUM_DRAWS = 400
 STEPS = 5000
-DEPTHS, LAYER_ODDS, LEAST_ODDS = (1, 2, 3), 0.25, 0.05
+DEPTHS = (1, 2, 3)
+WEIGHING = {"least_gain": 1.0, "layer_odds": 0.25, "least_odds": 0.05}
+"""Defaults of ``fit_best``: the first of stacking, the others of weights by the evidence."""
 LAYERS = {1: "one layer", 2: "two layers", 3: "three layers"}
 
 
@@ -160,21 +164,24 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
 
 
 def by_depth(
-    design: Design, depths: tuple[int, ...], layer_odds: float, least_odds: float, one_layer: str, num_draws: int
+    design: Design, depths: tuple[int, ...], *, one_layer: str, num_draws: int, **weighing: float
 ) -> Iterator[tuple[str, Any]]:
-    """``fit_best``, and its parts with draws."""
-    options: dict[str, Any] = {"layer_odds": layer_odds, "least_odds": least_odds}
-    options |= {"one_layer": one_layer, "num_draws": num_draws}
+    """``fit_best``, the same fits weighed by their evidence, and its parts with draws."""
+    options: dict[str, Any] = {"least_gain": weighing["least_gain"], "one_layer": one_layer, "num_draws": num_draws}
     best = dgp.fit_best(family(design.X, design.noise), KEY, design.X, design.y, depths=depths, **options)
     print(best)
-    usual = (depths, layer_odds, least_odds) == (DEPTHS, LAYER_ODDS, LEAST_ODDS)
-    how = "fit_best" + ("" if usual else f", layers {depths}, odds {layer_odds:g}, at least {least_odds:g}")
-    how += ", one layer by draws" * (one_layer == "draws")
-    more = f", {num_draws} draws" * (num_draws != NUM_DRAWS)
-    yield how + more, best
+    log_odds = math.log(weighing["layer_odds"]) * np.array(depths)
+    log_evidence = [part.log_evidence for part in best.parts.values()]
+    weights = evidence_weights(log_evidence, log_odds, weighing["least_odds"])
+    by_evidence = WeightedPosterior(best.parts, dict(zip(depths, map(float, weights), strict=True)))
+    how = "" if depths == DEPTHS else f", layers {depths}"
+    how += ", one layer by draws" * (one_layer == "draws") + f", {num_draws} draws" * (num_draws != NUM_DRAWS)
+    how += "".join(f", {name} {weighing[name]:g}" for name in WEIGHING if weighing[name] != WEIGHING[name])
+    yield "fit_best" + how, best
+    yield "fit_best by evidence" + how, by_evidence
     for depth, part in best.parts.items() if depths == DEPTHS else ():
         if part.posterior.samples:
-            yield LAYERS[depth] + more, part.posterior
+            yield LAYERS[depth] + how, part.posterior
 
 
 def by_guide(
@@ -267,8 +274,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="numbers of layers")
-    parser.add_argument("--layer-odds", type=float, default=LAYER_ODDS, help="of each further layer, before the data")
-    parser.add_argument("--least-odds", type=float, default=LEAST_ODDS, help="of a program to the most probable one")
+    for name, default in WEIGHING.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=float, default=default, help="of fit_best")
     parser.add_argument("--one-layer", default="mode", choices=("mode", "draws"), help="how fit_best predicts by it")
     parser.add_argument("--draws", type=int, default=NUM_DRAWS, help="of each part of fit_best")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
@@ -296,7 +303,7 @@ def main() -> None:
         dims, make = sources[code]
         points = min(per_dim * dims, MOST_POINTS)
         case = code, points, arguments.noise
-        weighing = {"layer_odds": arguments.layer_odds, "least_odds": arguments.least_odds}
+        weighing = {name: getattr(arguments, name) for name in WEIGHING}
         weighing |= {"one_layer": arguments.one_layer, "num_draws": arguments.draws}
         options = weighing if method == "fit_best" else {}
         by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | options
@@ -311,6 +318,7 @@ def main() -> None:
             if hasattr(posterior, "weights"):
                 record["weights"] = list(posterior.weights.values())
                 record["log_evidence"] = [part.log_evidence for part in posterior.parts.values()]
+                record["held_out"] = list(posterior.held_out.values())
             record |= scores(posterior, design) | {"seconds": seconds}
             print(record, flush=True)
             with open(arguments.results, "a") as file:

@@ -15,6 +15,7 @@ from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weigh
 from numpyro_dgp.deepening.integrated_density import Density
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.largest_density import highest_end
+from numpyro_dgp.deepening.left_out import left_out
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 from numpyro_dgp.model.program import inspect_program
 
@@ -270,7 +271,16 @@ def test_it_predicts_as_a_posterior(deep):
 @pytest.mark.parametrize(("options", "odds"), [({}, 0.25), ({"layer_odds": 1.0}, 1.0)])
 def test_layers_have_the_odds_that_they_are_given(options, odds):
     best = dgp.fit_best(
-        family, KEY, X[:4], STEP[:4], depths=(1, 3), num_draws=10, num_sweeps=1, least_odds=0, **options
+        family,
+        KEY,
+        X[:4],
+        STEP[:4],
+        depths=(1, 3),
+        weigh="evidence",
+        num_draws=10,
+        num_sweeps=1,
+        least_odds=0,
+        **options,
     )
     shallow, deep = best.parts[1].log_evidence, best.parts[3].log_evidence
     np.testing.assert_allclose(np.log(best.weights[3] / best.weights[1]), deep - shallow + 2 * np.log(odds), rtol=1e-5)
@@ -319,6 +329,18 @@ def test_acquisitions_take_the_mixture(deep):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("y", [STEP, 0.5 * jnp.square(X[:, 0])], ids=["a step", "a parabola"])
+def test_a_layer_has_to_predict_rows_that_are_left_out(y):
+    """Weights are those of stacking, of what draws of two layers and one layer at its largest density say."""
+    best = dgp.fit_best(family, KEY, X, y, depths=(1, 2), num_draws=40, num_sweeps=2)
+    found = [left_out(family(depth), KEY, (X, y), part.at) for depth, part in best.parts.items()]
+    np.testing.assert_allclose(list(best.held_out.values()), np.mean(found, 1), rtol=1e-4)
+    expected = stacking_weights(np.stack(found, 1), least_gain=1.0)
+    np.testing.assert_allclose(list(best.weights.values()), expected, atol=1e-3)
+    assert best.weights[2] > 0.9 if y is STEP else best.weights == {1: 1.0, 2: 0.0}
+
+
+@pytest.mark.slow
 def test_stacking_weighs_predictions_of_held_out_rows():
     best = dgp.fit_best(family, KEY, X, STEP, depths=(1,), weigh="stacking", folds=2, num_draws=20, num_sweeps=1)
     assert best.weights == {1: pytest.approx(1.0)}
@@ -358,9 +380,25 @@ def test_stacking_weights_are_the_maximum(number):
     assert max(grid) - 1e-5 < score(weights) < max(grid) + 1e-3
 
 
+def test_a_program_has_to_gain_standard_errors():
+    """The second by 2.0 nats in sum, with an error of 1.0; the third loses."""
+    shallow = np.linspace(-1.0, 1.0, 4)
+    better = shallow + np.array([0.0, 1.0, 0.0, 1.0])
+    found = np.stack([shallow, better, shallow - 0.1], 1)
+    np.testing.assert_allclose(stacking_weights(found), [0.0, 1.0, 0.0], atol=1e-2)
+    np.testing.assert_allclose(stacking_weights(found, least_gain=1.9), [0.0, 1.0, 0.0], atol=1e-2)
+    np.testing.assert_array_equal(stacking_weights(found, least_gain=2.1), [1.0, 0.0, 0.0])
+    np.testing.assert_array_equal(stacking_weights(found[:, [2, 0, 2]], least_gain=0.0) > 0, [True, True, True])
+    np.testing.assert_array_equal(stacking_weights(found[:, [0, 2]], least_gain=0.0), [1.0, 0.0])
+
+
 def test_evidence_weights_are_posterior_probabilities():
     np.testing.assert_allclose(evidence_weights([-1000.0, -1001.0]), [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
     np.testing.assert_allclose(evidence_weights([-1000.0, -1000.0], np.log([3.0, 1.0])), [0.75, 0.25])
+
+
+def no_rows(X_, y=None):
+    numpyro.sample("y", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0).expand([len(X_)]).to_event(1), obs=y)
 
 
 MIXTURE = WeightedPosterior({1: constant(0.0)}, {1: 1.0})
@@ -395,7 +433,20 @@ def test_a_previous_fit_is_one_of_the_same_sites():
         (lambda: dgp.fit_best(lambda depth: None, KEY, X, STEP), r"expected family\(depth\) to be a program"),
         (lambda: dgp.fit_best(family, KEY, X, STEP[:3]), "inputs first and observations last, with as many rows"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(2, 1)), "depths as ascending numbers of layers"),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="evidence" or "stacking"'),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="stacking" or "evidence"'),
+        (
+            lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=-1),
+            "expected least_gain as a number of standard errors, zero or more, got -1: 1.0",
+        ),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=np.inf), "expected least_gain as a number .* got inf"),
+        (
+            lambda: dgp.fit_best(family, KEY, X, STEP, weigh="evidence", folds=3),
+            'expected folds of weigh="stacking" only, got folds=3',
+        ),
+        (
+            lambda: dgp.fit_best(lambda d: no_rows, KEY, X, STEP),
+            "expected observations in a numpyro.plate of the 12 rows",
+        ),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, one_layer="map"),
             'expected one_layer="mode" or "draws", got \'map',
@@ -422,8 +473,8 @@ def test_a_previous_fit_is_one_of_the_same_sites():
             r"a previous fit of all depths, \(1, 2, 3\), got one without \[1, 2, 3\]",
         ),
         (
-            lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE, weigh="stacking"),
-            'expected weigh="evidence" beside previous, got "stacking"',
+            lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE, folds=3),
+            "expected no folds beside previous, got folds=3",
         ),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -93,13 +94,14 @@ def ranks(records: list[dict[str, Any]], score: str) -> str:
 
 def by_code(records: list[dict[str, Any]], best_name: str = "fit_best") -> str:
     """A Markdown table with a row for each code: the CRPS of ``GP``, logarithms of the ratios of the others to it,
-    evidence and coverage of ``fit_best``, all on the designs that it has under this name; at the end the mean coverage
+    gains and coverage of ``fit_best``, all on the designs that it has under this name; at the end the mean coverage
     over codes with several of these."""
-    others = {"GP, scikit-learn": "scikit-learn", best_name: "`fit_best`", "one layer": "one layer by draws"}
-    others |= {"two layers": "two layers", "three layers": "three"}
+    others = {"GP, scikit-learn": "scikit-learn", best_name: "`fit_best`", "fit_best by evidence": "by evidence"}
+    others |= {"one layer": "one layer by draws", "two layers": "two layers", "three layers": "three"}
     others = {m: heading for m, heading in others.items() if any(r["method"] == m for r in records)}
     headings = ["code", "points", "noise", "designs", "CRPS of GP", *others.values()]
-    headings += ["log evidence to one layer: two, three", "coverage of 90 %: GP, `fit_best`"]
+    headings += ["rows left out, log density to one layer: two, three", "log evidence"]
+    headings += ["coverage of 90 %: GP, `fit_best`"]
     lines, coverages = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"], []
     for case in dict.fromkeys(map(case_of, records)):
         seeds = {r["seed"] for r in records if case_of(r) == case and r["method"] == best_name}
@@ -110,16 +112,23 @@ def by_code(records: list[dict[str, Any]], best_name: str = "fit_best") -> str:
         cells = []
         for method in others:
             cells.append(_mean(log_ratios(mine, case, method, "GP", "crps")))
-        first, *deeper = np.transpose([r["log_evidence"] for r in best])
-        evidence = ", ".join(f"{np.median(deep - first):+.1f}" for deep in deeper)
+        held_out = [np.multiply(r["held_out"], case[1]) for r in best if r.get("held_out")]
         coverage = [float(np.mean([r["coverage"] for r in rows])) for rows in (gp, best)]
         coverages += [coverage] if len(best) > 1 else []
-        cells += [evidence, "{:.2f}, {:.2f}".format(*coverage)]
+        cells += [_gains(held_out), _gains([r["log_evidence"] for r in best]), "{:.2f}, {:.2f}".format(*coverage)]
         crps = np.mean([r["crps"] for r in gp])
         label = f"{case[0]} | {case[1]} | {case[2]:g} | {len(best)}"
         lines.append(f"| {label} | {crps:.4f} | " + " | ".join(cells) + " |")
     means = "{:.2f}, {:.2f}".format(*np.mean(coverages, 0)) if coverages else "none"
     return "\n".join([*lines, "", f"mean coverage, {len(coverages)} codes with several designs: {means}"])
+
+
+def _gains(values: Sequence[Any]) -> str:
+    """Medians over designs of what the second and further programs have more than the first."""
+    if not len(values):
+        return ""
+    first, *deeper = np.transpose(values)
+    return ", ".join(f"{np.median(deep - first):+.1f}" for deep in deeper)
 
 
 def differences(records: list[dict[str, Any]], score: str, method: str, other: str) -> str:

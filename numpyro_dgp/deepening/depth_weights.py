@@ -2,6 +2,7 @@ r"""Weights of fitted programs: stacking of held-out predictions, or the evidenc
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ __all__ = ["evidence_weights", "stacking_weights"]
 _STEPS = 100_000
 
 
-def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
+def stacking_weights(log_densities: Any, *, least_gain: float | None = None, tol: float = 1e-6) -> np.ndarray:
     r"""The weights whose mixture predicts held-out observations best.
 
     .. math:: \max_w \; \tfrac1N \sum_n \log \sum_k w_k\, p_k(y_n \mid y_{-n}), \qquad w_k \ge 0,\; \sum_k w_k = 1
@@ -22,8 +23,14 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
     :math:`g_k = \tfrac1N \sum_n p_k(y_n) / \sum_j w_j p_j(y_n)`, the gradient, which never lowers the mean. What is
     missing to the maximum is at most :math:`\log \max_k g_k`, since the logarithm is concave, and the steps stop there.
 
+    With few rows the maximum follows their noise. By the rule of one standard error a program takes part only if
+
+    .. math:: \sum_n \delta_{nk} \ge c \Bigl[\textstyle\sum_n (\delta_{nk} - \bar\delta_k)^2\Bigr]^{1/2},
+              \qquad \delta_{nk} = \log p_k(y_n \mid y_{-n}) - \log p_1(y_n \mid y_{-n}).
+
     Args:
-        log_densities: of held-out observations, by each program (N, K).
+        log_densities: of held-out observations, by each program (N, K), the simplest first.
+        least_gain: c, standard errors that a program has to be better by than the first; by default none has to.
         tol: nats per observation that the maximum may be missed by.
 
     Returns:
@@ -37,8 +44,10 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
         >>> from numpyro_dgp.deepening.depth_weights import stacking_weights
         >>> print(stacking_weights(np.log([[0.9, 0.1], [0.1, 0.9]])), stacking_weights(np.log([[0.9, 0.1]])).round(3))
         [0.5 0.5] [1. 0.]
+        >>> print(stacking_weights(np.log([[0.9, 0.1], [0.1, 0.9]]), least_gain=1.0))
+        [1. 0.]
 
-    Source: Yao et al. (2018b), section 3.
+    Source: Yao et al. (2018b), section 3; Breiman et al. (1984), chapter 3, for one standard error.
     """
     found = np.asarray(log_densities, float)
     if found.ndim != 2 or not found.size:
@@ -47,14 +56,19 @@ def stacking_weights(log_densities: Any, *, tol: float = 1e-6) -> np.ndarray:
             f"{found.shape}: np.stack([posterior.log_density(key, y, X) for posterior in posteriors], -1)"
         )
     require_finite("log densities of stacking_weights", found, "a fit whose predictions are NaN cannot be weighed")
-    densities = np.exp(found - found.max(1, keepdims=True))
-    weights = np.full(found.shape[1], 1 / found.shape[1])
+    gain = found - found[:, :1]
+    least = -math.inf if least_gain is None else least_gain * gain.std(0) * math.sqrt(len(gain))
+    counted = gain.sum(0) >= least
+    densities = np.exp(found[:, counted] - found[:, counted].max(1, keepdims=True))
+    weights = np.full(counted.sum(), 1 / counted.sum())
     for _ in range(_STEPS):
         slope = (densities / (densities * weights).sum(1, keepdims=True)).mean(0)
         if np.log(slope.max()) <= tol:
             break
         weights = weights * slope
-    return weights / weights.sum()
+    every = np.zeros(len(counted))
+    every[counted] = weights / weights.sum()
+    return every
 
 
 def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float = 0.0) -> np.ndarray:

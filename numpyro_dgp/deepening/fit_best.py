@@ -13,6 +13,7 @@ from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
+from numpyro_dgp.deepening.left_out import left_out, require_rows
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 
@@ -24,11 +25,12 @@ def fit_best(
     rng_key: Array,
     *args: Any,
     depths: Sequence[int] = (1, 2, 3),
-    weigh: Literal["evidence", "stacking"] = "evidence",
+    weigh: Literal["stacking", "evidence"] = "stacking",
+    least_gain: float = 1.0,
+    folds: int | None = None,
     layer_odds: float = 0.25,
     least_odds: float = 0.05,
     one_layer: Literal["mode", "draws"] = "mode",
-    folds: int = 5,
     num_draws: int = 400,
     num_sweeps: int = 8,
     previous: WeightedPosterior | None = None,
@@ -36,18 +38,24 @@ def fit_best(
     r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
 
     .. math:: p(y \mid x) = \sum_d w_d\, p_d(y \mid x), \qquad
-              w_d \propto \rho^d\, p_d(y)
-              \quad\text{or}\quad
               w = \arg\max_w \sum_n \log \sum_d w_d\, p_d(y_n \mid y_{-n})
+              \quad\text{or}\quad
+              w_d \propto \rho^d\, p_d(y)
 
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
     one run of sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its
-    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The evidence is
-    estimated without bias, but for what comes of temperatures that are chosen on the way; with too few draws its
-    logarithm is mostly too low, of deeper programs more than of one layer. Before the data each further layer has the
-    odds :math:`\rho`, since a layer of which they say nothing costs accuracy. Programs have no weight that have less
-    than ``least_odds`` of the probability of the most probable one, or are less probable than a shallower one (the two
-    rules of Occam's window): unless the data speak for depth, predictions are those of a Gaussian process.
+    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws.
+
+    By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
+    is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u: two integrals of the last layer for each,
+    and no other fit. A program has a weight only if it predicts rows better than the shallowest one, by ``least_gain``
+    standard errors; unless the data speak for depth, predictions are those of a Gaussian process.
+
+    With ``weigh="evidence"`` they are the posterior probabilities of the depths. The evidence is estimated without
+    bias, but for what comes of temperatures that are chosen on the way; with too few draws its logarithm is mostly too
+    low, of deeper programs more than of one layer. Before the data each further layer has the odds :math:`\rho`.
+    Programs have no weight that have less than ``least_odds`` of the probability of the most probable one, or are less
+    probable than a shallower one (the two rules of Occam's window).
 
     One layer with a Gaussian likelihood predicts as Gaussian processes mostly do, with its hyperparameters
     :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
@@ -76,8 +84,11 @@ def fit_best(
         rng_key: PRNG key.
         *args: arguments of the programs, inputs first and observations last, as ``X, y``.
         depths: numbers of layers, ascending.
-        weigh: by ``"evidence"``, or by ``"stacking"`` of predictions of held-out rows, for which all programs are
-            fitted ``folds`` times more.
+        weigh: by ``"stacking"`` of predictions of rows that are left out, or by ``"evidence"``.
+        least_gain: of ``"stacking"``: standard errors by which the log density of rows that are left out has to be
+            above that of the shallowest program, or a program has no weight.
+        folds: of ``"stacking"``: so many fits to the other rows, in place of leaving out one row after the other with
+            the draws of one fit.
         layer_odds: :math:`\rho`, of ``"evidence"``: the prior probability of a program over that of one with a layer
             less; 1 for programs that are equally probable.
         least_odds: of ``"evidence"``: the probability of a program over that of the most probable one, below which it
@@ -85,7 +96,6 @@ def fit_best(
         one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at the largest density of its
             hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
             noise, may want.
-        folds: of ``"stacking"``.
         num_draws: of each posterior, and points at each temperature. With few, an optimum that is found late in the one
             run may not be in the other: where the programs' evidence matters, see that it stays with another key.
         num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
@@ -98,9 +108,9 @@ def fit_best(
 
     Raises:
         ValueError: a family that does not give programs, depths that do not ascend, another way to weigh or to predict
-            by one layer, odds that are not positive or leave out all, fewer rows than folds, observations that do not
-            have the rows of the inputs; a program with ``numpyro.param`` sites; a previous fit of other depths or
-            programs, or one beside stacking.
+            by one layer, odds that are not positive or leave out all, a gain that is negative, fewer rows than folds,
+            observations that do not have the rows of the inputs; a program with ``numpyro.param`` sites; a previous fit
+            of other depths or programs, or one beside folds.
 
     Example:
         >>> import jax, numpyro
@@ -132,14 +142,18 @@ def fit_best(
         >>> best = dgp.fit_best(family, jax.random.key(2), data, y, depths=(1, 2), num_draws=30, previous=best)
 
     Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Sauer et al. (2023) for
-    elliptical slices in deep Gaussian processes, Madigan and Raftery (1994) for the window, Yao et al. (2018b) for
-    stacking.
+    elliptical slices in deep Gaussian processes, Yao et al. (2018b) for stacking, Gelfand et al. (1992) for rows that
+    are left out, Madigan and Raftery (1994) for the window.
     """
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)
     depths = _require_family(family, args, depths)
     if weigh not in ("evidence", "stacking"):
-        raise ValueError(f'fit_best: expected weigh="evidence" or "stacking", got {weigh!r}: weigh="evidence"')
+        raise ValueError(f'fit_best: expected weigh="stacking" or "evidence", got {weigh!r}: weigh="stacking"')
+    if np.ndim(least_gain) or np.asarray(least_gain).dtype.kind not in "fiu" or not 0 <= least_gain < math.inf:
+        raise ValueError(
+            f"fit_best: expected least_gain as a number of standard errors, zero or more, got {least_gain!r}: 1.0"
+        )
     if np.ndim(layer_odds) or np.asarray(layer_odds).dtype.kind not in "fiu" or not 0 < layer_odds < math.inf:
         raise ValueError(
             f"fit_best: expected layer_odds as a positive number, got {layer_odds!r}: 0.25, or 1.0 for "
@@ -152,15 +166,14 @@ def fit_best(
         )
     if one_layer not in ("mode", "draws"):
         raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
-    for name, value, hint in (
-        ("folds", folds, "5"),
-        ("num_draws", num_draws, "400"),
-        ("num_sweeps", num_sweeps, "8"),
-    ):
+    counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8")}
+    for name, (value, hint) in (counts | ({} if folds is None else {"folds": (folds, "5")})).items():
         require_count("fit_best", name, value, hint)
     rows = len(args[0])
-    before = _require_previous(previous, depths, weigh)
-    if weigh == "stacking" and not 2 <= folds <= rows:
+    before = _require_previous(previous, depths, folds)
+    if folds is not None and weigh == "evidence":
+        raise ValueError(f'fit_best: expected folds of weigh="stacking" only, got folds={folds}: leave folds out')
+    if folds is not None and not 2 <= folds <= rows:
         raise ValueError(f"fit_best: expected from 2 to {rows} folds, one row in each at least, got {folds}: folds=5")
     programs = {depth: family(depth) for depth in depths}
     if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
@@ -179,23 +192,40 @@ def fit_best(
             found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
         return found
 
+    if weigh == "stacking" and folds is None and len(depths) > 1:
+        for program in programs.values():
+            require_rows(program, args)
     parts = fitted(fit_key, args)
     if weigh == "evidence":
         log_evidence = [part.log_evidence for part in parts.values()]
         weights = evidence_weights(log_evidence, math.log(layer_odds) * np.array(depths), least_odds)
         return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)))
-    order = np.asarray(jax.random.permutation(fold_key, rows))
-    held_out = np.zeros((rows, len(depths)))
+    if folds is not None:
+        held_out = _folds_out(fitted, fold_key, args, folds, len(depths))
+    elif len(depths) > 1:
+        held_out = np.stack([left_out(programs[d], fold_key, args, part.at) for d, part in parts.items()], 1)
+    else:
+        return WeightedPosterior(parts, {depths[0]: 1.0})
+    weights = stacking_weights(held_out, least_gain=least_gain)
+    means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
+    return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
+
+
+def _folds_out(
+    fitted: Callable[..., dict[int, IntegratedFit]], key: Array, args: tuple[Any, ...], folds: int, depths: int
+) -> np.ndarray:
+    """Log densities (N, K) of the rows of each fold by fits to the others."""
+    rows = len(args[0])
+    order = np.asarray(jax.random.permutation(key, rows))
+    held_out = np.zeros((rows, depths))
     for fold in range(folds):
         out = np.sort(order[fold::folds])
         kept = tuple(_without(value, out, rows) for value in args)
-        key, score_key = jax.random.split(jax.random.fold_in(fold_key, fold))
-        for column, part in enumerate(fitted(key, kept).values()):
+        fit_key, score_key = jax.random.split(jax.random.fold_in(key, fold))
+        for column, part in enumerate(fitted(fit_key, kept).values()):
             *inputs, y = (value[out] if _has_rows(value, rows) else value for value in args)
             held_out[out, column] = part.posterior.log_density(score_key, y, *inputs)
-    weights = stacking_weights(held_out)
-    means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
-    return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
+    return held_out
 
 
 def _has_rows(value: Any, rows: int) -> bool:
@@ -225,7 +255,7 @@ def _require_family(family: Any, args: tuple[Any, ...], depths: Any) -> tuple[in
     return depths
 
 
-def _require_previous(previous: Any, depths: tuple[int, ...], weigh: str) -> Mapping[int, IntegratedFit]:
+def _require_previous(previous: Any, depths: tuple[int, ...], folds: int | None) -> Mapping[int, IntegratedFit]:
     """The parts to go on from: none without a fit before."""
     if previous is None:
         return {}
@@ -234,8 +264,8 @@ def _require_previous(previous: Any, depths: tuple[int, ...], weigh: str) -> Map
             f"fit_best: expected previous, what fit_best returned before, got {type(previous).__name__}: "
             "fit_best(family, key, X, y, previous=best)"
         )
-    if weigh == "stacking":
-        raise ValueError('fit_best: expected weigh="evidence" beside previous, got "stacking", which fits to less data')
+    if folds is not None:
+        raise ValueError(f"fit_best: expected no folds beside previous, got folds={folds}, which are fits to less data")
     known = {depth: part for depth, part in previous.parts.items() if part.ended is not None}
     if missing := [depth for depth in depths if depth not in known]:
         raise ValueError(

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -75,6 +76,7 @@ class IntegratedFit(NamedTuple):
             next; less than the true one where they do not.
         temperatures: between the prior and the posterior.
         ended: where other fits can go on.
+        at: what it predicts by, unconstrained numbers by site: those of all draws, or of the largest density.
     """
 
     posterior: Posterior
@@ -82,6 +84,7 @@ class IntegratedFit(NamedTuple):
     error: float
     temperatures: int
     ended: Ended | None = None
+    at: Mapping[str, Array] = MappingProxyType({})
 
 
 class _Path(NamedTuple):
@@ -205,19 +208,21 @@ def fit_integrated(
         )
     if previous:
         log_evidence, variance = previous.log_evidence + log_evidence, previous.error**2 + variance
+    posterior, at = Posterior(model, samples=found.points), there[0]
     if len(starts):
-        values = _at_the_mode(lambda arrays: Density(program, rebuild(arrays)[0], rng_key, structure), arrays, starts)
+        of_arrays = lambda arrays: Density(program, rebuild(arrays)[0], rng_key, structure)  # noqa: E731
+        values, at = _at_the_mode(of_arrays, arrays, starts)
         posterior = posterior_at(model, values, args)
-    else:
-        posterior = Posterior(model, samples=found.points)
     error, temperatures = math.sqrt(variance), int(found.temperatures)
-    return IntegratedFit(
-        posterior, log_evidence, error, temperatures, Ended(program, structure, rebuild(arrays)[0], *there)
-    )
+    ended = Ended(program, structure, rebuild(arrays)[0], *there)
+    return IntegratedFit(posterior, log_evidence, error, temperatures, ended, at)
 
 
-def _at_the_mode(density: Callable[[list[Array]], Density], arrays: list[Array], starts: Array) -> Numbers:
-    """Hyperparameters where the density of their unconstrained numbers is largest, found from some draws of these.
+def _at_the_mode(
+    density: Callable[[list[Array]], Density], arrays: list[Array], starts: Array
+) -> tuple[Numbers, Numbers]:
+    """Hyperparameters where the density of their unconstrained numbers is largest, found from some draws of these, and
+    these numbers with a first axis of one.
 
     Args:
         density: from the arrays among the arguments of the program.
@@ -227,4 +232,9 @@ def _at_the_mode(density: Callable[[list[Array]], Density], arrays: list[Array],
     slope = Compiled(jax.value_and_grad(lambda flat, arrays: jnp.stack(density(arrays)(flat)).sum()))
     at_start = slope.at(starts[0], arrays)
     flat = highest_end(lambda flat: at_start(flat, arrays), np.asarray(starts))
-    return Compiled(lambda flat, arrays: density(arrays).constrained(flat))(flat, arrays)
+
+    def there(flat: Array, arrays: list[Array]) -> tuple[Numbers, Numbers]:
+        found = density(arrays)
+        return found.constrained(flat), {name: u[None] for name, u in found.unravel(flat).items()}
+
+    return Compiled(there)(flat, arrays)
