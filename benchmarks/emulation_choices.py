@@ -1,10 +1,11 @@
-"""What three defaults of ``fit_best`` were chosen by, on designs that are not those of the tables of ``emulation.py``.
+"""What ``fit_best`` weighs depths by, chosen on designs that are not those of the tables of ``emulation.py``.
 
-``python benchmarks/emulation_choices.py --folder DIRECTORY`` fits the exact process and draws of one to three layers to
-designs with seeds from 1000, and keeps their predictions in the folder; what is there is not fitted again. It prints
-the mean log ratio of the CRPS of mixtures to that of the exact process, with its standard error over designs, for
-prior odds of a further layer, for a share of the exact process in the part of one layer, whose rest are draws, and for
-the odds to the most probable program of Occam's window; 0 is no window.
+``python benchmarks/emulation_choices.py --folder DIRECTORY`` fits the exact process and one to three layers to designs
+with seeds from 1000, and keeps their predictions in the folder; what is there is not fitted again. It prints the mean
+log ratio of the CRPS of mixtures to that of the exact process, with its standard error over designs: for stacking of
+rows that are left out, by how many standard errors a program has to be better, and for weights by the evidence, prior
+odds of a further layer and the least odds to the most probable program, 0 for no window. The last column is the part
+with the lowest CRPS. Where one layer has a part in a mixture it is the exact process.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ from emulation import KEY, NUM_DRAWS, Design, crps, exact_gp, family, make_desig
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
-from numpyro_dgp.deepening.depth_weights import evidence_weights
+from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
+from numpyro_dgp.deepening.left_out import left_out
 
-CODES = ("forrester step grlee booth branin franke sine ridge jump shubert hartmann3 ishigami detpep").split()
-CHOICES = [(odds, share, 0.0) for odds in (1.0, 0.25, 0.125, 0.02) for share in (0.0, 0.5, 1.0)]
-CHOICES += [(0.25, 1.0, least) for least in (0.01, 0.05, 0.1, 0.2)]
-SCORED = 200
-"""Test points, and every second draw, are enough to choose by."""
+CODES = "forrester step grlee booth branin franke sine ridge jump shubert hartmann3 ishigami detpep".split()
+GAINS = (None, 0.0, 0.5, 1.0, 2.0)
+ODDS = ((1.0, 0.0), (0.25, 0.0), (0.02, 0.0), (0.25, 0.05), (0.02, 0.05))
 
 
 def predictions(design: Design, depths: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Moments at the test points by part, 0 for the exact process, and the evidence of the others."""
+    """Moments at the test points by part, 0 for the exact process, log densities of the rows that are left out (N, K)
+    and the evidence."""
     ((_, exact),) = exact_gp(design, depths)
-    options = {"depths": depths, "one_layer": "draws", "num_draws": NUM_DRAWS}
-    best = dgp.fit_best(family(design.X, design.noise), KEY, design.X, design.y, **options)
-    found = {"y": design.y_test, "evidence": np.array([part.log_evidence for part in best.parts.values()])}
-    for number, posterior in enumerate([exact, *(part.posterior for part in best.parts.values())]):
+    programs, data = family(design.X, design.noise), (design.X, design.y)
+    best = dgp.fit_best(programs, KEY, *data, depths=depths, weigh="evidence", num_draws=NUM_DRAWS)
+    rows = [left_out(programs(depth), KEY, data, part.at) for depth, part in best.parts.items()]
+    evidence = [part.log_evidence for part in best.parts.values()]
+    found = {"y": design.y_test, "left_out": np.stack(rows, 1), "evidence": np.array(evidence)}
+    deeper = [part.posterior for part in best.parts.values()][1:]
+    for number, posterior in enumerate([exact, *deeper]):
         mixture = posterior.predict(jax.random.key(5), design.X_test)
         found |= {f"means{number}": np.asarray(mixture.means), f"variances{number}": np.asarray(mixture.variances)}
     return found
@@ -42,8 +46,8 @@ def predictions(design: Design, depths: tuple[int, ...]) -> dict[str, np.ndarray
 
 def scores(found: dict[str, np.ndarray]) -> list[float]:
     """Log ratios of the CRPS of each choice to that of the exact process."""
-    y, number = found["y"][:SCORED], np.arange(len(found["evidence"]))
-    parts = [(found[f"means{k}"][::2, :SCORED], found[f"variances{k}"][::2, :SCORED]) for k in (0, *(number + 1))]
+    y, number = found["y"], np.arange(len(found["evidence"]))
+    parts = [(found[f"means{k}"], found[f"variances{k}"]) for k in number]
 
     def score(shares: np.ndarray) -> float:
         counted = [(m, v, w) for (m, v), w in zip(parts, shares, strict=True) if w > 1e-4]
@@ -51,40 +55,44 @@ def scores(found: dict[str, np.ndarray]) -> list[float]:
         means, variances = (np.concatenate([one[k] for one in counted]) for k in (0, 1))
         return float(crps(y, means, np.sqrt(variances), weights / weights.sum()).mean())
 
-    exact = score(np.eye(len(parts))[0])
-    ratios = []
-    for odds, share, least in CHOICES:
-        weights = evidence_weights(found["evidence"], math.log(odds) * number, least)
-        shares = np.array([share * weights[0], (1 - share) * weights[0], *weights[1:]])
-        ratios.append(math.log(score(shares) / exact))
-    return ratios
+    alone = [score(np.eye(len(parts))[k]) for k in number]
+    shares = [stacking_weights(found["left_out"], least_gain=gain) for gain in GAINS]
+    shares += [evidence_weights(found["evidence"], math.log(odds) * number, least) for odds, least in ODDS]
+    return [math.log(value / alone[0]) for value in [*map(score, shares), min(alone)]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="of the predictions")
     parser.add_argument("--codes", nargs="+", default=CODES, choices=list(SIMULATORS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1000, 1001, 1002])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1000, 1001, 1002, 1003])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="numbers of layers")
+    parser.add_argument(
+        "--kept", action="store_true", help="designs that the folder has, of these codes, and no others"
+    )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    print("| code | designs | " + " | ".join("odds {:g}, share {:g}, at least {:g}".format(*c) for c in CHOICES) + " |")
-    print("|---" * (2 + len(CHOICES)) + "|")
+    headings = [f"stacking, {'any gain' if gain is None else f'gain {gain:g}'}" for gain in GAINS]
+    headings += [f"evidence, odds {odds:g}, least {least:g}" for odds, least in ODDS]
+    print("| code | designs | " + " | ".join([*headings, "best part"]) + " |")
+    print("|---" * (3 + len(headings)) + "|")
     means = []
     for code in arguments.codes:
         ratios = []
-        for seed in arguments.seeds:
-            path = arguments.folder / f"{code}_{seed}_{arguments.noise:g}.npz"
+        paths = {seed: arguments.folder / f"{code}_{seed}_{arguments.noise:g}.npz" for seed in arguments.seeds}
+        if arguments.kept:
+            paths = dict(enumerate(sorted(arguments.folder.glob(f"{code}_*_{arguments.noise:g}.npz"))))
+        for seed, path in paths.items():
             if not path.exists():
                 np.savez(path, **predictions(make_design(code, 10, seed, arguments.noise), tuple(arguments.depths)))
             with np.load(path) as found:
                 ratios.append(scores(dict(found)))
+        if not ratios:
+            continue
         means.append(np.mean(ratios, 0))
-        errors = (
-            np.std(ratios, 0, ddof=1) / math.sqrt(len(ratios)) if len(ratios) > 1 else np.full(len(CHOICES), np.nan)
-        )
-        cells = [f"{m:+.2f} ({e:.2f})" for m, e in zip(means[-1], errors, strict=True)]
+        errors = np.std(ratios, 0, ddof=1) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0 * means[-1]
+        cells = [f"{m:+.3f} ({e:.3f})" for m, e in zip(means[-1], errors, strict=True)]
         print(f"| {code} | {len(ratios)} | " + " | ".join(cells) + " |", flush=True)
     print("| mean | | " + " | ".join(f"{m:+.3f}" for m in np.mean(means, 0)) + " |")
 

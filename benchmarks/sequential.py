@@ -176,7 +176,7 @@ def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
         mean, unit = y.mean(), y.std()
         values = jnp.asarray((y - mean) / unit)
         seen = dgp.design.Seen(jnp.asarray(X), values, jnp.ones(len(y), bool), values.min())
-        options = {"depths": (1, 2), "one_layer": "draws", "num_draws": args.draws}
+        options = {"depths": (1, 2), "weigh": "evidence", "one_layer": "draws", "num_draws": args.draws}
         program = family(seen.X, kernel=task.kernel)
         best = dgp.fit_best(program, key, seen.X, seen.y, previous=best, **options)
         if name == "sine":
