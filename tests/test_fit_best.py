@@ -9,6 +9,7 @@ import pytest
 from jax.scipy.special import logsumexp
 from numpyro.handlers import seed
 from numpyro.infer.util import log_density
+from small_designs import X, densities, family, log_evidence
 
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
@@ -20,42 +21,7 @@ from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 from numpyro_dgp.model.program import inspect_program
 
 KEY = jax.random.key(0)
-X = jnp.linspace(0, 1, 12)[:, None]
 STEP = jnp.where(X[:, 0] < 0.47, -1.0, 1.0)
-
-
-def family(depth, data=X):
-    def model(X_, y=None):
-        scale = numpyro.sample("scale", dist.LogNormal(-0.5, 1.0))
-        noise, h, Z, layers = numpyro.sample("noise", dist.LogNormal(-4.0, 1.0)), X_, data, []
-        for i in range(depth - 1, 0, -1):
-            kernel = dgp.kernels.Matern52(numpyro.sample(f"variance{i}", dist.LogNormal(-3.0, 1.0)), 0.4)
-            layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=1, mean=dgp.means.Identity()))
-            Z = layers[-1](Z).loc
-        g = dgp.gp("f0", dgp.kernels.Matern52(1.0, scale), dgp.Points(Z))
-        with numpyro.plate("data", len(X_)):
-            for i, f in enumerate(layers):
-                h = numpyro.sample(f"h{depth - 1 - i}", f(h))
-            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
-
-    return model
-
-
-def densities(X_, y):
-    """Log densities of y and the logarithms of one layer's two hyperparameters, on a grid."""
-    a, b = jnp.linspace(-4.5, 3.5, 120), jnp.linspace(-8.0, 0.0, 100)
-
-    def at(log_scale, log_noise):
-        K = dgp.kernels.Matern52(1.0, jnp.exp(log_scale))(X_, X_) + jnp.exp(2 * log_noise) * jnp.eye(len(X_))
-        density = dist.MultivariateNormal(jnp.zeros(len(X_)), K + 1e-10 * jnp.eye(len(X_))).log_prob(y)
-        return density + dist.Normal(-0.5, 1.0).log_prob(log_scale) + dist.Normal(-4.0, 1.0).log_prob(log_noise)
-
-    return jax.vmap(lambda u: jax.vmap(lambda v: at(u, v))(b))(a), a, b
-
-
-def log_evidence(X_, y):
-    values, a, b = densities(X_, y)
-    return logsumexp(values) + jnp.log((a[1] - a[0]) * (b[1] - b[0]))
 
 
 @pytest.mark.slow
