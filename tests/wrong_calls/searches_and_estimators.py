@@ -153,7 +153,7 @@ WRONG = [
     Wrong("best, a seed", best(0, X, Y), "fit_best: expected a PRNG key, got 0"),
     Wrong("best, NaN", best(KEY, X, Y.at[2].set(jnp.nan)), "expected finite data, got 1 NaN"),
     Wrong("best, in words", best(KEY, X, np.array(["a"] * 30)), "expected data to be numbers, got text"),
-    Wrong("best, another weight", best(KEY, X, Y, weigh="loo"), 'weigh="evidence" or "stacking", got \'loo\''),
+    Wrong("best, another weight", best(KEY, X, Y, weigh="loo"), 'weigh="stacking" or "evidence", got \'loo\''),
     Wrong("search for the largest", lambda: search(minimise="max"), "minimise to be True or False, got 'max'"),
     Wrong("search in units", lambda: search(standardise="no"), "standardise to be True or False, got 'no'"),
     Wrong(
