@@ -35,8 +35,7 @@ from scipy.stats import qmc
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
-from numpyro_dgp.deepening.depth_weights import evidence_weights
-from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
+from numpyro_dgp.deepening.weighted_posterior import weighed_by_evidence
 from numpyro_dgp.optim import NaturalGradient, log_linear
 
 jax.config.update("jax_enable_x64", True)
@@ -170,14 +169,11 @@ def by_depth(
     options: dict[str, Any] = {"least_gain": weighing["least_gain"], "one_layer": one_layer, "num_draws": num_draws}
     best = dgp.fit_best(family(design.X, design.noise), KEY, design.X, design.y, depths=depths, **options)
     print(best)
-    log_odds = math.log(weighing["layer_odds"]) * np.array(depths)
-    log_evidence = [part.log_evidence for part in best.parts.values()]
-    weights = evidence_weights(log_evidence, log_odds, weighing["least_odds"])
-    by_evidence = WeightedPosterior(best.parts, dict(zip(depths, map(float, weights), strict=True)))
     how = "" if depths == DEPTHS else f", layers {depths}"
     how += ", one layer by draws" * (one_layer == "draws") + f", {num_draws} draws" * (num_draws != NUM_DRAWS)
     how += "".join(f", {name} {weighing[name]:g}" for name in WEIGHING if weighing[name] != WEIGHING[name])
     yield "fit_best" + how, best
+    by_evidence = weighed_by_evidence(best.parts, weighing["layer_odds"], weighing["least_odds"])
     yield "fit_best by evidence" + how, by_evidence
     for depth, part in best.parts.items() if depths == DEPTHS else ():
         if part.posterior.samples:

@@ -28,6 +28,11 @@ def family(depth, data=X):
     return model
 
 
+def without_plate(X_, y=None):
+    """All rows are one observation: none can be left out."""
+    numpyro.sample("y", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0).expand([len(X_)]).to_event(1), obs=y)
+
+
 def densities(X_, y):
     """Log densities of y and the logarithms of one layer's two hyperparameters, on a grid."""
     a, b = jnp.linspace(-4.5, 3.5, 120), jnp.linspace(-8.0, 0.0, 100)

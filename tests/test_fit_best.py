@@ -9,7 +9,7 @@ import pytest
 from jax.scipy.special import logsumexp
 from numpyro.handlers import seed
 from numpyro.infer.util import log_density
-from small_designs import X, densities, family, log_evidence
+from small_designs import X, densities, family, log_evidence, without_plate
 
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
@@ -363,10 +363,6 @@ def test_evidence_weights_are_posterior_probabilities():
     np.testing.assert_allclose(evidence_weights([-1000.0, -1000.0], np.log([3.0, 1.0])), [0.75, 0.25])
 
 
-def no_rows(X_, y=None):
-    numpyro.sample("y", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0).expand([len(X_)]).to_event(1), obs=y)
-
-
 MIXTURE = WeightedPosterior({1: constant(0.0)}, {1: 1.0})
 
 
@@ -410,7 +406,7 @@ def test_a_previous_fit_is_one_of_the_same_sites():
             'expected folds of weigh="stacking" only, got folds=3',
         ),
         (
-            lambda: dgp.fit_best(lambda d: no_rows, KEY, X, STEP),
+            lambda: dgp.fit_best(lambda d: without_plate, KEY, X, STEP),
             "expected observations in a numpyro.plate of the 12 rows",
         ),
         (

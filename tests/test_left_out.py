@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.handlers import seed, trace
-from small_designs import family, log_evidence
+from small_designs import family, log_evidence, without_plate
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.linalg import jitter
@@ -107,9 +107,6 @@ def test_masked_rows_and_missing_entries_say_nothing():
 
 def test_it_has_to_be_plain_what_the_rows_are():
     X, y = jnp.asarray(ROWS), jnp.asarray(VALUES)
-
-    def without_plate(X, y=None):
-        numpyro.sample("y", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0).expand([8]).to_event(1), obs=y)
 
     def of_two_axes(X, y=None):
         with numpyro.plate("rows", 8, dim=-2), numpyro.plate("columns", 8):

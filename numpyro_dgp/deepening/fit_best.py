@@ -11,10 +11,10 @@ import numpy as np
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
-from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
+from numpyro_dgp.deepening.depth_weights import stacking_weights
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.left_out import left_out, require_rows
-from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
+from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 
 __all__ = ["fit_best"]
@@ -150,31 +150,27 @@ def fit_best(
     depths = _require_family(family, args, depths)
     if weigh not in ("evidence", "stacking"):
         raise ValueError(f'fit_best: expected weigh="stacking" or "evidence", got {weigh!r}: weigh="stacking"')
-    if np.ndim(least_gain) or np.asarray(least_gain).dtype.kind not in "fiu" or not 0 <= least_gain < math.inf:
+    if not (_is_number(least_gain) and 0 <= least_gain < math.inf):
         raise ValueError(
             f"fit_best: expected least_gain as a number of standard errors, zero or more, got {least_gain!r}: 1.0"
         )
-    if np.ndim(layer_odds) or np.asarray(layer_odds).dtype.kind not in "fiu" or not 0 < layer_odds < math.inf:
+    if not (_is_number(layer_odds) and 0 < layer_odds < math.inf):
         raise ValueError(
             f"fit_best: expected layer_odds as a positive number, got {layer_odds!r}: 0.25, or 1.0 for "
             "programs that are equally probable"
         )
-    if np.ndim(least_odds) or np.asarray(least_odds).dtype.kind not in "fiu" or not 0 <= least_odds <= 1:
+    if not (_is_number(least_odds) and 0 <= least_odds <= 1):
         raise ValueError(
             f"fit_best: expected least_odds as a number from 0, for weights of all programs, to 1, for the most "
             f"probable one only, got {least_odds!r}: 0.05"
         )
     if one_layer not in ("mode", "draws"):
         raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
-    counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8")}
-    for name, (value, hint) in (counts | ({} if folds is None else {"folds": (folds, "5")})).items():
+    for name, value, hint in (("num_draws", num_draws, "400"), ("num_sweeps", num_sweeps, "8")):
         require_count("fit_best", name, value, hint)
-    rows = len(args[0])
     before = _require_previous(previous, depths, folds)
-    if folds is not None and weigh == "evidence":
-        raise ValueError(f'fit_best: expected folds of weigh="stacking" only, got folds={folds}: leave folds out')
-    if folds is not None and not 2 <= folds <= rows:
-        raise ValueError(f"fit_best: expected from 2 to {rows} folds, one row in each at least, got {folds}: folds=5")
+    if folds is not None:
+        _require_folds(folds, weigh, len(args[0]))
     programs = {depth: family(depth) for depth in depths}
     if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
         raise ValueError(
@@ -197,9 +193,7 @@ def fit_best(
             require_rows(program, args)
     parts = fitted(fit_key, args)
     if weigh == "evidence":
-        log_evidence = [part.log_evidence for part in parts.values()]
-        weights = evidence_weights(log_evidence, math.log(layer_odds) * np.array(depths), least_odds)
-        return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)))
+        return weighed_by_evidence(parts, layer_odds, least_odds)
     if folds is not None:
         held_out = _folds_out(fitted, fold_key, args, folds, len(depths))
     elif len(depths) > 1:
@@ -212,12 +206,12 @@ def fit_best(
 
 
 def _folds_out(
-    fitted: Callable[..., dict[int, IntegratedFit]], key: Array, args: tuple[Any, ...], folds: int, depths: int
+    fitted: Callable[..., dict[int, IntegratedFit]], key: Array, args: tuple[Any, ...], folds: int, programs: int
 ) -> np.ndarray:
     """Log densities (N, K) of the rows of each fold by fits to the others."""
     rows = len(args[0])
     order = np.asarray(jax.random.permutation(key, rows))
-    held_out = np.zeros((rows, depths))
+    held_out = np.zeros((rows, programs))
     for fold in range(folds):
         out = np.sort(order[fold::folds])
         kept = tuple(_without(value, out, rows) for value in args)
@@ -226,6 +220,18 @@ def _folds_out(
             *inputs, y = (value[out] if _has_rows(value, rows) else value for value in args)
             held_out[out, column] = part.posterior.log_density(score_key, y, *inputs)
     return held_out
+
+
+def _is_number(value: Any) -> bool:
+    return not np.ndim(value) and np.asarray(value).dtype.kind in "fiu"
+
+
+def _require_folds(folds: int, weigh: str, rows: int) -> None:
+    require_count("fit_best", "folds", folds, "5")
+    if weigh == "evidence":
+        raise ValueError(f'fit_best: expected folds of weigh="stacking" only, got folds={folds}: leave folds out')
+    if not 2 <= folds <= rows:
+        raise ValueError(f"fit_best: expected from 2 to {rows} folds, one row in each at least, got {folds}: folds=5")
 
 
 def _has_rows(value: Any, rows: int) -> bool:

@@ -210,8 +210,9 @@ def fit_integrated(
         log_evidence, variance = previous.log_evidence + log_evidence, previous.error**2 + variance
     posterior, at = Posterior(model, samples=found.points), there[0]
     if len(starts):
-        of_arrays = lambda arrays: Density(program, rebuild(arrays)[0], rng_key, structure)  # noqa: E731
-        values, at = _at_the_mode(of_arrays, arrays, starts)
+        values, at = _at_the_mode(
+            lambda arrays: Density(program, rebuild(arrays)[0], rng_key, structure), arrays, starts
+        )
         posterior = posterior_at(model, values, args)
     error, temperatures = math.sqrt(variance), int(found.temperatures)
     ended = Ended(program, structure, rebuild(arrays)[0], *there)

@@ -32,7 +32,7 @@ from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.mcmc import for_mcmc
 from numpyro_dgp.inference.population import each
 from numpyro_dgp.model.program import inspect_program, run_on_shapes
-from numpyro_dgp.model.sites import Message
+from numpyro_dgp.model.sites import Message, mask_rows
 
 __all__ = ["left_out", "log_densities_given_draws", "require_rows"]
 
@@ -51,7 +51,7 @@ class _RowsThatCount(Messenger):
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "sample" and msg["is_observed"]:
             for axis in _axes_of_rows(msg, len(self.counted)):
-                msg["fn"] = msg["fn"].mask(self.counted.reshape(-1, *(1,) * (-axis - 1)))
+                mask_rows(msg, self.counted, axis)
 
 
 def _axes_of_rows(site: Message, rows: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,12 +14,13 @@ from jax.scipy.special import logsumexp
 
 from numpyro_dgp._checks import require_count, require_levels
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.deepening.depth_weights import evidence_weights
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit
 from numpyro_dgp.densities import Mixture, MomentsOnly
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.prediction.joint_mixture import JointMixture
 
-__all__ = ["WeightedPosterior"]
+__all__ = ["WeightedPosterior", "weighed_by_evidence"]
 
 _DRAWS_OF_Y = 50
 
@@ -188,3 +190,16 @@ class WeightedPosterior:
         keys = jax.random.split(key, len(self.parts))
         every = zip(self.parts.values(), keys, counts, strict=True)
         return [(part.posterior, k, int(n)) for part, k, n in every if n]
+
+
+def weighed_by_evidence(parts: Mapping[int, IntegratedFit], layer_odds: float, least_odds: float) -> WeightedPosterior:
+    """Fitted programs with the posterior probabilities of their depths as weights.
+
+    Args:
+        parts: by depth.
+        layer_odds: the prior probability of a program over that of one with a layer less.
+        least_odds: of Occam's window, as in :func:`evidence_weights`.
+    """
+    log_prior = math.log(layer_odds) * np.array(list(parts))
+    weights = evidence_weights([part.log_evidence for part in parts.values()], log_prior, least_odds)
+    return WeightedPosterior(parts, dict(zip(parts, map(float, weights), strict=True)))

@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro_dgp._typing import Array
 from numpyro_dgp.design.input_space import Box
 from numpyro_dgp.model.program import run_on_shapes
-from numpyro_dgp.model.sites import Message
+from numpyro_dgp.model.sites import Message, mask_rows
 
 __all__ = ["KnownRows", "filled_rows", "plates_of_rows", "takes_runs", "with_known_rows"]
 
@@ -41,8 +41,7 @@ class KnownRows(handlers.mask):
             return
         for frame in msg["cond_indep_stack"]:
             if frame.name in self.plates:
-                known: Any = self.mask
-                msg["fn"] = msg["fn"].mask(known.reshape(-1, *(1,) * (-frame.dim - 1)))
+                mask_rows(msg, self.mask, frame.dim)
 
 
 def takes_runs(model: Callable[..., Any]) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "Trace",
     "each_values_of",
     "hide",
+    "mask_rows",
     "masks_around",
     "rewrap",
     "row_shape",
@@ -100,6 +101,11 @@ def site_kind(msg: Message) -> str:
     if isinstance(fn, FunctionValues | ProcessValues):
         return "hidden"
     return "latent" if msg["cond_indep_stack"] else "other"
+
+
+def mask_rows(msg: Message, counted: Any, axis: int) -> None:
+    """Mask those entries of a site that do not count along a batch axis, which is given from the end."""
+    msg["fn"] = msg["fn"].mask(counted.reshape(-1, *(1,) * (-axis - 1)))
 
 
 def hide(msg: Message) -> None:
