@@ -35,6 +35,7 @@ from scipy.stats import qmc
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
+from numpyro_dgp.deepening.weighed_runs import runs_by_evidence
 from numpyro_dgp.deepening.weighted_posterior import weighed_by_evidence
 from numpyro_dgp.optim import NaturalGradient, log_linear
 
@@ -173,7 +174,8 @@ def by_depth(
     how += ", one layer by draws" * (one_layer == "draws") + f", {num_draws} draws" * (num_draws != NUM_DRAWS)
     how += "".join(f", {name} {weighing[name]:g}" for name in WEIGHING if weighing[name] != WEIGHING[name])
     yield "fit_best" + how, best
-    by_evidence = weighed_by_evidence(best.parts, weighing["layer_odds"], weighing["least_odds"])
+    runs = {depth: runs_by_evidence(part, num_draws) for depth, part in best.parts.items()}
+    by_evidence = weighed_by_evidence(runs, weighing["layer_odds"], weighing["least_odds"])
     yield "fit_best by evidence" + how, by_evidence
     for depth, part in best.parts.items() if depths == DEPTHS else ():
         if part.posterior.samples:

@@ -21,7 +21,7 @@ from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
-from numpyro_dgp.deepening.left_out import left_out
+from numpyro_dgp.deepening.weighed_runs import runs_by_rows_left_out
 
 CODES = "forrester step grlee booth branin franke sine ridge jump shubert hartmann3 ishigami detpep".split()
 GAINS = (None, 0.0, 0.5, 1.0, 2.0)
@@ -34,10 +34,10 @@ def predictions(design: Design, depths: tuple[int, ...]) -> dict[str, np.ndarray
     ((_, exact),) = exact_gp(design, depths)
     programs, data = family(design.X, design.noise), (design.X, design.y)
     best = dgp.fit_best(programs, KEY, *data, depths=depths, weigh="evidence", num_draws=NUM_DRAWS)
-    rows = [left_out(programs(depth), KEY, data, part.at) for depth, part in best.parts.items()]
-    evidence = [part.log_evidence for part in best.parts.values()]
-    found = {"y": design.y_test, "left_out": np.stack(rows, 1), "evidence": np.array(evidence)}
-    deeper = [part.posterior for part in best.parts.values()][1:]
+    parts = [runs_by_rows_left_out(p, programs(d), KEY, data, NUM_DRAWS) for d, p in best.parts.items()]
+    evidence = [part.log_evidence for part, _ in parts]
+    found = {"y": design.y_test, "left_out": np.stack([rows for _, rows in parts], 1), "evidence": np.array(evidence)}
+    deeper = [part.posterior for part, _ in parts][1:]
     for number, posterior in enumerate([exact, *deeper]):
         mixture = posterior.predict(jax.random.key(5), design.X_test)
         found |= {f"means{number}": np.asarray(mixture.means), f"variances{number}": np.asarray(mixture.variances)}

@@ -84,7 +84,7 @@ def test_a_fit_goes_on_from_the_draws_of_the_one_before(rows):
     """To the evidence of a grid and the posterior of a fit from the prior."""
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a), float) for a in (X, NOISY))
-        seen, found, options = x[:rows], [], (400, 8, False)
+        seen, found, options = x[:rows], [], (400, 8, 1, False)
         for key in jax.random.split(jax.random.key(1), 6):
             before = fit_integrated(family(1, seen), key, (seen, 1.3 * y[:rows] - 0.2), *options)
             found.append(fit_integrated(family(1, x), key, (x, y), *options, before))
@@ -299,7 +299,7 @@ def test_acquisitions_take_the_mixture(deep):
 def test_a_layer_has_to_predict_rows_that_are_left_out(y):
     """Weights are those of stacking, of what draws of two layers and one layer at its largest density say."""
     best = dgp.fit_best(family, KEY, X, y, depths=(1, 2), num_draws=40, num_sweeps=2)
-    found = [left_out(family(depth), KEY, (X, y), part.at) for depth, part in best.parts.items()]
+    found = [left_out(family(depth), KEY, (X, y), part.at)[:, 0] for depth, part in best.parts.items()]
     np.testing.assert_allclose(list(best.held_out.values()), np.mean(found, 1), rtol=1e-4)
     expected = stacking_weights(np.stack(found, 1), least_gain=1.0)
     np.testing.assert_allclose(list(best.weights.values()), expected, atol=1e-3)
@@ -385,7 +385,7 @@ def test_a_previous_fit_is_one_of_the_same_sites():
     with pytest.raises(ValueError, match=r"the site 'f1' in the shape that it has in previous, \(1, 12\).*\(1, 5"):
         dgp.fit_best(fewer, KEY, X[:5], NOISY[:5], depths=(2,), previous=before, **options)
     with pytest.raises(ValueError, match="finite at some draws of previous, got none"):
-        fit_integrated(family(1), KEY, (X, 1e30 * NOISY), 6, 1, True, before.parts[1])
+        fit_integrated(family(1), KEY, (X, 1e30 * NOISY), 6, 1, 1, True, before.parts[1])
 
 
 @pytest.mark.parametrize(

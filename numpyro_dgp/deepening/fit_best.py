@@ -13,8 +13,9 @@ from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import stacking_weights
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
-from numpyro_dgp.deepening.left_out import left_out, require_rows
+from numpyro_dgp.deepening.left_out import require_rows
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
+from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 
 __all__ = ["fit_best"]
@@ -33,6 +34,7 @@ def fit_best(
     one_layer: Literal["mode", "draws"] = "mode",
     num_draws: int = 400,
     num_sweeps: int = 8,
+    num_runs: int = 4,
     previous: WeightedPosterior | None = None,
 ) -> WeightedPosterior:
     r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
@@ -43,8 +45,9 @@ def fit_best(
               w_d \propto \rho^d\, p_d(y)
 
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
-    one run of sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its
-    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws.
+    runs of sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its
+    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The runs are
+    independent: where several hidden layers explain the data, each finds one or two. They have weights as depths have.
 
     By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
     is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u: two integrals of the last layer for each,
@@ -100,6 +103,8 @@ def fit_best(
             run may not be in the other: where the programs' evidence matters, see that it stays with another key.
         num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
             counts, so that more make longer and fewer chains, at the same cost.
+        num_runs: of Monte Carlo, each with a share of the points; no more than there are draws. The points of one run
+            all descend from a few, and may all have one hidden layer of several that explain the data.
         previous: what ``fit_best`` returned for these depths, before the last rows were added.
 
     Returns:
@@ -141,8 +146,8 @@ def fit_best(
         >>> y = jnp.sin(6 * data[:, 0])
         >>> best = dgp.fit_best(family, jax.random.key(2), data, y, depths=(1, 2), num_draws=30, previous=best)
 
-    Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Sauer et al. (2023) for
-    elliptical slices in deep Gaussian processes, Yao et al. (2018b) for stacking, Gelfand et al. (1992) for rows that
+    Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Vergé et al. (2015) and Yao et
+    al. (2022) for several runs, Sauer et al. (2023) for elliptical slices in deep Gaussian processes, Yao et al. (2018b) for stacking, Gelfand et al. (1992) for rows that
     are left out, Madigan and Raftery (1994) for the window.
     """
     require_key("fit_best", rng_key)
@@ -166,7 +171,8 @@ def fit_best(
         )
     if one_layer not in ("mode", "draws"):
         raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
-    for name, value, hint in (("num_draws", num_draws, "400"), ("num_sweeps", num_sweeps, "8")):
+    counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8"), "num_runs": (num_runs, "4")}
+    for name, (value, hint) in counts.items():
         require_count("fit_best", name, value, hint)
     before = _require_previous(previous, depths, folds)
     if folds is not None:
@@ -181,14 +187,15 @@ def fit_best(
 
     def fitted(key: Array, args: tuple[Any, ...]) -> dict[int, IntegratedFit]:
         keys = {depth: jax.random.fold_in(key, depth) for depth in depths}
-        options = num_draws, num_sweeps, one_layer == "mode"
+        options = num_draws, num_sweeps, num_runs, one_layer == "mode"
         found = {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
         for depth, part in before.items():
             going = fit_integrated(programs[depth], jax.random.fold_in(keys[depth], 1), args, *options, part)
             found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
-        return found
+        return {depth: runs_by_evidence(part, num_draws) for depth, part in found.items()}
 
-    if weigh == "stacking" and folds is None and len(depths) > 1:
+    one_fit = len(depths) == 1 and num_runs == 1
+    if weigh == "stacking" and folds is None and not one_fit:
         for program in programs.values():
             require_rows(program, args)
     parts = fitted(fit_key, args)
@@ -196,10 +203,12 @@ def fit_best(
         return weighed_by_evidence(parts, layer_odds, least_odds)
     if folds is not None:
         held_out = _folds_out(fitted, fold_key, args, folds, len(depths))
-    elif len(depths) > 1:
-        held_out = np.stack([left_out(programs[d], fold_key, args, part.at) for d, part in parts.items()], 1)
-    else:
+    elif one_fit:
         return WeightedPosterior(parts, {depths[0]: 1.0})
+    else:
+        by_rows = {d: runs_by_rows_left_out(p, programs[d], fold_key, args, num_draws) for d, p in parts.items()}
+        parts = {depth: part for depth, (part, _) in by_rows.items()}
+        held_out = np.stack([densities for _, densities in by_rows.values()], 1)
     weights = stacking_weights(held_out, least_gain=least_gain)
     means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
     return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)

@@ -31,11 +31,12 @@ from numpyro_dgp.deepening.integrated_density import Density, Numbers
 from numpyro_dgp.deepening.largest_density import highest_end, posterior_at
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.mcmc import for_mcmc
-from numpyro_dgp.inference.population import each, populate
+from numpyro_dgp.inference.population import each
+from numpyro_dgp.inference.population_runs import evidence_of_runs, independent_runs
 from numpyro_dgp.model.program import Program, inspect_program
 from numpyro_dgp.predict import Posterior
 
-__all__ = ["IntegratedFit", "fit_integrated"]
+__all__ = ["Ended", "IntegratedFit", "fit_integrated"]
 
 _STARTS = 50
 """Draws of the prior over those that are kept: for the first weights, and the moments of hyperparameters."""
@@ -51,9 +52,12 @@ class Ended:
         program: with the last layer integrated.
         structure: of the program.
         args: of the program, observations included.
-        numbers: unconstrained, of all draws, by site.
+        numbers: unconstrained, of all draws of all runs, one run after the other, by site.
         loc: means of the prior on that scale, but of whitened values.
         scale: its standard deviations.
+        log_evidence: of each run (R,).
+        variance: of these, as the runs see it (R,).
+        samples: all draws, as a posterior has them; none where it predicts by a point of largest density.
     """
 
     program: Callable[..., Any]
@@ -62,6 +66,9 @@ class Ended:
     numbers: Numbers
     loc: Numbers
     scale: Numbers
+    log_evidence: np.ndarray
+    variance: np.ndarray
+    samples: Numbers | None
 
     __repr__ = brief
 
@@ -72,9 +79,9 @@ class IntegratedFit(NamedTuple):
     Args:
         posterior: draws of it, or one layer at the largest density of its hyperparameters.
         log_evidence: an estimate of log p(y), with everything integrated.
-        error: its standard error, as far as the moves make points independent of one temperature from those of the
-            next; less than the true one where they do not.
-        temperatures: between the prior and the posterior.
+        error: its standard error, by what runs differ, and points within a run as far as the moves make those of one
+            temperature independent of those of the next; too low where all runs miss the same.
+        temperatures: between the prior and the posterior, in the run that has most of them.
         ended: where other fits can go on.
         at: what it predicts by, unconstrained numbers by site: those of all draws, or of the largest density.
     """
@@ -158,6 +165,7 @@ def fit_integrated(
     args: tuple[Any, ...],
     num_draws: int,
     num_sweeps: int,
+    num_runs: int,
     mode: bool,
     previous: IntegratedFit | None = None,
 ) -> IntegratedFit:
@@ -169,6 +177,7 @@ def fit_integrated(
         args: of the program, observations included.
         num_draws: points at each temperature, of which those at the end are the draws.
         num_sweeps: of moves of each chain at each temperature.
+        num_runs: of the sampler, with a share of the points each.
         mode: whether a program in which all but an integrated layer are hyperparameters predicts with these at their
             largest density, and not with draws of them.
         previous: a fit to go on from, in place of the prior.
@@ -179,44 +188,49 @@ def fit_integrated(
     program = for_mcmc(model)
     arrays, rebuild = split_arguments(args, {})
     structure = inspect_program(model, args, {})
-    ended = previous.ended if previous else None
+    before = previous.ended if previous else None
+    runs = len(before.log_evidence) if before else num_runs
+    num_points = max(num_draws, runs) if before else num_draws
 
     def run(key: Array, arrays: list[Array]) -> Any:
         site_key, start_key, move_key = jax.random.split(key, 3)
         density = Density(program, rebuild(arrays)[0], site_key, structure)
-        if ended:
-            path = _from_earlier(density, ended, site_key, start_key)
+        if before:
+            path = _from_earlier(density, before, site_key, start_key)
         else:
             path = _from_prior(density, start_key, _STARTS * num_draws)
-        log_ratios = jax.jit(path.log_ratios)  # traced once, and used in three places
-        found = populate(log_ratios, move_key, path.seeds, path.draw, density.blocks(), num_draws, num_sweeps)
-        points = each(path.numbers, found.points, num_draws)
-        there = each(density.unravel, points, num_draws), *path.moments
-        draws = found._replace(points=each(density.draw, points, num_draws))
+        sampler = jax.jit(path.log_ratios), path.draw, density.blocks()  # traced once, and used in three places
+        found = independent_runs(*sampler, move_key, path.seeds, num_points, num_sweeps, runs)
+        ends = found.points.reshape(-1, found.points.shape[-1])
+        points = each(path.numbers, ends, len(ends))
+        there = each(density.unravel, points, len(ends)), *path.moments
+        draws = each(density.draw, points, len(ends))
         if not (mode and density.one_layer):
-            return draws, points[:0], there
-        starts = np.linspace(0, num_draws - 1, min(_ASCENTS, num_draws)).round().astype(int)
-        return draws, points[starts], there
+            return found, draws, points[:0], there
+        starts = np.linspace(0, len(ends) - 1, min(_ASCENTS, num_draws)).round().astype(int)
+        return found, draws, points[starts], there
 
-    found, starts, there = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
-    log_evidence, variance = float(found.log_evidence), float(found.variance)
-    if not math.isfinite(log_evidence):
+    found, draws, starts, there = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
+    log_evidence, variance = np.asarray(found.log_evidence, float), np.asarray(found.variance, float)
+    if not np.isfinite(log_evidence).any():
         where = "draws of previous" if previous else "draws of the prior"
         raise ValueError(
             f"fit_best: expected a likelihood that is finite at some {where}, got none: standardise X and "
             "y, give the noise a prior away from zero, or run in float64"
         )
-    if previous:
-        log_evidence, variance = previous.log_evidence + log_evidence, previous.error**2 + variance
-    posterior, at = Posterior(model, samples=found.points), there[0]
+    log_evidence = np.where(np.isfinite(log_evidence), log_evidence, -np.inf)
+    if before:
+        log_evidence, variance = before.log_evidence + log_evidence, before.variance + variance
+    samples = None if len(starts) else draws
+    numbers, loc, scale = there
+    ended = Ended(program, structure, rebuild(arrays)[0], numbers, loc, scale, log_evidence, variance, samples)
+    evidence = *evidence_of_runs(log_evidence, variance), int(np.max(found.temperatures))
     if len(starts):
         values, at = _at_the_mode(
             lambda arrays: Density(program, rebuild(arrays)[0], rng_key, structure), arrays, starts
         )
-        posterior = posterior_at(model, values, args)
-    error, temperatures = math.sqrt(variance), int(found.temperatures)
-    ended = Ended(program, structure, rebuild(arrays)[0], *there)
-    return IntegratedFit(posterior, log_evidence, error, temperatures, ended, at)
+        return IntegratedFit(posterior_at(model, values, args), *evidence, ended, at)
+    return IntegratedFit(Posterior(model, samples=draws), *evidence, ended, numbers)
 
 
 def _at_the_mode(

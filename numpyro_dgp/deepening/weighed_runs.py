@@ -1,0 +1,61 @@
+r"""Weights of the runs that a program was fitted by: of one that found another optimum than the rest, for one.
+
+Where several hidden layers explain the data, each run of Monte Carlo ends at one or two of them. Their log evidence is
+known to a few nats, in which they differ by more, and by the evidence mostly one run would count. Stacking asks which
+mixture of them predicts rows that are left out best.
+
+Source: Yao et al. (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp, softmax
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.deepening.depth_weights import stacking_weights
+from numpyro_dgp.deepening.integrated_fit import IntegratedFit
+from numpyro_dgp.deepening.left_out import left_out
+from numpyro_dgp.inference.population_runs import points_by_weights
+from numpyro_dgp.predict import Posterior
+
+__all__ = ["runs_by_evidence", "runs_by_rows_left_out"]
+
+
+def runs_by_evidence(fit: IntegratedFit, num_draws: int) -> IntegratedFit:
+    """The same fit, predicting by so many draws, of each run in proportion to its evidence."""
+    ended = fit.ended
+    return fit if ended is None or ended.samples is None else _by_runs(fit, softmax(ended.log_evidence), num_draws)
+
+
+def runs_by_rows_left_out(
+    fit: IntegratedFit, model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], num_draws: int
+) -> tuple[IntegratedFit, np.ndarray]:
+    """The same fit, predicting by so many draws, of each run in proportion to its weight by stacking, and the log
+    densities of rows that are left out (N,).
+
+    Args:
+        fit: of the program.
+        model: the program.
+        rng_key: PRNG key.
+        args: of the program, observations included.
+        num_draws: to predict by.
+    """
+    ended = fit.ended
+    if ended is None or ended.samples is None:
+        return fit, left_out(model, rng_key, args, fit.at)[:, 0]
+    densities = left_out(model, rng_key, args, ended.numbers, len(ended.log_evidence))
+    weights = stacking_weights(densities)
+    return _by_runs(fit, weights, num_draws), logsumexp(densities, axis=1, b=weights)
+
+
+def _by_runs(fit: IntegratedFit, weights: np.ndarray, num_draws: int) -> IntegratedFit:
+    ended = fit.ended
+    assert ended is not None and ended.samples is not None
+    total = len(next(iter(ended.numbers.values())))
+    chosen = points_by_weights(weights, num_draws, total)
+    samples, at = ({name: value[chosen] for name, value in d.items()} for d in (ended.samples, ended.numbers))
+    return fit._replace(posterior=Posterior(fit.posterior.model, samples=samples), at=at)
