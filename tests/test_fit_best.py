@@ -16,7 +16,7 @@ from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weigh
 from numpyro_dgp.deepening.integrated_density import Density
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.largest_density import highest_end
-from numpyro_dgp.deepening.left_out import left_out
+from numpyro_dgp.deepening.weighed_runs import runs_by_rows_left_out
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 from numpyro_dgp.model.program import inspect_program
 
@@ -299,7 +299,8 @@ def test_acquisitions_take_the_mixture(deep):
 def test_a_layer_has_to_predict_rows_that_are_left_out(y):
     """Weights are those of stacking, of what draws of two layers and one layer at its largest density say."""
     best = dgp.fit_best(family, KEY, X, y, depths=(1, 2), num_draws=40, num_sweeps=2)
-    found = [left_out(family(depth), KEY, (X, y), part.at)[:, 0] for depth, part in best.parts.items()]
+    parts = best.parts.items()
+    found = [runs_by_rows_left_out(part, family(depth), KEY, (X, y), 40)[1] for depth, part in parts]
     np.testing.assert_allclose(list(best.held_out.values()), np.mean(found, 1), rtol=1e-4)
     expected = stacking_weights(np.stack(found, 1), least_gain=1.0)
     np.testing.assert_allclose(list(best.weights.values()), expected, atol=1e-3)

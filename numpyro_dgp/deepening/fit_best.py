@@ -14,8 +14,8 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import stacking_weights
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.left_out import require_rows
-from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
 from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out
+from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 
 __all__ = ["fit_best"]
@@ -146,9 +146,9 @@ def fit_best(
         >>> y = jnp.sin(6 * data[:, 0])
         >>> best = dgp.fit_best(family, jax.random.key(2), data, y, depths=(1, 2), num_draws=30, previous=best)
 
-    Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Vergé et al. (2015) and Yao et
-    al. (2022) for several runs, Sauer et al. (2023) for elliptical slices in deep Gaussian processes, Yao et al. (2018b) for stacking, Gelfand et al. (1992) for rows that
-    are left out, Madigan and Raftery (1994) for the window.
+    Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Vergé et al. (2015) and
+    Yao et al. (2022) for several runs, Sauer et al. (2023) for elliptical slices in deep Gaussian processes, Yao et al.
+    (2018b) for stacking, Gelfand et al. (1992) for rows that are left out, Madigan and Raftery (1994) for the window.
     """
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)

@@ -117,7 +117,7 @@ def log_densities_given_draws(
 def left_out(
     model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], at: Mapping[str, Array], runs: int = 1
 ) -> np.ndarray:
-    r"""The log densities :math:`\log p(y_n \mid y_{-n})` (N, R), by draws of :math:`p(u \mid y)` of R runs, or one point.
+    r"""The log densities :math:`\log p(y_n \mid y_{-n})` (N, R), by the draws of R runs, or by one point.
 
     Arguments are those of :func:`log_densities_given_draws`.
 

@@ -54,7 +54,8 @@ def runs_by_rows_left_out(
 
 def _by_runs(fit: IntegratedFit, weights: np.ndarray, num_draws: int) -> IntegratedFit:
     ended = fit.ended
-    assert ended is not None and ended.samples is not None
+    assert ended is not None
+    assert ended.samples is not None
     total = len(next(iter(ended.numbers.values())))
     chosen = points_by_weights(weights, num_draws, total)
     samples, at = ({name: value[chosen] for name, value in d.items()} for d in (ended.samples, ended.numbers))
