@@ -1,5 +1,7 @@
 """``dgp.fit_best``: programs of several depths, and their weights."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,7 +87,7 @@ def test_a_fit_goes_on_from_the_draws_of_the_one_before(rows):
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a), float) for a in (X, NOISY))
         seen, found, options = x[:rows], [], (400, 8, 1, False)
-        for key in jax.random.split(jax.random.key(1), 6):
+        for key in jax.random.split(jax.random.key(11), 8):
             before = fit_integrated(family(1, seen), key, (seen, 1.3 * y[:rows] - 0.2), *options)
             found.append(fit_integrated(family(1, x), key, (x, y), *options, before))
         anew, evidence = fit_integrated(family(1, x), KEY, (x, y), *options), log_evidence(x, y)
@@ -142,7 +144,9 @@ def test_of_two_runs_the_one_with_more_evidence_is_kept():
 
     def going_on(said):
         """From a fit that says of itself to have so much evidence."""
-        before = WeightedPosterior({1: anew.parts[1]._replace(log_evidence=said)}, {1: 1.0})
+        part = anew.parts[1]
+        ended = dataclasses.replace(part.ended, log_evidence=part.ended.log_evidence + said - part.log_evidence)
+        before = WeightedPosterior({1: part._replace(ended=ended)}, {1: 1.0})
         return dgp.fit_best(family, KEY, X, NOISY, previous=before, **options).parts[1].log_evidence
 
     assert going_on(-50.0) == anew.parts[1].log_evidence
@@ -439,6 +443,7 @@ def test_a_previous_fit_is_one_of_the_same_sites():
             lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE, folds=3),
             "expected no folds beside previous, got folds=3",
         ),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, num_runs=0), "fit_best: expected num_runs .* got 0.*num_runs=4"),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],
 )
