@@ -1,8 +1,12 @@
 """Several runs of sequential Monte Carlo: each is one of its own, and what is made of all of them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from small_designs import family
 from test_population import BLOCKS, draw, exact, log_ratios
@@ -92,6 +96,31 @@ def test_a_fit_has_the_runs_that_its_weights_name():
     assert going_on.ended.log_evidence.shape == (3,)  # of its runs, whatever it is asked for
     # the same data again: nothing is added
     np.testing.assert_allclose(going_on.ended.log_evidence, before.log_evidence, atol=1e-6)
+
+
+def test_a_run_that_found_nothing_has_no_weight():
+    """Of whose draws at the start none had a finite likelihood."""
+    x, y = X, STEP
+    fit = fit_integrated(family(2, x), KEY, (x, y), 6, 1, 3, False)
+    numbers = {n: u.at[2:4].set(jnp.nan) for n, u in fit.ended.numbers.items()}
+    lost = dataclasses.replace(
+        fit.ended, numbers=numbers, log_evidence=np.where(np.arange(3) == 1, -np.inf, fit.ended.log_evidence)
+    )
+    found, densities = runs_by_rows_left_out(fit._replace(ended=lost), family(2, x), KEY, (x, y), 6)
+    assert np.isfinite(densities).all()
+    assert np.isfinite(found.at["noise"]).all()
+    assert np.isfinite(runs_by_evidence(fit._replace(ended=lost), 6).at["noise"]).all()
+
+    def often_lost(X, y=None):
+        """Of a thousand draws of the prior few are finite, so that some runs of many find none."""
+        u = numpyro.sample("u", dist.Uniform())
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(0.0, jnp.where(u < 0.004, 1.0, jnp.nan)), obs=y)
+
+    several = fit_integrated(often_lost, KEY, (x, y), 20, 1, 10, False)
+    lost = ~np.isfinite(several.ended.log_evidence)
+    assert 0 < lost.sum() < 10
+    assert np.isfinite([several.log_evidence, several.error]).all()
 
 
 def left_out_of_runs(model, x, y, ended):

@@ -55,7 +55,7 @@ class Ended:
         numbers: unconstrained, of all draws of all runs, one run after the other, by site.
         loc: means of the prior on that scale, but of whitened values.
         scale: its standard deviations.
-        log_evidence: of each run (R,).
+        log_evidence: of each run (R,), minus infinity where no draw at its start had a finite likelihood.
         variance: of these, as the runs see it (R,).
         samples: all draws, as a posterior has them; none where it predicts by a point of largest density.
     """
@@ -212,13 +212,14 @@ def fit_integrated(
 
     found, draws, starts, there = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
     log_evidence, variance = np.asarray(found.log_evidence, float), np.asarray(found.variance, float)
-    if not np.isfinite(log_evidence).any():
+    finite = np.isfinite(log_evidence)
+    if not finite.any():
         where = "draws of previous" if previous else "draws of the prior"
         raise ValueError(
             f"fit_best: expected a likelihood that is finite at some {where}, got none: standardise X and "
             "y, give the noise a prior away from zero, or run in float64"
         )
-    log_evidence = np.where(np.isfinite(log_evidence), log_evidence, -np.inf)
+    log_evidence, variance = np.where(finite, log_evidence, -np.inf), np.where(finite, variance, 0.0)
     if before:
         log_evidence, variance = before.log_evidence + log_evidence, before.variance + variance
     samples = None if len(starts) else draws

@@ -48,8 +48,10 @@ def runs_by_rows_left_out(
     if ended is None or ended.samples is None:
         return fit, left_out(model, rng_key, args, fit.at)[:, 0]
     densities = left_out(model, rng_key, args, ended.numbers, len(ended.log_evidence))
-    weights = stacking_weights(densities)
-    return _by_runs(fit, weights, num_draws), logsumexp(densities, axis=1, b=weights)
+    found = np.isfinite(ended.log_evidence)
+    weights = np.zeros(len(found))
+    weights[found] = stacking_weights(densities[:, found])
+    return _by_runs(fit, weights, num_draws), logsumexp(densities[:, found], axis=1, b=weights[found])
 
 
 def _by_runs(fit: IntegratedFit, weights: np.ndarray, num_draws: int) -> IntegratedFit:
