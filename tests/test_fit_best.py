@@ -443,7 +443,7 @@ def test_a_previous_fit_is_one_of_the_same_sites():
             lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE, folds=3),
             "expected no folds beside previous, got folds=3",
         ),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, num_runs=0), "fit_best: expected num_runs .* got 0.*num_runs=4"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, num_runs=0), "fit_best: expected num_runs .* got 0: try 4"),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],
 )

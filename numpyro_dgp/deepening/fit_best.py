@@ -146,7 +146,7 @@ def fit_best(
         >>> y = jnp.sin(6 * data[:, 0])
         >>> best = dgp.fit_best(family, jax.random.key(2), data, y, depths=(1, 2), num_draws=30, previous=best)
 
-    Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Vergé et al. (2015) and
+    Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Verge et al. (2015) and
     Yao et al. (2022) for several runs, Sauer et al. (2023) for elliptical slices in deep Gaussian processes, Yao et al.
     (2018b) for stacking, Gelfand et al. (1992) for rows that are left out, Madigan and Raftery (1994) for the window.
     """

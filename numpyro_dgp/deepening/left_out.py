@@ -66,7 +66,8 @@ def require_rows(model: Callable[..., Any], args: tuple[Any, ...]) -> None:
     Raises:
         ValueError: no observed site, or one with several axes, of the length of the first argument.
     """
-    rows, sites = len(args[0]), run_on_shapes(model, args, {})[0]
+    arrays, rebuild = split_arguments(args, {})
+    rows, sites = len(args[0]), run_on_shapes(model, rebuild(arrays)[0], {})[0]
     observed = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
     axes = {name: _axes_of_rows(site, rows) for name, site in observed.items()}
     shapes = {name: tuple(site["fn"].batch_shape) for name, site in observed.items()}

@@ -3,7 +3,7 @@ r"""Several runs of sequential Monte Carlo, with a share of the points each.
 The points of one run descend from a few of those at its start. Where the target has modes that no move connects, they
 end in one or two of these, and say too little of what is not known. Independent runs end in several.
 
-Source: Vergé et al. (2015), for runs as islands and their evidence; Yao et al. (2022), for runs that do not mix.
+Source: Verge et al. (2015), for runs as islands and their evidence; Yao et al. (2022), for runs that do not mix.
 """
 
 from __future__ import annotations
