@@ -393,6 +393,32 @@ def test_a_previous_fit_is_one_of_the_same_sites():
         fit_integrated(family(1), KEY, (X, 1e30 * NOISY), 6, 1, 1, True, before.parts[1])
 
 
+def beside_a_table_as_long_and_as_wide(depth):
+    """Its rows are those of the inputs or others: which can be left out with them is not plain."""
+
+    def model(X_, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(-0.5, 1.0))
+        f = dgp.gp("f", dgp.kernels.Matern52(1.0, scale), dgp.Points(X))
+        with numpyro.plate("data", len(X_)):
+            numpyro.sample("y", dgp.Likelihood(f(X_), lambda v: dist.Normal(v, 0.1)), obs=y)
+        if y is not None:
+            with numpyro.plate("columns", len(X), dim=-1), numpyro.plate("lines", len(X), dim=-2):
+                numpyro.sample("table", dist.Normal(jnp.log(scale), 1.0), obs=jnp.zeros((len(X), len(X))))
+
+    return model
+
+
+def test_rows_are_left_out_only_where_draws_of_runs_or_programs_are_weighed():
+    options = {"depths": (1,), "num_draws": 8, "num_sweeps": 1}
+    best = dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, **options)
+    assert (best.weights, best.held_out) == ({1: 1.0}, {})
+    assert len(best.parts[1].ended.log_evidence) == 4
+    with pytest.raises(ValueError, match="so that each can be left out"):
+        dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, one_layer="draws", **options)
+    alone = dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, one_layer="draws", num_runs=1, **options)
+    assert alone.predict(KEY, X[:3]).mean.shape == (3,)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

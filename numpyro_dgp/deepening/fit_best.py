@@ -12,7 +12,7 @@ import numpy as np
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import stacking_weights
-from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
+from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated, is_one_layer
 from numpyro_dgp.deepening.left_out import require_rows
 from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
@@ -194,8 +194,8 @@ def fit_best(
             found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
         return {depth: runs_by_evidence(part, num_draws) for depth, part in found.items()}
 
-    one_fit = len(depths) == 1 and num_runs == 1
-    if weigh == "stacking" and folds is None and not one_fit:
+    by_rows = weigh == "stacking" and folds is None and _has_several_to_weigh(programs, args, num_runs, one_layer)
+    if by_rows:
         for program in programs.values():
             require_rows(program, args)
     parts = fitted(fit_key, args)
@@ -203,15 +203,25 @@ def fit_best(
         return weighed_by_evidence(parts, layer_odds, least_odds)
     if folds is not None:
         held_out = _folds_out(fitted, fold_key, args, folds, len(depths))
-    elif one_fit:
-        return WeightedPosterior(parts, {depths[0]: 1.0})
+    elif by_rows:
+        weighed = {d: runs_by_rows_left_out(p, programs[d], fold_key, args, num_draws) for d, p in parts.items()}
+        parts = {depth: part for depth, (part, _) in weighed.items()}
+        held_out = np.stack([densities for _, densities in weighed.values()], 1)
     else:
-        by_rows = {d: runs_by_rows_left_out(p, programs[d], fold_key, args, num_draws) for d, p in parts.items()}
-        parts = {depth: part for depth, (part, _) in by_rows.items()}
-        held_out = np.stack([densities for _, densities in by_rows.values()], 1)
+        return WeightedPosterior(parts, {depths[0]: 1.0})
     weights = stacking_weights(held_out, least_gain=least_gain)
     means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
     return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
+
+
+def _has_several_to_weigh(
+    programs: Mapping[int, Callable[..., Any]], args: tuple[Any, ...], num_runs: int, one_layer: str
+) -> bool:
+    """Whether there are several depths, or draws of several runs of one."""
+    if len(programs) > 1:
+        return True
+    (program,) = programs.values()
+    return num_runs > 1 and not (one_layer == "mode" and is_one_layer(program, args))
 
 
 def _folds_out(

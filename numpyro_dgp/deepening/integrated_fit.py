@@ -36,7 +36,7 @@ from numpyro_dgp.inference.population_runs import evidence_of_runs, independent_
 from numpyro_dgp.model.program import Program, inspect_program
 from numpyro_dgp.predict import Posterior
 
-__all__ = ["Ended", "IntegratedFit", "fit_integrated"]
+__all__ = ["Ended", "IntegratedFit", "fit_integrated", "is_one_layer"]
 
 _STARTS = 50
 """Draws of the prior over those that are kept: for the first weights, and the moments of hyperparameters."""
@@ -157,6 +157,24 @@ def _from_earlier(density: Density, ended: Ended, site_key: Array, key: Array) -
         return before(before.shortened(u, density))[1]
 
     return _path(density, (ended.loc, ended.scale), (ended.numbers, jax.random.split(key, count)), earlier)
+
+
+def is_one_layer(model: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether all that a program samples, but an integrated layer, are hyperparameters.
+
+    Args:
+        model: the program.
+        args: of the program, observations included.
+    """
+    program, structure = for_mcmc(model), inspect_program(model, args, {})
+    arrays, rebuild = split_arguments(args, {})
+    found: list[bool] = []
+
+    def run(key: Array, arrays: list[Array]) -> None:
+        found.append(Density(program, rebuild(arrays)[0], key, structure).one_layer)
+
+    jax.eval_shape(run, jax.random.key(0), arrays)
+    return found[0]
 
 
 def fit_integrated(
