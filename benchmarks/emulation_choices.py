@@ -4,8 +4,11 @@
 with seeds from 1000, and keeps their predictions in the folder; what is there is not fitted again. It prints the mean
 log ratio of the CRPS of mixtures to that of the exact process, with its standard error over designs: for stacking of
 rows that are left out, by how many standard errors a program has to be better, and for weights by the evidence, prior
-odds of a further layer and the least odds to the most probable program, 0 for no window. The last column is the part
-with the lowest CRPS. Where one layer has a part in a mixture it is the exact process.
+odds of a further layer and the least odds to the most probable program, 0 for no window. Runs of Monte Carlo are
+weighed as the programs are. The last columns are the deeper parts alone, runs by stacking, and the part with the
+lowest CRPS. Where one layer has a part in a mixture it is the exact process.
+
+``--runs 1`` fits by a single run of as many draws, for a comparison.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,37 +32,42 @@ GAINS = (None, 0.0, 0.5, 1.0, 2.0)
 ODDS = ((1.0, 0.0), (0.25, 0.0), (0.02, 0.0), (0.25, 0.05), (0.02, 0.05))
 
 
-def predictions(design: Design, depths: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Moments at the test points by part, 0 for the exact process, log densities of the rows that are left out (N, K)
-    and the evidence."""
+def predictions(design: Design, depths: tuple[int, ...], runs: int) -> dict[str, np.ndarray]:
+    """Moments at the test points by part, 0 for the exact process, of those with draws by either weights of the runs;
+    log densities of the rows that are left out (N, K) and the evidence."""
     ((_, exact),) = exact_gp(design, depths)
     programs, data = family(design.X, design.noise), (design.X, design.y)
-    best = dgp.fit_best(programs, KEY, *data, depths=depths, weigh="evidence", num_draws=NUM_DRAWS)
+    options: dict[str, Any] = {"depths": depths, "num_draws": NUM_DRAWS, "num_runs": runs}
+    best = dgp.fit_best(programs, KEY, *data, weigh="evidence", **options)
     parts = [runs_by_rows_left_out(p, programs(d), KEY, data, NUM_DRAWS) for d, p in best.parts.items()]
     evidence = [part.log_evidence for part, _ in parts]
     found = {"y": design.y_test, "left_out": np.stack([rows for _, rows in parts], 1), "evidence": np.array(evidence)}
-    deeper = [part.posterior for part, _ in parts][1:]
-    for number, posterior in enumerate([exact, *deeper]):
-        mixture = posterior.predict(jax.random.key(5), design.X_test)
-        found |= {f"means{number}": np.asarray(mixture.means), f"variances{number}": np.asarray(mixture.variances)}
+    by_stacking = [exact, *(part.posterior for part, _ in parts[1:])]
+    by_evidence = [exact, *(part.posterior for part in list(best.parts.values())[1:])]
+    for how, posteriors in (("stacking", by_stacking), ("evidence", by_evidence)):
+        for number, posterior in enumerate(posteriors):
+            mixture = posterior.predict(jax.random.key(5), design.X_test)
+            found[f"means{number}, {how}"] = np.asarray(mixture.means)
+            found[f"variances{number}, {how}"] = np.asarray(mixture.variances)
     return found
 
 
 def scores(found: dict[str, np.ndarray]) -> list[float]:
     """Log ratios of the CRPS of each choice to that of the exact process."""
     y, number = found["y"], np.arange(len(found["evidence"]))
-    parts = [(found[f"means{k}"], found[f"variances{k}"]) for k in number]
 
-    def score(shares: np.ndarray) -> float:
+    def score(shares: np.ndarray, how: str = "stacking") -> float:
+        parts = [(found[f"means{k}, {how}"], found[f"variances{k}, {how}"]) for k in number]
         counted = [(m, v, w) for (m, v), w in zip(parts, shares, strict=True) if w > 1e-4]
         weights = np.concatenate([np.full(len(m), w / len(m)) for m, _, w in counted])
         means, variances = (np.concatenate([one[k] for one in counted]) for k in (0, 1))
         return float(crps(y, means, np.sqrt(variances), weights / weights.sum()).mean())
 
-    alone = [score(np.eye(len(parts))[k]) for k in number]
-    shares = [stacking_weights(found["left_out"], least_gain=gain) for gain in GAINS]
-    shares += [evidence_weights(found["evidence"], math.log(odds) * number, least) for odds, least in ODDS]
-    return [math.log(value / alone[0]) for value in [*map(score, shares), min(alone)]]
+    alone = [score(np.eye(len(number))[k]) for k in number]
+    choices = [score(stacking_weights(found["left_out"], least_gain=gain)) for gain in GAINS]
+    for odds, least in ODDS:
+        choices.append(score(evidence_weights(found["evidence"], math.log(odds) * number, least), "evidence"))
+    return [math.log(value / alone[0]) for value in [*choices, *alone[1:], min(alone)]]
 
 
 def main() -> None:
@@ -68,6 +77,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1000, 1001, 1002, 1003])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="numbers of layers")
+    parser.add_argument("--runs", type=int, default=4, help="of Monte Carlo, with a share of the draws each")
     parser.add_argument(
         "--kept", action="store_true", help="designs that the folder has, of these codes, and no others"
     )
@@ -75,17 +85,20 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     headings = [f"stacking, {'any gain' if gain is None else f'gain {gain:g}'}" for gain in GAINS]
     headings += [f"evidence, odds {odds:g}, least {least:g}" for odds, least in ODDS]
+    headings += [f"{depth} layers" for depth in arguments.depths[1:]]
     print("| code | designs | " + " | ".join([*headings, "best part"]) + " |")
     print("|---" * (3 + len(headings)) + "|")
+    ending = f"{arguments.noise:g}_{arguments.runs}_{'-'.join(map(str, arguments.depths))}.npz"
     means = []
     for code in arguments.codes:
         ratios = []
-        paths = {seed: arguments.folder / f"{code}_{seed}_{arguments.noise:g}.npz" for seed in arguments.seeds}
+        paths = {seed: arguments.folder / f"{code}_{seed}_{ending}" for seed in arguments.seeds}
         if arguments.kept:
-            paths = dict(enumerate(sorted(arguments.folder.glob(f"{code}_*_{arguments.noise:g}.npz"))))
+            paths = dict(enumerate(sorted(arguments.folder.glob(f"{code}_*_{ending}"))))
         for seed, path in paths.items():
             if not path.exists():
-                np.savez(path, **predictions(make_design(code, 10, seed, arguments.noise), tuple(arguments.depths)))
+                design = make_design(code, 10, seed, arguments.noise)
+                np.savez(path, **predictions(design, tuple(arguments.depths), arguments.runs))
             with np.load(path) as found:
                 ratios.append(scores(dict(found)))
         if not ratios:

@@ -2,7 +2,9 @@ r"""Weights of the runs that a program was fitted by: of one that found another 
 
 Where several hidden layers explain the data, each run of Monte Carlo ends at one or two of them. Their log evidence is
 known to a few nats, in which they differ by more, and by the evidence mostly one run would count. Stacking asks which
-mixture of them predicts rows that are left out best.
+mixture of them predicts rows that are left out best. Its weights have seen these rows: they make a program predict
+better, and look better than it is. So what rows that are left out say of the program is said by runs that are weighed
+by their evidence, as draws of its posterior are.
 
 Source: Yao et al. (2022).
 """
@@ -35,7 +37,7 @@ def runs_by_rows_left_out(
     fit: IntegratedFit, model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], num_draws: int
 ) -> tuple[IntegratedFit, np.ndarray]:
     """The same fit, predicting by so many draws, of each run in proportion to its weight by stacking, and the log
-    densities of rows that are left out (N,).
+    densities of rows that are left out by runs in proportion to their evidence (N,).
 
     Args:
         fit: of the program.
@@ -47,11 +49,11 @@ def runs_by_rows_left_out(
     ended = fit.ended
     if ended is None or ended.samples is None:
         return fit, left_out(model, rng_key, args, fit.at)[:, 0]
-    densities = left_out(model, rng_key, args, ended.numbers, len(ended.log_evidence))
     found = np.isfinite(ended.log_evidence)
+    densities = left_out(model, rng_key, args, ended.numbers, len(found))[:, found]
     weights = np.zeros(len(found))
-    weights[found] = stacking_weights(densities[:, found])
-    return _by_runs(fit, weights, num_draws), logsumexp(densities[:, found], axis=1, b=weights[found])
+    weights[found] = stacking_weights(densities)
+    return _by_runs(fit, weights, num_draws), logsumexp(densities, axis=1, b=softmax(ended.log_evidence[found]))
 
 
 def _by_runs(fit: IntegratedFit, weights: np.ndarray, num_draws: int) -> IntegratedFit:
