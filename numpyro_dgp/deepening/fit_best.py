@@ -50,9 +50,11 @@ def fit_best(
     independent: where several hidden layers explain the data, each finds one or two. They have weights as depths have.
 
     By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
-    is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u: two integrals of the last layer for each,
-    and no other fit. A program has a weight only if it predicts rows better than the shallowest one, by ``least_gain``
-    standard errors; unless the data speak for depth, predictions are those of a Gaussian process.
+    is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u of a run: two integrals of the last layer
+    for each, and no other fit. That of a program is the mean over its runs in proportion to their evidence, not to
+    weights that were chosen to make it large. A program has a weight only if it predicts rows better than the
+    shallowest one, by ``least_gain`` standard errors; unless the data speak for depth, predictions are those of a
+    Gaussian process.
 
     With ``weigh="evidence"`` they are the posterior probabilities of the depths. The evidence is estimated without
     bias, but for what comes of temperatures that are chosen on the way; with too few draws its logarithm is mostly too

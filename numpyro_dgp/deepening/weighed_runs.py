@@ -2,9 +2,9 @@ r"""Weights of the runs that a program was fitted by: of one that found another 
 
 Where several hidden layers explain the data, each run of Monte Carlo ends at one or two of them. Their log evidence is
 known to a few nats, in which they differ by more, and by the evidence mostly one run would count. Stacking asks which
-mixture of them predicts rows that are left out best. Its weights have seen these rows: they make a program predict
-better, and look better than it is. So what rows that are left out say of the program is said by runs that are weighed
-by their evidence, as draws of its posterior are.
+mixture of them predicts rows that are left out best. By weights that are chosen so, the program looks better than it
+is: where nothing speaks for it, the best of its runs may have as much as a simpler program and a little more. So the
+density that it is judged by is a mean over runs in proportion to their evidence.
 
 Source: Yao et al. (2022).
 """
