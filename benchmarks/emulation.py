@@ -164,14 +164,16 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
 
 
 def by_depth(
-    design: Design, depths: tuple[int, ...], *, one_layer: str, num_draws: int, **weighing: float
+    design: Design, depths: tuple[int, ...], *, one_layer: str, num_draws: int, num_runs: int, **weighing: float
 ) -> Iterator[tuple[str, Any]]:
     """``fit_best``, the same fits weighed by their evidence, and its parts with draws."""
-    options: dict[str, Any] = {"least_gain": weighing["least_gain"], "one_layer": one_layer, "num_draws": num_draws}
+    options: dict[str, Any] = {"least_gain": weighing["least_gain"], "one_layer": one_layer}
+    options |= {"num_draws": num_draws, "num_runs": num_runs}
     best = dgp.fit_best(family(design.X, design.noise), KEY, design.X, design.y, depths=depths, **options)
     print(best)
     how = "" if depths == DEPTHS else f", layers {depths}"
     how += ", one layer by draws" * (one_layer == "draws") + f", {num_draws} draws" * (num_draws != NUM_DRAWS)
+    how += f", {num_runs} runs" * (num_runs > 1)
     how += "".join(f", {name} {weighing[name]:g}" for name in WEIGHING if weighing[name] != WEIGHING[name])
     yield "fit_best" + how, best
     runs = {depth: runs_by_evidence(part, num_draws) for depth, part in best.parts.items()}
@@ -276,6 +278,7 @@ def main() -> None:
         parser.add_argument("--" + name.replace("_", "-"), type=float, default=default, help="of fit_best")
     parser.add_argument("--one-layer", default="mode", choices=("mode", "draws"), help="how fit_best predicts by it")
     parser.add_argument("--draws", type=int, default=NUM_DRAWS, help="of each part of fit_best")
+    parser.add_argument("--runs", type=int, default=1, help="of Monte Carlo, with a share of the draws each")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()
@@ -302,7 +305,7 @@ def main() -> None:
         points = min(per_dim * dims, MOST_POINTS)
         case = code, points, arguments.noise
         weighing = {name: getattr(arguments, name) for name in WEIGHING}
-        weighing |= {"one_layer": arguments.one_layer, "num_draws": arguments.draws}
+        weighing |= {"one_layer": arguments.one_layer, "num_draws": arguments.draws, "num_runs": arguments.runs}
         options = weighing if method == "fit_best" else {}
         by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | options
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):

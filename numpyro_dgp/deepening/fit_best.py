@@ -34,7 +34,7 @@ def fit_best(
     one_layer: Literal["mode", "draws"] = "mode",
     num_draws: int = 400,
     num_sweeps: int = 8,
-    num_runs: int = 4,
+    num_runs: int = 1,
     previous: WeightedPosterior | None = None,
 ) -> WeightedPosterior:
     r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
@@ -45,13 +45,14 @@ def fit_best(
               w_d \propto \rho^d\, p_d(y)
 
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
-    runs of sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its
-    likelihood is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. The runs are
-    independent: where several hidden layers explain the data, each finds one or two. They have weights as depths have.
+    sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its likelihood
+    is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. With several independent
+    runs (``num_runs``), of which each may find another hidden layer that explains the data, these have weights as
+    depths have.
 
     By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
     is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u of a run: two integrals of the last layer
-    for each, and no other fit. That of a program is the mean over its runs in proportion to their evidence, not to
+    for each, and no other fit. That of a program of several runs is the mean in proportion to their evidence, not to
     weights that were chosen to make it large. A program has a weight only if it predicts rows better than the
     shallowest one, by ``least_gain`` standard errors; unless the data speak for depth, predictions are those of a
     Gaussian process.
@@ -106,7 +107,9 @@ def fit_best(
         num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
             counts, so that more make longer and fewer chains, at the same cost.
         num_runs: of Monte Carlo, each with a share of the points; no more than there are draws. The points of one run
-            all descend from a few, and may all have one hidden layer of several that explain the data.
+            all descend from a few, and may all have one hidden layer of several that explain the data. The points of
+            short runs are alike, and what they say of rows that are left out is too good: with several runs,
+            more ``num_draws`` too, as ``num_runs=4, num_draws=1600``.
         previous: what ``fit_best`` returned for these depths, before the last rows were added.
 
     Returns:
@@ -173,7 +176,7 @@ def fit_best(
         )
     if one_layer not in ("mode", "draws"):
         raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
-    counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8"), "num_runs": (num_runs, "4")}
+    counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8"), "num_runs": (num_runs, "1")}
     for name, (value, hint) in counts.items():
         require_count("fit_best", name, value, hint)
     before = _require_previous(previous, depths, folds)
