@@ -278,7 +278,7 @@ def main() -> None:
         parser.add_argument("--" + name.replace("_", "-"), type=float, default=default, help="of fit_best")
     parser.add_argument("--one-layer", default="mode", choices=("mode", "draws"), help="how fit_best predicts by it")
     parser.add_argument("--draws", type=int, default=NUM_DRAWS, help="of each part of fit_best")
-    parser.add_argument("--runs", type=int, default=1, help="of Monte Carlo, with a share of the draws each")
+    parser.add_argument("--runs", type=int, default=1, help="of Monte Carlo, of programs with a weight by the first")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()

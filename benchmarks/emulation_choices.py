@@ -8,7 +8,7 @@ odds of a further layer and the least odds to the most probable program, 0 for n
 weighed as the programs are. The last columns are the deeper parts alone, runs by stacking, and the part with the
 lowest CRPS. Where one layer has a part in a mixture it is the exact process.
 
-``--runs 4`` fits by four runs with a quarter of the draws each, for a comparison.
+``--runs 4`` fits every program by four runs, for a comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +24,7 @@ from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
-from numpyro_dgp.deepening.weighed_runs import runs_by_rows_left_out
+from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out, with_further_runs
 
 CODES = "forrester step grlee booth branin franke sine ridge jump shubert hartmann3 ishigami detpep".split()
 GAINS = (None, 0.0, 0.5, 1.0, 2.0)
@@ -37,13 +36,16 @@ def predictions(design: Design, depths: tuple[int, ...], runs: int) -> dict[str,
     log densities of the rows that are left out (N, K) and the evidence."""
     ((_, exact),) = exact_gp(design, depths)
     programs, data = family(design.X, design.noise), (design.X, design.y)
-    options: dict[str, Any] = {"depths": depths, "num_draws": NUM_DRAWS, "num_runs": runs}
-    best = dgp.fit_best(programs, KEY, *data, weigh="evidence", **options)
-    parts = [runs_by_rows_left_out(p, programs(d), KEY, data, NUM_DRAWS) for d, p in best.parts.items()]
+    best = dgp.fit_best(programs, KEY, *data, depths=depths, weigh="evidence", num_draws=NUM_DRAWS)
+    fits = {
+        d: with_further_runs(part, programs(d), jax.random.fold_in(KEY, d), data, NUM_DRAWS, 8, runs)
+        for d, part in best.parts.items()
+    }
+    parts = [runs_by_rows_left_out(fit, programs(d), KEY, data, NUM_DRAWS) for d, fit in fits.items()]
     evidence = [part.log_evidence for part, _ in parts]
     found = {"y": design.y_test, "left_out": np.stack([rows for _, rows in parts], 1), "evidence": np.array(evidence)}
     by_stacking = [exact, *(part.posterior for part, _ in parts[1:])]
-    by_evidence = [exact, *(part.posterior for part in list(best.parts.values())[1:])]
+    by_evidence = [exact, *(runs_by_evidence(fit, NUM_DRAWS).posterior for fit in list(fits.values())[1:])]
     for how, posteriors in (("stacking", by_stacking), ("evidence", by_evidence)):
         for number, posterior in enumerate(posteriors):
             mixture = posterior.predict(jax.random.key(5), design.X_test)
@@ -77,7 +79,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1000, 1001, 1002, 1003])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="numbers of layers")
-    parser.add_argument("--runs", type=int, default=1, help="of Monte Carlo, with a share of the draws each")
+    parser.add_argument("--runs", type=int, default=1, help="of Monte Carlo, of each program")
     parser.add_argument(
         "--kept", action="store_true", help="designs that the folder has, of these codes, and no others"
     )

@@ -412,7 +412,6 @@ def test_rows_are_left_out_only_where_draws_of_runs_or_programs_are_weighed():
     options = {"depths": (1,), "num_draws": 8, "num_sweeps": 1, "num_runs": 4}
     best = dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, **options)
     assert (best.weights, best.held_out) == ({1: 1.0}, {})
-    assert len(best.parts[1].ended.log_evidence) == 4
     with pytest.raises(ValueError, match="so that each can be left out"):
         dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, one_layer="draws", **options)
     options["num_runs"] = 1

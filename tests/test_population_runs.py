@@ -12,9 +12,10 @@ from small_designs import family
 from test_population import BLOCKS, draw, exact, log_ratios
 
 from numpyro_dgp.deepening.depth_weights import stacking_weights
+from numpyro_dgp.deepening.fit_best import fit_best
 from numpyro_dgp.deepening.integrated_fit import fit_integrated
 from numpyro_dgp.deepening.left_out import left_out
-from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out
+from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out, with_further_runs
 from numpyro_dgp.inference.population import populate
 from numpyro_dgp.inference.population_runs import evidence_of_runs, independent_runs, points_by_weights
 
@@ -72,7 +73,7 @@ def test_a_fit_has_the_runs_that_its_weights_name():
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a), float) for a in (X, STEP))
         model = family(2, x)
-        fit = fit_integrated(model, KEY, (x, y), 12, 1, 3, False)
+        fit = fit_integrated(model, KEY, (x, y), 4, 1, 3, False)
         before = fit.ended
         assert before.log_evidence.shape == (3,)
         assert fit.log_evidence == evidence_of_runs(before.log_evidence, before.variance)[0]
@@ -100,10 +101,45 @@ def test_a_fit_has_the_runs_that_its_weights_name():
     np.testing.assert_allclose(going_on.ended.log_evidence, before.log_evidence, atol=1e-6)
 
 
+def test_further_runs_are_added_to_those_that_there_are():
+    x, y, model = X, STEP, family(2, X)
+    one = fit_integrated(model, KEY, (x, y), 6, 2, 1, False)
+    three = with_further_runs(one, model, jax.random.key(1), (x, y), 6, 2, 3)
+    alone = fit_integrated(model, jax.random.key(1), (x, y), 6, 2, 2, False)
+    expected = np.concatenate([one.ended.log_evidence, alone.ended.log_evidence])
+    np.testing.assert_array_equal(three.ended.log_evidence, expected)
+    assert (three.log_evidence, three.error) == evidence_of_runs(expected, three.ended.variance)
+    for name, u in three.ended.numbers.items():
+        np.testing.assert_array_equal(u, jnp.concatenate([one.ended.numbers[name], alone.ended.numbers[name]]))
+    assert len(three.ended.samples["noise"]) == 18
+    assert with_further_runs(three, model, KEY, (x, y), 6, 2, 3) is three
+    at_the_mode = fit_integrated(family(1, X), KEY, (x, y), 6, 1, 1, True)
+    assert with_further_runs(at_the_mode, family(1, X), KEY, (x, y), 6, 1, 3) is at_the_mode
+
+
+@pytest.mark.slow
+def test_programs_with_a_weight_have_further_runs():
+    """A step is worth a layer; what one layer says alone is not run again."""
+    options = {"depths": (1, 2), "num_draws": 40, "num_sweeps": 4}
+    with jax.enable_x64(True):
+        x, y = (jnp.asarray(np.asarray(a), float) for a in (X, STEP))
+        one = fit_best(lambda depth: family(depth, x), KEY, x, y, **options)
+        three = fit_best(lambda depth: family(depth, x), KEY, x, y, num_runs=3, **options)
+    assert one.weights[2] > 0.5
+    assert [len(part.ended.log_evidence) for part in three.parts.values()] == [1, 3]
+    np.testing.assert_array_equal(three.parts[2].ended.log_evidence[:1], one.parts[2].ended.log_evidence)
+    assert three.held_out[1] == one.held_out[1]
+    assert three.held_out[2] != one.held_out[2]
+    assert len(three.parts[2].posterior.samples["noise"]) == 40
+    smooth = fit_best(lambda depth: family(depth, X), KEY, X, jnp.sin(3 * X[:, 0]), num_runs=3, **options)
+    assert smooth.weights == {1: 1.0, 2: 0.0}
+    assert [len(part.ended.log_evidence) for part in smooth.parts.values()] == [1, 1]
+
+
 def test_a_run_that_found_nothing_has_no_weight():
     """Of whose draws at the start none had a finite likelihood."""
     x, y = X, STEP
-    fit = fit_integrated(family(2, x), KEY, (x, y), 6, 1, 3, False)
+    fit = fit_integrated(family(2, x), KEY, (x, y), 2, 1, 3, False)
     numbers = {n: u.at[2:4].set(jnp.nan) for n, u in fit.ended.numbers.items()}
     lost = dataclasses.replace(
         fit.ended, numbers=numbers, log_evidence=np.where(np.arange(3) == 1, -np.inf, fit.ended.log_evidence)
@@ -119,7 +155,7 @@ def test_a_run_that_found_nothing_has_no_weight():
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dist.Normal(0.0, jnp.where(u < 0.004, 1.0, jnp.nan)), obs=y)
 
-    several = fit_integrated(often_lost, KEY, (x, y), 20, 1, 10, False)
+    several = fit_integrated(often_lost, KEY, (x, y), 2, 1, 10, False)
     lost = ~np.isfinite(several.ended.log_evidence)
     assert 0 < lost.sum() < 10
     assert np.isfinite([several.log_evidence, several.error]).all()

@@ -14,7 +14,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import stacking_weights
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated, is_one_layer
 from numpyro_dgp.deepening.left_out import require_rows
-from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out
+from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out, with_further_runs
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 
@@ -47,8 +47,8 @@ def fit_best(
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
     sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its likelihood
     is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. With several independent
-    runs (``num_runs``), of which each may find another hidden layer that explains the data, these have weights as
-    depths have.
+    runs (``num_runs``) of the programs that have a weight by the first, each may find another hidden layer that
+    explains the data; they have weights as depths have.
 
     By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
     is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u of a run: two integrals of the last layer
@@ -106,10 +106,8 @@ def fit_best(
             run may not be in the other: where the programs' evidence matters, see that it stays with another key.
         num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
             counts, so that more make longer and fewer chains, at the same cost.
-        num_runs: of Monte Carlo, each with a share of the points; no more than there are draws. The points of one run
-            all descend from a few, and may all have one hidden layer of several that explain the data. The points of
-            short runs are alike, and what they say of rows that are left out is too good: with several runs,
-            more ``num_draws`` too, as ``num_runs=4, num_draws=1600``.
+        num_runs: of Monte Carlo, of each program that has a weight by the first one, with ``num_draws`` points each.
+            Those of one run all descend from a few, and may all have one hidden layer of several that explain the data.
         previous: what ``fit_best`` returned for these depths, before the last rows were added.
 
     Returns:
@@ -192,41 +190,54 @@ def fit_best(
 
     def fitted(key: Array, args: tuple[Any, ...]) -> dict[int, IntegratedFit]:
         keys = {depth: jax.random.fold_in(key, depth) for depth in depths}
-        options = num_draws, num_sweeps, num_runs, one_layer == "mode"
+        options = num_draws, num_sweeps, 1, one_layer == "mode"
         found = {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
         for depth, part in before.items():
             going = fit_integrated(programs[depth], jax.random.fold_in(keys[depth], 1), args, *options, part)
             found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
         return {depth: runs_by_evidence(part, num_draws) for depth, part in found.items()}
 
-    by_rows = weigh == "stacking" and folds is None and _has_several_to_weigh(programs, args, num_runs, one_layer)
+    runs = max([num_runs, *(len(part.ended.log_evidence) for part in before.values() if part.ended)])
+    by_rows = weigh == "stacking" and folds is None and _has_several_to_weigh(programs, args, runs, one_layer)
     if by_rows:
         for program in programs.values():
             require_rows(program, args)
     parts = fitted(fit_key, args)
-    if weigh == "evidence":
-        return weighed_by_evidence(parts, layer_odds, least_odds)
-    if folds is not None:
-        held_out = _folds_out(fitted, fold_key, args, folds, len(depths))
-    elif by_rows:
-        weighed = {d: runs_by_rows_left_out(p, programs[d], fold_key, args, num_draws) for d, p in parts.items()}
-        parts = {depth: part for depth, (part, _) in weighed.items()}
-        held_out = np.stack([densities for _, densities in weighed.values()], 1)
-    else:
-        return WeightedPosterior(parts, {depths[0]: 1.0})
-    weights = stacking_weights(held_out, least_gain=least_gain)
-    means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
-    return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
+    by_folds = None if folds is None else _folds_out(fitted, fold_key, args, folds, len(depths))
+
+    def weighed(parts: dict[int, IntegratedFit]) -> WeightedPosterior:
+        if weigh == "evidence":
+            return weighed_by_evidence(parts, layer_odds, least_odds)
+        held_out = by_folds
+        if by_rows:
+            found = {d: runs_by_rows_left_out(p, programs[d], fold_key, args, num_draws) for d, p in parts.items()}
+            parts = {depth: part for depth, (part, _) in found.items()}
+            held_out = np.stack([densities for _, densities in found.values()], 1)
+        if held_out is None:
+            return WeightedPosterior(parts, {depths[0]: 1.0})
+        weights = stacking_weights(held_out, least_gain=least_gain)
+        means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
+        return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
+
+    best = weighed(parts)
+    if num_runs == 1:
+        return best
+    for depth, weight in best.weights.items():
+        if weight * num_draws >= 0.5:  # it gives a draw
+            key = jax.random.fold_in(jax.random.fold_in(fit_key, depth), 2)
+            more = with_further_runs(parts[depth], programs[depth], key, args, num_draws, num_sweeps, num_runs)
+            parts[depth] = runs_by_evidence(more, num_draws)
+    return weighed(parts)
 
 
 def _has_several_to_weigh(
-    programs: Mapping[int, Callable[..., Any]], args: tuple[Any, ...], num_runs: int, one_layer: str
+    programs: Mapping[int, Callable[..., Any]], args: tuple[Any, ...], runs: int, one_layer: str
 ) -> bool:
     """Whether there are several depths, or draws of several runs of one."""
     if len(programs) > 1:
         return True
     (program,) = programs.values()
-    return num_runs > 1 and not (one_layer == "mode" and is_one_layer(program, args))
+    return runs > 1 and not (one_layer == "mode" and is_one_layer(program, args))
 
 
 def _folds_out(

@@ -193,9 +193,9 @@ def fit_integrated(
         model: the program.
         rng_key: PRNG key.
         args: of the program, observations included.
-        num_draws: points at each temperature, of which those at the end are the draws.
+        num_draws: points of each run at each temperature, of which those at the end are the draws.
         num_sweeps: of moves of each chain at each temperature.
-        num_runs: of the sampler, with a share of the points each.
+        num_runs: of the sampler; from a previous fit as many as that has.
         mode: whether a program in which all but an integrated layer are hyperparameters predicts with these at their
             largest density, and not with draws of them.
         previous: a fit to go on from, in place of the prior.
@@ -208,7 +208,7 @@ def fit_integrated(
     structure = inspect_program(model, args, {})
     before = previous.ended if previous else None
     runs = len(before.log_evidence) if before else num_runs
-    num_points = max(num_draws, runs) if before else num_draws
+    num_points = runs * num_draws
 
     def run(key: Array, arrays: list[Array]) -> Any:
         site_key, start_key, move_key = jax.random.split(key, 3)
@@ -216,7 +216,7 @@ def fit_integrated(
         if before:
             path = _from_earlier(density, before, site_key, start_key)
         else:
-            path = _from_prior(density, start_key, _STARTS * num_draws)
+            path = _from_prior(density, start_key, _STARTS * num_points)
         sampler = jax.jit(path.log_ratios), path.draw, density.blocks()  # traced once, and used in three places
         found = independent_runs(*sampler, move_key, path.seeds, num_points, num_sweeps, runs)
         ends = found.points.reshape(-1, found.points.shape[-1])
@@ -225,7 +225,7 @@ def fit_integrated(
         draws = each(density.draw, points, len(ends))
         if not (mode and density.one_layer):
             return found, draws, points[:0], there
-        starts = np.linspace(0, len(ends) - 1, min(_ASCENTS, num_draws)).round().astype(int)
+        starts = np.linspace(0, len(ends) - 1, min(_ASCENTS, len(ends))).round().astype(int)
         return found, draws, points[starts], there
 
     found, draws, starts, there = Compiled(run).at(rng_key, arrays)(rng_key, arrays)

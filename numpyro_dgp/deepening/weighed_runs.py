@@ -1,4 +1,4 @@
-r"""Weights of the runs that a program was fitted by: of one that found another optimum than the rest, for one.
+r"""Runs that a program is fitted by, and their weights: of one that found another optimum than the rest, for one.
 
 Where several hidden layers explain the data, each run of Monte Carlo ends at one or two of them. Their log evidence is
 known to a few nats, in which they differ by more, and by the evidence mostly one run would count. Stacking asks which
@@ -11,20 +11,60 @@ Source: Yao et al. (2022).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.special import logsumexp, softmax
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import stacking_weights
-from numpyro_dgp.deepening.integrated_fit import IntegratedFit
+from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.left_out import left_out
-from numpyro_dgp.inference.population_runs import points_by_weights
+from numpyro_dgp.inference.population_runs import evidence_of_runs, points_by_weights
 from numpyro_dgp.predict import Posterior
 
-__all__ = ["runs_by_evidence", "runs_by_rows_left_out"]
+__all__ = ["runs_by_evidence", "runs_by_rows_left_out", "with_further_runs"]
+
+
+def with_further_runs(
+    fit: IntegratedFit,
+    model: Callable[..., Any],
+    rng_key: Array,
+    args: tuple[Any, ...],
+    num_draws: int,
+    num_sweeps: int,
+    num_runs: int,
+) -> IntegratedFit:
+    """The same fit with the draws of further runs from the prior, which are independent of those that it has.
+
+    A point of largest density has none, and stays alone.
+
+    Args:
+        fit: of the program.
+        model: the program.
+        rng_key: PRNG key.
+        args: of the program, observations included.
+        num_draws: of each run, as many as those have that there are.
+        num_sweeps: of moves of each chain at each temperature.
+        num_runs: in the end.
+    """
+    ended = fit.ended
+    if ended is None or ended.samples is None or len(ended.log_evidence) >= num_runs:
+        return fit
+    more = fit_integrated(model, rng_key, args, num_draws, num_sweeps, num_runs - len(ended.log_evidence), False)
+    both = [ended, more.ended]
+    log_evidence, variance = (np.concatenate([getattr(e, n) for e in both]) for n in ("log_evidence", "variance"))
+    samples, numbers = (
+        jax.tree.map(lambda *parts: jnp.concatenate(parts), *(getattr(e, n) for e in both))
+        for n in ("samples", "numbers")
+    )
+    joined = dataclasses.replace(ended, log_evidence=log_evidence, variance=variance, samples=samples, numbers=numbers)
+    evidence = *evidence_of_runs(log_evidence, variance), max(fit.temperatures, more.temperatures)
+    return IntegratedFit(Posterior(model, samples=samples), *evidence, joined, numbers)
 
 
 def runs_by_evidence(fit: IntegratedFit, num_draws: int) -> IntegratedFit:
