@@ -108,7 +108,8 @@ def test_a_fit_of_two_layers_goes_on_with_more_rows():
     order = np.array([0, 2, 4, 6, 8, 10, 11, 1, 5, 3, 7, 9])
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a)[order], float) for a in (X, STEP))
-        keys, many = [jax.random.key(i) for i in (4, 5, 6)], options | {"num_draws": 800}  # 200 are too low by a nat
+        keys = [jax.random.key(i) for i in (4, 5, 6)]
+        many = options | {"num_draws": 800, "weigh": "evidence"}  # that of 200 is too low by a nat
         best = [dgp.fit_best(lambda d: family(d, x), key, x, y, **many) for key in keys]
         going = None
         for rows in (7, 10, 12):
