@@ -44,13 +44,14 @@ def predictions(design: Design, depths: tuple[int, ...], runs: int) -> dict[str,
     parts = [runs_by_rows_left_out(fit, programs(d), KEY, data, NUM_DRAWS) for d, fit in fits.items()]
     evidence = [part.log_evidence for part, _ in parts]
     found = {"y": design.y_test, "left_out": np.stack([rows for _, rows in parts], 1), "evidence": np.array(evidence)}
-    by_stacking = [exact, *(part.posterior for part, _ in parts[1:])]
-    by_evidence = [exact, *(runs_by_evidence(fit, NUM_DRAWS).posterior for fit in list(fits.values())[1:])]
-    for how, posteriors in (("stacking", by_stacking), ("evidence", by_evidence)):
-        for number, posterior in enumerate(posteriors):
-            mixture = posterior.predict(jax.random.key(5), design.X_test)
-            found[f"means{number}, {how}"] = np.asarray(mixture.means)
-            found[f"variances{number}, {how}"] = np.asarray(mixture.variances)
+    posteriors = {"0": exact}
+    for number, ((part, _), fit) in enumerate(zip(parts, fits.values(), strict=True)):
+        if number:
+            posteriors[f"{number}, stacking"] = part.posterior
+            posteriors[f"{number}, evidence"] = runs_by_evidence(fit, NUM_DRAWS).posterior
+    for name, posterior in posteriors.items():
+        mixture = posterior.predict(jax.random.key(5), design.X_test)
+        found |= {f"means{name}": np.asarray(mixture.means), f"variances{name}": np.asarray(mixture.variances)}
     return found
 
 
@@ -59,7 +60,8 @@ def scores(found: dict[str, np.ndarray]) -> list[float]:
     y, number = found["y"], np.arange(len(found["evidence"]))
 
     def score(shares: np.ndarray, how: str = "stacking") -> float:
-        parts = [(found[f"means{k}, {how}"], found[f"variances{k}, {how}"]) for k in number]
+        names = ["0", *(f"{k}, {how}" for k in number[1:])]
+        parts = [(found[f"means{name}"], found[f"variances{name}"]) for name in names]
         counted = [(m, v, w) for (m, v), w in zip(parts, shares, strict=True) if w > 1e-4]
         weights = np.concatenate([np.full(len(m), w / len(m)) for m, _, w in counted])
         means, variances = (np.concatenate([one[k] for one in counted]) for k in (0, 1))

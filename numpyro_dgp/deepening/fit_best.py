@@ -197,7 +197,7 @@ def fit_best(
             found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
         return {depth: runs_by_evidence(part, num_draws) for depth, part in found.items()}
 
-    runs = max([num_runs, *(len(part.ended.log_evidence) for part in before.values() if part.ended)])
+    runs = max([num_runs, *(len(part.drawn.log_evidence) for part in before.values() if part.drawn)])
     by_rows = weigh == "stacking" and folds is None and _has_several_to_weigh(programs, args, runs, one_layer)
     if by_rows:
         for program in programs.values():
@@ -205,29 +205,33 @@ def fit_best(
     parts = fitted(fit_key, args)
     by_folds = None if folds is None else _folds_out(fitted, fold_key, args, folds, len(depths))
 
-    def weighed(parts: dict[int, IntegratedFit]) -> WeightedPosterior:
+    def judged(depth: int, part: IntegratedFit) -> tuple[IntegratedFit, np.ndarray]:
+        """With the log densities of rows that are left out, if these weigh the programs."""
+        if not by_rows:
+            return part, np.empty(0)
+        return runs_by_rows_left_out(part, programs[depth], fold_key, args, num_draws)
+
+    def weighed(found: dict[int, tuple[IntegratedFit, np.ndarray]]) -> WeightedPosterior:
+        parts = {depth: part for depth, (part, _) in found.items()}
         if weigh == "evidence":
             return weighed_by_evidence(parts, layer_odds, least_odds)
-        held_out = by_folds
-        if by_rows:
-            found = {d: runs_by_rows_left_out(p, programs[d], fold_key, args, num_draws) for d, p in parts.items()}
-            parts = {depth: part for depth, (part, _) in found.items()}
-            held_out = np.stack([densities for _, densities in found.values()], 1)
+        held_out = np.stack([densities for _, densities in found.values()], 1) if by_rows else by_folds
         if held_out is None:
             return WeightedPosterior(parts, {depths[0]: 1.0})
         weights = stacking_weights(held_out, least_gain=least_gain)
         means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
         return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
 
-    best = weighed(parts)
-    if num_runs == 1:
-        return best
-    for depth, weight in best.weights.items():
-        if weight * num_draws >= 0.5:  # it gives a draw
+    found = {depth: judged(depth, part) for depth, part in parts.items()}
+    best = weighed(found)
+    more = {}
+    for depth, part in parts.items():
+        if best.weights[depth] * num_draws >= 0.5:  # it gives a draw
             key = jax.random.fold_in(jax.random.fold_in(fit_key, depth), 2)
-            more = with_further_runs(parts[depth], programs[depth], key, args, num_draws, num_sweeps, num_runs)
-            parts[depth] = runs_by_evidence(more, num_draws)
-    return weighed(parts)
+            longer = with_further_runs(part, programs[depth], key, args, num_draws, num_sweeps, num_runs)
+            if longer is not part:
+                more[depth] = judged(depth, runs_by_evidence(longer, num_draws))
+    return weighed(found | more) if more else best
 
 
 def _has_several_to_weigh(

@@ -93,6 +93,11 @@ class IntegratedFit(NamedTuple):
     ended: Ended | None = None
     at: Mapping[str, Array] = MappingProxyType({})
 
+    @property
+    def drawn(self) -> Ended | None:
+        """Where runs ended whose draws it predicts by; none of a point of largest density."""
+        return self.ended if self.ended and self.ended.samples is not None else None
+
 
 class _Path(NamedTuple):
     """From draws of one density to another.

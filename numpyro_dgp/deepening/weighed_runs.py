@@ -52,15 +52,16 @@ def with_further_runs(
         num_sweeps: of moves of each chain at each temperature.
         num_runs: in the end.
     """
-    ended = fit.ended
-    if ended is None or ended.samples is None or len(ended.log_evidence) >= num_runs:
+    ended = fit.drawn
+    if ended is None or len(ended.log_evidence) >= num_runs:
         return fit
     more = fit_integrated(model, rng_key, args, num_draws, num_sweeps, num_runs - len(ended.log_evidence), False)
-    both = [ended, more.ended]
-    log_evidence, variance = (np.concatenate([getattr(e, n) for e in both]) for n in ("log_evidence", "variance"))
-    samples, numbers = (
-        jax.tree.map(lambda *parts: jnp.concatenate(parts), *(getattr(e, n) for e in both))
-        for n in ("samples", "numbers")
+    added = more.ended
+    assert added is not None
+    log_evidence = np.concatenate([ended.log_evidence, added.log_evidence])
+    variance = np.concatenate([ended.variance, added.variance])
+    samples, numbers = jax.tree.map(
+        lambda *draws: jnp.concatenate(draws), (ended.samples, ended.numbers), (added.samples, added.numbers)
     )
     joined = dataclasses.replace(ended, log_evidence=log_evidence, variance=variance, samples=samples, numbers=numbers)
     evidence = *evidence_of_runs(log_evidence, variance), max(fit.temperatures, more.temperatures)
@@ -69,8 +70,7 @@ def with_further_runs(
 
 def runs_by_evidence(fit: IntegratedFit, num_draws: int) -> IntegratedFit:
     """The same fit, predicting by so many draws, of each run in proportion to its evidence."""
-    ended = fit.ended
-    return fit if ended is None or ended.samples is None else _by_runs(fit, softmax(ended.log_evidence), num_draws)
+    return fit if fit.drawn is None else _by_runs(fit, softmax(fit.drawn.log_evidence), num_draws)
 
 
 def runs_by_rows_left_out(
@@ -86,8 +86,8 @@ def runs_by_rows_left_out(
         args: of the program, observations included.
         num_draws: to predict by.
     """
-    ended = fit.ended
-    if ended is None or ended.samples is None:
+    ended = fit.drawn
+    if ended is None:
         return fit, left_out(model, rng_key, args, fit.at)[:, 0]
     found = np.isfinite(ended.log_evidence)
     densities = left_out(model, rng_key, args, ended.numbers, len(found))[:, found]
