@@ -3,9 +3,10 @@ r"""Elliptical slice sampling: a move of Gaussian values that needs no gradient,
 The target is :math:`p(z) \propto N(z; m, C)\, L(z)`. With :math:`\nu \sim N(m, C)`, the ellipse
 :math:`z(\theta) = m + (z - m) \cos\theta + (\nu - m) \sin\theta` has points with L above a random height; one is drawn
 by shrinking a bracket of angles towards the current point, :math:`\theta = 0`. The Gaussian need not be the prior: any
-that does not depend on z will do, with L the rest of the density.
+that does not depend on z will do, with L the rest of the density. The bracket may begin with less than the circle, at a
+random place around the current point: where few angles are on the slice, fewer tries find one.
 
-Source: Murray et al. (2010); for deep GPs Sauer et al. (2023).
+Source: Murray et al. (2010); Neal (2003, section 4.1) for brackets of any width; for deep GPs Sauer et al. (2023).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = ["EllipticalSlice", "elliptical_slice"]
 
 # A bracket is then smaller than the rounding error of an angle, in double precision too.
 _MOST_TRIES = 120
+_CIRCLE = 2 * math.pi
 
 
 class _Search(NamedTuple):
@@ -48,6 +50,7 @@ def elliptical_slice(
     density: Callable[[Block], Array],
     priors: Priors,
     most_tries: int = _MOST_TRIES,
+    bracket: Array | float = _CIRCLE,
 ) -> tuple[Block, Array, Array]:
     """One elliptical slice move: the new point, its energy, and the number of evaluations.
 
@@ -80,7 +83,7 @@ def elliptical_slice(
         return point, -0.5 * (cos**2 * here + 2 * cos * sin * both + sin**2 * there)
 
     height = 0.5 * here - energy - jax.random.exponential(height_key, dtype=energy.dtype)
-    angle = jax.random.uniform(angle_key, dtype=energy.dtype) * 2 * math.pi
+    place, first = jax.random.uniform(angle_key, (2,), energy.dtype) * bracket
 
     def search(s: _Search) -> _Search:
         point, gaussian = at(s.angle)
@@ -90,7 +93,8 @@ def elliptical_slice(
         inside = low + (high - low) * jax.random.uniform(angle_key, dtype=energy.dtype)
         return _Search(key, inside, low, high, point, proposed, s.tries + 1, -proposed - gaussian > height)
 
-    start = _Search(loop_key, angle, angle - 2 * math.pi, angle, z, energy, jnp.zeros((), int), jnp.array(False))
+    low = place - bracket
+    start = _Search(loop_key, low + first, low, place, z, energy, jnp.zeros((), int), jnp.array(False))
     end = jax.lax.while_loop(lambda s: ~s.found & (s.tries < most_tries), search, start)
     # Without a point on the slice, as where the density is NaN at z, the chain stays where it is.
     chosen = jax.tree.map(lambda new, old: jnp.where(end.found, new, old), (end.point, end.energy), (z, energy))

@@ -42,6 +42,11 @@ _HALVINGS = 40
 _ROUNDS_AT_ONE = 2
 """Rounds of moves at the end, where all points count."""
 _MOST_TRIES = 16
+_CIRCLE = 2 * math.pi
+_TRIES = 2.5
+"""The mean number of tries of a move that brackets of angles are made for."""
+_LEFT = 0.63
+"""What a try that fails leaves of a bracket that is much wider than the slice, as a geometric mean."""
 
 
 class Population(NamedTuple):
@@ -86,6 +91,7 @@ class _State(NamedTuple):
     points: Array
     begin: Array
     energies: Array
+    brackets: Array
     beta: Array
     log_evidence: Array
     variance: Array
@@ -116,30 +122,33 @@ def populate(
     chains = -(-num_points // sweeps)
     first_key, key = jax.random.split(key)
 
-    def moved(point: Array, energy_there: Array, key: Array, beta: Array) -> Array:
-        """The positions of a chain after each sweep (sweeps, D)."""
+    def moved(
+        point: Array, energy_there: Array, key: Array, beta: Array, brackets: Array
+    ) -> tuple[Array, Array]:
+        """The positions of a chain after each sweep (sweeps, D), and the tries of its moves (sweeps, B)."""
 
         def energy(z: dict[str, Array]) -> Array:
             prior, likelihood = log_ratios(z["z"])
             return 0.5 * jnp.square(z["z"]).sum() - prior - beta * likelihood
 
-        def move(carry: tuple[Array, Array], at: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
-            (z, before), (moving, key) = carry, at
+        def move(carry: tuple[Array, Array], at: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+            (z, before), (moving, bracket, key) = carry, at
             given: Any = {"z": _Some(jnp.where(moving > 0, 0.0, z), moving)}
-            new, after, _ = elliptical_slice(key, {"z": z}, before, energy, given, _MOST_TRIES)
-            return (new["z"], after), None
+            new, after, tries = elliptical_slice(key, {"z": z}, before, energy, given, _MOST_TRIES, bracket)
+            return (new["z"], after), tries
 
-        def sweep(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], Array]:
-            moves = blocks.astype(point.dtype), jax.random.split(key, len(blocks))
-            end, _ = jax.lax.scan(move, carry, moves)
-            return end, end[0]
+        def sweep(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+            moves = blocks.astype(point.dtype), brackets, jax.random.split(key, len(blocks))
+            end, tries = jax.lax.scan(move, carry, moves)
+            return end, (end[0], tries)
 
         return jax.lax.scan(sweep, (point, energy_there), jax.random.split(key, sweeps))[1]
 
     def body(state: _State) -> _State:
         order_key, move_key = jax.random.split(jax.random.fold_in(key, state.round))
         given = state.begin, state.energies, jax.random.split(move_key, chains)
-        points = each(lambda at: moved(at[0], at[1], at[2], state.beta), given, chains).reshape(chains * sweeps, -1)
+        ways, tries = each(lambda at: moved(*at, state.beta, state.brackets), given, chains)
+        points = ways.reshape(chains * sweeps, -1)
         prior, likelihood = each(log_ratios, points, chains * sweeps)
         weighed = _weigh(order_key, prior, likelihood, state.beta, chains, sweeps, _SHARE)
         begin = points[weighed.chosen]
@@ -147,6 +156,7 @@ def populate(
             points,
             begin,
             _energies(begin, prior, likelihood, weighed),
+            _next_brackets(state.brackets, tries.mean((0, 1))),
             weighed.beta,
             state.log_evidence + weighed.log_mean,
             state.variance + weighed.variance,
@@ -161,7 +171,8 @@ def populate(
     begin = each(draw, jax.tree.map(lambda rows: rows[weighed.chosen], seeds), chains)
     energies = _energies(begin, prior, likelihood, weighed)
     points, none = jnp.repeat(begin, sweeps, 0), jnp.zeros((), int)
-    first = _State(points, begin, energies, weighed.beta, weighed.log_mean, weighed.variance, none, none)
+    circles = jnp.full(len(blocks), _CIRCLE, points.dtype)
+    first = _State(points, begin, energies, circles, weighed.beta, weighed.log_mean, weighed.variance, none, none)
     going = lambda s: (s.rounds_at_one < _ROUNDS_AT_ONE) & jnp.isfinite(s.log_evidence)  # noqa: E731
     end = jax.lax.while_loop(going, body, first)
     kept = np.linspace(0, chains * sweeps - 1, num_points).round().astype(int)
@@ -204,6 +215,11 @@ def _weigh(
 def _energies(begin: Array, prior: Array, likelihood: Array, weighed: _Weighed) -> Array:
     """Negative log densities at the next temperature, up to a constant, where chains begin."""
     return 0.5 * jnp.square(begin).sum(1) - (prior + weighed.beta * likelihood)[weighed.chosen]
+
+
+def _next_brackets(brackets: Array, tries: Array) -> Array:
+    """The width of the brackets of angles that each move begins with (B,), from that before and its mean tries."""
+    return jnp.minimum(brackets * _LEFT ** (tries - _TRIES), _CIRCLE)
 
 
 def _next_step(likelihood: Array, beta: Array, least: float) -> Array:
