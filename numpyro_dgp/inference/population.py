@@ -43,8 +43,8 @@ _ROUNDS_AT_ONE = 2
 """Rounds of moves at the end, where all points count."""
 _MOST_TRIES = 16
 _CIRCLE = 2 * math.pi
-_TRIES = 2.5
-"""The mean number of tries of a move that brackets of angles are made for."""
+_WIDER = 2.0
+"""Brackets of angles that moves begin with, over the slices of the temperature before."""
 _LEFT = 0.63
 """What a try that fails leaves of a bracket that is much wider than the slice, as a geometric mean."""
 
@@ -110,6 +110,10 @@ def populate(
 ) -> Population:
     """Move points from the start of the path to its end.
 
+    Moves of the first sweep of a chain search the whole ellipse, others a bracket of angles around the chain, which is
+    twice as wide as the slices were at the temperature before: there are about three tries in a move, however narrow
+    the target becomes.
+
     Args:
         log_ratios: r and the log likelihood of one position.
         key: PRNG key.
@@ -122,10 +126,8 @@ def populate(
     chains = -(-num_points // sweeps)
     first_key, key = jax.random.split(key)
 
-    def moved(
-        point: Array, energy_there: Array, key: Array, beta: Array, brackets: Array
-    ) -> tuple[Array, Array]:
-        """The positions of a chain after each sweep (sweeps, D), and the tries of its moves (sweeps, B)."""
+    def moved(point: Array, energy_there: Array, key: Array, beta: Array, brackets: Array) -> tuple[Array, Array]:
+        """The positions of a chain after each sweep (sweeps, D), and log widths of the slices (sweeps, B)."""
 
         def energy(z: dict[str, Array]) -> Array:
             prior, likelihood = log_ratios(z["z"])
@@ -137,17 +139,21 @@ def populate(
             new, after, tries = elliptical_slice(key, {"z": z}, before, energy, given, _MOST_TRIES, bracket)
             return (new["z"], after), tries
 
-        def sweep(carry: tuple[Array, Array], key: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-            moves = blocks.astype(point.dtype), brackets, jax.random.split(key, len(blocks))
-            end, tries = jax.lax.scan(move, carry, moves)
-            return end, (end[0], tries)
+        def sweep(
+            carry: tuple[Array, Array], at: tuple[Array, Array]
+        ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+            key, first = at
+            begin = jnp.where(first, _CIRCLE, brackets)  # now and then, what is far on a slice must be possible
+            end, tries = jax.lax.scan(move, carry, (moving, begin, jax.random.split(key, len(blocks))))
+            return end, (end[0], _log_width(begin, tries))
 
-        return jax.lax.scan(sweep, (point, energy_there), jax.random.split(key, sweeps))[1]
+        moving = blocks.astype(point.dtype)
+        return jax.lax.scan(sweep, (point, energy_there), (jax.random.split(key, sweeps), jnp.arange(sweeps) == 0))[1]
 
     def body(state: _State) -> _State:
         order_key, move_key = jax.random.split(jax.random.fold_in(key, state.round))
         given = state.begin, state.energies, jax.random.split(move_key, chains)
-        ways, tries = each(lambda at: moved(*at, state.beta, state.brackets), given, chains)
+        ways, widths = each(lambda at: moved(*at, state.beta, state.brackets), given, chains)
         points = ways.reshape(chains * sweeps, -1)
         prior, likelihood = each(log_ratios, points, chains * sweeps)
         weighed = _weigh(order_key, prior, likelihood, state.beta, chains, sweeps, _SHARE)
@@ -156,7 +162,7 @@ def populate(
             points,
             begin,
             _energies(begin, prior, likelihood, weighed),
-            _next_brackets(state.brackets, tries.mean((0, 1))),
+            jnp.minimum(_WIDER * jnp.exp(widths.mean((0, 1))), _CIRCLE),
             weighed.beta,
             state.log_evidence + weighed.log_mean,
             state.variance + weighed.variance,
@@ -217,9 +223,9 @@ def _energies(begin: Array, prior: Array, likelihood: Array, weighed: _Weighed) 
     return 0.5 * jnp.square(begin).sum(1) - (prior + weighed.beta * likelihood)[weighed.chosen]
 
 
-def _next_brackets(brackets: Array, tries: Array) -> Array:
-    """The width of the brackets of angles that each move begins with (B,), from that before and its mean tries."""
-    return jnp.minimum(brackets * _LEFT ** (tries - _TRIES), _CIRCLE)
+def _log_width(brackets: Array, tries: Array) -> Array:
+    """The logarithm of the angle that a slice has, about, from the bracket that a move began with and its tries."""
+    return jnp.log(brackets) + (tries - 1) * math.log(_LEFT)
 
 
 def _next_step(likelihood: Array, beta: Array, least: float) -> Array:
