@@ -153,7 +153,7 @@ def populate(
     def body(state: _State) -> _State:
         order_key, move_key = jax.random.split(jax.random.fold_in(key, state.round))
         given = state.begin, state.energies, jax.random.split(move_key, chains)
-        ways, widths = each(lambda at: moved(*at, state.beta, state.brackets), given, chains)
+        ways, widths = each(lambda at: moved(at[0], at[1], at[2], state.beta, state.brackets), given, chains)
         points = ways.reshape(chains * sweeps, -1)
         prior, likelihood = each(log_ratios, points, chains * sweeps)
         weighed = _weigh(order_key, prior, likelihood, state.beta, chains, sweeps, _SHARE)
