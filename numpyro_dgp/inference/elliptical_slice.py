@@ -29,7 +29,6 @@ __all__ = ["EllipticalSlice", "elliptical_slice"]
 
 # A bracket is then smaller than the rounding error of an angle, in double precision too.
 _MOST_TRIES = 120
-_CIRCLE = 2 * math.pi
 
 
 class _Search(NamedTuple):
@@ -50,7 +49,7 @@ def elliptical_slice(
     density: Callable[[Block], Array],
     priors: Priors,
     most_tries: int = _MOST_TRIES,
-    bracket: Array | float = _CIRCLE,
+    bracket: Array | float = math.tau,
 ) -> tuple[Block, Array, Array]:
     """One elliptical slice move: the new point, its energy, and the number of evaluations.
 

@@ -42,7 +42,6 @@ _HALVINGS = 40
 _ROUNDS_AT_ONE = 2
 """Rounds of moves at the end, where all points count."""
 _MOST_TRIES = 16
-_CIRCLE = 2 * math.pi
 _WIDER = 2.0
 """Brackets of angles that moves begin with, over the slices of the temperature before."""
 _LEFT = 0.63
@@ -143,7 +142,7 @@ def populate(
             carry: tuple[Array, Array], at: tuple[Array, Array]
         ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
             key, first = at
-            begin = jnp.where(first, _CIRCLE, brackets)  # now and then, what is far on a slice must be possible
+            begin = jnp.where(first, math.tau, brackets)  # now and then, what is far on a slice must be possible
             end, tries = jax.lax.scan(move, carry, (moving, begin, jax.random.split(key, len(blocks))))
             return end, (end[0], _log_width(begin, tries))
 
@@ -162,7 +161,7 @@ def populate(
             points,
             begin,
             _energies(begin, prior, likelihood, weighed),
-            jnp.minimum(_WIDER * jnp.exp(widths.mean((0, 1))), _CIRCLE),
+            jnp.minimum(_WIDER * jnp.exp(widths.mean((0, 1))), math.tau),
             weighed.beta,
             state.log_evidence + weighed.log_mean,
             state.variance + weighed.variance,
@@ -177,7 +176,7 @@ def populate(
     begin = each(draw, jax.tree.map(lambda rows: rows[weighed.chosen], seeds), chains)
     energies = _energies(begin, prior, likelihood, weighed)
     points, none = jnp.repeat(begin, sweeps, 0), jnp.zeros((), int)
-    circles = jnp.full(len(blocks), _CIRCLE, points.dtype)
+    circles = jnp.full(len(blocks), math.tau, points.dtype)
     first = _State(points, begin, energies, circles, weighed.beta, weighed.log_mean, weighed.variance, none, none)
     going = lambda s: (s.rounds_at_one < _ROUNDS_AT_ONE) & jnp.isfinite(s.log_evidence)  # noqa: E731
     end = jax.lax.while_loop(going, body, first)
