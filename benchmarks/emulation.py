@@ -35,7 +35,6 @@ from scipy.stats import qmc
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
-from numpyro_dgp.deepening.weighed_runs import runs_by_evidence
 from numpyro_dgp.deepening.weighted_posterior import weighed_by_evidence
 from numpyro_dgp.optim import NaturalGradient, log_linear
 
@@ -44,7 +43,7 @@ KEY = jax.random.key(0)
 MOST_POINTS = 100
 EXACT, NOISY = 1e-4, 0.1
 """Medians of the noise a priori: of codes without noise, and of others."""
-NUM_DRAWS = 400
+NUM_DRAWS, NUM_RUNS = 400, 4
 STEPS = 5000
 DEPTHS = (1, 2, 3)
 WEIGHING = {"least_gain": 1.0, "layer_odds": 0.25, "least_odds": 0.05}
@@ -173,11 +172,10 @@ def by_depth(
     print(best)
     how = "" if depths == DEPTHS else f", layers {depths}"
     how += ", one layer by draws" * (one_layer == "draws") + f", {num_draws} draws" * (num_draws != NUM_DRAWS)
-    how += f", {num_runs} runs" * (num_runs > 1)
+    how += f", num_runs {num_runs}" * (num_runs != NUM_RUNS)
     how += "".join(f", {name} {weighing[name]:g}" for name in WEIGHING if weighing[name] != WEIGHING[name])
     yield "fit_best" + how, best
-    runs = {depth: runs_by_evidence(part, num_draws) for depth, part in best.parts.items()}
-    by_evidence = weighed_by_evidence(runs, weighing["layer_odds"], weighing["least_odds"])
+    by_evidence = weighed_by_evidence(best.parts, weighing["layer_odds"], weighing["least_odds"])
     yield "fit_best by evidence" + how, by_evidence
     for depth, part in best.parts.items() if depths == DEPTHS else ():
         if part.posterior.samples:
@@ -278,7 +276,9 @@ def main() -> None:
         parser.add_argument("--" + name.replace("_", "-"), type=float, default=default, help="of fit_best")
     parser.add_argument("--one-layer", default="mode", choices=("mode", "draws"), help="how fit_best predicts by it")
     parser.add_argument("--draws", type=int, default=NUM_DRAWS, help="of each part of fit_best")
-    parser.add_argument("--runs", type=int, default=1, help="of Monte Carlo, of programs with a weight by the first")
+    parser.add_argument(
+        "--runs", type=int, default=NUM_RUNS, help="of Monte Carlo, of programs with a weight by the first"
+    )
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "emulation.jsonl")
     parser.add_argument("--table", action="store_true", help="print the table and stop")
     arguments = parser.parse_args()

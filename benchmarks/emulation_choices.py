@@ -4,11 +4,10 @@
 with seeds from 1000, and keeps their predictions in the folder; what is there is not fitted again. It prints the mean
 log ratio of the CRPS of mixtures to that of the exact process, with its standard error over designs: for stacking of
 rows that are left out, by how many standard errors a program has to be better, and for weights by the evidence, prior
-odds of a further layer and the least odds to the most probable program, 0 for no window. Runs of Monte Carlo are
-weighed as the programs are. The last columns are the deeper parts alone, runs by stacking, and the part with the
-lowest CRPS. Where one layer has a part in a mixture it is the exact process.
+odds of a further layer and the least odds to the most probable program, 0 for no window. The last columns are the
+deeper parts alone, and the part with the lowest CRPS. Where one layer has a part in a mixture it is the exact process.
 
-``--runs 4`` fits every program by four runs, for a comparison.
+``--runs 1`` predicts by the first run of each program, for a comparison.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from emulation import KEY, NUM_DRAWS, Design, crps, exact_gp, family, make_design
+from emulation import KEY, NUM_DRAWS, NUM_RUNS, Design, crps, exact_gp, family, make_design
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
-from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out, with_further_runs
+from numpyro_dgp.deepening.further_runs import with_further_runs
+from numpyro_dgp.deepening.left_out import left_out
 
 CODES = "forrester step grlee booth branin franke sine ridge jump shubert hartmann3 ishigami detpep".split()
 GAINS = (None, 0.0, 0.5, 1.0, 2.0)
@@ -32,26 +32,23 @@ ODDS = ((1.0, 0.0), (0.25, 0.0), (0.02, 0.0), (0.25, 0.05), (0.02, 0.05))
 
 
 def predictions(design: Design, depths: tuple[int, ...], runs: int) -> dict[str, np.ndarray]:
-    """Moments at the test points by part, 0 for the exact process, of those with draws by either weights of the runs;
-    log densities of the rows that are left out (N, K) and the evidence."""
+    """Moments at the test points by part, 0 for the exact process; log densities of the rows that are left out (N, K)
+    and the evidence."""
     ((_, exact),) = exact_gp(design, depths)
     programs, data = family(design.X, design.noise), (design.X, design.y)
-    best = dgp.fit_best(programs, KEY, *data, depths=depths, weigh="evidence", num_draws=NUM_DRAWS)
-    fits = {
-        d: with_further_runs(part, programs(d), jax.random.fold_in(KEY, d), data, NUM_DRAWS, 8, runs)
-        for d, part in best.parts.items()
-    }
-    parts = [runs_by_rows_left_out(fit, programs(d), KEY, data, NUM_DRAWS) for d, fit in fits.items()]
-    evidence = [part.log_evidence for part, _ in parts]
-    found = {"y": design.y_test, "left_out": np.stack([rows for _, rows in parts], 1), "evidence": np.array(evidence)}
-    posteriors = {"0": exact}
-    for number, ((part, _), fit) in enumerate(zip(parts, fits.values(), strict=True)):
+    best = dgp.fit_best(programs, KEY, *data, depths=depths, weigh="evidence", num_draws=NUM_DRAWS, num_runs=1)
+    rows = [left_out(programs(d), KEY, data, part.at) for d, part in best.parts.items()]
+    evidence = [part.log_evidence for part in best.parts.values()]
+    found = {"y": design.y_test, "left_out": np.stack(rows, 1), "evidence": np.array(evidence)}
+    posteriors = {0: exact}
+    for number, (depth, part) in enumerate(best.parts.items()):
         if number:
-            posteriors[f"{number}, stacking"] = part.posterior
-            posteriors[f"{number}, evidence"] = runs_by_evidence(fit, NUM_DRAWS).posterior
-    for name, posterior in posteriors.items():
+            key = jax.random.fold_in(KEY, depth)
+            more = with_further_runs(part, programs(depth), key, data, NUM_DRAWS, 8, runs)
+            posteriors[number] = more.posterior
+    for number, posterior in posteriors.items():
         mixture = posterior.predict(jax.random.key(5), design.X_test)
-        found |= {f"means{name}": np.asarray(mixture.means), f"variances{name}": np.asarray(mixture.variances)}
+        found |= {f"means{number}": np.asarray(mixture.means), f"variances{number}": np.asarray(mixture.variances)}
     return found
 
 
@@ -59,9 +56,8 @@ def scores(found: dict[str, np.ndarray]) -> list[float]:
     """Log ratios of the CRPS of each choice to that of the exact process."""
     y, number = found["y"], np.arange(len(found["evidence"]))
 
-    def score(shares: np.ndarray, how: str = "stacking") -> float:
-        names = ["0", *(f"{k}, {how}" for k in number[1:])]
-        parts = [(found[f"means{name}"], found[f"variances{name}"]) for name in names]
+    def score(shares: np.ndarray) -> float:
+        parts = [(found[f"means{k}"], found[f"variances{k}"]) for k in number]
         counted = [(m, v, w) for (m, v), w in zip(parts, shares, strict=True) if w > 1e-4]
         weights = np.concatenate([np.full(len(m), w / len(m)) for m, _, w in counted])
         means, variances = (np.concatenate([one[k] for one in counted]) for k in (0, 1))
@@ -70,7 +66,7 @@ def scores(found: dict[str, np.ndarray]) -> list[float]:
     alone = [score(np.eye(len(number))[k]) for k in number]
     choices = [score(stacking_weights(found["left_out"], least_gain=gain)) for gain in GAINS]
     for odds, least in ODDS:
-        choices.append(score(evidence_weights(found["evidence"], math.log(odds) * number, least), "evidence"))
+        choices.append(score(evidence_weights(found["evidence"], math.log(odds) * number, least)))
     return [math.log(value / alone[0]) for value in [*choices, *alone[1:], min(alone)]]
 
 
@@ -81,7 +77,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1000, 1001, 1002, 1003])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3], help="numbers of layers")
-    parser.add_argument("--runs", type=int, default=1, help="of Monte Carlo, of each program")
+    parser.add_argument("--runs", type=int, default=NUM_RUNS, help="of Monte Carlo, of each program")
     parser.add_argument(
         "--kept", action="store_true", help="designs that the folder has, of these codes, and no others"
     )

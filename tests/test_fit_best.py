@@ -18,7 +18,7 @@ from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weigh
 from numpyro_dgp.deepening.integrated_density import Density
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.largest_density import highest_end
-from numpyro_dgp.deepening.weighed_runs import runs_by_rows_left_out
+from numpyro_dgp.deepening.left_out import left_out
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 from numpyro_dgp.model.program import inspect_program
 
@@ -306,7 +306,7 @@ def test_a_layer_has_to_predict_rows_that_are_left_out(y):
     """Weights are those of stacking, of what draws of two layers and one layer at its largest density say."""
     best = dgp.fit_best(family, KEY, X, y, depths=(1, 2), num_draws=40, num_sweeps=2)
     parts = best.parts.items()
-    found = [runs_by_rows_left_out(part, family(depth), KEY, (X, y), 40)[1] for depth, part in parts]
+    found = [left_out(family(depth), KEY, (X, y), part.at) for depth, part in parts]
     np.testing.assert_allclose(list(best.held_out.values()), np.mean(found, 1), rtol=1e-4)
     expected = stacking_weights(np.stack(found, 1), least_gain=1.0)
     np.testing.assert_allclose(list(best.weights.values()), expected, atol=1e-3)
@@ -410,14 +410,13 @@ def beside_a_table_as_long_and_as_wide(depth):
     return model
 
 
-def test_rows_are_left_out_only_where_draws_of_runs_or_programs_are_weighed():
-    options = {"depths": (1,), "num_draws": 8, "num_sweeps": 1, "num_runs": 4}
+def test_rows_are_left_out_only_where_programs_are_weighed():
+    options = {"depths": (1,), "num_draws": 8, "num_sweeps": 1}
     best = dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, **options)
     assert (best.weights, best.held_out) == ({1: 1.0}, {})
     with pytest.raises(ValueError, match="so that each can be left out"):
-        dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, one_layer="draws", **options)
-    options["num_runs"] = 1
-    alone = dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, one_layer="draws", **options)
+        dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, **options | {"depths": (1, 2)})
+    alone = dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, one_layer="draws", num_runs=2, **options)
     assert alone.predict(KEY, X[:3]).mean.shape == (3,)
 
 
@@ -471,7 +470,7 @@ def test_rows_are_left_out_only_where_draws_of_runs_or_programs_are_weighed():
             lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE, folds=3),
             "expected no folds beside previous, got folds=3",
         ),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, num_runs=0), "fit_best: expected num_runs .* got 0: try 1"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, num_runs=0), "fit_best: expected num_runs .* got 0: try 4"),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),
     ],
 )

@@ -71,9 +71,9 @@ class Quadratic(NamedTuple):
 
         With noise far below the function's scale c and :math:`\tfrac12 b^\top (I + \Phi)^{-1} b` are of the size of
         :math:`\sum_n y_n^2 / s_n^2` and cancel. Their sum cannot be above ``peak``. Errors g of the gradient at the
-        optimum m add :math:`\tfrac12 g^\top (I + \Phi)^{-1} g` to it, which must be below a tenth of the bound. They are
-        taken as :math:`\epsilon\, \lvert \Phi \rvert \lvert m \rvert`, :math:`\epsilon` half a unit in the last place,
-        of alternating signs: a smooth function of ordered inducing inputs resolves these least.
+        optimum m add :math:`\tfrac12 g^\top (I + \Phi)^{-1} g` to it, which must be below a tenth of the bound. Their
+        size is taken as :math:`\epsilon\, \lvert \Phi \rvert \lvert m \rvert`, with :math:`\epsilon` half a unit in
+        the last place, and their signs alternate: smooth functions of ordered inducing inputs resolve these least.
         """
         L, half = self._whitened()
         found, m = self._bound(L, half), solve_lower(L, half, transpose=True)

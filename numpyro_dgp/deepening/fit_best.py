@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -12,9 +13,9 @@ import numpy as np
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import stacking_weights
-from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated, is_one_layer
-from numpyro_dgp.deepening.left_out import require_rows
-from numpyro_dgp.deepening.weighed_runs import runs_by_evidence, runs_by_rows_left_out, with_further_runs
+from numpyro_dgp.deepening.further_runs import with_further_runs
+from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
+from numpyro_dgp.deepening.left_out import left_out, require_rows
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 
@@ -34,7 +35,7 @@ def fit_best(
     one_layer: Literal["mode", "draws"] = "mode",
     num_draws: int = 400,
     num_sweeps: int = 8,
-    num_runs: int = 1,
+    num_runs: int = 4,
     previous: WeightedPosterior | None = None,
 ) -> WeightedPosterior:
     r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
@@ -46,16 +47,14 @@ def fit_best(
 
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
     sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its likelihood
-    is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. With several independent
-    runs (``num_runs``) of the programs that have a weight by the first, each may find another hidden layer that
-    explains the data; they have weights as depths have.
+    is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. Programs that
+    have a weight by one run predict by further, short ones too (``num_runs``): each may find another hidden layer that
+    explains the data.
 
     By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
     is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u of a run: two integrals of the last layer
-    for each, and no other fit. That of a program of several runs is the mean in proportion to their evidence, not to
-    weights that were chosen to make it large. A program has a weight only if it predicts rows better than the
-    shallowest one, by ``least_gain`` standard errors; unless the data speak for depth, predictions are those of a
-    Gaussian process.
+    for each, and no other fit. A program has a weight only if it predicts rows better than the shallowest one, by
+    ``least_gain`` standard errors; unless the data speak for depth, predictions are those of a Gaussian process.
 
     With ``weigh="evidence"`` they are the posterior probabilities of the depths. The evidence is estimated without
     bias, but for what comes of temperatures that are chosen on the way; with too few draws its logarithm is mostly too
@@ -106,8 +105,11 @@ def fit_best(
             run may not be in the other: where the programs' evidence matters, see that it stays with another key.
         num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
             counts, so that more make longer and fewer chains, at the same cost.
-        num_runs: of Monte Carlo, of each program that has a weight by the first one, with ``num_draws`` points each.
-            Those of one run all descend from a few, and may all have one hidden layer of several that explain the data.
+        num_runs: R, of Monte Carlo, of each program that has a weight by the first. Half of the draws that it predicts
+            by are of the other R - 1, which have ``num_draws / R`` points each and count alike. Draws of one run all
+            descend from a few, and may all have one hidden layer of several that explain the data. Evidence, weights,
+            and where ``previous`` goes on, are those of the first; 1 for it alone, in little more than half of the
+            time.
         previous: what ``fit_best`` returned for these depths, before the last rows were added.
 
     Returns:
@@ -174,7 +176,7 @@ def fit_best(
         )
     if one_layer not in ("mode", "draws"):
         raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
-    counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8"), "num_runs": (num_runs, "1")}
+    counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8"), "num_runs": (num_runs, "4")}
     for name, (value, hint) in counts.items():
         require_count("fit_best", name, value, hint)
     before = _require_previous(previous, depths, folds)
@@ -195,53 +197,34 @@ def fit_best(
         for depth, part in before.items():
             going = fit_integrated(programs[depth], jax.random.fold_in(keys[depth], 1), args, *options, part)
             found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
-        return {depth: runs_by_evidence(part, num_draws) for depth, part in found.items()}
+        return found
 
-    runs = max([num_runs, *(len(part.drawn.log_evidence) for part in before.values() if part.drawn)])
-    by_rows = weigh == "stacking" and folds is None and _has_several_to_weigh(programs, args, runs, one_layer)
+    by_rows = weigh == "stacking" and folds is None and len(programs) > 1
     if by_rows:
         for program in programs.values():
             require_rows(program, args)
-    parts = fitted(fit_key, args)
     by_folds = None if folds is None else _folds_out(fitted, fold_key, args, folds, len(depths))
+    parts = fitted(fit_key, args)
 
-    def judged(depth: int, part: IntegratedFit) -> tuple[IntegratedFit, np.ndarray]:
-        """With the log densities of rows that are left out, if these weigh the programs."""
-        if not by_rows:
-            return part, np.empty(0)
-        return runs_by_rows_left_out(part, programs[depth], fold_key, args, num_draws)
-
-    def weighed(found: dict[int, tuple[IntegratedFit, np.ndarray]]) -> WeightedPosterior:
-        parts = {depth: part for depth, (part, _) in found.items()}
+    def weighed() -> WeightedPosterior:
         if weigh == "evidence":
             return weighed_by_evidence(parts, layer_odds, least_odds)
-        held_out = np.stack([densities for _, densities in found.values()], 1) if by_rows else by_folds
+        held_out = by_folds
+        if by_rows:
+            held_out = np.stack([left_out(programs[d], fold_key, args, part.at) for d, part in parts.items()], 1)
         if held_out is None:
             return WeightedPosterior(parts, {depths[0]: 1.0})
         weights = stacking_weights(held_out, least_gain=least_gain)
         means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
         return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
 
-    found = {depth: judged(depth, part) for depth, part in parts.items()}
-    best = weighed(found)
-    more = {}
+    best = weighed()
+    found = dict(parts)
     for depth, part in parts.items():
         if best.weights[depth] * num_draws >= 0.5:  # it gives a draw
             key = jax.random.fold_in(jax.random.fold_in(fit_key, depth), 2)
-            longer = with_further_runs(part, programs[depth], key, args, num_draws, num_sweeps, num_runs)
-            if longer is not part:
-                more[depth] = judged(depth, runs_by_evidence(longer, num_draws))
-    return weighed(found | more) if more else best
-
-
-def _has_several_to_weigh(
-    programs: Mapping[int, Callable[..., Any]], args: tuple[Any, ...], runs: int, one_layer: str
-) -> bool:
-    """Whether there are several depths, or draws of several runs of one."""
-    if len(programs) > 1:
-        return True
-    (program,) = programs.values()
-    return runs > 1 and not (one_layer == "mode" and is_one_layer(program, args))
+            found[depth] = with_further_runs(part, programs[depth], key, args, num_draws, num_sweeps, num_runs)
+    return dataclasses.replace(best, parts=found)
 
 
 def _folds_out(

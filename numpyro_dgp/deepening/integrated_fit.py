@@ -36,7 +36,7 @@ from numpyro_dgp.inference.population_runs import evidence_of_runs, independent_
 from numpyro_dgp.model.program import Program, inspect_program
 from numpyro_dgp.predict import Posterior
 
-__all__ = ["Ended", "IntegratedFit", "fit_integrated", "is_one_layer"]
+__all__ = ["Ended", "IntegratedFit", "fit_integrated"]
 
 _STARTS = 50
 """Draws of the prior over those that are kept: for the first weights, and the moments of hyperparameters."""
@@ -57,7 +57,6 @@ class Ended:
         scale: its standard deviations.
         log_evidence: of each run (R,), minus infinity where no draw at its start had a finite likelihood.
         variance: of these, as the runs see it (R,).
-        samples: all draws, as a posterior has them; none where it predicts by a point of largest density.
     """
 
     program: Callable[..., Any]
@@ -68,7 +67,6 @@ class Ended:
     scale: Numbers
     log_evidence: np.ndarray
     variance: np.ndarray
-    samples: Numbers | None
 
     __repr__ = brief
 
@@ -83,7 +81,8 @@ class IntegratedFit(NamedTuple):
             temperature independent of those of the next; too low where all runs miss the same.
         temperatures: between the prior and the posterior, in the run that has most of them.
         ended: where other fits can go on.
-        at: what it predicts by, unconstrained numbers by site: those of all draws, or of the largest density.
+        at: what it predicts by, unconstrained numbers by site: those of all draws, or of the largest density. Where
+            there are further runs, those of the first.
     """
 
     posterior: Posterior
@@ -92,11 +91,6 @@ class IntegratedFit(NamedTuple):
     temperatures: int
     ended: Ended | None = None
     at: Mapping[str, Array] = MappingProxyType({})
-
-    @property
-    def drawn(self) -> Ended | None:
-        """Where runs ended whose draws it predicts by; none of a point of largest density."""
-        return self.ended if self.ended and self.ended.samples is not None else None
 
 
 class _Path(NamedTuple):
@@ -164,24 +158,6 @@ def _from_earlier(density: Density, ended: Ended, site_key: Array, key: Array) -
     return _path(density, (ended.loc, ended.scale), (ended.numbers, jax.random.split(key, count)), earlier)
 
 
-def is_one_layer(model: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether all that a program samples, but an integrated layer, are hyperparameters.
-
-    Args:
-        model: the program.
-        args: of the program, observations included.
-    """
-    program, structure = for_mcmc(model), inspect_program(model, args, {})
-    arrays, rebuild = split_arguments(args, {})
-    found: list[bool] = []
-
-    def run(key: Array, arrays: list[Array]) -> None:
-        found.append(Density(program, rebuild(arrays)[0], key, structure).one_layer)
-
-    jax.eval_shape(run, jax.random.key(0), arrays)
-    return found[0]
-
-
 def fit_integrated(
     model: Callable[..., Any],
     rng_key: Array,
@@ -200,7 +176,7 @@ def fit_integrated(
         args: of the program, observations included.
         num_draws: points of each run at each temperature, of which those at the end are the draws.
         num_sweeps: of moves of each chain at each temperature.
-        num_runs: of the sampler; from a previous fit as many as that has.
+        num_runs: of the sampler; 1 from a previous fit, which has one.
         mode: whether a program in which all but an integrated layer are hyperparameters predicts with these at their
             largest density, and not with draws of them.
         previous: a fit to go on from, in place of the prior.
@@ -212,8 +188,7 @@ def fit_integrated(
     arrays, rebuild = split_arguments(args, {})
     structure = inspect_program(model, args, {})
     before = previous.ended if previous else None
-    runs = len(before.log_evidence) if before else num_runs
-    num_points = runs * num_draws
+    num_points = num_runs * num_draws
 
     def run(key: Array, arrays: list[Array]) -> Any:
         site_key, start_key, move_key = jax.random.split(key, 3)
@@ -223,7 +198,7 @@ def fit_integrated(
         else:
             path = _from_prior(density, start_key, _STARTS * num_points)
         sampler = jax.jit(path.log_ratios), path.draw, density.blocks()  # traced once, and used in three places
-        found = independent_runs(*sampler, move_key, path.seeds, num_points, num_sweeps, runs)
+        found = independent_runs(*sampler, move_key, path.seeds, num_points, num_sweeps, num_runs)
         ends = found.points.reshape(-1, found.points.shape[-1])
         points = each(path.numbers, ends, len(ends))
         there = each(density.unravel, points, len(ends)), *path.moments
@@ -245,9 +220,8 @@ def fit_integrated(
     log_evidence, variance = np.where(finite, log_evidence, -np.inf), np.where(finite, variance, 0.0)
     if before:
         log_evidence, variance = before.log_evidence + log_evidence, before.variance + variance
-    samples = None if len(starts) else draws
     numbers, loc, scale = there
-    ended = Ended(program, structure, rebuild(arrays)[0], numbers, loc, scale, log_evidence, variance, samples)
+    ended = Ended(program, structure, rebuild(arrays)[0], numbers, loc, scale, log_evidence, variance)
     evidence = *evidence_of_runs(log_evidence, variance), int(np.max(found.temperatures))
     if len(starts):
         values, at = _at_the_mode(

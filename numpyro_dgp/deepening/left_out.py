@@ -115,16 +115,10 @@ def log_densities_given_draws(
     return Compiled(run).at(*given)(*given)
 
 
-def left_out(
-    model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], at: Mapping[str, Array], runs: int = 1
-) -> np.ndarray:
-    r"""The log densities :math:`\log p(y_n \mid y_{-n})` (N, R), by the draws of R runs, or by one point.
+def left_out(model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], at: Mapping[str, Array]) -> np.ndarray:
+    r"""The log densities :math:`\log p(y_n \mid y_{-n})` (N,), by draws, or by one point.
 
     Arguments are those of :func:`log_densities_given_draws`.
-
-    Args:
-        runs: R, one after the other in the draws, as many of each.
     """
     given = np.asarray(log_densities_given_draws(model, rng_key, args, at), float)
-    given = given.reshape(runs, -1, given.shape[-1])
-    return (math.log(given.shape[1]) - logsumexp(-given, axis=1)).T
+    return math.log(len(given)) - logsumexp(-given, axis=0)

@@ -19,7 +19,7 @@ from scipy.special import logsumexp, softmax
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.population import LogRatios, Population, each, populate
 
-__all__ = ["evidence_of_runs", "independent_runs", "points_by_weights"]
+__all__ = ["evidence_of_runs", "independent_runs"]
 
 
 def independent_runs(
@@ -67,16 +67,3 @@ def evidence_of_runs(log_evidence: np.ndarray, variance: np.ndarray) -> tuple[fl
     between = np.square(runs * weights - 1).sum() / max(runs * (runs - 1), 1)
     error = math.sqrt((np.square(weights) * variance).sum() + between)
     return float(logsumexp(log_evidence)) - math.log(runs), error
-
-
-def points_by_weights(weights: np.ndarray, num_points: int, total: int) -> np.ndarray:
-    """Which points to take, as many as asked of all that R runs ended with: of each run in proportion to its weight.
-
-    Args:
-        weights: of the runs (R,).
-        num_points: to take.
-        total: of all runs, in the order of these, as many of each.
-    """
-    above = np.cumsum(np.repeat(np.asarray(weights, float), total // len(weights)))
-    places = (np.arange(num_points) + 0.5) / num_points
-    return np.minimum(np.searchsorted(above / above[-1], places), total - 1)
