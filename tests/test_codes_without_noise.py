@@ -1,5 +1,7 @@
 """Deterministic codes: noise far below what a factorisation resolves."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 from numpyro.infer import SVI
 
 import numpyro_dgp as dgp
+from numpyro_dgp.algebra.linalg import jitter
+from numpyro_dgp.guides.collapsed.gaussian_uses import at_inducing_inputs
 
 X = np.linspace(0, 1, 12)[:, None]
 Y = np.asarray((6 * X[:, 0] - 2) ** 2 * np.sin(12 * X[:, 0] - 4)) / 4.5
@@ -59,6 +63,23 @@ def test_a_fit_that_rounding_would_guide_is_refused():
     svi = SVI(noisy, dgp.guides.Collapsed(noisy), optax.sgd(0.0), dgp.ELBO())
     with jax.enable_x64(False), pytest.raises(ValueError, match="run in float64"):
         dgp.fit(svi, jax.random.key(0), 1, np.float32(X), np.float32(Y), progress_bar=False)
+
+
+def test_data_at_inducing_inputs_see_the_inducing_values():
+    """Of equal inducing inputs the first; a datum between them sees what it did."""
+    with jax.enable_x64(True):
+        kernel, Z = dgp.kernels.Matern52(2.0, 0.3), jnp.asarray(X)[jnp.array([0, 5, 5, 11])]
+        rows = jnp.concatenate([jnp.asarray(X[[5, 0, 3]]), Z[3:]])
+        small = jitter(Z.dtype, 4) * 2.0
+        L = jnp.linalg.cholesky(kernel(Z, Z) + 1e-3 * jnp.eye(4))
+        A = jax.scipy.linalg.solve_triangular(L, kernel(Z, rows), lower=True).T
+        points = SimpleNamespace(kernel=kernel, Z=Z, whiten=jnp.linalg.inv(L))
+        found, left = at_inducing_inputs(A, kernel.diag(rows), points, rows)
+        seen = jnp.array([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1.0]])
+        expected = jax.scipy.linalg.solve_triangular(L, (kernel(rows, Z) + small * seen).T, lower=True).T
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        np.testing.assert_array_equal(left[jnp.array([0, 1, 3])], 0.0)
+        np.testing.assert_allclose(left[2], 2.0 - (A[2] ** 2).sum(), rtol=1e-9)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.linalg import jitter, matmul
+from numpyro_dgp.algebra.linalg import jitter
 from numpyro_dgp.algebra.whitening import open_variance
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_rows, with_features
 from numpyro_dgp.guides.collapsed.gaussian_columns import Column
@@ -282,11 +282,13 @@ def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> 
         points: the kernel, the inducing inputs and :math:`L^{-1}`.
         rows: inputs (N, D).
     """
+    M = A.shape[-1]
     same = (rows[:, None] == points.Z).all(-1)
-    first = same & (jnp.cumsum(same, 1) == 1)
-    noise = jitter(A.dtype, A.shape[-1]) * points.kernel.diag(points.Z).mean()
-    A = A + matmul(noise * first.astype(A.dtype), points.whiten.mT.astype(A.dtype))
-    return A, jnp.where(first.any(1), 0.0, open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]))
+    first = jnp.where(same, jnp.arange(M), M).min(1)
+    there = first < M
+    noise = jitter(A.dtype, M) * points.kernel.diag(points.Z).mean() * there.astype(A.dtype)
+    A = A + noise[:, None] * points.whiten.mT.astype(A.dtype)[jnp.minimum(first, M - 1)]
+    return A, jnp.where(there, 0.0, open_variance(variances, jnp.square(A).sum(-1), M))
 
 
 def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief | SharedBelief:
