@@ -47,9 +47,9 @@ def fit_best(
 
     Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
     sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its likelihood
-    is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. Programs that
-    have a weight by one run predict by further, short ones too (``num_runs``): each may find another hidden layer that
-    explains the data.
+    is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. Programs that have a weight
+    by one run predict by further, short ones too (``num_runs``): each may find another hidden layer that explains the
+    data.
 
     By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
     is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u of a run: two integrals of the last layer
@@ -108,8 +108,8 @@ def fit_best(
         num_runs: R, of Monte Carlo, of each program that has a weight by the first. Half of the draws that it predicts
             by are of the other R - 1, which have ``num_draws / R`` points each and count alike. Draws of one run all
             descend from a few, and may all have one hidden layer of several that explain the data. Evidence, weights,
-            and where ``previous`` goes on, are those of the first; 1 for it alone, in little more than half of the
-            time.
+            and where ``previous`` goes on, are those of the first. 1 for it alone, in little more than half of the
+            time, and in a search: the others begin at the prior, and may miss what was found in rounds before.
         previous: what ``fit_best`` returned for these depths, before the last rows were added.
 
     Returns:
@@ -144,12 +144,13 @@ def fit_best(
         ...             numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
         ...     return model
         >>> y = jnp.sin(6 * data[:, 0])
-        >>> best = dgp.fit_best(family, jax.random.key(0), data, y, depths=(1, 2), num_draws=30)
+        >>> options = {"depths": (1, 2), "num_draws": 30, "num_runs": 1}
+        >>> best = dgp.fit_best(family, jax.random.key(0), data, y, **options)
         >>> sorted(best.weights), best.predict(jax.random.key(1), data[:3]).mean.shape
         ([1, 2], (3,))
         >>> data = jnp.concatenate([data, jnp.array([[0.1], [0.3]])])
         >>> y = jnp.sin(6 * data[:, 0])
-        >>> best = dgp.fit_best(family, jax.random.key(2), data, y, depths=(1, 2), num_draws=30, previous=best)
+        >>> best = dgp.fit_best(family, jax.random.key(2), data, y, previous=best, **options)
 
     Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Verge et al. (2015) and
     Yao et al. (2022) for several runs, Sauer et al. (2023) for elliptical slices in deep Gaussian processes, Yao et al.
