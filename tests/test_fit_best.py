@@ -31,7 +31,7 @@ def test_the_evidence_of_one_layer_is_that_of_a_grid():
     with jax.enable_x64(True):
         x = jnp.asarray(np.asarray(X), float)
         y = jnp.sin(6 * x[:, 0])
-        best = dgp.fit_best(family, KEY, x, y, depths=(1,), one_layer="draws")
+        best = dgp.fit_best(family, KEY, x, y, depths=(1,), one_layer="draws", num_runs=1)
         part, evidence = best.parts[1], log_evidence(x, y)
         assert best.weights == {1: 1.0}
         assert abs(part.log_evidence - evidence) < 4 * part.error
@@ -104,7 +104,7 @@ def test_a_fit_goes_on_from_the_draws_of_the_one_before(rows):
 @pytest.mark.slow
 def test_a_fit_of_two_layers_goes_on_with_more_rows():
     """Hidden values of the first rows are those of the draws before, with the same evidence as a fit from the prior."""
-    options = {"depths": (1, 2), "num_draws": 200}
+    options = {"depths": (1, 2), "num_draws": 200, "num_runs": 1}
     order = np.array([0, 2, 4, 6, 8, 10, 11, 1, 5, 3, 7, 9])
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a)[order], float) for a in (X, STEP))
@@ -141,7 +141,7 @@ def test_every_number_moves_in_a_sweep():
 
 @pytest.mark.slow
 def test_of_two_runs_the_one_with_more_evidence_is_kept():
-    options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1}
+    options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1, "num_runs": 1}
     anew = dgp.fit_best(family, KEY, X, NOISY, **options)
 
     def going_on(said):
@@ -157,7 +157,7 @@ def test_of_two_runs_the_one_with_more_evidence_is_kept():
 
 @pytest.mark.slow
 def test_how_one_layer_predicts_does_not_change_what_is_said_of_it():
-    options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1}
+    options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1, "num_runs": 1}
     draws, mode = (dgp.fit_best(family, KEY, X, NOISY, one_layer=how, **options) for how in ("draws", "mode"))
     assert draws.parts[1].log_evidence == mode.parts[1].log_evidence
     assert draws.weights == mode.weights
@@ -183,7 +183,7 @@ def test_hyperparameters_may_be_in_a_plate(one_layer):
 
         return model
 
-    options = {"depths": (1,), "num_draws": 6, "num_sweeps": 1, "one_layer": one_layer}
+    options = {"depths": (1,), "num_draws": 6, "num_sweeps": 1, "num_runs": 1, "one_layer": one_layer}
     found = [dgp.fit_best(lambda _, p=p: program(p), KEY, X, NOISY, **options) for p in (True, False)]
     assert ("scale" in (found[0].parts[1].posterior.samples or {})) == (one_layer == "draws")
     new = X[:3] + 0.04
@@ -251,6 +251,7 @@ def test_layers_have_the_odds_that_they_are_given(options, odds):
         weigh="evidence",
         num_draws=10,
         num_sweeps=1,
+        num_runs=1,
         least_odds=0,
         **options,
     )
@@ -304,7 +305,7 @@ def test_acquisitions_take_the_mixture(deep):
 @pytest.mark.parametrize("y", [STEP, 0.5 * jnp.square(X[:, 0])], ids=["a step", "a parabola"])
 def test_a_layer_has_to_predict_rows_that_are_left_out(y):
     """Weights are those of stacking, of what draws of two layers and one layer at its largest density say."""
-    best = dgp.fit_best(family, KEY, X, y, depths=(1, 2), num_draws=40, num_sweeps=2)
+    best = dgp.fit_best(family, KEY, X, y, depths=(1, 2), num_draws=40, num_sweeps=2, num_runs=1)
     parts = best.parts.items()
     found = [left_out(family(depth), KEY, (X, y), part.at) for depth, part in parts]
     np.testing.assert_allclose(list(best.held_out.values()), np.mean(found, 1), rtol=1e-4)
@@ -384,7 +385,7 @@ def test_a_previous_fit_is_one_of_the_same_sites():
 
         return model
 
-    options = {"num_draws": 6, "num_sweeps": 1}
+    options = {"num_draws": 6, "num_sweeps": 1, "num_runs": 1}
     before = dgp.fit_best(family, KEY, X, NOISY, depths=(1, 2), **options)
     with pytest.raises(ValueError, match=r"expected the sites of previous, \['noise', 'scale'\], got \['length'\]"):
         dgp.fit_best(renamed, KEY, X, NOISY, depths=(1,), previous=before, **options)
