@@ -207,19 +207,17 @@ def fit_best(
     by_folds = None if folds is None else _folds_out(fitted, fold_key, args, folds, len(depths))
     parts = fitted(fit_key, args)
 
-    def weighed() -> WeightedPosterior:
-        if weigh == "evidence":
-            return weighed_by_evidence(parts, layer_odds, least_odds)
-        held_out = by_folds
-        if by_rows:
-            held_out = np.stack([left_out(programs[d], fold_key, args, part.at) for d, part in parts.items()], 1)
-        if held_out is None:
-            return WeightedPosterior(parts, {depths[0]: 1.0})
+    held_out = by_folds
+    if by_rows:
+        held_out = np.stack([left_out(programs[d], fold_key, args, part.at) for d, part in parts.items()], 1)
+    if weigh == "evidence":
+        best = weighed_by_evidence(parts, layer_odds, least_odds)
+    elif held_out is None:
+        best = WeightedPosterior(parts, {depths[0]: 1.0})
+    else:
         weights = stacking_weights(held_out, least_gain=least_gain)
         means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
-        return WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
-
-    best = weighed()
+        best = WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
     found = dict(parts)
     for depth, part in parts.items():
         if best.weights[depth] * num_draws >= 0.5:  # it gives a draw

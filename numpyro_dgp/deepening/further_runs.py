@@ -20,6 +20,7 @@ import numpy as np
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
+from numpyro_dgp.inference.population import evenly
 from numpyro_dgp.predict import Posterior
 
 __all__ = ["with_further_runs"]
@@ -56,11 +57,7 @@ def with_further_runs(
     assert more.ended is not None
     others = more.posterior.samples or {}
     found = np.flatnonzero(np.repeat(np.isfinite(more.ended.log_evidence), points))
-    own = np.arange(len(next(iter(first.values()))))
-    own, found = _evenly(own, -(-num_draws // 2)), _evenly(found, num_draws // 2)
-    joined = {name: jnp.concatenate([u[own], others[name][found]]) for name, u in first.items()}
+    own = evenly(len(next(iter(first.values()))), -(-num_draws // 2))
+    added = found[evenly(len(found), num_draws // 2)]
+    joined = {name: jnp.concatenate([u[own], others[name][added]]) for name, u in first.items()}
     return fit._replace(posterior=Posterior(model, samples=joined))
-
-
-def _evenly(numbers: np.ndarray, count: int) -> np.ndarray:
-    return numbers[np.linspace(0, len(numbers) - 1, min(count, len(numbers))).round().astype(int)]

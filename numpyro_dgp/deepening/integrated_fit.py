@@ -31,7 +31,7 @@ from numpyro_dgp.deepening.integrated_density import Density, Numbers
 from numpyro_dgp.deepening.largest_density import highest_end, posterior_at
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.mcmc import for_mcmc
-from numpyro_dgp.inference.population import each
+from numpyro_dgp.inference.population import each, evenly
 from numpyro_dgp.inference.population_runs import evidence_of_runs, independent_runs
 from numpyro_dgp.model.program import Program, inspect_program
 from numpyro_dgp.predict import Posterior
@@ -205,8 +205,7 @@ def fit_integrated(
         draws = each(density.draw, points, len(ends))
         if not (mode and density.one_layer):
             return found, draws, points[:0], there
-        starts = np.linspace(0, len(ends) - 1, min(_ASCENTS, len(ends))).round().astype(int)
-        return found, draws, points[starts], there
+        return found, draws, points[evenly(len(ends), _ASCENTS)], there
 
     found, draws, starts, there = Compiled(run).at(rng_key, arrays)(rng_key, arrays)
     log_evidence, variance = np.asarray(found.log_evidence, float), np.asarray(found.variance, float)

@@ -31,7 +31,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.tuning import tuned
 from numpyro_dgp.inference.elliptical_slice import elliptical_slice
 
-__all__ = ["LogRatios", "Population", "each", "populate"]
+__all__ = ["LogRatios", "Population", "each", "evenly", "populate"]
 
 LogRatios = Callable[[Array], tuple[Array, Array]]
 """From a position (D,) to r and the log likelihood."""
@@ -180,8 +180,14 @@ def populate(
     first = _State(points, begin, energies, circles, weighed.beta, weighed.log_mean, weighed.variance, none, none)
     going = lambda s: (s.rounds_at_one < _ROUNDS_AT_ONE) & jnp.isfinite(s.log_evidence)  # noqa: E731
     end = jax.lax.while_loop(going, body, first)
-    kept = np.linspace(0, chains * sweeps - 1, num_points).round().astype(int)
-    return Population(end.points[kept], end.log_evidence, end.variance, end.round - _ROUNDS_AT_ONE + 1)
+    return Population(
+        end.points[evenly(chains * sweeps, num_points)], end.log_evidence, end.variance, end.round - _ROUNDS_AT_ONE + 1
+    )
+
+
+def evenly(total: int, count: int) -> np.ndarray:
+    """So many numbers below ``total``, or all of them, as far apart as can be."""
+    return np.linspace(0, total - 1, min(count, total)).round().astype(int)
 
 
 def each(function: Callable[[Any], Any], arguments: Any, count: int) -> Any:
