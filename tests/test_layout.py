@@ -42,7 +42,8 @@ ALLOWED = {
     "predict": "model densities fitted prediction",
     "deepening": "algebra guides guides.rules guides.collapsed inference model densities predict prediction",
     "new_data": "algebra guides inference model optim prediction predict",
-    "design": "algebra model guides inference optim densities draws fitted prediction predict new_data layer_starts",
+    "design": "algebra kernels means model representations primitives guides inference optim densities draws fitted "
+    "prediction predict new_data layer_starts",
     "plots": "kernels rings densities predict design",
     "diagnostics": "model guides inference densities draws predict plots",
     "sklearn": "algebra kernels means layer_starts model representations primitives guides inference optim prediction "
