@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import optax
 from implementations import data_files
 from implementations import emulation_tables as tables
@@ -81,47 +79,14 @@ def rows_of(X: np.ndarray, y: np.ndarray, per_dim: int, seed: int, num_test: int
     return Design(jnp.asarray(X[train]), jnp.asarray(y[train]), jnp.asarray(X[test]), y[test], NOISY)
 
 
-def family(
-    data: jax.Array,
-    median_noise: float = EXACT,
-    process_noise: float | None = None,
-    kernel: Any = dgp.kernels.Matern52,
-    last_kernel: Any = None,
-    follow: bool = True,
-) -> Callable[[int], Callable[..., None]]:
-    """Programs for points of the unit cube: kernels with a lengthscale for each input, inducing inputs at the data
-    in every layer (at the inputs of the first if they are not to ``follow`` the layers), hidden layers that are the
-    identity and a small process, with noise of their own if asked."""
-    D = data.shape[1]
-
-    def positive(name: str, median: float, spread: float, *shape: int) -> Any:
-        """Log-normal, by its logarithm, so that the largest density is that of logarithms."""
-        return jnp.exp(numpyro.sample(name, dist.Normal(jnp.full(shape, math.log(median)), spread).to_event()))
-
-    def of_depth(depth: int) -> Callable[..., None]:
-        def model(X: Any, y: Any = None) -> None:
-            noise = positive("log_noise", median_noise, 2.0)
-            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-            h, Z, layers = X, data, []
-            for i in range(depth - 1, 0, -1):
-                inner = positive(f"log_variance{i}", 0.01, 2.5), positive(f"log_lengthscale{i}", 0.5, 1.5, D)
-                layers.append(dgp.gp(f"f{i}", kernel(*inner), dgp.Points(Z), outputs=D, mean=dgp.means.Identity()))
-                Z = layers[-1](Z).loc if follow else Z
-            outer = positive("log_variance0", math.e, 6.0), positive("log_lengthscale0", math.sqrt(D), 2.0, D)
-            last = dgp.gp("f0", (last_kernel or kernel)(*outer), dgp.Points(Z), mean=dgp.means.Constant(mean))
-            with numpyro.plate("data", len(X)):
-                for i, f in enumerate(layers):
-                    h = numpyro.sample(f"h{depth - 1 - i}", f(h, noise=process_noise))
-                numpyro.sample("y", dgp.Likelihood(last(h), lambda v: dist.Normal(v, noise)), obs=y)
-
-        return model
-
-    return of_depth
+def family(X: jax.Array, y: jax.Array, noise: float = EXACT, **program: Any) -> Callable[[int], Callable[..., None]]:
+    """The programs of the package, for inputs in the unit cube."""
+    return dgp.design.emulator_family(X, y, bounds=[[0.0, 1.0]] * X.shape[1], noise=noise, **program)
 
 
 def exact_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     """One layer with the largest posterior density of the logarithms of hyperparameters, the best of two starts."""
-    model = family(design.X, design.noise)(1)
+    model = family(design.X, design.y, design.noise)(1)
     guide = dgp.guides.Collapsed(model)
     svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
     found = []
@@ -168,7 +133,7 @@ def by_depth(
     """``fit_best``, the same fits weighed by their evidence, and its parts with draws."""
     options: dict[str, Any] = {"least_gain": weighing["least_gain"], "one_layer": one_layer}
     options |= {"num_draws": num_draws, "num_runs": num_runs}
-    best = dgp.fit_best(family(design.X, design.noise), KEY, design.X, design.y, depths=depths, **options)
+    best = dgp.fit_best(family(design.X, design.y, design.noise), KEY, design.X, design.y, depths=depths, **options)
     print(best)
     how = "" if depths == DEPTHS else f", layers {depths}"
     how += ", one layer by draws" * (one_layer == "draws") + f", {num_draws} draws" * (num_draws != NUM_DRAWS)
@@ -188,7 +153,7 @@ def by_guide(
     """A guide of two and more layers, by natural gradients for the last layer and Adam, from noise of a tenth."""
     for depth in depths:
         if depth > 1:
-            model = family(design.X, design.noise, **program)(depth)
+            model = family(design.X, design.y, design.noise, **program)(depth)
             guide = make(model)
             adam = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(optax.cosine_decay_schedule(0.02, STEPS)))
             collapsed = isinstance(guide, dgp.guides.Collapsed)
@@ -203,7 +168,7 @@ def by_nuts(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]
     """NUTS with the last layer integrated, two chains from the medians of the prior."""
     for depth in depths:
         if depth > 1:
-            model = family(design.X, design.noise)(depth)
+            model = family(design.X, design.y, design.noise)(depth)
             kernel = NUTS(dgp.for_mcmc(model), init_strategy=init_to_median, target_accept_prob=0.9, max_tree_depth=8)
             mcmc = MCMC(
                 kernel, num_warmup=150, num_samples=150, num_chains=2, chain_method="sequential", progress_bar=False

@@ -35,7 +35,7 @@ def predictions(design: Design, depths: tuple[int, ...], runs: int) -> dict[str,
     """Moments at the test points by part, 0 for the exact process; log densities of the rows that are left out (N, K)
     and the evidence."""
     ((_, exact),) = exact_gp(design, depths)
-    programs, data = family(design.X, design.noise), (design.X, design.y)
+    programs, data = family(design.X, design.y, design.noise), (design.X, design.y)
     best = dgp.fit_best(programs, KEY, *data, depths=depths, weigh="evidence", num_draws=NUM_DRAWS, num_runs=1)
     rows = [left_out(programs(d), KEY, data, part.at) for d, part in best.parts.items()]
     evidence = [part.log_evidence for part in best.parts.values()]

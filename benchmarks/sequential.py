@@ -178,7 +178,7 @@ def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
         seen = dgp.design.Seen(jnp.asarray(X), values, jnp.ones(len(y), bool), values.min())
         options = {"depths": (1, 2), "weigh": "evidence", "one_layer": "draws", "num_draws": args.draws}
         options["num_runs"] = 1  # others, from the prior, may miss what was found before
-        program = family(seen.X, kernel=task.kernel)
+        program = family(seen.X, seen.y, kernel=task.kernel)
         best = dgp.fit_best(program, key, seen.X, seen.y, previous=best, **options)
         if name == "sine":
             predicted = mean + unit * np.asarray(best.predict_function(key, jnp.asarray(X_test)).mean)

@@ -5,6 +5,7 @@ from numpyro_dgp.design.active_learning import ALC, ALM, IMSE
 from numpyro_dgp.design.confidence import UpperConfidence
 from numpyro_dgp.design.contours import ContourEntropy
 from numpyro_dgp.design.designs import additions, latin_hypercube, maximin, sobol
+from numpyro_dgp.design.emulator_family import emulator_family
 from numpyro_dgp.design.global_fit import VIGF
 from numpyro_dgp.design.improvement import ExpectedImprovement, LogExpectedImprovement
 from numpyro_dgp.design.input_space import Box
@@ -43,6 +44,7 @@ __all__ = [
     "UpperConfidence",
     "VIGF",
     "additions",
+    "emulator_family",
     "latin_hypercube",
     "loop",
     "main_effects",
