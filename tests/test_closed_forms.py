@@ -125,6 +125,20 @@ def test_times_of_zero_and_below_leave_no_nan(concentration):
     assert np.isfinite(jax.grad(lambda k: log_prob(k)[:2].sum())(concentration))
 
 
+def test_a_rate_of_zero_leaves_no_nan():
+    """Where nothing was exposed, no event is certain."""
+
+    def log_prob(loc):
+        f = FunctionValues(loc, jnp.array(VARIANCE), event_dim=0)
+        return dgp.Likelihood(f, lambda v: dist.Poisson(jnp.array([0.0, 1.0, 0.0]) * jnp.exp(v))).log_prob(y)
+
+    y = jnp.array([0, 2, 1])
+    expected = 2 * LOC[1] - np.exp(LOC[1] + VARIANCE[1] / 2) - np.log(2)
+    np.testing.assert_allclose(log_prob(jnp.array(LOC)), [0.0, expected, -np.inf])
+    slopes = jax.grad(lambda loc: log_prob(loc)[:2].sum())(jnp.array(LOC))
+    np.testing.assert_allclose(slopes, [0.0, 2 - np.exp(LOC[1] + VARIANCE[1] / 2), 0.0])
+
+
 @pytest.mark.slow
 def test_censoring_is_not_a_bias(key):
     """Half of the times are cut off: with their flags the fit finds the median, without them it is too short."""

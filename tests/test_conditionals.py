@@ -14,6 +14,7 @@ from test_likelihood import CLASSES, LOC, PAIRS, SCALAR, VARIANCE, F
 import numpyro_dgp as dgp
 from numpyro_dgp.model.function_values import FunctionValues
 
+SQUARE = FunctionValues(jnp.zeros((3, 3)), jnp.ones((3, 3)))
 # Each density sees several rows of v: values, conditional, how
 SHARED = {
     "centred": (F, lambda v: dist.Normal(v - v.mean(), 0.1), "takes loc from several rows of v by reduce_sum"),
@@ -27,6 +28,7 @@ SHARED = {
     "two rows": (F, lambda v: dist.Normal(v, jnp.exp(v[::-1])), "by different parameters"),
     "one density": (F, lambda v: dist.MultivariateNormal(v, jnp.eye(3)), "takes loc .* by one density for all of them"),
     "grid": (F, lambda v: dist.Normal(v[:, None], jnp.exp(v)), "by different parameters"),
+    "transposed": (SQUARE, lambda v: dist.Normal(v.T, 0.1).to_event(1), "takes loc .* by a change of their axis"),
 }
 # Each density sees one row of v, though not every number of y has its own number of v.
 OWN = {
@@ -133,7 +135,7 @@ def test_says_how_it_is_integrated():
     assert said(F, SCALAR["normal"][0]) == "Likelihood(Normal, closed form)"
     assert said(PAIRS, lambda v: dist.Normal(v, 1.0).to_event(1)) == "Likelihood(Normal, closed form)"
     assert said(F, poisson) == "Likelihood(Poisson, closed form)"
-    assert said(F, poisson, collapse="marginal") == "Likelihood(Poisson, 20 Gauss-Hermite nodes)"
+    assert said(F, poisson, collapse="marginal") == "Likelihood(Poisson, nodes around the peak)"
     assert said(belief, SCALAR["normal"][0], collapse="marginal") == "Likelihood(Normal, 20 Gauss-Hermite nodes)"
     assert said(F, student) == "Likelihood(StudentT, 20 Gauss-Hermite nodes)"
     assert said(F, student, integrate=dgp.GaussHermite(7)) == "Likelihood(StudentT, 7 Gauss-Hermite nodes)"

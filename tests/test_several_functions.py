@@ -246,6 +246,23 @@ def test_wrong_conditionals_and_uses():
     assert dgp.Likelihood([F], lambda v: dist.Normal(v, 1.0)).log_prob(Y).shape == (3,)  # one in a list
 
 
+def test_one_function_at_one_input_twice_is_refused():
+    """f(x) + f(x) would have half of its variance. At another input, or of a slope, it is allowed."""
+
+    def program(X, other):
+        f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.5), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood((f(X), other(f, X)), lambda v, s: dist.Normal(v + s, 0.3)))
+
+    for run in (lambda f: f(X), lambda f: jax.jit(f)(X)):
+        with pytest.raises(ValueError, match="values of different functions or at different inputs, got those of 'f'"):
+            run(lambda X: handlers.seed(program, 0)(X, lambda f, X: f(X)))
+    with pytest.raises(ValueError, match="at one input twice"):
+        handlers.seed(program, 0)(X, lambda f, X: f(np.array(X)))
+    for other in (lambda f, X: f(-X), lambda f, X: f.grad(X)):
+        handlers.seed(program, 0)(X, other)
+
+
 X = jnp.array(rng.uniform(-1, 1, size=(12, 1)))
 y = jnp.sin(3 * X[:, 0]) + jnp.exp(X[:, 0] - 1) * jnp.array(rng.normal(size=12))
 Z = jnp.linspace(-1, 1, 4)[:, None]

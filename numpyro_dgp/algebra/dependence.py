@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.jaxprs import ELEMENTWISE, walk
@@ -131,6 +132,8 @@ def _kind(equation: Any, kinds: list[Dependence], shape: tuple[int, ...]) -> Dep
         return M
     if name in ("broadcast_in_dim", "reshape") and _fits(equation.outvars[0].aval.shape, shape, len(shape)):
         return kinds[0]
+    if name == "convert_element_type" and not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
+        return E  # it rounds
     if len(kinds) == 1:
         return _UNARY.get(name, {}).get(kinds[0], E)
     if len(kinds) == 2:

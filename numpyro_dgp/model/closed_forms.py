@@ -75,7 +75,7 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
     if isinstance(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
         return normal_forms(conditional)
     if isinstance(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
-        return _rate(conditional, lambda y, r, log_r: y * log_r - r - gammaln(y + 1))
+        return _rate(conditional, lambda y, r, log_r: jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1))
     if isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
         return _rate(conditional, lambda y, r, log_r: log_r - y * r)
     if isinstance(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
@@ -184,9 +184,11 @@ def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> A
 def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str) -> ClosedForms:
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
         rate, derivative, constants = _with_slope(conditional, loc, "rate", *others)
-        slope = derivative / rate
+        positive = jnp.where(rate > 0, rate, 1)  # it is zero where nothing was exposed
+        slope = derivative / positive
         mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)
+        log_rate = jnp.where(rate > 0, jnp.log(positive), -jnp.inf)
         # As of the distributions themselves: in a compiled step nothing else says that y is out of range.
-        return jnp.where(y < 0, -jnp.inf, expected(y, mean_rate, jnp.log(rate), *constants))
+        return jnp.where(y < 0, -jnp.inf, expected(y, mean_rate, log_rate, *constants))
 
     return ClosedForms(expected_log_prob)

@@ -17,6 +17,7 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.peaked_integral import log_expectation
 from numpyro_dgp.algebra.product_grid import ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.model.censoring import log_density
@@ -56,7 +57,8 @@ class Likelihood(dist.Distribution):
 
     Parameters of y may come from several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
     jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in one function and a
-    log scale affine in another, and over nodes of the other functions for ``Normal`` with any scale.
+    log scale affine in another, and over nodes of the other functions for ``Normal`` with any scale. Values of one
+    function at two inputs may be among them; what v leaves open of the two counts as independent.
 
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
@@ -66,7 +68,8 @@ class Likelihood(dist.Distribution):
             outside of it in the program.
         integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
             instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
-            20 draws for more.
+            20 draws for more. ``log_marginal`` has nodes of its own where y sees one number of v: a density that is
+            far narrower than p(v) falls between others.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
@@ -75,11 +78,11 @@ class Likelihood(dist.Distribution):
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; several functions at
-            different rows; ``conditional`` does not return a distribution, combines rows of v (``v - v.mean()``) or
-            has sites; Gauss-Hermite for a conditional that mixes more than three numbers of v; observations of the
-            wrong shape or out of range (labels, counts); ``observed`` of another shape, or for single entries of a
-            distribution with one density per row, such as ``MultivariateNormal``; or the mean or variance of a
-            conditional that has none.
+            different rows, or one at the same input twice; ``conditional`` does not return a distribution, combines
+            rows of v (``v - v.mean()``) or has sites; Gauss-Hermite for a conditional that mixes more than three
+            numbers of v; observations of the wrong shape or out of range (labels, counts); ``observed`` of another
+            shape, or for single entries of a distribution with one density per row, such as ``MultivariateNormal``; or
+            the mean or variance of a conditional that has none.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
@@ -183,6 +186,8 @@ class Likelihood(dist.Distribution):
         how, rule = self._exact, self.rule
         if how is None and isinstance(rule, MonteCarlo):
             how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
+        elif how is None and self.collapse == "marginal" and self.closed.log_marginal is None and self.factorised:
+            how = "nodes around the peak"
         elif how is None:
             how = f"{self._open_directions().size} Gauss-Hermite nodes"
         return f"Likelihood({self.family}, {how})"
@@ -301,6 +306,8 @@ class Likelihood(dist.Distribution):
         if self.closed.log_marginal is not None:
             return self._sum_numbers(self.closed.log_marginal(y, loc, variance))
         rule = self._open_directions()
+        if isinstance(rule, GaussHermite):
+            return self._sum_numbers(self._log_expectation(y, loc, variance))
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
             return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
@@ -309,6 +316,12 @@ class Likelihood(dist.Distribution):
         if isinstance(rule, ProductGrid):
             return rule.log_mean_exp(nodes, self._only_observed(log_probs), self.event_dim - self.number_dim)
         return self._sum_numbers(nodes.log_mean_exp(log_probs))
+
+    def _log_expectation(self, y: Array, loc: Array, variance: Array) -> Array:
+        """The log of E[p(y | v)], where each number of y depends on its own number of v."""
+        if y.ndim > loc.ndim:  # several y of one v
+            return jax.vmap(lambda one: self._log_expectation(one, loc, variance))(y)
+        return log_expectation(lambda v: log_density(self.per_number(v), y), loc, variance)
 
     def _open_directions(self) -> GaussHermite | MonteCarlo | ProductGrid:
         """The rule for what is not in closed form given the rest."""

@@ -49,9 +49,12 @@ def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, bat
         True
     """
     kinds: dict[str, int] = {}
+    in_place: list[tuple[int, ...]] = []
 
     def parameters(u: Array) -> dict[str, list[Any]]:
         d = conditional(mark("v", u, batch_ndim))
+        if len(d.batch_shape) in (batch_ndim, u.ndim):
+            in_place.append(tuple(axis - len(d.batch_shape) for axis in range(batch_ndim) if u.shape[axis] > 1))
         fields = type(d).gather_pytree_data_fields()
         kinds.update({name: getattr(c, "event_dim", 0) for name, c in d.arg_constraints.items() if name in fields})
         return {name: jax.tree.leaves(d.__dict__.get(name)) for name in fields} | {_ALL: jax.tree.leaves(d)}
@@ -63,6 +66,8 @@ def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, bat
             rows = fact.get("v")
             if isinstance(rows, Rows) and name in kinds:
                 own = _by_batch(rows, kinds[name])
+                if isinstance(own, Rows) and in_place and sorted(own.axes) != sorted(in_place[0]) and own.axes:
+                    own = Several("a change of their axis", True)
                 rows = seen = own if seen is None else together(own, seen, "different parameters")
             if isinstance(rows, Several):
                 found = Shared(f"takes {name} from several rows of v by {rows.cause}", rows.known)

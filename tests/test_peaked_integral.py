@@ -1,0 +1,114 @@
+"""Predictive densities whose integrand is far narrower than the Gaussian, against adaptive quadrature."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import integrate, stats
+
+import numpyro_dgp as dgp
+from numpyro_dgp.algebra.peaked_integral import log_expectation
+from numpyro_dgp.model.function_values import FunctionValues
+
+
+def quadrature(log_value, y, width):
+    """log E[exp(log_value(v))] for v ~ N(0, 1), over intervals around the peak at y."""
+    ends = sorted({-25.0, -9.0, 0.0, 9.0, 25.0, *(y + width * np.array([-60, -15, -4, -1, 0, 1, 4, 15, 60]))})
+    # relative to its largest value, which may be the logarithm of nothing a float holds
+    logs = lambda v: stats.norm.logpdf(v) + log_value(v)  # noqa: E731
+    top = max(logs(v) for v in np.concatenate([np.linspace(-25, 25, 4001), np.linspace(y - width, y + width, 101)]))
+    parts = [
+        integrate.quad(lambda v: np.exp(logs(v) - top), a, b, epsabs=0, epsrel=1e-10, limit=400)[0]
+        for a, b in itertools.pairwise(ends)
+    ]
+    return top + np.log(sum(parts))
+
+
+CASES = {
+    "StudentT": (lambda v, s: dist.StudentT(4.0, v, s), lambda y, v, s: stats.t.logpdf(y, 4, v, s)),
+    "Laplace": (lambda v, s: dist.Laplace(v, s), lambda y, v, s: stats.laplace.logpdf(y, v, s)),
+    "Cauchy": (lambda v, s: dist.Cauchy(v, s), lambda y, v, s: stats.cauchy.logpdf(y, v, s)),
+    "Normal of a function": (lambda v, s: dist.Normal(v + 0.0 * v**2, s), lambda y, v, s: stats.norm.logpdf(y, v, s)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
+def test_narrow_densities_are_those_of_adaptive_quadrature(name, dtype):
+    """In the middle, in the tails, and further out than the Gaussian reaches; noise from 1 to 0.003."""
+    conditional, reference = CASES[name]
+    y, scale = (a.ravel() for a in np.meshgrid([0.0, 0.31, -2.9, 12.0], [1.0, 0.05, 0.003]))
+    true = [quadrature(lambda v, y=y, s=s: reference(y, v, s), y, s) for y, s in zip(y, scale, strict=True)]
+    with jax.enable_x64(dtype == "float64"):
+        f_x = FunctionValues(jnp.zeros(12, dtype), jnp.ones(12, dtype), event_dim=0)
+        likelihood = dgp.Likelihood(f_x, lambda v: conditional(v, jnp.asarray(scale, dtype)))
+        found = likelihood.log_marginal(jnp.asarray(y, dtype))
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, true, atol=3e-3, rtol=1e-5)
+
+
+def test_counts():
+    """Of a thousand and ten thousand events the rate is known to a few per cent, beside a Gaussian of width three."""
+    with jax.enable_x64(True):
+        y = jnp.array([0, 3, 1000, 10000])
+        f_x = FunctionValues(jnp.full(4, 5.0), jnp.full(4, 9.0), event_dim=0)
+        found = dgp.Likelihood(f_x, lambda v: dist.Poisson(jnp.exp(v))).log_marginal(y)
+    for count, value in zip(y, found, strict=True):
+        peak = (np.log(max(float(count), 0.5)) - 5) / 3
+        true = quadrature(lambda z, n=int(count): stats.poisson.logpmf(n, np.exp(5 + 3 * z)), peak, 0.02)
+        np.testing.assert_allclose(value, true, atol=1e-6)
+
+
+def test_smooth_integrands_are_those_of_gauss_hermite():
+    with jax.enable_x64(True):
+        loc, variance = jnp.linspace(-2, 2, 7), jnp.linspace(0, 3, 7)
+        nodes = dgp.GaussHermite(150).nodes(loc, variance)
+        # waves far from the peak have few nodes
+        cases = (jax.nn.log_sigmoid, 1e-8), (lambda v: dist.Normal(v, 0.7).log_prob(0.3), 1e-8), (jnp.cos, 5e-5)
+        for log_value, error in cases:
+            expected = nodes.log_mean_exp(log_value(nodes.points))
+            np.testing.assert_allclose(log_expectation(log_value, loc, variance), expected, atol=error, rtol=0)
+
+
+def test_slopes_are_those_of_the_closed_form():
+    def ours(loc, variance, scale):
+        return log_expectation(lambda v: dist.Normal(v, scale).log_prob(0.7), loc, variance).sum()
+
+    def closed(loc, variance, scale):
+        return dist.Normal(loc, jnp.sqrt(variance + scale**2)).log_prob(0.7).sum()
+
+    with jax.enable_x64(True):
+        at = jnp.array([0.0, 5.0]), jnp.array([1.0, 0.1]), jnp.array(0.02)
+        for found, true in zip(jax.grad(ours, (0, 1, 2))(*at), jax.grad(closed, (0, 1, 2))(*at), strict=True):
+            np.testing.assert_allclose(found, true, rtol=1e-7)
+
+
+def test_several_observations_of_one_value():
+    f_x = FunctionValues(jnp.zeros(3), jnp.ones(3), event_dim=0)
+    likelihood = dgp.Likelihood(f_x, lambda v: dist.StudentT(4.0, v, 0.05))
+    y = jnp.array([[0.0, 0.3, 1.0], [2.0, -1.0, 0.5]])
+    each = jnp.stack([likelihood.log_marginal(row) for row in y])
+    np.testing.assert_allclose(likelihood.log_marginal(y), each, rtol=1e-6)
+
+
+def test_the_density_of_a_new_row_integrates_to_one():
+    """Far from the data, where the function varies twenty times more than the noise."""
+    Z = jnp.array([[-0.5], [0.5]])
+
+    def model(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.5), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            censored = dist.RightCensoredDistribution
+            likelihood = dgp.Likelihood(f(X), lambda v: censored(dist.Normal(v, 0.05), jnp.zeros(len(X), int)))
+            numpyro.sample("y", likelihood, obs=y)
+
+    params = {"f_auto_loc": jnp.array([1.0, -1.0]), "f_auto_scale_tril": 0.1 * jnp.eye(2)}
+    posterior = dgp.Posterior(model, dgp.guides.InducingPoint(model), params)
+    y = jnp.linspace(-6, 6, 401)
+    density = jnp.exp(posterior.log_density(jax.random.key(0), y, jnp.full((401, 1), 9.0)))
+    np.testing.assert_allclose(density, stats.norm(0, np.hypot(1, 0.05)).pdf(y), rtol=2e-3)
