@@ -338,7 +338,7 @@ def test_no_three_dimensional_intermediate():
         (lambda: K.RBF().on(5)(inputs(), inputs()), r"expected inputs with at least 6 columns, got shape \(6, 3\)"),
         (lambda: K.RBF()(inputs()[:, 0], inputs()), r"expected inputs of shape \(..., N, D\), got shape \(6,\)"),
         (lambda: K.RBF()(inputs()[:, :2], inputs()), "same number of columns"),
-        (lambda: K.RBF(lengthscale=np.ones(2))(inputs(), inputs()), r"expected a lengthscale of shape \(\) or \(3,\)"),
+        (lambda: K.RBF(lengthscale=np.ones(2))(inputs(), inputs()), r"expected lengthscale of shape \(\) or \(3,\)"),
         (lambda: K.RBF(np.ones(3)), r"expected the variance of RBF to be a single number, got shape \(3,\)"),
         (lambda: K.RBF() + "linear", r"expected a kernel, a callable k\(X1, X2\) or a positive number, got str"),
         (lambda: K.RBF() * -1.0, r"expected the variance of Constant to be positive"),

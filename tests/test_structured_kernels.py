@@ -359,7 +359,7 @@ LABELS = np.hstack([X2[:, :1], 0.5 + np.zeros((4, 1))])
             r"expected 1 column\(s\) of places and 1 of log factors .* shape \(4, 1\)",
         ),
         (lambda: K.Gibbs(places=2)(X2, X2), r"expected 2 column\(s\) of places and 1 or 2 of log factors"),
-        (lambda: K.Gibbs(1.0, [1.0, 2.0])(X2, X2), r"expected a lengthscale of shape \(\) or \(1,\), got \(2,\): one"),
+        (lambda: K.Gibbs(1.0, [1.0, 2.0])(X2, X2), r"expected lengthscale of shape \(\) or \(1,\), got \(2,\): one"),
         (lambda: K.ChangePoint(K.RBF(), "after", 0.0), r"expected a kernel, a callable k\(X1, X2\) or a positive numb"),
         (lambda: K.ChangePoint(K.RBF(), K.RBF(), np.inf), "expected finite location of ChangePoint, got 1 NaN or inf"),
         (lambda: K.ChangePoint(K.RBF(), K.RBF(), [0.0, 1.0]), "location of ChangePoint to be a single number"),

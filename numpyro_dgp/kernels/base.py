@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.callables import matrix, variances
 from numpyro_dgp.kernels.covariance import Covariance, no_spectral_density, of_both
+from numpyro_dgp.kernels.hyperparameters import column_number, require_number
 from numpyro_dgp.kernels.state_space_forms import (
     ConstantState,
     ProductState,
@@ -30,7 +30,8 @@ class Kernel(Covariance):
     r"""A positive semi-definite function :math:`k(x, x')`: a frozen pytree of plain arrays.
 
     Calling it gives the Gram matrix between two sets of inputs. Kernels add, multiply (also by a
-    positive number) and restrict to columns: ``RBF() + 0.1 * Linear()``, ``RBF().on(0, 2)``.
+    positive number) and restrict to columns: ``RBF() + 0.1 * Linear()``, ``RBF().on(0, 2)``; ``sum(kernels)``
+    adds all of a list.
 
     A new kernel subclasses this, is decorated with ``@pytree``, lists its hyperparameters as fields
     and defines ``evaluate(X1, X2)`` and ``diagonal(X)``. Hyperparameters take the dtype of the inputs
@@ -62,6 +63,7 @@ class Kernel(Covariance):
     """
 
     __repr__ = brief
+    __array_ufunc__ = None  # arrays of NumPy leave ``array * kernel`` to the kernel
 
     def on(self, *dims: int) -> ActiveDims:
         """The same kernel on the columns ``dims`` of its inputs only; ``k.on(0).on(2)`` is ``k.on(2)``."""
@@ -73,7 +75,10 @@ class Kernel(Covariance):
     def __mul__(self, other: Any) -> Product:
         return Product(self, as_kernel(other))
 
-    __radd__ = __add__
+    def __radd__(self, other: Any) -> Kernel:
+        # The built-in ``sum`` begins with 0.
+        return self if type(other) is int and other == 0 else self + other
+
     __rmul__ = __mul__
 
 
@@ -169,10 +174,12 @@ class ActiveDims(Kernel):
     dims: tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        if not self.dims or not all(type(d) is int and d >= 0 for d in self.dims):
+        dims = tuple(found for d in self.dims if (found := column_number(d)) is not None)
+        if not dims or len(dims) < len(self.dims):
             raise ValueError(
                 f"kernel.on(*dims): expected column numbers counted from 0, got {self.dims}: for example RBF().on(0, 2)"
             )
+        object.__setattr__(self, "dims", dims)
 
     def _columns(self, X: Array) -> Array:
         if X.shape[-1] <= max(self.dims):
@@ -220,8 +227,7 @@ class Constant(Kernel):
     variance: Number = 1.0
 
     def __post_init__(self) -> None:
-        require_scalar("Constant", "variance", self.variance)
-        require_positive("Constant", "variance", self.variance)
+        require_number(self, "variance")
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         batch = jnp.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])
@@ -341,7 +347,7 @@ def as_kernel(kernel: Any) -> Kernel:
         return kernel
     if callable(kernel) and not isinstance(kernel, type):
         return FromCallable(kernel)
-    if isinstance(kernel, int | float | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
+    if isinstance(kernel, int | float | np.number | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
         return Constant(kernel)
     raise ValueError(
         f"expected a kernel, a callable k(X1, X2) or a positive number, got "

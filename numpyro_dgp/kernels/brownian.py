@@ -7,9 +7,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_finite, require_positive, require_scalar
+from numpyro_dgp._checks import require_finite, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.hyperparameters import require_number
 
 __all__ = ["Brownian", "IntegratedBrownian"]
 
@@ -53,8 +54,7 @@ class Brownian(Kernel):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        require_scalar(owner, "variance", self.variance)
-        require_positive(owner, "variance", self.variance)
+        require_number(self, "variance")
         require_scalar(owner, "origin", self.origin)
         require_finite(f"origin of {owner}", self.origin, "a place along the input, 0.0")
 

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_finite, require_positive, require_scalar, violated
+from numpyro_dgp._checks import require_count, require_finite, violated
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.covariance import of_both
+from numpyro_dgp.kernels.hyperparameters import lists_as_arrays, require_number
 from numpyro_dgp.kernels.stationary import RBF
 
 __all__ = ["Categorical", "Embedding", "is_label", "require_labels"]
@@ -23,6 +24,15 @@ __all__ = ["Categorical", "Embedding", "is_label", "require_labels"]
 def is_label(labels: Any, levels: Any) -> Any:
     """Whether numbers are labels from 0 to ``levels`` - 1."""
     return (labels % 1 == 0) & (labels >= 0) & (labels < levels)
+
+
+def _require_columns(owner: str, X: Any, levels: tuple[int, ...]) -> None:
+    """Raise unless inputs (..., N, D) have one column for each number of levels."""
+    if np.shape(X)[-1] != len(levels):
+        raise ValueError(
+            f"kernel {owner}: expected {len(levels)} column(s) of labels, got inputs of shape {np.shape(X)}: "
+            f"kernel.on(*columns) picks them, {owner}(...).on({', '.join(map(str, range(1, len(levels) + 1)))})"
+        )
 
 
 def require_labels(owner: str, X: Any, levels: tuple[int, ...], where: str | None = None) -> None:
@@ -34,18 +44,13 @@ def require_labels(owner: str, X: Any, levels: tuple[int, ...], where: str | Non
         levels: L of every column.
         where: what to call the columns.
     """
-    columns = np.shape(X)[-1]
-    if columns != len(levels):
-        raise ValueError(
-            f"kernel {owner}: expected {len(levels)} column(s) of labels, got inputs of shape {np.shape(X)}: "
-            f"kernel.on(*columns) picks them, {owner}(...).on({', '.join(map(str, range(1, len(levels) + 1)))})"
-        )
+    _require_columns(owner, X, levels)
     if not violated(lambda X: is_label(X, np.array(levels)), X):
         return
     bad = ~is_label(np.asarray(X), np.array(levels))
     column = int(np.argwhere(bad)[0][-1])
     worst = np.asarray(X)[bad][0]
-    what = where or ("column 0 of its inputs" if columns == 1 else f"column {column} of its {columns}")
+    what = where or ("column 0 of its inputs" if len(levels) == 1 else f"column {column} of its {len(levels)}")
     advice = (
         "count them with levels; a missing entry, -1 in pandas, is a level of its own"
         if worst % 1 == 0
@@ -114,10 +119,8 @@ class Categorical(Kernel):
         for count in levels:
             require_count("Categorical", "levels", count, "int(labels.max()) + 1")
         object.__setattr__(self, "levels", tuple(map(int, levels)))
-        require_scalar("Categorical", "variance", self.variance)
-        require_positive("Categorical", "variance", self.variance)
-        if isinstance(self.correlation, list | tuple):
-            object.__setattr__(self, "correlation", jnp.asarray(self.correlation))
+        require_number(self, "variance")
+        lists_as_arrays(self, "correlation")
         if np.shape(self.correlation) not in ((), (len(levels),)):
             raise ValueError(
                 f"Categorical: expected a correlation of shape () or ({len(levels)},), got "
@@ -152,6 +155,7 @@ class Categorical(Kernel):
         return values + self._nothing(X)[..., None]
 
     def _nothing(self, X: Array) -> Array:
+        _require_columns("Categorical", X, self.levels)
         return _nothing(X, self.levels)
 
 

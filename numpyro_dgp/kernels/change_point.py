@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_finite, require_positive, require_scalar
+from numpyro_dgp._checks import require_finite, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel
+from numpyro_dgp.kernels.hyperparameters import column_number, require_number
 
 __all__ = ["ChangePoint"]
 
@@ -58,15 +59,15 @@ class ChangePoint(Kernel):
     def __post_init__(self) -> None:
         object.__setattr__(self, "before", as_kernel(self.before))
         object.__setattr__(self, "after", as_kernel(self.after))
-        for name in ("location", "width"):
-            require_scalar("ChangePoint", name, getattr(self, name))
+        require_scalar("ChangePoint", "location", self.location)
         require_finite("location of ChangePoint", self.location, "a place along the column, 0.5")
-        require_positive("ChangePoint", "width", self.width)
-        if type(self.column) is not int or self.column < 0:
+        require_number(self, "width")
+        if (column := column_number(self.column)) is None:
             raise ValueError(
                 f"ChangePoint: expected column to be a number counted from 0, got {self.column!r}: column=0 is the "
                 "first"
             )
+        object.__setattr__(self, "column", column)
 
     def check_inputs(self, X: Any) -> None:
         self.before.check_inputs(X)

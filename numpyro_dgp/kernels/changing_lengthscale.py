@@ -7,10 +7,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_count, require_positive, require_scalar
+from numpyro_dgp._checks import require_count
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.hyperparameters import by_column, require_number, require_positive_array
 
 __all__ = ["Gibbs"]
 
@@ -37,7 +38,8 @@ class Gibbs(Kernel):
         places: D, the number of columns before those of s.
 
     Raises:
-        ValueError: a value that is not positive; where it is called, inputs with another number of columns.
+        ValueError: a value that is not positive; where it is called, inputs with another number of columns, or
+            lengthscales that do not match the places.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -56,26 +58,26 @@ class Gibbs(Kernel):
     places: int = static(default=1)
 
     def __post_init__(self) -> None:
-        if isinstance(self.lengthscale, list | tuple):
-            object.__setattr__(self, "lengthscale", jnp.asarray(self.lengthscale))
-        require_scalar("Gibbs", "variance", self.variance)
-        require_positive("Gibbs", "variance", self.variance)
-        require_positive("Gibbs", "lengthscale", self.lengthscale)
+        require_number(self, "variance")
+        require_positive_array(self, "lengthscale")
         require_count("Gibbs", "places", self.places, "X.shape[-1]")
 
-    def _parts(self, X: Array) -> tuple[Array, Array]:
-        """Scaled places (..., N, D), and the factors of their lengthscales (..., N, D)."""
-        D, shape = self.places, jnp.shape(self.lengthscale)
+    def _checked_lengthscale(self, X: Array) -> Number:
+        """The lengthscale, where it fits to inputs (..., N, D + 1) or (..., N, 2 D)."""
+        D = self.places
         if X.shape[-1] not in (D + 1, 2 * D):
             raise ValueError(
                 f"kernel Gibbs: expected {D} column(s) of places and 1{'' if D == 1 else f' or {D}'} of log factors of "
                 f"lengthscales behind them, got inputs of shape {X.shape}: jnp.concatenate([X, s], -1), and "
                 "Gibbs(places=X.shape[-1])"
             )
-        if shape not in ((), (1,), (D,)):
-            raise ValueError(f"kernel Gibbs: expected a lengthscale of shape () or ({D},), got {shape}: one per place")
+        return by_column(self, "lengthscale", D)
+
+    def _parts(self, X: Array) -> tuple[Array, Array]:
+        """Scaled places (..., N, D), and the factors of their lengthscales (..., N, D)."""
+        lengthscale, D = self._checked_lengthscale(X), self.places
         factors = jnp.broadcast_to(jnp.exp(X[..., D:]), (*X.shape[:-1], D))
-        return X[..., :D] / self.lengthscale, factors
+        return X[..., :D] / lengthscale, factors
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         (x, l1), (z, l2) = self._parts(X1), self._parts(X2)
@@ -88,6 +90,7 @@ class Gibbs(Kernel):
         return self.variance * jnp.exp(exponent)
 
     def diagonal(self, X: Array) -> Array:
+        self._checked_lengthscale(X)
         return jnp.broadcast_to(self.variance, X.shape[:-1])
 
     def features(self, key: Array, X: Array, num: int) -> Array:

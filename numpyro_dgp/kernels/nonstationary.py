@@ -11,10 +11,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.hyperparameters import by_column, require_number, require_positive_array
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.kernels.zonal import ZonalKernel, extended, extended_directions, squared_length
 
@@ -47,8 +47,7 @@ class White(Kernel):
     variance: Number = 1.0
 
     def __post_init__(self) -> None:
-        require_scalar("White", "variance", self.variance)
-        require_positive("White", "variance", self.variance)
+        require_number(self, "variance")
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         same = jnp.asarray(True)
@@ -68,7 +67,7 @@ class Linear(Kernel):
         variance: squared units of output over input; a number, or (D,).
 
     Raises:
-        ValueError: a variance that is not positive.
+        ValueError: a variance that is not positive; where it is called, variances that do not match the columns.
 
     Example:
         >>> import jax.numpy as jnp
@@ -84,26 +83,26 @@ class Linear(Kernel):
     variance: Number = 1.0
 
     def __post_init__(self) -> None:
-        require_positive("Linear", "variance", self.variance)
+        require_positive_array(self, "variance")
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return matmul(X1 * self.variance, X2.mT)
+        return matmul(X1 * by_column(self, "variance", X1.shape[-1]), X2.mT)
 
     def diagonal(self, X: Array) -> Array:
-        return (jnp.square(X) * self.variance).sum(-1)
+        return (jnp.square(X) * by_column(self, "variance", X.shape[-1])).sum(-1)
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         slope = jax.random.normal(key, (X.shape[-1], num), X.dtype)
-        return matmul(X * jnp.sqrt(self.variance), slope)
+        return matmul(X * jnp.sqrt(by_column(self, "variance", X.shape[-1])), slope)
 
     def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
-        return X * jnp.sqrt(self.variance)
+        return X * jnp.sqrt(by_column(self, "variance", X.shape[-1]))
 
     def tilts(self, dims: int) -> tuple[Term, ...]:
         if type(self) is not Linear:
             return super().tilts(dims)
         none = jnp.zeros(dims, jnp.asarray(self.variance).dtype)
-        return (Term(none.sum(), none, (none + self.variance,)),)
+        return (Term(none.sum(), none, (none + by_column(self, "variance", dims),)),)
 
 
 @pytree
@@ -112,11 +111,12 @@ class Polynomial(Kernel):
 
     Args:
         variance: a number, or (D,).
-        offset: positive.
+        offset: a positive number.
         degree: a positive integer.
 
     Raises:
-        ValueError: a variance or offset that is not positive, or another degree.
+        ValueError: a variance that is not positive, an offset that is not a positive number, or another degree; where
+            it is called, variances that do not match the columns.
 
     Example:
         >>> import jax.numpy as jnp
@@ -134,21 +134,20 @@ class Polynomial(Kernel):
     degree: int = static(default=2)
 
     def __post_init__(self) -> None:
-        require_positive("Polynomial", "variance", self.variance)
-        require_positive("Polynomial", "offset", self.offset)
+        require_positive_array(self, "variance")
+        require_number(self, "offset")
         if not isinstance(self.degree, int) or self.degree < 1:
             raise ValueError(f"expected Polynomial(degree=...) to be a positive integer, got {self.degree!r}: try 2")
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return (matmul(X1 * self.variance, X2.mT) + self.offset) ** self.degree
+        return (matmul(X1 * by_column(self, "variance", X1.shape[-1]), X2.mT) + self.offset) ** self.degree
 
     def diagonal(self, X: Array) -> Array:
-        return ((jnp.square(X) * self.variance).sum(-1) + self.offset) ** self.degree
+        return squared_length(X, by_column(self, "variance", X.shape[-1]), self.offset) ** self.degree
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         draws = jax.random.normal(key, (self.degree, X.shape[-1] + 1, num), X.dtype)
-        bias = jnp.broadcast_to(jnp.sqrt(self.offset), (*X.shape[:-1], 1))
-        scaled = jnp.concatenate([X * jnp.sqrt(self.variance), bias], -1)
+        scaled = extended(X, by_column(self, "variance", X.shape[-1]), self.offset)
         return math.prod(matmul(scaled, draw) for draw in draws)  # type: ignore[return-value]
 
     def tilts(self, dims: int) -> tuple[Term, ...]:
@@ -156,7 +155,8 @@ class Polynomial(Kernel):
             return super().tilts(dims)
         none, p = jnp.zeros(dims, jnp.asarray(self.variance).dtype), self.degree
         scales = [math.log(math.comb(p, j)) + (p - j) * jnp.log(self.offset) for j in range(p + 1)]
-        return tuple(Term(scale, none, (none + self.variance,) * j) for j, scale in enumerate(scales))
+        form = none + by_column(self, "variance", dims)
+        return tuple(Term(scale, none, (form,) * j) for j, scale in enumerate(scales))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -199,11 +199,12 @@ class ArcCosine(ZonalKernel):
     Args:
         variance: :math:`\sigma^2`.
         weight_variances: :math:`\sigma_d^2`, a number or (D,).
-        bias_variance: :math:`\sigma_0^2`, positive.
+        bias_variance: :math:`\sigma_0^2`, a positive number.
         order: 0 (steps), 1 (rectified linear) or 2.
 
     Raises:
-        ValueError: a variance that is not positive, or another order.
+        ValueError: a variance that is not positive or of another shape, or another order; where it is called, weight
+            variances that do not match the columns.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -222,9 +223,9 @@ class ArcCosine(ZonalKernel):
     order: int = static(default=1)
 
     def __post_init__(self) -> None:
-        require_scalar("ArcCosine", "variance", self.variance)
-        for name in ("variance", "weight_variances", "bias_variance"):
-            require_positive("ArcCosine", name, getattr(self, name))
+        for name in ("variance", "bias_variance"):
+            require_number(self, name)
+        require_positive_array(self, "weight_variances")
         if self.order not in (0, 1, 2):
             raise ValueError(
                 f"expected ArcCosine(order=...) to be 0, 1 or 2, got {self.order!r}: 1 is rectified linear"
@@ -235,12 +236,15 @@ class ArcCosine(ZonalKernel):
         """How many derivatives the random functions have, in mean square."""
         return self.order
 
+    def _weights(self, X: Array) -> Number:
+        return by_column(self, "weight_variances", X.shape[-1])
+
     def _squared_norm(self, X: Array) -> Array:
-        return squared_length(X, self.weight_variances, self.bias_variance)
+        return squared_length(X, self._weights(X), self.bias_variance)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         norms = jnp.sqrt(self._squared_norm(X1)[..., :, None] * self._squared_norm(X2)[..., None, :])
-        cosine = (matmul(X1 * self.weight_variances, X2.mT) + self.bias_variance) / norms
+        cosine = (matmul(X1 * self._weights(X1), X2.mT) + self.bias_variance) / norms
         return self.variance / math.pi * norms**self.order * _arc_cosine(self.order, cosine)
 
     def diagonal(self, X: Array) -> Array:
@@ -248,10 +252,10 @@ class ArcCosine(ZonalKernel):
         return self.variance * at_zero * self._squared_norm(X) ** self.order
 
     def directions(self, X: Array) -> Array:
-        return extended_directions(X, self.weight_variances, self.bias_variance)
+        return extended_directions(X, self._weights(X), self.bias_variance)
 
     def factor(self, X: Array) -> Array:
-        return squared_length(X, self.weight_variances, self.bias_variance) ** (self.order / 2)
+        return self._squared_norm(X) ** (self.order / 2)
 
     def by_angle(self, angle: Array) -> Array:
         return self.variance / math.pi * _arc_cosine(self.order, jnp.cos(angle))
@@ -259,7 +263,7 @@ class ArcCosine(ZonalKernel):
     def features(self, key: Array, X: Array, num: int) -> Array:
         weight_key, sign_key = jax.random.split(key)
         weights = jax.random.normal(weight_key, (X.shape[-1] + 1, num), X.dtype)
-        activation = matmul(extended(X, self.weight_variances, self.bias_variance), weights)
+        activation = matmul(extended(X, self._weights(X), self.bias_variance), weights)
         sign = jax.random.rademacher(sign_key, (num,), X.dtype)
         return (
             sign

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_count, require_positive, violated
+from numpyro_dgp._checks import require_count, violated
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.bessel import scaled_bessel
 from numpyro_dgp.algebra.linalg import matmul, products_in_rows, safe_sqrt
+from numpyro_dgp.kernels.hyperparameters import by_column, require_positive_array
 from numpyro_dgp.kernels.state_space_forms import (
     ConstantState,
     RotatingState,
@@ -37,7 +38,7 @@ class Periodic(Stationary):
         period: :math:`\tau`, units of the input; a number, or (D,).
 
     Raises:
-        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+        ValueError: a value that is not positive, or lengthscales or periods that do not match the columns.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -53,10 +54,17 @@ class Periodic(Stationary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(type(self).__name__, "period", self.period)
+        require_positive_array(self, "period")
+
+    def _require_columns(self, columns: int) -> None:
+        super()._require_columns(columns)
+        by_column(self, "period", columns)
+
+    def _angle(self, X: Array) -> Array:
+        return 2 * math.pi * X / by_column(self, "period", X.shape[-1])
 
     def _scale(self, X: Array) -> Array:
-        angle = 2 * math.pi * X / self.period
+        angle = self._angle(X)
         return jnp.concatenate([super()._scale(jnp.cos(angle)), super()._scale(jnp.sin(angle))], -1)
 
     def profile(self, r2: Array) -> Array:
@@ -70,10 +78,9 @@ class Periodic(Stationary):
     def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
         r"""Of each column :math:`e^{-a} I_0(a) + 2 e^{-a} \sum_n I_n(a) \cos(2\pi n (x - x') / \tau)`, where
         :math:`a = \ell^{-2}`: a constant, and a cosine and a sine of each frequency."""
-        D = X.shape[-1]
-        rates = 1 / jnp.square(jnp.broadcast_to(self.lengthscale, (D,)))
+        rates = 1 / jnp.square(self._lengthscales(X.shape[-1]))
         total = jnp.sqrt(self.variance) * jnp.ones_like(X[..., :1])
-        for angle, rate, size in zip(jnp.moveaxis(2 * math.pi * X / self.period, -1, 0), rates, sizes, strict=True):
+        for angle, rate, size in zip(jnp.moveaxis(self._angle(X), -1, 0), rates, sizes, strict=True):
             num = (size - 1) // 2
             phase = angle[..., None] * jnp.arange(1, num + 1)
             weights = safe_sqrt(scaled_bessel(rate, num + 1))

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_finite, require_positive
+from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.covariance import of_both
+from numpyro_dgp.kernels.hyperparameters import lists_as_arrays, require_positive_array
 
 __all__ = ["SpectralMixture"]
 
@@ -57,9 +58,7 @@ class SpectralMixture(Kernel):
     lengthscale: Any
 
     def __post_init__(self) -> None:
-        for name in ("variance", "frequency", "lengthscale"):
-            if isinstance(value := getattr(self, name), list | tuple):
-                object.__setattr__(self, name, jnp.asarray(value))
+        lists_as_arrays(self, "variance", "frequency", "lengthscale")
         shapes = [jnp.shape(a) for a in (self.variance, self.frequency, self.lengthscale)]
         widths = {shape[1] for shape in shapes[1:] if len(shape) == 2}
         if len(shapes[0]) != 1 or any(s[:1] != shapes[0] or len(s) > 2 for s in shapes) or len(widths) > 1:
@@ -67,13 +66,13 @@ class SpectralMixture(Kernel):
                 "SpectralMixture: expected variance (Q,), frequency (Q, D) or (Q,) and lengthscale (Q, D) or (Q,), got "
                 f"{', '.join(map(str, shapes))}: one row per component"
             )
-        require_positive("SpectralMixture", "variance", self.variance)
-        require_positive("SpectralMixture", "lengthscale", self.lengthscale)
+        require_positive_array(self, "variance")
+        require_positive_array(self, "lengthscale")
         require_finite("frequency of SpectralMixture", self.frequency, "turns per unit of input, one over the period")
 
-    def _components(self, columns: int) -> list[tuple[Array, Array, Array]]:
-        """Variance (), angular frequency (D,) and lengthscale (D,) of every component."""
-        variance, frequency, lengthscale = map(jnp.asarray, (self.variance, self.frequency, self.lengthscale))
+    def _by_component(self, columns: int) -> tuple[Array, Array]:
+        """Frequencies (Q, D), and lengthscales (Q, D) or (Q, 1)."""
+        frequency, lengthscale = map(jnp.asarray, (self.frequency, self.lengthscale))
         frequency = frequency[:, None] if frequency.ndim == 1 else frequency
         lengthscale = lengthscale[:, None] if lengthscale.ndim == 1 else lengthscale
         if frequency.shape[1] != columns or lengthscale.shape[1] not in (1, columns):
@@ -81,8 +80,13 @@ class SpectralMixture(Kernel):
                 f"kernel SpectralMixture: expected inputs with {frequency.shape[1]} column(s), as of frequency, got "
                 f"{columns}: frequency has shape (Q, D)"
             )
+        return frequency, lengthscale
+
+    def _components(self, columns: int) -> list[tuple[Array, Array, Array]]:
+        """Variance (), angular frequency (D,) and lengthscale (D,) of every component."""
+        frequency, lengthscale = self._by_component(columns)
         lengthscale = jnp.broadcast_to(lengthscale, frequency.shape)
-        return list(zip(variance, 2 * math.pi * frequency, lengthscale, strict=True))
+        return list(zip(jnp.asarray(self.variance), 2 * math.pi * frequency, lengthscale, strict=True))
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         total: Any = 0
@@ -93,6 +97,7 @@ class SpectralMixture(Kernel):
         return total
 
     def diagonal(self, X: Array) -> Array:
+        self._by_component(X.shape[-1])
         return jnp.broadcast_to(jnp.sum(self.variance), X.shape[:-1])
 
     def features(self, key: Array, X: Array, num: int) -> Array:

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_positive, require_scalar, violated
+from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
 from numpyro_dgp.kernels.base import Kernel, as_kernel
 from numpyro_dgp.kernels.covariance import of_both
+from numpyro_dgp.kernels.hyperparameters import require_number
 from numpyro_dgp.kernels.stationary import Matern32
 from numpyro_dgp.kernels.zonal import ZonalKernel, by_chord
 
@@ -112,8 +113,7 @@ class Chordal(ZonalKernel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
-        require_scalar("Chordal", "radius", self.radius)
-        require_positive("Chordal", "radius", self.radius)
+        require_number(self, "radius")
 
     def check_inputs(self, X: Any) -> None:
         _require_degrees("Chordal", X)
@@ -175,8 +175,7 @@ class GreatCircle(ZonalKernel):
 
     def __post_init__(self) -> None:
         for name in ("variance", "lengthscale", "radius"):
-            require_scalar("GreatCircle", name, getattr(self, name))
-            require_positive("GreatCircle", name, getattr(self, name))
+            require_number(self, name)
 
     def check_inputs(self, X: Any) -> None:
         _require_degrees("GreatCircle", X)

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.algebra.distances import squared_distances
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.matern import matern12, matern32, matern52
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.covariance import of_both
+from numpyro_dgp.kernels.hyperparameters import by_column, require_number, require_positive_array
 from numpyro_dgp.kernels.state_space_forms import MaternState, StateSpaceForm, no_state_space
 from numpyro_dgp.kernels.terms import Term
 
@@ -48,11 +48,8 @@ class Stationary(Kernel):
     lengthscale: Number = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.lengthscale, list | tuple):
-            object.__setattr__(self, "lengthscale", jnp.asarray(self.lengthscale))
-        require_scalar(type(self).__name__, "variance", self.variance)
-        require_positive(type(self).__name__, "variance", self.variance)
-        require_positive(type(self).__name__, "lengthscale", self.lengthscale)
+        require_number(self, "variance")
+        require_positive_array(self, "lengthscale")
 
     def profile(self, r2: Array) -> Array:
         """The correlation as a function of the squared scaled distance."""
@@ -65,14 +62,16 @@ class Stationary(Kernel):
             "frequencies(key, shape, dtype) on the kernel, or draw at fixed inputs with f.joint(x)"
         )
 
+    def _require_columns(self, columns: int) -> None:
+        """Raise unless the hyperparameters fit to inputs with so many columns."""
+        by_column(self, "lengthscale", columns)
+
     def _scale(self, X: Array) -> Array:
-        lengthscale = jnp.asarray(self.lengthscale)
-        if lengthscale.ndim > 1 or (lengthscale.ndim == 1 and lengthscale.shape[0] not in (1, X.shape[-1])):
-            raise ValueError(
-                f"{type(self).__name__}: expected a lengthscale of shape () or ({X.shape[-1]},) for inputs "
-                f"of shape {X.shape}, got {lengthscale.shape}: one lengthscale per input column"
-            )
-        return X / lengthscale
+        return X / by_column(self, "lengthscale", X.shape[-1])
+
+    def _lengthscales(self, columns: int) -> Array:
+        """The lengthscale of every column, (columns,)."""
+        return jnp.broadcast_to(by_column(self, "lengthscale", columns), (columns,))
 
     def _one_lengthscale(self) -> Array:
         """The lengthscale as a single number, for kernels of time."""
@@ -84,6 +83,7 @@ class Stationary(Kernel):
         return self.variance * self.profile(squared_distances(*of_both(self._scale, X1, X2)))
 
     def diagonal(self, X: Array) -> Array:
+        self._require_columns(X.shape[-1])
         return jnp.broadcast_to(self.variance, X.shape[:-1])
 
     def features(self, key: Array, X: Array, num: int) -> Array:
@@ -120,7 +120,7 @@ class RBF(Stationary):
         return jax.random.normal(key, shape, dtype)
 
     def spectral_density(self, omega: Array) -> Array:
-        lengthscale = jnp.broadcast_to(self.lengthscale, omega.shape[-1:])
+        lengthscale = self._lengthscales(omega.shape[-1])
         volume = jnp.prod(lengthscale * math.sqrt(2 * math.pi))
         return self.variance * volume * jnp.exp(-0.5 * jnp.square(lengthscale * omega).sum(-1))
 
@@ -128,7 +128,7 @@ class RBF(Stationary):
         if type(self) is not RBF:
             return super().tilts(dims)
         variance = jnp.asarray(self.variance)
-        return (Term(jnp.log(variance), jnp.zeros(dims, variance.dtype) + 1 / jnp.square(self.lengthscale)),)
+        return (Term(jnp.log(variance), jnp.zeros(dims, variance.dtype) + 1 / jnp.square(self._lengthscales(dims))),)
 
 
 @pytree
@@ -151,7 +151,7 @@ class _Matern(Stationary):
 
     def spectral_density(self, omega: Array) -> Array:
         D, nu = omega.shape[-1], self.nu
-        lengthscale = jnp.broadcast_to(self.lengthscale, omega.shape[-1:])
+        lengthscale = self._lengthscales(omega.shape[-1])
         log_constant = (
             D * math.log(2) + 0.5 * D * math.log(math.pi) + gammaln(nu + 0.5 * D) - gammaln(nu) + nu * math.log(2 * nu)
         )
@@ -255,7 +255,8 @@ class RationalQuadratic(Stationary):
         alpha: :math:`\alpha`, a number; the smaller, the slower the decay.
 
     Raises:
-        ValueError: a value that is not positive, or lengthscales that do not match the columns.
+        ValueError: a value that is not positive, an alpha that is not a single number, or lengthscales that do not
+            match the columns.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -271,7 +272,7 @@ class RationalQuadratic(Stationary):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(type(self).__name__, "alpha", self.alpha)
+        require_number(self, "alpha")
 
     def profile(self, r2: Array) -> Array:
         return jnp.exp(-self.alpha * jnp.log1p(0.5 * r2 / self.alpha))

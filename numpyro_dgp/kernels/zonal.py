@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.covariance import of_both
+from numpyro_dgp.kernels.hyperparameters import by_column, require_number, require_positive_array
 from numpyro_dgp.kernels.stationary import Matern52, Stationary
 
 __all__ = ["Zonal", "ZonalKernel", "by_chord", "extended", "extended_directions", "squared_length"]
@@ -92,11 +92,12 @@ class Zonal(ZonalKernel):
         kernel: :math:`\kappa`, a stationary kernel with a single lengthscale, in units of the unit sphere, on which no
             distance exceeds 2.
         weight_variances: :math:`\sigma_d^2`, a number or (D,): large where the column matters.
-        bias_variance: :math:`\sigma_0^2`, positive.
+        bias_variance: :math:`\sigma_0^2`, a positive number.
         order: n, 0, 1 or 2.
 
     Raises:
-        ValueError: another kernel, a variance that is not positive, or another order.
+        ValueError: another kernel, a variance that is not positive or of another shape, or another order; where it is
+            called, weight variances that do not match the columns.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -117,17 +118,17 @@ class Zonal(ZonalKernel):
 
     def __post_init__(self) -> None:
         by_chord("Zonal", self.kernel, jnp.zeros(()))
-        require_positive("Zonal", "weight_variances", self.weight_variances)
-        require_scalar("Zonal", "bias_variance", self.bias_variance)
-        require_positive("Zonal", "bias_variance", self.bias_variance)
+        require_positive_array(self, "weight_variances")
+        require_number(self, "bias_variance")
         if self.order not in (0, 1, 2):
             raise ValueError(f"expected Zonal(order=...) to be 0, 1 or 2, got {self.order!r}: 1 grows in proportion")
 
     def directions(self, X: Array) -> Array:
-        return extended_directions(X, self.weight_variances, self.bias_variance)
+        return extended_directions(X, by_column(self, "weight_variances", X.shape[-1]), self.bias_variance)
 
     def factor(self, X: Array) -> Array:
-        return squared_length(X, self.weight_variances, self.bias_variance) ** (self.order / 2)
+        weights = by_column(self, "weight_variances", X.shape[-1])
+        return squared_length(X, weights, self.bias_variance) ** (self.order / 2)
 
     def by_angle(self, angle: Array) -> Array:
         return by_chord("Zonal", self.kernel, angle)
