@@ -213,3 +213,10 @@ def test_column_numbers_of_numpy():
         with pytest.raises(ValueError, match=r"ChangePoint: expected column to be a number counted from 0"):
             K.ChangePoint(K.RBF(), K.RBF(), 0.0, column=wrong)
     assert type(K.ChangePoint(K.RBF(), K.RBF(), 0.0, column=np.int64(1)).column) is int
+
+
+@pytest.mark.parametrize("kernel", [K.Periodic(), K.Cosine()])
+@pytest.mark.parametrize("sphere", [K.Zonal, K.Chordal])
+def test_kernels_of_the_sphere_are_functions_of_the_distance(kernel, sphere):
+    with pytest.raises(ValueError, match=r"a function of the distance, got (Periodic|Cosine)"):
+        sphere(kernel).by_angle(jnp.ones(()))

@@ -67,13 +67,19 @@ def by_chord(owner: str, kernel: Kernel, angle: Array, radius: Number = 1.0) -> 
     Raises:
         ValueError: a kernel that is not a function of the distance.
     """
-    if not isinstance(kernel, Stationary) or jnp.size(kernel.lengthscale) != 1:
+    if not isinstance(kernel, Stationary) or not _of_distance(kernel) or jnp.size(kernel.lengthscale) != 1:
         raise ValueError(
             f"{owner}: expected a stationary kernel with a single lengthscale, a function of the distance, got "
             f"{type(kernel).__name__}: dgp.kernels.Matern52(1.0, 0.5)"
         )
     squares = jnp.square(2 * radius * jnp.sin(angle / 2))
     return kernel.variance * kernel.profile(squares / jnp.square(jnp.reshape(kernel.lengthscale, ())))
+
+
+def _of_distance(kernel: Stationary) -> bool:
+    """Whether it has a profile of scaled distances, and not of waves."""
+    own = type(kernel)
+    return own._scale is Stationary._scale and own.profile is not Stationary.profile
 
 
 @pytree
