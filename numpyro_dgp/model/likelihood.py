@@ -182,11 +182,17 @@ class Likelihood(dist.Distribution):
         altogether = None if marginal or self.given is None else self.given.altogether
         return None if self.closed[marginal] is None and altogether is None else "closed form"
 
+    @property
+    def _has_peaks(self) -> bool:
+        """Whether p(y | v) may be narrower than what nodes tell apart; probabilities of two labels are not."""
+        one = self.closed.log_marginal is None and isinstance(self.rule, GaussHermite)
+        return one and self.family != "Bernoulli"
+
     def __repr__(self) -> str:
         how, rule = self._exact, self.rule
         if how is None and isinstance(rule, MonteCarlo):
             how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
-        elif how is None and self.collapse == "marginal" and self.closed.log_marginal is None and self.factorised:
+        elif how is None and self.collapse == "marginal" and self._has_peaks:
             how = "nodes around the peak"
         elif how is None:
             how = f"{self._open_directions().size} Gauss-Hermite nodes"
@@ -305,9 +311,9 @@ class Likelihood(dist.Distribution):
             return of_rows(own, self.observed, self.event_dim)
         if self.closed.log_marginal is not None:
             return self._sum_numbers(self.closed.log_marginal(y, loc, variance))
-        rule = self._open_directions()
-        if isinstance(rule, GaussHermite):
+        if self._has_peaks:
             return self._sum_numbers(self._log_expectation(y, loc, variance))
+        rule = self._open_directions()
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
             return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
