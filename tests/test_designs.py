@@ -47,6 +47,24 @@ def test_whole_numbers_and_labels(make, key):
     assert (MIXED.snapped(X) == X).all()
 
 
+@pytest.mark.parametrize("num", [4, 5, 9])
+@pytest.mark.parametrize("make", [design.latin_hypercube, design.maximin])
+def test_every_whole_number_equally_often_or_one_time_more(make, num):
+    box = design.Box([[0, 2], [0.0, 1.0]], integers=[0])
+    for key in jax.random.split(jax.random.key(1), 40):
+        X = make(box, num, key)
+        counts = np.bincount(X[:, 0].astype(int), minlength=3)
+        assert set(counts) <= {num // 3, -(-num // 3)}
+        assert (np.sort(np.floor(num * X[:, 1])) == np.arange(num)).all()
+
+
+def test_a_box_is_its_own():
+    bounds = np.array([[0.0, 1.0]])
+    box = design.Box(bounds)
+    bounds[0, 1] = 5.0
+    assert box.high.tolist() == [1.0]
+
+
 def test_additions_are_far_from_everything(key):
     existing = np.array([[0.1, 0.1], [0.9, 0.2]])
     X = design.additions(SQUARE, existing, 3, key)

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -112,6 +113,12 @@ def test_single_precision(key, x32):
         (lambda x: x[0], {}, r"one number for q points x \(1, 2\), got shape \(2,\): sum or average"),
         (lambda x: -jnp.inf * (1 + x.sum()), {}, r"a finite value somewhere, got -inf at all 64"),
         (lambda x: 1 / (0 * x.sum()), {}, r"below infinity, got inf at x = "),
+        (lambda x: np.sin(x).sum(), {}, r"of JAX operations, got one .*\(TracerArrayConversionError\): jnp.sin in"),
+        (lambda x: float(x.sum()), {}, r"of JAX operations, got one .*\(ConcretizationTypeError\).*no float\(\)"),
+        (lambda x: x.sum() if x.sum() > 0 else 0.0, {}, r"of JAX operations, got one .*jnp.where in place of if"),
+        (lambda x: jax.lax.complex(x, x).sum(), {}, r"real numbers, got complex128: take .real"),
+        (lambda x: None, {}, r"values of the acquisition to be numbers, got a NoneType"),
+        (lambda x: "high", {}, r"values of the acquisition to be numbers, got text"),
         (3, {}, r"an acquisition, a function of x \(q, D\), got int"),
         (branin, {"starts": [[0.5]]}, r"starts of shape \(K, 1, 2\), got \(1, 1\)"),
         (branin, {"starts": [[0.5, 7.0]]}, r"starts within bounds, got 7 in row 0"),

@@ -42,6 +42,35 @@ def test_statistics_are_those_of_each_input():
         np.testing.assert_allclose(found.squares[row], len(runs) * runs.var(0), rtol=1e-5, atol=1e-6)
 
 
+def test_pooled_numbers_are_those_of_the_rows_or_an_error(x32):
+    """In single precision none of them wraps around or falls together with another."""
+    for X, says in (
+        (np.array([[1700000000000], [1700000000001]]), "expected inputs of pooled within the whole numbers of int32"),
+        (1.7e9 + np.arange(3.0)[:, None], "expected distinct values of inputs of pooled to stay distinct in float32"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            pooled(X, np.ones(len(X)))
+    with pytest.raises(ValueError, match="expected distinct values of means of the outputs of pooled to stay distinct"):
+        pooled(INPUTS[:3], 1.7e9 + np.arange(3.0))
+    with pytest.raises(ValueError, match="expected outputs of pooled with squared distances below 3e"):
+        pooled(INPUTS[[0, 0]], np.array([0.0, 1e20]))
+    found = pooled(INPUTS[[0, 0, 1, 1]], 1.7e9 + 1e6 * np.array([0, 0, 1, 1]) + np.array([0.0, 1.0, 0.0, 1.0]))
+    assert found.squares.tolist() == [0.5, 0.5]  # computed before anything is rounded
+
+
+@pytest.mark.parametrize("noise", [(), (3,), (2, 3), (2, 1), (1, 3)])
+@pytest.mark.parametrize("counts", [3.0, np.array([2.0, 5.0])])
+def test_shapes_of_noise_and_counts(noise, counts):
+    noise, squares = RNG.uniform(1, 2, noise), RNG.uniform(size=(2, 3))
+    terms = lambda s, c, w: -0.5 * (c - 1) * np.log(2 * np.pi * s**2) - 0.5 * np.log(c) - 0.5 * w / s**2  # noqa: E731
+    every = np.broadcast_to(noise, (2, 3))
+    expected = [
+        sum(terms(s, c, w) for s, w in zip(*row, strict=True))
+        for *row, c in zip(every, squares, np.broadcast_to(counts, 2), strict=True)
+    ]
+    np.testing.assert_allclose(within_replicates(noise, counts, squares), expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("noise", [0.3, 1e-3])
 def test_one_layer_has_the_bound_of_all_rows(noise):
     """And its derivative by the noise."""
@@ -91,6 +120,13 @@ def test_pooled_rows_can_be_fitted_and_predicted():
         (lambda: jax.jit(pooled)(INPUTS, RUNS[:5]), "pooled: expected known arrays, got traced ones: pool the rows"),
         (lambda: within_replicates(-1.0, 1.0, 0.0), "noise of within_replicates to be positive"),
         (lambda: within_replicates(1.0, jnp.ones(3), jnp.ones(4)), r"expected counts \(U,\) and squares \(U,\) or"),
+        (
+            lambda: within_replicates(np.ones((3, 1)), np.ones(3), np.ones(3)),
+            r"noise that is a number or broadcasts to squares, got counts \(3,\), squares \(3,\) and noise \(3, 1\): X",
+        ),
+        (lambda: within_replicates(np.ones((3, 3)), np.ones(3), np.ones(3)), r"squares \(3,\) and noise \(3, 3\)"),
+        (lambda: within_replicates(np.ones(2), np.ones(3), np.ones(3)), r"squares \(3,\) and noise \(2,\)"),
+        (lambda: within_replicates(np.ones(2), 1.0, 0.0), r"counts \(\), squares \(\) and noise \(2,\)"),
     ],
 )
 def test_wrong_calls(call, message):

@@ -42,8 +42,8 @@ def improvement(posterior, seen, key):
     return acquisition
 
 
-def search(**settings):
-    return Search(precise, dgp.guides.InducingPoint, LINE, improvement, **{**QUICK, **settings})
+def search(bounds=LINE, **settings):
+    return Search(precise, dgp.guides.InducingPoint, bounds, improvement, **{**QUICK, **settings})
 
 
 def run(key, **settings):
@@ -326,6 +326,10 @@ def outside(X, y=None):
     numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)).to_event(1), obs=y)
 
 
+def independent(model):
+    return dgp.guides.InducingPoint(model, inducing=dgp.guides.Diagonal())
+
+
 def with_latents(X, y=None):
     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.hstack([Z, Z])))
     with numpyro.plate("data", len(X)):
@@ -340,12 +344,18 @@ def with_latents(X, y=None):
         ({"budget": 0}, r"budget to be a positive integer"),
         ({"guide": dgp.guides.InducingPoint(shallow)}, r"make a guide from a program, got a InducingPoint.*guide=dgp"),
         ({"guide": lambda model: model}, r"to make a guide of dgp.guides, got function"),
+        ({"guide": independent}, r"q\(v\) of the last layers are Full\(\) for rounds without a refit, got Inducing"),
         ({"model": outside}, r"in a numpyro.plate of the rows, got none"),
         ({"model": with_latents}, r"parameters that all rows share, got 'w_auto_loc' with values of every row"),
-        ({"initial": 1}, r"initial to be a positive integer"),
-        ({"initial": [[0.0]]}, r"at least two points"),
+        ({"budget": 1, "simulator": lambda x: pytest.fail("it ran")}, r"design.loop: .*budget of at least 2, .* got 1"),
+        ({"initial": 0}, r"initial to be a positive integer, got 0"),
+        ({"initial": 1}, r"initial of at least 2 points, got 1: initial=10"),
+        ({"initial": [[0.0]]}, r"initial of at least 2 points, got 1: initial=10"),
         ({"initial": [[0.0], [3.0]]}, r"initial within bounds, got 3 in row 1"),
         ({"acquisition": 1}, r"the acquisition, a function, got int"),
+        ({"acquisition": lambda posterior, seen: None}, r"acquisition\(posterior, seen, key\), .* \(posterior, seen\)"),
+        ({"acquisition": partial(improvement, key=3)}, r"got one that takes \(posterior, seen, \*, key=3\): lambda"),
+        ({"acquisition": dgp.design.ThompsonSampling}, r"got one that takes \(posterior: .*, key: .*: lambda"),
         ({"q": 1.5}, r"q to be a positive integer, got 1.5"),
     ],
 )
@@ -354,18 +364,36 @@ def test_wrong_calls(settings, says, key):
         run(key, **settings)
 
 
+@pytest.mark.parametrize("acquisition", [partial(lambda scale, *args: None, 2.0), dgp.design.UpperConfidence, max])
+def test_acquisitions_that_take_three_arguments(acquisition):
+    assert Search(precise, dgp.guides.InducingPoint, LINE, acquisition).acquisition is acquisition
+
+
+def test_independent_inducing_values_where_every_round_has_a_fit(key):
+    assert Search(precise, independent, LINE, improvement, **QUICK, refit_every=1).start(key).pending.shape == (4, 1)
+
+
 def test_wrong_records(key, tmp_path):
     mine = search()
     record = mine.start(key)
     for call, says in (
         (lambda: record.add([np.nan]), r"finite values of shape \(K,\), got nan"),
         (lambda: record.add(np.zeros(7)), r"at most 4 values, one for each pending point, got 7"),
+        (lambda: record.add([1.0], [[np.nan]]), r"finite points of Record.add, got 1 NaN"),
         (lambda: record.add([1.0], [[1.0, 2.0]]), r"points X of shape \(1, 1\), one row per value, got \(1, 2\)"),
         (lambda: mine.fitted(record), r"at least two values to fit to, got 0"),
         (lambda: mine.require_own(Record()), r"a record of this search, got one of another: bounds is missing"),
     ):
         with pytest.raises(ValueError, match=says):
             call()
+    boxes = search(bounds=Box([[-2, 2]], categories=[0]), initial=[[0], [1]])
+    for searched, x, says in (
+        (mine, 2.1, r"design.Search: expected X of the record within bounds, got 2.1 in row 1, column 0"),
+        (boxes, 0.5, r"design.Search: expected whole numbers in column 0 of X of the record, got 0.5 in row 1"),
+    ):
+        for method in (searched.fitted, searched.propose):
+            with pytest.raises(ValueError, match=says):
+                method(Record(pending=np.zeros((0, 1)), identity=searched.identity).add([1.0, 2.0], [[0.0], [x]]))
     dgp.save(tmp_path / "other.npz", {"a": np.zeros(2)})
     with pytest.raises(ValueError, match=r"written by Record.save or design.loop, got other arrays"):
         Record.load(tmp_path / "other.npz")

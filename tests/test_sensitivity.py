@@ -6,7 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from programs import X, Y, deep, random_params
+from programs import X, Y, deep, random_params, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.design import Integrals, main_effects, sobol_indices
@@ -233,12 +233,21 @@ def test_wrong_calls(function, emulator, inputs, settings, message):
     assert function.__name__ in str(raised.value)
 
 
+@pytest.mark.parametrize("function", [sobol_indices, main_effects])
+def test_fewer_draws_than_functions(function):
+    chain = dgp.Posterior(shallow, samples={"g": jnp.ones((2, 8))})
+    message = f"{function.__name__}: expected num_functions of at most 2, .* got 50: num_functions=2"
+    with pytest.raises(ValueError, match=message):
+        quiet(function, chain, BOX, KEY)
+
+
 def test_wrong_groups_keys_and_levels():
     for group in ([], [2], [0, 0], ["x0", 0], "x0", 0, [-1]):
         with pytest.raises(ValueError, match=r"group 'u' to be a list of different columns among x0, x1, or .* 0 to 1"):
             quiet(sobol_indices, first, BOX, KEY, groups={"u": group})
-    with pytest.raises(ValueError, match="expected at least one group, got none"):
-        quiet(sobol_indices, first, BOX, KEY, groups={})
+    for groups, got in (({}, "none"), ([[0, 1]], "a list"), ("x0", "a str")):
+        with pytest.raises(ValueError, match=f"expected groups as a dict of lists of columns, at least one, got {got}"):
+            quiet(sobol_indices, first, BOX, KEY, groups=groups)
     with pytest.raises(ValueError, match="main_effects: expected a PRNG key, got 0"):
         quiet(main_effects, first, BOX, 0)
     with pytest.raises(ValueError, match="main_effects: expected num_values to be a positive integer"):

@@ -14,7 +14,7 @@ from public_api import OPTIONAL, modules
 
 import numpyro_dgp as dgp
 from numpyro_dgp._shown import brief
-from numpyro_dgp.design import Box, LogExpectedImprovement, Search, ThompsonSampling
+from numpyro_dgp.design import Box, LogExpectedImprovement, Search
 from numpyro_dgp.inference.checkpoints import Checkpoint
 
 G, K = dgp.guides, dgp.kernels
@@ -106,8 +106,8 @@ SHOWN = [
     (dgp.initial.Standardizer.fit(X), "Standardizer(loc=float64[1], scale=float64[1])"),
     (Box([[0.0, 1.0]]), "Box(bounds=float64[1,2])"),
     (
-        Search(toy, G.InducingPoint, [[0.0, 1.0]], ThompsonSampling, q=2),
-        "Search(model=toy, guide=InducingPoint, bounds=Box(bounds=float64[1,2]), acquisition=ThompsonSampling, q=2)",
+        Search(toy, G.InducingPoint, [[0.0, 1.0]], lambda posterior, seen, key: None, q=2),
+        "Search(model=toy, guide=InducingPoint, bounds=Box(bounds=float64[1,2]), acquisition=<lambda>, q=2)",
     ),
     (
         LogExpectedImprovement(dgp.Posterior(toy, samples={"f": X}), jax.random.key(0), best=jnp.array(2.5)),

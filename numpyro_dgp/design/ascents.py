@@ -11,14 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.design.input_space import Box
 
-__all__ = ["Acquisition", "Ascents", "CompiledAcquisition", "Programs"]
+__all__ = ["NOT_TRACEABLE", "Acquisition", "Ascents", "CompiledAcquisition", "Programs", "compiled_alone"]
 
 Acquisition = Callable[[Array], Array]
 """From q points (q, D) to one number, larger is better: a pure function that JAX can differentiate and vectorise."""
+
+NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What JAX raises where a function needs values that it is not given while it is traced."""
 
 _SWEEPS = 10
 
@@ -70,11 +79,18 @@ class Programs:
 
     def __init__(self, function: Callable[[Any, Array], Any]) -> None:
         def number(arrays: Any, x: Array) -> Array:
-            found = jnp.asarray(function(arrays, x))
+            found = function(arrays, x)
+            if not isinstance(found, jax.Array):
+                found = jnp.asarray(as_numbers("values of the acquisition", found))
             if found.shape:
                 raise ValueError(
                     f"design.maximise: expected an acquisition that gives one number for q points x {x.shape}, got "
                     f"shape {found.shape}: sum or average over the points, with q=1 take [0]"
+                )
+            if jnp.iscomplexobj(found):
+                raise ValueError(
+                    f"design.maximise: expected an acquisition that gives real numbers, got {found.dtype}: take "
+                    ".real, or jnp.abs of it"
                 )
             return found.astype(jnp.result_type(float, found.dtype))
 
@@ -86,6 +102,21 @@ class Programs:
         many, few = (jnp.asarray(np.broadcast_to(box.low, (size, q, box.dims))) for size in (num_many, num_few))
         values, slopes = self.values.at(arrays, many), self.slopes.at(arrays, few)
         return CompiledAcquisition(partial(values, arrays), partial(slopes, arrays), num_many, num_few)
+
+
+def compiled_alone(acquisition: Acquisition, box: Box, q: int, num_many: int, num_few: int) -> CompiledAcquisition:
+    """An acquisition, compiled for two sizes of stacks.
+
+    Raises:
+        ValueError: one that JAX cannot trace.
+    """
+    try:
+        return Programs(lambda _, x: acquisition(x)).at((), box, q, num_many, num_few)
+    except NOT_TRACEABLE as error:
+        raise ValueError(
+            "design.maximise: expected an acquisition of JAX operations, got one that needs the values of x while JAX "
+            f"traces it ({type(error).__name__}): jnp.sin in place of np.sin, no float(), and jnp.where in place of if"
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)

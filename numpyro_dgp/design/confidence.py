@@ -8,11 +8,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from numpyro_dgp._checks import require_finite, require_scalar, violated
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.expected_excess import largest
 from numpyro_dgp.algebra.linalg import matmul
-from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread
+from numpyro_dgp.design.posterior_acquisition import WithDraws
 from numpyro_dgp.prediction.joint_mixture import lower_factors
 
 __all__ = ["UpperConfidence"]
@@ -39,7 +40,7 @@ class UpperConfidence(WithDraws):
         output: which column of a function of several outputs.
 
     Raises:
-        ValueError: as :class:`ExpectedImprovement`, or a ``beta`` below zero.
+        ValueError: as :class:`ExpectedImprovement`, or a ``beta`` that is not finite or below zero.
 
     Example:
         >>> import jax
@@ -66,7 +67,11 @@ class UpperConfidence(WithDraws):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_spread(self.owner, "beta", self.beta)
+        advice = "it is a number of standard deviations, such as 2.0"
+        require_scalar(self.owner, "beta", self.beta)
+        require_finite(f"beta of {self.owner}", self.beta, advice)
+        if violated(lambda v: v >= 0, self.beta):
+            raise ValueError(f"{self.owner}: expected beta of at least zero, got {self.beta}: {advice}")
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

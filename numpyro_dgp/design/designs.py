@@ -47,7 +47,9 @@ def latin_hypercube(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray
     from scipy.stats import qmc  # imported here, since it takes a second
 
     box, rng = _arguments("design.latin_hypercube", bounds, num, key)
-    return box.from_unit(qmc.LatinHypercube(box.dims, seed=rng).random(num))
+    unit = qmc.LatinHypercube(box.dims, seed=rng).random(num)
+    unit[:, box.whole] = (np.floor(num * unit[:, box.whole]) + 0.5) / num
+    return box.from_unit(unit)
 
 
 def sobol(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray:

@@ -51,7 +51,7 @@ class Box:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        bounds = np.asarray(known_numbers("bounds of design.Box", self.bounds), float)
+        bounds = np.array(known_numbers("bounds of design.Box", self.bounds), float)  # not the caller's, to change
         object.__setattr__(self, "bounds", bounds)
         if bounds.ndim != 2 or bounds.shape[1] != 2 or not len(bounds):
             raise ValueError(

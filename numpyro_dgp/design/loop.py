@@ -82,10 +82,10 @@ def loop(
         The record with the posterior given all of it, its units, and what was seen.
 
     Raises:
-        ValueError: as :class:`Search` and :func:`maximise`; a simulator that returns something else than a finite
-            number; a file of another search, with the first difference, one that is damaged or that another process
-            uses, or that cannot be written. Whatever the simulator raises passes through, with a note where it was and
-            what is saved.
+        ValueError: as :class:`Search` and :func:`maximise`; a budget below two; a simulator that returns something else
+            than a finite number; a file of another search, with the first difference, one that is damaged or that
+            another process uses, or that cannot be written. Whatever the simulator raises passes through, with a note
+            where it was and what is saved.
 
     Example:
         >>> import jax, numpyro
@@ -109,6 +109,8 @@ def loop(
             "dgp.design.Search proposes points to simulators that run elsewhere"
         )
     require_count("design.loop", "budget", budget, "50")
+    if budget < 2:
+        raise ValueError(f"design.loop: expected a budget of at least 2, what a fit needs, got {budget}: try 50")
     search = Search(
         model,
         guide,

@@ -11,7 +11,7 @@ from numpyro_dgp._checks import require_count
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.design.ascents import Acquisition, Ascents, CompiledAcquisition, Programs
+from numpyro_dgp.design.ascents import Acquisition, Ascents, CompiledAcquisition, compiled_alone
 from numpyro_dgp.design.designs import scrambled_points
 from numpyro_dgp.design.input_space import Box, as_box, generator
 
@@ -65,6 +65,10 @@ def maximise(
     their values; then from the best one alone. Acquisitions that perform the same operations on arrays of the same
     shapes share compiled programs, so that one on a later fit is not compiled again.
 
+    A value of -inf says that a candidate is none. An ascent that meets it may stop, and those of the other starts with
+    it: where they should go on, leave such points out by the bounds, or give a large negative number that still slopes
+    towards the others.
+
     Of a :class:`Box` with whole numbers or labels, candidates are points of the box. Ascents take whole numbers as
     continuous and leave labels as they are; then numbers are rounded and the ascent goes on in the other columns.
     Then, in the best points, each whole number is tried one lower and one higher and every other label, one change
@@ -87,8 +91,9 @@ def maximise(
         The best points with their value, and all that was tried.
 
     Raises:
-        ValueError: bounds as :class:`Box`; an acquisition that gives NaN, says where, or more than one number, or that
-            has no finite value anywhere; numbers that are not positive; starts of another shape or outside the bounds.
+        ValueError: bounds as :class:`Box`; an acquisition that gives NaN, says where, more than one number or a complex
+            one, that has no finite value anywhere, or that JAX cannot trace; numbers that are not positive; starts of
+            another shape or outside the bounds.
 
     Warns:
         UserWarning: an acquisition that has the same value at all candidates.
@@ -117,8 +122,7 @@ def maximise(
     box.require_resolved("design.maximise")
     candidates = candidate_points(box, q, num_candidates, starts, rng)
     sizes = min(batch_size, num_candidates), min(num_starts, num_candidates)
-    program = Programs(lambda _, x: acquisition(x)).at((), box, q, *sizes)
-    return maximum(program, box, candidates, max_steps)
+    return maximum(compiled_alone(acquisition, box, q, *sizes), box, candidates, max_steps)
 
 
 def maximum(program: CompiledAcquisition, box: Box, candidates: np.ndarray, max_steps: int) -> Maximum:

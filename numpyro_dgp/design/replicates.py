@@ -18,8 +18,16 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import MISSING, is_concrete, require_finite, require_inputs, require_positive, violated
-from numpyro_dgp._data import known_numbers
+from numpyro_dgp._checks import (
+    MISSING,
+    is_concrete,
+    require_finite,
+    require_inputs,
+    require_positive,
+    require_squares,
+    violated,
+)
+from numpyro_dgp._data import as_array, as_floats, known_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
 
@@ -62,7 +70,8 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
         Arrays of U rows, one for each distinct input, as ``X, y, counts, squares``.
 
     Raises:
-        ValueError: other shapes, NaN or infinite numbers, arrays that are traced.
+        ValueError: other shapes, NaN or infinite numbers, arrays that are traced, numbers that the default precision
+            does not hold or tell apart.
 
     Example:
         >>> import jax, numpyro, optax
@@ -95,6 +104,8 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
         )
     require_finite("inputs of pooled", rows, "drop the rows with missing inputs")
     require_finite("outputs of pooled", values, MISSING)
+    require_squares("outputs of pooled", values)
+    held = as_array("inputs of pooled", X)
     _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     group = np.argsort(order)[group.reshape(-1)]
@@ -107,8 +118,8 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
     means = totals(wide) / counts[:, None]
     squares = totals(np.square(wide - means[group]))
     shape = (len(counts), *values.shape[1:])
-    numbers = (jnp.asarray(a, jnp.result_type(float)) for a in (means.reshape(shape), counts, squares.reshape(shape)))
-    return Pooled(jnp.asarray(rows[first[order]]), *numbers)
+    sizes = (jnp.asarray(a, jnp.result_type(float)) for a in (counts, squares.reshape(shape)))
+    return Pooled(held[first[order]], as_floats("means of the outputs of pooled", means.reshape(shape)), *sizes)
 
 
 def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -> Array:
@@ -120,8 +131,8 @@ def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -
     the bound and its derivatives, of one layer and of many.
 
     Args:
-        noise: standard deviation of a run, a number or one for each of P outputs.
-        counts: numbers of runs (U,), from :func:`pooled`.
+        noise: standard deviation of a run: a number, one for each of P outputs, or whatever broadcasts to ``squares``.
+        counts: numbers of runs (U,), from :func:`pooled`, or one number for all inputs.
         squares: sums of squares (U,) or (U, P), from :func:`pooled`.
 
     Returns:
@@ -147,11 +158,15 @@ def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -
             "X, y, counts, squares = dgp.design.pooled(X, y)"
         )
     noise, counts, squares = jnp.asarray(noise), jnp.asarray(counts), jnp.asarray(squares)
-    if squares.ndim > 2 or (counts.ndim and counts.shape != squares.shape[:1]):
+    sides = zip(noise.shape[::-1], squares.shape[::-1], strict=False)
+    fits = noise.ndim <= squares.ndim <= 2 and all(size in (1, whole) for size, whole in sides)
+    if not fits or (counts.ndim and counts.shape != squares.shape[:1]):
         raise ValueError(
-            f"within_replicates: expected counts (U,) and squares (U,) or (U, P), got {counts.shape} and "
-            f"{squares.shape}: X, y, counts, squares = dgp.design.pooled(X, y)"
+            "within_replicates: expected counts (U,) and squares (U,) or (U, P), and noise that is a number or "
+            f"broadcasts to squares, got counts {counts.shape}, squares {squares.shape} and noise {noise.shape}: X, y, "
+            "counts, squares = dgp.design.pooled(X, y); noise is (), of each output (P,), of each input (U,) or (U, 1)"
         )
+    counts = jnp.broadcast_to(counts, squares.shape[:1])
     runs = counts[:, None] if squares.ndim == 2 else counts
     logs = -0.5 * (runs - 1) * jnp.log(2 * math.pi * jnp.square(noise)) - 0.5 * jnp.log(runs)
     found = logs - 0.5 * squares / jnp.square(noise)

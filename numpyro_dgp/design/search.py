@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -16,7 +17,7 @@ from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.design.ascents import Acquisition, CompiledAcquisition, Programs
+from numpyro_dgp.design.ascents import NOT_TRACEABLE, Acquisition, CompiledAcquisition, Programs, compiled_alone
 from numpyro_dgp.design.designs import maximin
 from numpyro_dgp.design.input_space import Box, as_box, generator
 from numpyro_dgp.design.made_surrogate import made_surrogate, require_maker
@@ -38,13 +39,6 @@ _NEAR = 128
 
 _BATCH, _STEPS = 256, 200
 """Candidates that are evaluated at a time, and steps of an ascent at most."""
-
-_NOT_TRACEABLE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
 
 
 class Seen(NamedTuple):
@@ -146,10 +140,11 @@ class Search:
         num_starts: of :func:`maximise`.
 
     Raises:
-        ValueError: no program, a guide instead of what makes one, bounds as :class:`Box`, numbers that are not
-            positive, an initial design outside of the bounds or with less than two points, a program without a plate of
-            its rows, a guide with parameters of single rows, or one without Gaussian q(v) where rounds go without a
-            refit; by its methods, a record of another search, with the first difference.
+        ValueError: no program, a guide instead of what makes one, an acquisition without three arguments, bounds as
+            :class:`Box`, numbers that are not positive, an initial design outside of the bounds or with less than two
+            points, a program without a plate of its rows, a guide with parameters of single rows, or one without
+            Gaussian q(v) where rounds go without a refit; by its methods, a record of another search, with the first
+            difference, or one with points outside of the bounds.
 
     Example:
         >>> import jax, numpyro
@@ -193,6 +188,7 @@ class Search:
         for name, value in (("the model", self.model), ("the acquisition", self.acquisition)):
             if not callable(value):
                 raise ValueError(f"design.Search: expected {name}, a function, got {type(value).__name__}")
+        _require_three_arguments(self.acquisition)
         for name in ("q", "refit_every", "num_steps", "refit_steps", "condition_steps", "num_particles",
                      "num_candidates", "num_starts"):  # fmt: skip
             require_count("design.Search", name, getattr(self, name), "the default")
@@ -203,15 +199,11 @@ class Search:
         self.box.require_resolved("design.Search")
         require_maker(self.guide)
         if isinstance(self.initial, int | np.integer):
-            require_count(
-                "design.Search", "initial", int(self.initial) - 1, "5 times the number of columns, at least 2"
-            )
+            require_count("design.Search", "initial", self.initial, "5 times the number of columns, at least 2")
+            _require_two(int(self.initial))
         elif self.initial is not None:
             points = self.box.require_points("design.Search", "initial", known_numbers("initial", self.initial))
-            if len(points) < 2:
-                raise ValueError(
-                    "design.Search: expected at least two points in the initial design, got one: initial=10 makes some"
-                )
+            _require_two(len(points))
             object.__setattr__(self, "initial", points)
 
     @property
@@ -242,7 +234,7 @@ class Search:
             record: of this search.
 
         Raises:
-            ValueError: a record of another search, no two values, a fit that becomes NaN; as :func:`maximise`.
+            ValueError: as :meth:`fitted`, and as :func:`maximise`.
         """
         self.require_own(record)
         if len(record.pending):
@@ -267,7 +259,8 @@ class Search:
             record: of this search, with two values at least.
 
         Raises:
-            ValueError: a record of another search, no two values, a fit that becomes NaN.
+            ValueError: a record of another search, no two values, points outside of the bounds or without whole numbers
+                in their columns, a fit that becomes NaN.
         """
         self.require_own(record)
         if len(record.y) < 2:
@@ -275,6 +268,7 @@ class Search:
                 f"design.Search: expected at least two values to fit to, got {len(record.y)}: record.add(values) of "
                 "the pending points first"
             )
+        self.box.require_points("design.Search", "X of the record", record.X)
         keys, now = self._keys(record), self._round(record)
         if not record.params or now - record.fitted_round >= self.refit_every:
             loc, scale = self._units_of(record.y)
@@ -338,9 +332,8 @@ class Search:
         sizes = min(_BATCH, self.num_candidates), min(self.num_starts, self.num_candidates)
         try:
             return self._programs.at(arrays, self.box, self.q, *sizes)
-        except _NOT_TRACEABLE:
-            acquisition = self._acquire(fitted.posterior, fitted.seen, key)
-            return Programs(lambda _, x: acquisition(x)).at((), self.box, self.q, *sizes)
+        except NOT_TRACEABLE:
+            return compiled_alone(self._acquire(fitted.posterior, fitted.seen, key), self.box, self.q, *sizes)
 
     def _acquire(self, posterior: Posterior, seen: Seen, key: Array) -> Acquisition:
         found: Acquisition = require_function_of_points(self.acquisition(posterior, seen, key))
@@ -372,6 +365,25 @@ class Search:
         moved = self.box.snapped(chosen + width * rng.normal(size=chosen.shape))
         moved[..., self.box.categories] = chosen[..., self.box.categories]
         return moved
+
+
+def _require_three_arguments(acquisition: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(acquisition)
+    except ValueError:  # compiled code without one
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError as error:
+        raise ValueError(
+            f"design.Search: expected acquisition(posterior, seen, key), got one that takes {signature}: "
+            "lambda posterior, seen, key: dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)"
+        ) from error
+
+
+def _require_two(count: int) -> None:
+    if count < 2:
+        raise ValueError(f"design.Search: expected initial of at least 2 points, got {count}: initial=10 makes some")
 
 
 _SETTINGS = ("q", "minimise", "standardise", "refit_every", "num_steps", "refit_steps", "condition_steps",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import ArrayLike
@@ -44,8 +45,8 @@ class Record:
         identity: the settings of the search.
 
     Raises:
-        ValueError: by :meth:`add`, values that are not finite numbers or more than there are pending points; by
-            :meth:`load`, a file that holds something else.
+        ValueError: by :meth:`add`, values or points that are not finite numbers, or more values than there are pending
+            points; by :meth:`load`, a file that holds something else.
 
     Example:
         >>> import numpy as np
@@ -84,8 +85,8 @@ class Record:
             seconds: that each of them took.
 
         Raises:
-            ValueError: values that are not finite numbers, more than there are pending points, or points of another
-                shape.
+            ValueError: values or points that are not finite numbers, more values than there are pending points, or
+                points of another shape. Whether points are in bounds the search says that goes on from the record.
         """
         values = np.asarray(known_numbers("values of Record.add", y), float)
         values = values[None] if values.ndim == 0 else values
@@ -112,6 +113,7 @@ class Record:
                     f"Record.add: expected points X of shape {(count, self.pending.shape[1])}, one row per value, got "
                     f"{rows.shape}: a single point is x[None, :]"
                 )
+            require_finite("points of Record.add", rows, "leave out runs whose inputs are not known")
 
         def grown(name: str, value: float) -> np.ndarray:
             old = getattr(self, name)

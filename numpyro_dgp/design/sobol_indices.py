@@ -97,8 +97,8 @@ def sobol_indices(
 
     Raises:
         ValueError: inputs that are not as above, functions that are constant (there is no variance to share), NaN,
-            values of another shape, groups of columns that there are not, or numbers of points that are no powers of
-            two.
+            values of another shape, groups that are no dict of lists of columns that there are, or numbers of points
+            that are no powers of two.
 
     Example:
         >>> import jax
@@ -168,6 +168,12 @@ def _members(
     """Names of groups, and which columns each has (G, D)."""
     if groups is None:
         return columns, np.eye(len(columns), dtype=bool)
+    if not isinstance(groups, Mapping) or not groups:
+        got = "none" if isinstance(groups, Mapping) else f"a {type(groups).__name__}"
+        raise ValueError(
+            f"sobol_indices: expected groups as a dict of lists of columns, at least one, got {got}: "
+            'groups={"both": [0, 1]}'
+        )
     marks = np.zeros((len(groups), len(columns)), bool)
     for mark, (name, group) in zip(marks, groups.items(), strict=True):
         several = isinstance(group, Sequence | np.ndarray) and not isinstance(group, str) and len(group)
@@ -182,6 +188,4 @@ def _members(
                 f"{', '.join(columns)}, or their numbers from 0 to {len(columns) - 1}, got {group!r}: "
                 f'groups={{"both": [0, 1]}}'
             )
-    if not len(marks):
-        raise ValueError('sobol_indices: expected at least one group, got none: groups={"both": [0, 1]}')
     return tuple(map(str, groups)), marks

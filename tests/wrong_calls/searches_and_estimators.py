@@ -162,6 +162,11 @@ WRONG = [
         r"expected acquisition\(posterior, seen, key\) to return a function of points x \(q, D\), got NoneType",
     ),
     Wrong(
+        "an acquisition of NumPy",
+        proposing(lambda posterior, seen, key: lambda x: np.sin(x).sum()),
+        "expected an acquisition of JAX operations, got one that needs the values of x.*jnp.sin in place of np.sin",
+    ),
+    Wrong(
         "the class of an acquisition",
         lambda: design.LogExpectedImprovement(FITTED, (X, Y[:3]), KEY),
         r"design\.LogExpectedImprovement: expected a PRNG key, got tuple",
