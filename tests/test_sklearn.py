@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pickle
+import re
 import sys
 
 import jax
@@ -17,6 +18,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import numpyro_dgp as dgp
 from numpyro_dgp.sklearn import DeepGPClassifier, DeepGPRegressor
+from numpyro_dgp.sklearn.layered_program import starts_of
 from numpyro_dgp.sklearn.recipe import filled_up
 
 SMALL = {"layers": 1, "num_steps": 30, "num_inducing": 5, "num_samples": 5, "random_state": 0}
@@ -107,6 +109,7 @@ def test_not_fitted():
         ({"kernel": "Matern25"}, "expected kernel to be one of .*Matern52.*, got 'Matern25': kernel='Matern"),
         ({"guide": "inducing"}, "expected guide to be one of .*InducingPoint.*, got 'inducing'"),
         ({"likelihood": "laplace"}, "expected likelihood to be one of normal, student-t, got 'laplace'"),
+        ({"likelihood": ["normal"]}, r"expected likelihood to be one of normal, student-t, got \['normal'\]"),
     ],
 )
 def test_wrong_settings(settings, message):
@@ -121,6 +124,86 @@ def test_wrong_data(bad):
     X[3, 1] = bad
     with pytest.raises(ValueError, match=r"NaN|infinity|convert string"):
         DeepGPRegressor().fit(X, y)
+
+
+def test_kernels_with_a_name_take_a_lengthscale_per_column():
+    X, y = rows(10)
+    with pytest.raises(ValueError, match=r"expected kernel to be one of RBF, .*, got 'Gibbs'") as raised:
+        DeepGPRegressor(kernel="Gibbs").fit(X, y)
+    for name in re.search("one of (.*), got", str(raised.value))[1].split(", "):
+        assert getattr(dgp.kernels, name)(1.0, np.ones(2))(X, X).shape == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("x64", "far", "message"),
+    [
+        (False, 1e25, r"X, standardised as in the fit, with squared distances below 3e\+38, the largest float32"),
+        (False, 1e60, "expected standardised values within the range of float32"),
+        (True, 1e170, r"X, standardised as in the fit, with squared distances below 2e\+308, the largest float64"),
+        (True, 1.7e308, r"X, standardised as in the fit, with squared distances below 2e\+308"),
+    ],
+)
+def test_inputs_too_far_away(fitted, x64, far, message):
+    with jax.enable_x64(x64), pytest.raises(ValueError, match=message):
+        fitted.predict([[far, 0.0]])
+
+
+def test_classes_of_inputs_too_far_away():
+    X, _ = rows(10)
+    found = DeepGPClassifier(**SMALL | {"num_steps": 2}).fit(X, X[:, 0] > 0)
+    for ask in (found.predict, found.predict_proba):
+        with pytest.raises(ValueError, match="X, standardised as in the fit, with squared distances below"):
+            ask([[1e170, 0.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("q", "message"),
+    [
+        ([[0.1, 0.9]], r"expected q to be a level or a list of levels, got shape \(1, 2\): try q="),
+        ([], r"expected q to be a level or a list of levels, got shape \(0,\): try q="),
+        ([0.5, 1.0], "expected levels between 0 and 1, got 1"),
+    ],
+)
+def test_wrong_levels(fitted, q, message):
+    with pytest.raises(ValueError, match=f"DeepGPRegressor.predict_quantiles: {message}"):
+        fitted.predict_quantiles(rows(4)[0], q)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 2), (1, 4)])
+def test_densities_of_other_shapes(fitted, shape):
+    message = rf"DeepGPRegressor.log_density: expected y of shape \(4,\), .*, got shape {re.escape(str(shape))}: give y"
+    with pytest.raises(ValueError, match=message):
+        fitted.log_density(rows(4)[0], np.ones(shape))
+
+
+def test_densities_of_other_outputs():
+    X, y = rows(10)
+    found = DeepGPRegressor(**SMALL | {"num_steps": 2}).fit(X, np.stack([y, -y], 1))
+    for shape in [(4,), (2, 4), (4, 1)]:
+        with pytest.raises(ValueError, match=r"log_density: expected y of shape \(4, 2\), .*, got shape"):
+            found.log_density(X[:4], np.ones(shape))
+
+
+def test_densities_of_a_column(fitted):
+    X, y = rows(4)
+    np.testing.assert_array_equal(fitted.log_density(X, y[:, None]), fitted.log_density(X, y))
+
+
+@pytest.mark.parametrize(("shape", "width"), [((12, 40), 11), ((40, 40), 30), ((12, 30), 30), ((2, 31), 1)])
+def test_widths_of_wide_data(shape, width):
+    first, last = starts_of(np.random.default_rng(0).normal(size=shape), 2, 5, seed=0)
+    assert first.Z.shape[1] == shape[1]
+    assert last.Z.shape[1] == width
+
+
+@pytest.mark.slow
+def test_draws_of_a_collapsed_fit():
+    X, y = rows(30)
+    found = DeepGPRegressor(**SMALL | {"guide": "Collapsed"}).fit(X, y)
+    draws = found.sample_y(X[:2], 2000)
+    mean, std = found.predict(X[:2], return_std=True)
+    np.testing.assert_allclose(draws.mean(1), mean, atol=5 * std.max() / 2000**0.5)
+    np.testing.assert_allclose(draws.std(1), std, rtol=0.1)
 
 
 def test_one_class():

@@ -12,10 +12,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from numpyro_dgp import guides, kernels
-from numpyro_dgp._checks import nearest, require_count
+from numpyro_dgp._checks import nearest, require_count, require_squares
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.kernels import Kernel
+from numpyro_dgp.kernels.stationary import Stationary
 from numpyro_dgp.layer_starts import Standardizer
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.sklearn.layered_program import LayeredProgram, Outcome, starts_of
@@ -57,7 +58,7 @@ class DeepGPEstimator(BaseEstimator):
         """Fit to inputs (N, D) in their own units and observations in those of the program."""
         owner = type(self).__name__
         self._require_settings(owner)
-        kernel = _named(owner, "kernel", self.kernel, kernels, _is_kernel_of_two)
+        kernel = _named(owner, "kernel", self.kernel, kernels, _takes_lengthscales)
         guide = _named(owner, "guide", self.guide, guides, _is_guide)
         start, fit, draws = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=3).tolist()
         self.units_X_ = Standardizer.fit(X)
@@ -82,9 +83,20 @@ class DeepGPEstimator(BaseEstimator):
         self._predictions = SameDraws(self.posterior_, draws, self.num_samples)
 
     def _inputs(self, X: Any) -> Array:
-        """New inputs in standard units, checked against those of the fit."""
+        """New inputs in standard units, checked against those of the fit.
+
+        Args:
+            X: inputs (N, D).
+
+        Raises:
+            ValueError: other columns than in the fit, NaN, text, inputs so far away that their squares are infinite.
+        """
         check_is_fitted(self)
-        return self.units_X_(validate_data(self, X, reset=False, dtype=np.float64))
+        given = validate_data(self, X, reset=False, dtype=np.float64)
+        with np.errstate(over="ignore"):  # what is infinite in the precision of JAX is refused
+            inputs = self.units_X_(given)
+        require_squares("X, standardised as in the fit,", inputs)
+        return inputs
 
     def _require_settings(self, owner: str) -> None:
         counts = {"layers": "2", "batch_size": "1000", "num_samples": "100"}
@@ -100,8 +112,8 @@ def _is_guide(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, Guide) and _needs(value) == {"model"}
 
 
-def _is_kernel_of_two(value: Any) -> bool:
-    return callable(value) and list(inspect.signature(value).parameters)[:2] == ["variance", "lengthscale"]
+def _takes_lengthscales(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Stationary)
 
 
 def _needs(value: Callable[..., Any]) -> set[str]:

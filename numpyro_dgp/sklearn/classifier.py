@@ -91,7 +91,7 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
             X: inputs (N, D).
 
         Raises:
-            ValueError: other columns than in the fit, NaN, text.
+            ValueError: other columns than in the fit, NaN, text, inputs so far away that their squares are infinite.
         """
         inputs = self._inputs(X)
         found = np.asarray(self._predictions.probs(inputs), float)

@@ -173,7 +173,7 @@ def starts_of(X: Array, layers_: int, num_inducing: int, seed: int) -> list[Laye
         num_inducing: M, or the number of distinct rows where these are fewer.
         seed: of k-means.
     """
-    width = min(X.shape[1], _WIDEST)
+    width = X.shape[1] if X.shape[1] <= _WIDEST else min(_WIDEST, len(X) - 1)  # N rows have N - 1 principal directions
     distinct = [np.unique(np.asarray(X), axis=0)]
     if layers_ > 1 and width < X.shape[1]:
         distinct.append(np.unique(np.asarray(means.pca(X, width)(jnp.asarray(X))), axis=0))

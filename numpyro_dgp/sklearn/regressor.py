@@ -10,7 +10,7 @@ import numpy as np
 from numpyro.infer import Predictive
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_array, check_consistent_length, validate_data
+from sklearn.utils.validation import check_array, validate_data
 
 from numpyro_dgp._checks import require_count, require_levels
 from numpyro_dgp.layer_starts import Standardizer
@@ -117,7 +117,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             ValueError: as the class.
         """
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        if self.likelihood not in _LIKELIHOODS:
+        if not isinstance(self.likelihood, str) or self.likelihood not in _LIKELIHOODS:
             raise ValueError(
                 f"DeepGPRegressor: expected likelihood to be one of {', '.join(_LIKELIHOODS)}, got "
                 f"{self.likelihood!r}: student-t for data with outliers"
@@ -141,7 +141,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             Means, (N,) or (N, P) as y of the fit; with ``return_std`` a pair of such arrays.
 
         Raises:
-            ValueError: other columns than in the fit, NaN, text.
+            ValueError: other columns than in the fit, NaN, text, inputs so far away that their squares are infinite.
         """
         inputs = self._inputs(X)
         mean, variance = self._predictions.moments(inputs)
@@ -161,9 +161,14 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             Quantiles (Q, N) or (Q, N, P), one row for each level.
 
         Raises:
-            ValueError: levels that are not between 0 and 1; as :meth:`predict`.
+            ValueError: no levels, a table of them, or levels that are not between 0 and 1; as :meth:`predict`.
         """
         inputs, levels = self._inputs(X), np.atleast_1d(q)
+        if levels.ndim > 1 or not levels.size:
+            raise ValueError(
+                f"DeepGPRegressor.predict_quantiles: expected q to be a level or a list of levels, got shape "
+                f"{np.shape(q)}: try q=[0.05, 0.95]"
+            )
         require_levels("DeepGPRegressor.predict_quantiles", levels)
         found = self._predictions.quantile(inputs, tuple(levels.tolist()))
         return np.stack([self._own_shape(self.units_y_.inverse(row)) for row in found])
@@ -176,13 +181,18 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             y: observations, (N,) or (N, P).
 
         Raises:
-            ValueError: as :meth:`fit`.
+            ValueError: y of another shape than in the fit, or of other rows than X, NaN, text; as :meth:`predict`.
         """
         inputs = self._inputs(X)
+        own = np.shape(self.units_y_.loc)
+        if np.shape(y) not in [(len(inputs), *tail) for tail in ([own] if own else [(), (1,)])]:
+            raise ValueError(
+                f"DeepGPRegressor.log_density: expected y of shape {(len(inputs), *own)}, a row for every row of X "
+                f"with the outputs of the fit, got shape {np.shape(y)}: give y as in fit(X, y), at these rows"
+            )
         given = check_array(y, ensure_2d=False, dtype=np.float64)
-        check_consistent_length(X, given)
         units = np.log(np.asarray(self.units_y_.scale, float)).sum()
-        rows = given.reshape(len(given), *np.shape(self.units_y_.loc))
+        rows = given.reshape(len(given), *own)
         return np.asarray(self._predictions.log_density(inputs, self.units_y_(rows)), float) - units
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
@@ -206,7 +216,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         key = jax.random.key(check_random_state(random_state).randint(np.iinfo(np.int32).max))
         function_key, settings_key, noise_key = jax.random.split(key, 3)
         functions = self.posterior_.functions(function_key, num_samples=n_samples)(inputs)["y"]
-        draws = Predictive(self.guide_, params=self.params_, num_samples=n_samples)(settings_key, inputs[:1])
+        draws = Predictive(self.posterior_.guide, params=self.params_, num_samples=n_samples)(settings_key, inputs[:1])
         outcome = self.model_.outcome
         settings = {name: draws[name] for name in outcome.names}
 
