@@ -1,12 +1,13 @@
 """Acquisitions: closed forms of one Gaussian, averages over mixtures, batches by brute force, slopes, wrong calls."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import X, Y, deep, random_params, shallow
+from programs import X, Y, deep, random_params
 from scipy import integrate, stats
 from sizes import mostly_slow
 
@@ -100,7 +101,7 @@ def dense(name, x, scale=0.35):
         return less.mean() if name == "ALC" else (less - np.diag(C_all)[q:]).mean()
     if name == "MICE":
         S = K_all[:q, :q] - K_all[:q, q:] @ np.linalg.inv(K_all[q:, q:] + 0.5 * np.eye(6)) @ K_all[q:, :q]
-        return (np.linalg.det(C) / np.linalg.det(S)) ** (1 / q)
+        return (np.linalg.det(C) / np.diag(S).prod()) ** (1 / q)
     if name == "VIGF":
         gap = mu - VALUES[np.square(RUNS - x[0]).sum(1).argmin()]
         return 4 * v * gap**2 + 2 * v**2
@@ -280,6 +281,53 @@ def test_gain_of_the_highest_of_lines():
     np.testing.assert_allclose(np.log(tiny), stats.norm.logpdf(30) + math.log(1 / 30**2 * (1 - 3 / 30**2)), rtol=1e-6)
 
 
+def test_a_point_twice_tells_nothing_new():
+    mice, kg = design.MICE(GP, KEY, SPACE), design.KnowledgeGradient(GP, KEY, SPACE, num_draws=512)
+    for x in (ONE, SPACE[:1]):
+        assert mice(np.repeat(x, 2, 0)) < 0.1 * mice(x)
+    np.testing.assert_allclose(kg(np.repeat(ONE, 2, 0)), kg(ONE), rtol=0.02)
+
+
+@pytest.mark.slow
+def test_batches_of_different_points():
+    mice = design.MICE(GP, KEY, SPACE)
+    pair = design.maximise(mice, [[0, 1], [0, 1]], KEY, q=2, num_candidates=64, num_starts=2)
+    assert np.linalg.norm(pair.x[0] - pair.x[1]) > 0.3
+
+
+@pytest.mark.slow
+def test_no_knowledge_gradient_is_negative():
+    """Near runs nothing is left to learn: all of the value would be the error of the draws."""
+    kg = design.KnowledgeGradient(GP, KEY, SPACE, 0.1, num_draws=8)
+    near = RUNS[np.random.default_rng(0).integers(4, size=(64, 2))] + 1e-3
+    assert jax.vmap(kg)(near).min() >= 0
+
+
+@pytest.mark.parametrize("best", [np.uint8(3), np.int8(-128), jnp.uint32(3)])
+def test_numbers_of_any_type(best):
+    improvement = partial(design.LogExpectedImprovement, GP, KEY, minimise=False)
+    assert improvement(best)(ONE) == improvement(float(best))(ONE)
+
+
+def test_noise_of_any_type():
+    far = np.array([[50.0, 50.0], [60.0, 60.0]])
+    whole, number = (design.KnowledgeGradient(GP, KEY, far, noise)(far[:1]) for noise in (np.uint8(20), 20.0))
+    assert whole == number > 0
+
+
+def test_large_whole_numbers(x32):
+    whole = np.array([3_000_000_000, -1, 0, 1])
+    vigf = [design.VIGF(GP, KEY, RUNS, y)(RUNS[:1] + 0.01) for y in (whole, whole.astype(float))]
+    assert vigf[0] == vigf[1]
+    with pytest.raises(ValueError, match=r"values of y of design\.VIGF to stay distinct in float32, got 4 of which 1"):
+        design.VIGF(GP, KEY, RUNS, 10**9 + np.arange(4))
+
+
+def test_candidates_in_single_precision_are_left_out_too():
+    found = [design.MICE(GP, KEY, SPACE.astype(dtype))(SPACE[:1]) for dtype in (np.float32, np.float64)]
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_of_a_deep_program():
     """Averages over the draws of the posterior, the same at every call."""
@@ -292,29 +340,6 @@ def test_of_a_deep_program():
     z = (-0.7 - m) / sd
     np.testing.assert_allclose(ei(x[:1]), (sd * (stats.norm.pdf(z) + z * stats.norm.cdf(z))).mean(), rtol=1e-6)
     assert jax.jit(ei)(x) > ei(x[:1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chain", [False, True])
-def test_thompson_sampling(chain):
-    """A point each for q draws of whole functions; of a chain, draws that the key chooses."""
-    guide = dgp.guides.InducingPoint(shallow)
-    if chain:
-        posterior = dgp.Posterior(shallow, samples={"g": jax.random.normal(KEY, (6, 8))})
-    else:
-        posterior = dgp.Posterior(shallow, guide, random_params(shallow, guide, X, Y))
-    x = jnp.array([[0.3], [-1.0]])
-    draw = design.ThompsonSampling(posterior, KEY, num_features=16)
-    both = [draw(jnp.stack([a, b])) for a in x for b in x]
-    np.testing.assert_allclose(both[0] + both[3], both[1] + both[2], rtol=1e-9)  # a sum of one function each
-    up = design.ThompsonSampling(posterior, KEY, num_features=16, minimise=False)
-    np.testing.assert_allclose(up(x), -both[1], rtol=1e-12)
-    slope = jax.jit(jax.grad(draw))(x[:1])
-    step = (draw(x[:1] + 1e-5) - draw(x[:1] - 1e-5)) / 2e-5
-    np.testing.assert_allclose(slope[0, 0], step, rtol=1e-5)
-    if chain:
-        first = [float(design.ThompsonSampling(posterior, jax.random.key(i), num_features=16)(x[:1])) for i in range(6)]
-        assert len(np.unique(np.round(first, 1))) > 2
 
 
 class Outputs(Emulator):
@@ -344,7 +369,9 @@ def test_one_of_several_outputs():
         (lambda: design.ExpectedImprovement(GP, KEY, np.nan), "expected finite best of design.ExpectedImprovement"),
         (lambda: design.ExpectedImprovement(GP, KEY, 0.0, minimise="no"), "minimise to be True or False, got 'no'"),
         (lambda: design.ExpectedImprovement(GP, KEY, 0.0, num_draws=100), "num_draws to be a power of two, got 100"),
-        (lambda: design.UpperConfidence(GP, KEY, -1.0), "expected beta of at least zero, got -1.0"),
+        (lambda: design.UpperConfidence(GP, KEY, -1.0), "expected beta of at least zero, got -1.0: .* such as 2.0"),
+        (lambda: design.UpperConfidence(GP, KEY, np.inf), "finite beta of design.UpperConfidence.* deviations, such"),
+        (lambda: design.UpperConfidence(GP, KEY, VALUES), "beta of design.UpperConfidence to be a single number"),
         (lambda: design.ALC(GP, KEY, ONE[0]), r"expected reference of shape \(R, D\), one point a row, got \(2,\)"),
         (lambda: design.ALC(GP, KEY, SPACE)(ONE[:, :1]), r"expected points x with the 2 columns .* got \(1, 1\)"),
         (lambda: design.IMSE(GP, KEY, SPACE, -0.1), "expected noise of at least zero, got -0.1"),
@@ -358,9 +385,3 @@ def test_one_of_several_outputs():
 def test_wrong_calls(wrong, message):
     with pytest.raises(ValueError, match=message):
         wrong()
-
-
-def test_draws_of_thompson_are_the_points():
-    posterior = dgp.Posterior(shallow, samples={"g": jnp.ones((2, 8))})
-    with pytest.raises(ValueError, match="expected as many draws as points, got num_samples=4: leave it out"):
-        design.ThompsonSampling(posterior, KEY, num_samples=4)

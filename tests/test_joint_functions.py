@@ -192,6 +192,8 @@ def test_functions_without_joint_moments(model, message, key):
 def test_wrong_calls(key):
     with pytest.raises(ValueError, match="num_features to be a positive integer, got 0"):
         SHALLOW.predict_jointly(key, NEW, num_features=0)
+    with pytest.raises(ValueError, match=r"Posterior\.functions: expected num_features to be a positive .* got -1"):
+        SHALLOW.functions(key, num_features=-1)
     C = jnp.eye(2)[None]
     with pytest.raises(ValueError, match="JointMixture: expected a PRNG key, got 3"):
         dgp.JointMixture(jnp.zeros((1, 2)), C, C).sample(3)

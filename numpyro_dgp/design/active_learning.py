@@ -90,7 +90,8 @@ class _AtReference(PosteriorAcquisition):
         found = self.jointly(x, self.reference, args, kwargs)
         C = found.covariance
         q = len(C) - len(self.reference)
-        L = lower_factors(C[:q, :q] + jnp.square(self.noise) * jnp.eye(q, dtype=C.dtype), found.mean[:q])
+        noise = jnp.square(jnp.asarray(self.noise, C.dtype)) * jnp.eye(q, dtype=C.dtype)
+        L = lower_factors(C[:q, :q] + noise, found.mean[:q])
         return jnp.diagonal(C)[q:], jnp.square(solve_lower(L, C[:q, q:])).sum(0)
 
 

@@ -12,7 +12,7 @@ from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
 from numpyro_dgp.fitted import Fit
 
-__all__ = ["function_draws"]
+__all__ = ["draws_held", "function_draws", "observed_site", "of_observed"]
 
 
 def function_draws(
@@ -29,18 +29,24 @@ def function_draws(
         example: two rows.
 
     Raises:
-        ValueError: another emulator, or, when the function is called, values of another shape, or NaN.
+        ValueError: another emulator, more functions than a chain has draws, or, when the function is called, values of
+            another shape, or NaN.
     """
     require_key(owner, key)
     require_count(owner, "num_functions", num_functions, "50")
     require_count(owner, "batch_size", batch_size, "1024")
     if hasattr(emulator, "functions"):
+        held = draws_held(emulator)
+        if held is not None and num_functions > held:
+            raise ValueError(
+                f"{owner}: expected num_functions of at most {held}, the number of draws of the chain, got "
+                f"{num_functions}: num_functions={held}, or a chain with more draws"
+            )
         draws = emulator.functions(key, num_samples=num_functions)
-        rows = as_array(f"inputs of {owner}", example)
-        site = emulator.call((rows,), {}).observed if isinstance(emulator, Fit) else None
+        site = observed_site(emulator, (as_array(f"inputs of {owner}", example),), {})
 
         def values(X: Array) -> Any:
-            return _of_observed(owner, site, draws(X))
+            return of_observed(owner, site, draws(X))
 
     elif callable(emulator):
         values = emulator
@@ -70,8 +76,31 @@ def function_draws(
     return at
 
 
-def _of_observed(owner: str, site: str | None, found: Mapping[str, Array]) -> Array:
-    """The function under the observed site, among the values of all layers."""
+def draws_held(emulator: Any) -> int | None:
+    """How many draws the chain of a posterior has, of a mixture the shortest; ``None`` if there is none."""
+    samples = [program.samples for program in _programs(emulator)]
+    return min((len(next(iter(values.values()))) for values in samples if values), default=None)
+
+
+def observed_site(emulator: Any, args: Any, kwargs: Any) -> str | None:
+    """The observed site of a posterior in a call; ``None`` if it is not known."""
+    programs = _programs(emulator)
+    return programs[0].call(args, kwargs).observed if programs else None
+
+
+def _programs(emulator: Any) -> list[Fit]:
+    """The fitted programs of a posterior: itself, or those of a mixture that have a weight."""
+    if isinstance(emulator, Fit):
+        return [emulator]
+    return [part.posterior for depth, part in getattr(emulator, "parts", {}).items() if emulator.weights[depth] > 0]
+
+
+def of_observed(owner: str, site: str | None, found: Mapping[str, Array]) -> Array:
+    """The function under the observed site, among the values of all layers.
+
+    Raises:
+        ValueError: the site is not known, and there are several functions.
+    """
     if site is None and len(found) == 1:
         (site,) = found
     if site is None or site not in found:

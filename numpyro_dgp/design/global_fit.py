@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import matmul
@@ -42,7 +42,8 @@ class VIGF(PosteriorAcquisition):
         output: which column of a function of several outputs.
 
     Raises:
-        ValueError: as :class:`ALM`, or runs that are not finite inputs (N, D) with values (N,).
+        ValueError: as :class:`ALM`, or runs that are not finite inputs (N, D) with values (N,), also in the default
+            precision.
 
     Example:
         >>> import jax
@@ -78,7 +79,7 @@ class VIGF(PosteriorAcquisition):
             )
         require_finite(f"y of {self.owner}", y, "leave failed runs out, of X too")
         object.__setattr__(self, "X", X)
-        object.__setattr__(self, "y", jnp.asarray(y))
+        object.__setattr__(self, "y", as_floats(f"y of {self.owner}", y))
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

@@ -53,7 +53,7 @@ class _Improvement(WithDraws):
         means, L = sign * found.means, found.factors()
         S, q = means.shape
         white = self.white(S, q - 1, means.dtype)
-        least = jnp.broadcast_to(jnp.asarray(sign * self.best, means.dtype), white.shape[:2])
+        least = jnp.broadcast_to(sign * jnp.asarray(self.best, means.dtype), white.shape[:2])
         info, terms = jnp.finfo(means.dtype), []
         for j in range(q):
             centre = means[:, None, j] + (L[:, None, j, :j] * white[..., :j]).sum(-1)

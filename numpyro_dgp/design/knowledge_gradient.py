@@ -64,7 +64,8 @@ class KnowledgeGradient(WithDraws):
               b_s(a)^\top = c_s(a, x)\, L^{-\top}, \quad L L^\top = c_s(x, x) + \sigma^2 I
 
     with :math:`Z \sim N(0, I_q)`. For one point the expectation is in closed form; for a batch that over its last
-    number is, and the others are quasi-random draws. Each of the S Gaussians is treated as if it were the posterior,
+    number is, and the others are quasi-random draws, in each of which the rise is that over the point which is best
+    before: the same expectation, and none below zero. Each of the S Gaussians is treated as if it were the posterior,
     which is exact where there is one. It costs the square of the number of candidates.
 
     Args:
@@ -120,8 +121,9 @@ class KnowledgeGradient(WithDraws):
     def _gain(self, given: tuple[JointMixture, Array]) -> Array:
         (mean, C, _), white = given
         mean, q = -mean if self.minimise else mean, white.shape[-1] + 1
-        L = lower_factors(C[:q, :q] + jnp.square(self.noise) * jnp.eye(q, dtype=C.dtype), mean[:q])
+        noise = jnp.square(jnp.asarray(self.noise, C.dtype)) * jnp.eye(q, dtype=C.dtype)
+        L = lower_factors(C[:q, :q] + noise, mean[:q])
         rises = solve_lower(L, C[:q]).T
         before = mean + matmul(white, rises[:, :-1].T)
-        gains = jax.vmap(lambda a: expected_gain(a, rises[:, -1]) + largest(a))(before) if q > 1 else None
-        return expected_gain(mean, rises[:, -1]) if gains is None else gains.mean() - largest(mean)
+        best = mean.argmax()
+        return jax.vmap(lambda a: expected_gain(a, rises[:, -1]) + largest(a) - a[best])(before).mean()

@@ -45,10 +45,10 @@ def made_surrogate(
         "design.Search", model, plates, make_guide, optimizer, num_particles, condition_steps, example
     )
     surrogate.require_guide()
-    if not (refit_every_round or surrogate.binds_data or surrogate.takes_natural_steps):
+    if not (refit_every_round or surrogate.binds_data or surrogate.is_exact_in_a_step):
         raise ValueError(
-            "design.Search: expected a guide with Gaussian q(v) of the last layers for rounds without a refit, "
-            f"got {type(guide).__name__} with others: refit_every=1, or guide=dgp.guides.InducingPoint"
+            "design.Search: expected a guide whose q(v) of the last layers are Full() for rounds without a refit, got "
+            f"{type(guide).__name__} with others: refit_every=1, or guide=dgp.guides.InducingPoint"
         )
     return surrogate
 

@@ -18,7 +18,7 @@ from numpyro.infer import SVI
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.design.padded_rows import with_known_rows
-from numpyro_dgp.guides.gaussian_sites import gaussian_sites
+from numpyro_dgp.guides.gaussian_sites import GaussianSite, gaussian_sites
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
@@ -80,10 +80,11 @@ class Surrogate:
         """What a posterior given ``data`` is made of.
 
         Here the parameters of a fit: unless it was to the same rows (``is_fitted``), with q(v) of the last layers by
-        natural-gradient steps of sizes 1, 2/3, 1/2, ...; as they are for a guide that computes q(v) from the data.
+        natural-gradient steps of sizes 1, 2/3, 1/2, ...; as they are for a guide that computes q(v) from the data, or
+        whose q(v) are not ``Full()``.
         """
         params = self._start(params, key, data)
-        if is_fitted or not self.takes_natural_steps:
+        if is_fitted or not self.is_exact_in_a_step:
             return params
         return self._checked(self._conditional, self._conditioning, params, key, self.condition_steps, data)
 
@@ -134,20 +135,32 @@ class Surrogate:
         guide = self.at(self.example)[1]
         return guide.on() is not guide
 
-    @cached_property
+    @property
     def takes_natural_steps(self) -> bool:
         """Whether q(v) of the last layers have the parameters of Gaussians."""
-        found: list[bool] = []
+        return bool(self._last_gaussians)
+
+    @property
+    def is_exact_in_a_step(self) -> bool:
+        """Whether a natural-gradient step of size 1 goes to the optimum, given one layer with Gaussian noise.
+
+        Of a diagonal Gaussian it moves every number as if the others stayed, and overshoots.
+        """
+        return self.takes_natural_steps and not any(site.diagonal for site in self._last_gaussians)
+
+    @cached_property
+    def _last_gaussians(self) -> list[GaussianSite]:
+        found: list[GaussianSite] = []
         guide = self.at(self.example)[1]
 
         def run(key: Array, data: Data) -> None:
             with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), untransformed():
                 guide(*data)
-            kinds = [site.kind for site in gaussian_sites(guide, sites).values() if not site.is_inner]
-            found.append("inducing" in kinds)
+            gaussians = gaussian_sites(guide, sites).values()
+            found.extend(site for site in gaussians if site.kind == "inducing" and not site.is_inner)
 
         jax.eval_shape(run, jax.random.key(0), self.example)
-        return found[0]
+        return found
 
     def svi(self, data: Data) -> SVI:
         """The steps of a fit."""

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._checks import require_count
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.design.function_draws import draws_held, observed_site, of_observed
 from numpyro_dgp.design.posterior_acquisition import PosteriorAcquisition
 from numpyro_dgp.fitted import Fit
 
@@ -28,16 +30,17 @@ class ThompsonSampling(PosteriorAcquisition):
     function, the same at every call.
 
     Args:
-        posterior: a ``Posterior``, or anything with its methods ``functions`` and ``call``; of a chain, q of the draws
-            that it holds, chosen by the key.
+        posterior: a ``Posterior``, what ``dgp.fit_best`` gives, or anything with the method ``functions``; of a chain,
+            q of the draws that it holds, chosen by the key, of a mixture q of as many as its programs hold.
         key: PRNG key; it fixes the draws. Another round takes another key.
         minimise: whether small values are good.
         num_features: random functions in each prior draw.
         output: which column of a function of several outputs.
 
     Raises:
-        ValueError: as :class:`ExpectedImprovement`; a kernel without random features; ``num_samples``, which is the
-            number of points here; more points than a chain has draws.
+        ValueError: as :class:`ExpectedImprovement`; ``num_features`` that is not positive; ``num_samples``, which is
+            the number of points here; where it is called, a kernel without random features, or more points than a chain
+            has draws.
 
     Example:
         >>> import jax
@@ -69,6 +72,7 @@ class ThompsonSampling(PosteriorAcquisition):
                 f"{self.owner}: expected as many draws as points, got num_samples={self.num_samples}: leave it out; a "
                 "batch of q points x (q, D) takes q draws"
             )
+        require_count(self.owner, "num_features", self.num_features, "1024")
 
         samples = getattr(self.posterior, "samples", None)
         if isinstance(self.posterior, Fit) and samples is not None:
@@ -83,12 +87,20 @@ class ThompsonSampling(PosteriorAcquisition):
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
         rows = self.points(x)
-        settings = {"num_samples": len(rows), "num_features": self.num_features, "progress_bar": False}
+        q, held = len(rows), draws_held(self.posterior)
+        if held is not None and q > held:
+            raise ValueError(
+                f"{self.owner}: expected at most {held} points x, as many as the chain has draws, got {q}: a smaller "
+                "batch, or a chain with more draws"
+            )
+        # A mixture gives its programs in order, each with its share: q of all are chosen.
+        number = q if isinstance(self.posterior, Fit) or held is None else held
+        settings = {"num_samples": number, "num_features": self.num_features, "progress_bar": False}
         draws = self.posterior.functions(self.key, **settings)
-        site = self.posterior.site or self.posterior.call((rows, *args), kwargs).observed
-        values = draws(rows, *args, **kwargs)[site]
+        site = observed_site(self.posterior, (rows, *args), kwargs)
+        values = of_observed(self.owner, site, draws(rows, *args, **kwargs))
         if values.ndim == 3 or self.output is not None:
             values = values[..., self.column(values)]
-        index = np.arange(len(rows))
-        total = values[index, index].sum()
+        chosen = np.arange(q) if number == q else jax.random.permutation(self.key, number)[:q]
+        total = values[chosen, np.arange(q)].sum()
         return -total if self.minimise else total

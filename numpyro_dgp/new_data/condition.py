@@ -37,7 +37,7 @@ def condition(
     nothing. In a deep program the layers below stay, and the steps average over their draws.
 
     Args:
-        posterior: the fitted program, as for :func:`update`; q(v) of the last layers are ``Full()`` or ``Diagonal()``.
+        posterior: the fitted program, as for :func:`update`; q(v) of the last layers are ``Full()``.
         rng_key: PRNG key.
         *args: arguments of the model for the new rows, observations included.
         num_steps: natural-gradient steps; one is enough for one layer with a Gaussian likelihood.
@@ -49,8 +49,8 @@ def condition(
         The posterior of the program given the rows of the fit and the new ones.
 
     Raises:
-        ValueError: as :func:`update`; last layers whose q(v) has other parameters than those of a Gaussian; latents
-            with a posterior of their own for every row.
+        ValueError: as :func:`update`; last layers whose q(v) is not ``Full()``: of independent numbers each would be
+            taken as if the others stayed; latents with a posterior of their own for every row.
 
     Example:
         >>> import jax, numpyro
@@ -73,10 +73,12 @@ def condition(
 
     def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
         for name, layer in layers.items():
-            if layer.record.gaussian is None and not layer.record.inner:
+            gaussian = layer.record.gaussian
+            if not layer.record.inner and (gaussian is None or gaussian.diagonal):
                 raise ValueError(
-                    f"condition: expected a q(v) of layer {name!r} that is Full() or Diagonal(), got one with other "
-                    "parameters: fit with dgp.guides.InducingPoint(model), or call dgp.update"
+                    f"condition: expected a q(v) of layer {name!r} that is Full(), got one "
+                    f"{'with other parameters' if gaussian is None else 'of independent numbers, Diagonal()'}: fit "
+                    "with dgp.guides.InducingPoint(model), or call dgp.update"
                 )
         return NaturalGradient(guide, lambda step: 2 / (step + 2), optax.set_to_zero())
 

@@ -76,9 +76,10 @@ class FunctionPredictions(Fit):
             the function under the observed site. The same inputs give the same values in every call.
 
         Raises:
-            ValueError: from a kernel without random features.
+            ValueError: numbers that are not positive; by the function, a kernel without random features.
         """
         require_key("Posterior", key)
+        require_count("Posterior.functions", "num_features", num_features, "1024")
         options = Options(num_samples, batch_size, progress_bar, default=10)
         quantity = Quantity(quantities.functions_of, settings=(num_features,))
         return lambda *args, **kwargs: self._predictor(quantity, key, options, args, kwargs)

@@ -190,6 +190,21 @@ TRACED = [
             Y,
             **OPTIONS,
         ),
-        r"condition: expected a q\(v\) of layer 'g' that is Full\(\) or Diagonal\(\)",
+        r"condition: expected a q\(v\) of layer 'g' that is Full\(\), got one with other parameters",
+    ),
+    Wrong(
+        "condition: independent numbers",
+        lambda: dgp.condition(
+            dgp.Posterior(
+                shallow,
+                dgp.guides.InducingPoint(shallow, inducing=dgp.guides.Diagonal()),
+                {"g_auto_loc": jnp.zeros(8), "g_auto_scale": jnp.ones(8)},
+            ),
+            KEY,
+            X,
+            Y,
+            **OPTIONS,
+        ),
+        r"condition: expected a q\(v\) of layer 'g' that is Full\(\), got one of independent numbers, Diagonal\(\)",
     ),
 ]
