@@ -105,8 +105,8 @@ class Search:
     :func:`loop` does this with a simulator that is a function of Python.
 
     In a round without a refit hyperparameters stay and q(v) of the last layers, ``Full()``, are computed anew from all
-    rows: by natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise, or, under
-    ``Collapsed``, exactly. A refit starts at the parameters of the last one. Arrays are filled up to 64, 128, 256, ...
+    rows: by natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise,
+    or, under ``Collapsed``, exactly. A refit starts at the parameters of the last one. Arrays are filled up to 64, 128, 256, ...
     rows, of which those that are not known are masked in the plate of the rows, so that everything is compiled as often
     as the number of rows doubles.
 
@@ -143,8 +143,8 @@ class Search:
         ValueError: no program, a guide instead of what makes one, an acquisition without three arguments, bounds as
             :class:`Box`, numbers that are not positive, an initial design outside of the bounds or with less than two
             points, a program without a plate of its rows, a guide with parameters of single rows, or one whose
-            q(v) are not ``Full()`` where rounds go without a refit; by its methods, a record of another search, with the first
-            difference, or one with points outside of the bounds.
+            q(v) are not ``Full()`` where rounds go without a refit; by its methods, a record of another search, with
+            the first difference, or one with points outside of the bounds.
 
     Example:
         >>> import jax, numpyro
