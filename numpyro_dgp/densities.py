@@ -19,7 +19,7 @@ from numpyro_dgp._checks import is_concrete, require_finite, require_levels
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._shown import brief, public_dir
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.gaussian_mixtures import mixture_cdf, mixture_quantiles
+from numpyro_dgp.algebra.gaussian_mixtures import levels, mixture_cdf, mixture_quantiles
 
 __all__ = ["Mixture", "MomentsOnly", "ShapiroWilk", "kde_log_density", "log_mean_exp", "shapiro_wilk"]
 __dir__ = public_dir(globals())
@@ -94,7 +94,8 @@ class Mixture(NamedTuple):
         """The number that y is below with probability q, entry by entry, to rounding error.
 
         It lies between the smallest and the largest of the quantiles of the S Gaussians, where it is found by steps of
-        Newton and bisection. Its derivatives with respect to means, variances and levels are exact.
+        Newton and bisection. Its derivatives with respect to means, variances and levels are exact. Known levels are
+        taken in double precision, ``1 - 1e-8`` too; a traced one that is rounded to 1 is the number below it.
 
         Args:
             q: levels between 0 and 1, a number or an array.
@@ -107,7 +108,9 @@ class Mixture(NamedTuple):
         """
         self._require_gaussians("quantile")
         require_levels("Mixture.quantile", q)
-        return mixture_quantiles(*map(jnp.asarray, self), jnp.asarray(q))
+        below = levels(q)
+        where, upper = np.where if is_concrete(below) else jnp.where, below > 0.5
+        return mixture_quantiles(*map(jnp.asarray, self), where(upper, 1 - below, below), upper)
 
     def interval(self, level: float = 0.9) -> Array:
         """The central interval that y is in with probability ``level``: as often below it as above it.
@@ -126,7 +129,9 @@ class Mixture(NamedTuple):
             raise ValueError(
                 f"Mixture.interval: expected one level, got shape {np.shape(level)}: mixture.quantile(q) takes several"
             )
-        return self.quantile(jnp.stack([jnp.asarray(0.5 - 0.5 * level), jnp.asarray(0.5 + 0.5 * level)]))
+        self._require_gaussians("interval")
+        tail = jnp.asarray(0.5 - 0.5 * levels(level))
+        return mixture_quantiles(*map(jnp.asarray, self), jnp.stack([tail, tail]), jnp.array([False, True]))
 
     def _require_gaussians(self, method: str) -> None:
         self._require_one_shape()

@@ -64,6 +64,9 @@ class Standardizer:
     def fit(cls, values: ArrayLike, *, keep: Sequence[int] = ()) -> Standardizer:
         """From the mean and standard deviation of the rows of ``values`` (N, ...); constant columns keep their scale.
 
+        Constant are columns that differ by rounding errors of double precision only, or by less than 1e-38, which is
+        not a positive number in the precision of JAX.
+
         Args:
             values: the data.
             keep: columns that stay as they are, such as labels of categories or angles.
@@ -80,7 +83,7 @@ class Standardizer:
             )
         rows = rows.astype(float)
         loc, scale = rows.mean(0), rows.std(0)
-        scale = np.where(scale > 1e-12 * (1 + np.abs(rows).max(0)), scale, 1.0)
+        scale = np.where(scale > np.maximum(1e-12 * np.abs(rows).max(0), np.finfo(np.float32).tiny), scale, 1.0)
         if kept := _columns("Standardizer.fit", "keep", keep, rows):
             loc[..., kept], scale[..., kept] = 0.0, 1.0
         return cls(loc, scale)

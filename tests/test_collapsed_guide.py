@@ -380,6 +380,17 @@ def test_bad_input(model, options, message):
         SVI(model, G.Collapsed(model, **options), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)
 
 
+def test_the_guide_keeps_its_own_data():
+    """What is written to NumPy arrays after the fit does not change predictions; other objects stay what they are."""
+    x, y, setting = np.array(X), np.array(Y), object()
+    (x_, (y_, z_)), kwargs = G.Collapsed(shallow).on(x, [y, Z], width=3, setting=setting).data
+    x[:], y[:] = 0.0, 5.0
+    np.testing.assert_array_equal(x_, X)
+    np.testing.assert_array_equal(y_, Y)
+    assert z_ is Z
+    assert kwargs == {"width": 3, "setting": setting}
+
+
 def test_prediction_needs_the_data():
     with pytest.raises(ValueError, match=r"got a call without observations: .*guide.on\(X, y\)"):
         dgp.Posterior(shallow, G.Collapsed(shallow), {}).predict(jax.random.key(0), X)

@@ -230,7 +230,8 @@ def test_it_predicts_as_a_posterior(deep):
     mixture = deep.predict(KEY, new, num_samples=20)
     assert mixture.means.shape == deep.predict_function(KEY, new, num_samples=20).means.shape == (20, 3)
     assert deep.sample(KEY, new, num_samples=20).shape == (20, 3)
-    np.testing.assert_allclose(deep.quantile(KEY, 0.3, new, num_samples=20), mixture.quantile(0.3))
+    shallow = dataclasses.replace(deep, weights={1: 1.0, 2: 0.0})  # without draws, which quantiles have of their own
+    np.testing.assert_allclose(shallow.quantile(KEY, 0.3, new), shallow.predict(KEY, new).quantile(0.3))
     drawn = deep.functions(KEY, num_samples=6)
     values = drawn(new)["y"]
     assert values.shape == (6, 3)
@@ -320,6 +321,20 @@ def test_stacking_weighs_predictions_of_held_out_rows():
     assert best.weights == {1: pytest.approx(1.0)}
     assert best.held_out.keys() == {1}
     assert np.isfinite(best.held_out[1])
+
+
+@pytest.mark.slow
+def test_tables_are_arrays_and_data_are_kept():
+    """In folds too, whatever the index; what is written to the data after the fit does not change predictions."""
+    pandas = pytest.importorskip("pandas")
+    options = {"depths": (1,), "folds": 2, "num_draws": 8, "num_sweeps": 1, "num_runs": 1}
+    x, y = np.array(X), np.array(STEP)
+    best = dgp.fit_best(family, KEY, x, y, **options)
+    of_tables = dgp.fit_best(family, KEY, pandas.DataFrame(x), pandas.Series(y, index=range(30, 42)), **options)
+    assert of_tables.held_out == best.held_out
+    x[:], y[:] = 0.0, 5.0
+    found = best.predict(KEY, X[:3] + 0.04).mean
+    np.testing.assert_array_equal(found, of_tables.predict(KEY, X[:3] + 0.04).mean)
 
 
 def constant(value):
@@ -447,6 +462,15 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
             'expected one_layer="mode" or "draws", got \'map',
         ),
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="stacking", folds=50), "expected from 2 to 12 folds"),
+        (
+            lambda: dgp.fit_best(family, KEY, X, X, STEP, folds=2),
+            "inputs and observations as the only arguments with 12 rows beside folds, .* close over it",
+        ),
+        (
+            lambda: dgp.fit_best(family, KEY, X, [0.1] * 12, STEP, folds=3),
+            "the only arguments with 12 rows beside folds",
+        ),
+        (lambda: dgp.fit_best(family, KEY, X, STEP * np.nan), "finite"),
         (lambda: stacking_weights(np.zeros(3)), r"expected log densities of shape \(N, K\)"),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, layer_odds=0.0),

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,22 @@ def test_standardizer_round_trip():
     np.testing.assert_allclose(units.inverse_scale(jnp.ones(4)), X.std(0), rtol=1e-12)
     constant = initial.Standardizer.fit(np.full((5, 1), 1e8))
     np.testing.assert_array_equal(constant(np.full((2, 1), 1e8)), 0)
+
+
+@pytest.mark.parametrize("unit", [1e-15, 1e-30])
+def test_standard_units_do_not_depend_on_the_unit(unit):
+    """Femtoseconds in seconds, cross sections in square metres."""
+    columns = np.concatenate([X, np.zeros((300, 1)), np.full((300, 1), 3.3)], 1)
+    units = initial.Standardizer.fit(unit * columns)
+    np.testing.assert_allclose(units(unit * columns), initial.Standardizer.fit(columns)(columns), atol=1e-9)
+    np.testing.assert_array_equal(units.scale[4:], 1)
+    np.testing.assert_allclose(units.scale[:4], unit * X.std(0), rtol=1e-12)
+
+
+def test_what_float32_does_not_hold_is_constant(x32):
+    units = initial.Standardizer.fit(1e-42 * X)
+    np.testing.assert_array_equal(units.scale, 1)
+    assert np.isfinite(jax.jit(units)(jnp.asarray(1e-42 * X))).all()
 
 
 def test_kmeans_finds_clusters():

@@ -72,6 +72,35 @@ def test_float32(x32):
     assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize("tail", [0.4, 1e-6, 1e-8, 1e-12])
+def test_known_levels_have_their_digits_in_float32(tail, x32):
+    """One minus the level is not that of a level that is rounded first: 1 - 1e-8 is 1 in float32."""
+    at, variances = (np.float32(a) for a in (MEANS, VARIANCES))
+    mixture = dgp.Mixture(jnp.asarray(at), jnp.asarray(variances))
+
+    def root(n, side, probability):
+        gaussians = stats.norm(side * at[:, n].astype(float), np.sqrt(variances[:, n].astype(float)))
+        return side * optimize.brentq(lambda y: gaussians.sf(y).mean() - probability, -1e4, 1e4, xtol=1e-13)
+
+    for q in (1 - tail, np.array(1 - tail)):
+        expected = [root(n, 1, 1 - (1 - tail)) for n in range(5)]
+        np.testing.assert_allclose(mixture.quantile(q), expected, rtol=2e-6, atol=2e-5)
+    expected = [[root(n, side, 0.5 - 0.5 * (1 - tail)) for n in range(5)] for side in (-1, 1)]
+    np.testing.assert_allclose(mixture.interval(1 - tail), expected, rtol=2e-6, atol=2e-5)
+    assert mixture.quantile(1 - tail).dtype == jnp.float32
+
+
+def test_traced_levels_that_are_rounded_to_one(x32):
+    """Are the number below it; of a level that is none there is no quantile."""
+    mixture = dgp.Mixture(jnp.zeros((1, 1)), jnp.ones((1, 1)))
+    below_one = float(np.nextafter(np.float32(1), np.float32(0)))
+    np.testing.assert_allclose(jax.jit(mixture.quantile)(1 - 1e-9), stats.norm.ppf(below_one), rtol=1e-5)
+    ends = stats.norm.isf(0.5 - 0.5 * below_one) * np.array([[-1], [1]])
+    np.testing.assert_allclose(jax.jit(mixture.interval)(1 - 1e-9), ends, rtol=1e-5)
+    assert np.isfinite(mixture.quantile(1e-60)).all()
+    assert np.isnan(jax.jit(mixture.quantile)(1.5)).all()
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import ndtr, ndtri
 from jax.scipy.stats import norm
 
-from numpyro_dgp._typing import Array
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import safe_sqrt
 
-__all__ = ["mixture_cdf", "mixture_quantiles"]
+__all__ = ["levels", "mixture_cdf", "mixture_quantiles"]
 
 
 @jax.jit
@@ -35,27 +38,50 @@ def mixture_cdf(means: Array, variances: Array, y: Array) -> Array:
     return _beyond(means, safe_sqrt(variances), y, 1)
 
 
+def levels(q: ArrayLike) -> Any:
+    """Levels in double precision where they are known, a NumPy array; traced ones below 1, to which some are rounded.
+
+    Args:
+        q: levels between 0 and 1, of any shape.
+
+    Example:
+        >>> bool(levels(1 - 1e-8) < 1)
+        True
+    """
+    if is_concrete(q):
+        return np.asarray(q, float)
+    q = jnp.asarray(q)
+    return jnp.where(q == 1, 1 - jnp.finfo(jnp.result_type(q, float)).epsneg, q)
+
+
 @jax.jit
-def mixture_quantiles(means: Array, variances: Array, q: Array) -> Array:
-    """The numbers y with F(y) = q, for every q. Their derivatives are those of the equation.
+def mixture_quantiles(means: Array, variances: Array, tail: ArrayLike, upper: ArrayLike) -> Array:
+    """The numbers beyond which there is the probability ``tail``. Their derivatives are those of the equation.
+
+    The smaller tail has more digits: of the level q this is q up to a half, and 1 - q above.
 
     Args:
         means: of the Gaussians (S, ...).
         variances: of them (S, ...).
-        q: levels between 0 and 1, of any shape.
+        tail: probabilities, of any shape; below the smallest normal number, that one.
+        upper: whether they are those of larger numbers, of this shape too.
 
     Returns:
-        Quantiles, (*q.shape, ...).
+        Quantiles, (*tail.shape, ...).
 
     Example:
-        >>> found = mixture_quantiles(jnp.array([-1.0, 1.0]), jnp.ones(2), jnp.array([0.1, 0.9]))
+        >>> sides = jnp.array([False, True])
+        >>> found = mixture_quantiles(jnp.array([-1.0, 1.0]), jnp.ones(2), jnp.array([0.1, 0.1]), sides)
         >>> print(f"{found[0]:.3f} {found[1]:.3f}")
         -1.849 1.849
     """
     dtype = jnp.result_type(means, variances, jnp.float32)
-    means, scales, q = means.astype(dtype), safe_sqrt(variances.astype(dtype)), q.astype(dtype)
-    found = jax.lax.map(lambda level: _quantile(means, scales, level), q.ravel())
-    return found.reshape(*q.shape, *means.shape[1:])
+    means, scales = means.astype(dtype), safe_sqrt(variances.astype(dtype))
+    tails, tiny = jnp.asarray(tail, dtype), jnp.finfo(dtype).tiny
+    tails = jnp.where(jnp.abs(tails) < tiny, tiny, tails)
+    sides = jnp.where(jnp.asarray(upper), -1, 1)
+    found = jax.lax.map(lambda each: _quantile(means, scales, *each), (tails.ravel(), sides.ravel()))
+    return found.reshape(*tails.shape, *means.shape[1:])
 
 
 def _beyond(means: Array, scales: Array, y: Array, side: Array | int) -> Array:
@@ -68,15 +94,12 @@ def _beyond(means: Array, scales: Array, y: Array, side: Array | int) -> Array:
     return jax.vmap(of_one)(means, scales).mean(0)
 
 
-def _quantile(means: Array, scales: Array, q: Array) -> Array:
-    # Above the median the probability on the other side is compared: it has more digits.
-    side, tail = jnp.where(q > 0.5, -1, 1), jnp.where(q > 0.5, 1 - q, q)
-
+def _quantile(means: Array, scales: Array, tail: Array, side: Array) -> Array:
     def excess(means: Array, scales: Array, y: Array) -> Array:
         return side * (_beyond(means, scales, y, side) - tail)
 
     fixed = jax.lax.stop_gradient((means, scales))
-    y = jax.lax.stop_gradient(_root(partial(excess, *fixed), fixed, q))
+    y = jax.lax.stop_gradient(_root(partial(excess, *fixed), fixed, side * ndtri(tail)))
     # The theorem of implicit functions, in a term whose value is zero.
     step = -excess(means, scales, y) * _inverse(_density(*fixed, y))
     return y + step - jax.lax.stop_gradient(step)
@@ -91,9 +114,10 @@ def _inverse(slope: Array) -> Array:
     return jnp.where(usable, 1 / jnp.where(usable, slope, 1), 0)
 
 
-def _root(excess: Callable[[Array], Array], gaussians: tuple[Array, Array], q: Array) -> Array:
-    """Newton's steps where they stay between the ends and get shorter, halves elsewhere."""
-    of_each = gaussians[0] + gaussians[1] * ndtri(q)
+def _root(excess: Callable[[Array], Array], gaussians: tuple[Array, Array], standard: Array) -> Array:
+    """Newton's steps where they stay between the ends and get shorter, halves elsewhere; ``standard`` is the quantile
+    of N(0, 1)."""
+    of_each = gaussians[0] + gaussians[1] * standard
     info = jnp.finfo(of_each.dtype)
     close = 0.1 * info.eps**0.5 * gaussians[1].min(0)
 

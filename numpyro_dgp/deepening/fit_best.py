@@ -17,6 +17,7 @@ from numpyro_dgp.deepening.further_runs import with_further_runs
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.left_out import left_out, require_rows
 from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
+from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 
 __all__ = ["fit_best"]
@@ -87,13 +88,13 @@ def fit_best(
     Args:
         family: from the number of layers to the program of that depth. What it learns are ``numpyro.sample`` sites.
         rng_key: PRNG key.
-        *args: arguments of the programs, inputs first and observations last, as ``X, y``.
+        *args: arguments of the programs, inputs first and observations last, as ``X, y``. Tables become arrays.
         depths: numbers of layers, ascending.
         weigh: by ``"stacking"`` of predictions of rows that are left out, or by ``"evidence"``.
         least_gain: of ``"stacking"``: standard errors by which the log density of rows that are left out has to be
             above that of the shallowest program, or a program has no weight.
         folds: of ``"stacking"``: so many fits to the other rows, in place of leaving out one row after the other with
-            the draws of one fit.
+            the draws of one fit. Rows are those of the first and the last argument; others are the same in every fold.
         layer_odds: :math:`\rho`, of ``"evidence"``: the prior probability of a program over that of one with a layer
             less; 1 for programs that are equally probable.
         least_odds: of ``"evidence"``: the probability of a program over that of the most probable one, below which it
@@ -113,14 +114,15 @@ def fit_best(
         previous: what ``fit_best`` returned for these depths, before the last rows were added.
 
     Returns:
-        A posterior with the methods of ``dgp.Posterior``, and the fits. Printed, it is a table of their evidence and
-        weights.
+        A mixture of posteriors, which predicts y and the function under it by the methods that ``dgp.Posterior`` has
+        for these, and the fits. Printed, it is a table of their evidence and weights.
 
     Raises:
         ValueError: a family that does not give programs, depths that do not ascend, another way to weigh or to predict
             by one layer, odds that are not positive or leave out all, a gain that is negative, fewer rows than folds,
-            observations that do not have the rows of the inputs; a program with ``numpyro.param`` sites; a previous fit
-            of other depths or programs, or one beside folds.
+            data that are not finite numbers, observations that do not have the rows of the inputs, other arguments that
+            have them beside folds; a program with ``numpyro.param`` sites; a previous fit of other depths or programs,
+            or one beside folds.
 
     Example:
         >>> import jax, numpyro
@@ -182,13 +184,15 @@ def fit_best(
         require_count("fit_best", name, value, hint)
     before = _require_previous(previous, depths, folds)
     if folds is not None:
-        _require_folds(folds, weigh, len(args[0]))
+        _require_folds(folds, weigh, args)
     programs = {depth: family(depth) for depth in depths}
     if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
         raise ValueError(
             f"fit_best: expected family(depth) to be a program, a function of the arguments, got {wrong[0]}: define "
             "the model inside of family, and return it"
         )
+    arrays, rebuild = split_arguments(args, {})
+    args = rebuild(arrays)[0]
     fold_key, fit_key = jax.random.split(rng_key)
 
     def fitted(key: Array, args: tuple[Any, ...]) -> dict[int, IntegratedFit]:
@@ -230,16 +234,17 @@ def _folds_out(
     fitted: Callable[..., dict[int, IntegratedFit]], key: Array, args: tuple[Any, ...], folds: int, programs: int
 ) -> np.ndarray:
     """Log densities (N, K) of the rows of each fold by fits to the others."""
-    rows = len(args[0])
+    X, *others, y = args
+    X, y = np.asarray(X), np.asarray(y)
+    rows = len(X)
     order = np.asarray(jax.random.permutation(key, rows))
     held_out = np.zeros((rows, programs))
     for fold in range(folds):
         out = np.sort(order[fold::folds])
-        kept = tuple(_without(value, out, rows) for value in args)
+        kept = np.delete(X, out, axis=0), *others, np.delete(y, out, axis=0)
         fit_key, score_key = jax.random.split(jax.random.fold_in(key, fold))
         for column, part in enumerate(fitted(fit_key, kept).values()):
-            *inputs, y = (value[out] if _has_rows(value, rows) else value for value in args)
-            held_out[out, column] = part.posterior.log_density(score_key, y, *inputs)
+            held_out[out, column] = part.posterior.log_density(score_key, y[out], X[out], *others)
     return held_out
 
 
@@ -247,20 +252,20 @@ def _is_number(value: Any) -> bool:
     return not np.ndim(value) and np.asarray(value).dtype.kind in "fiu"
 
 
-def _require_folds(folds: int, weigh: str, rows: int) -> None:
+def _require_folds(folds: int, weigh: str, args: tuple[Any, ...]) -> None:
+    rows = len(args[0])
     require_count("fit_best", "folds", folds, "5")
     if weigh == "evidence":
         raise ValueError(f'fit_best: expected folds of weigh="stacking" only, got folds={folds}: leave folds out')
     if not 2 <= folds <= rows:
         raise ValueError(f"fit_best: expected from 2 to {rows} folds, one row in each at least, got {folds}: folds=5")
-
-
-def _has_rows(value: Any, rows: int) -> bool:
-    return bool(np.ndim(value)) and len(value) == rows
-
-
-def _without(value: Any, out: np.ndarray, rows: int) -> Any:
-    return np.delete(np.asarray(value), out, axis=0) if _has_rows(value, rows) else value
+    others = jax.tree.leaves(args[1:-1], is_leaf=lambda value: isinstance(value, list))
+    if any((isinstance(value, list) or np.ndim(value)) and len(value) == rows for value in others):
+        raise ValueError(
+            f"fit_best: expected inputs and observations as the only arguments with {rows} rows beside folds, got "
+            f"another one as long between them, of which it is not known whether its rows are left out with theirs: "
+            "close over it inside of family, make it columns of the inputs, or leave folds out"
+        )
 
 
 def _require_family(family: Any, args: tuple[Any, ...], depths: Any) -> tuple[int, ...]:

@@ -12,17 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from numpyro_dgp._checks import require_count, require_levels
+from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.deepening.depth_weights import evidence_weights
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit
 from numpyro_dgp.densities import Mixture, MomentsOnly
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.prediction.joint_mixture import JointMixture
+from numpyro_dgp.prediction.quantiles import Levels, spread_of
+from numpyro_dgp.prediction.quantity import Options, Quantity
 
 __all__ = ["WeightedPosterior", "weighed_by_evidence"]
 
-_DRAWS_OF_Y = 50
+_DRAWS = 100
+"""Shares are rounded to one in so many where programs have no draws of their own."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,8 +34,9 @@ class WeightedPosterior:
 
     .. math:: p(y \mid x) = \sum_k w_k\, p_k(y \mid x),
 
-    with the methods of ``dgp.Posterior``. Of S draws each program gives a whole number next to :math:`w_k S`; in
-    :meth:`log_density` the weights are exact.
+    with the methods of ``dgp.Posterior`` that predict y and the function under it. Of S draws each program gives a
+    whole number next to :math:`w_k S`; in :meth:`log_density` and :meth:`probs` the weights are exact. What only one
+    program has, such as its hidden layers, is in ``parts[k].posterior``.
 
     Args:
         parts: fitted programs by their depth, each with ``posterior``, ``log_evidence`` and ``error``.
@@ -65,7 +69,8 @@ class WeightedPosterior:
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
+            num_samples: S; by default as many as each program with a weight has draws, where none has any 100, or 1 if
+                only one has a weight.
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict", key, args, num_samples, options)
@@ -76,7 +81,7 @@ class WeightedPosterior:
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
+            num_samples: S; by default as for :meth:`predict`.
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict_function", key, args, num_samples, options)
@@ -88,7 +93,7 @@ class WeightedPosterior:
         Args:
             key: PRNG key; it fixes the draws.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
+            num_samples: S; by default as for :meth:`predict`.
             **options: further options, and keyword arguments of the model.
         """
         return self._mixture("predict_jointly", key, args, num_samples, options)
@@ -99,7 +104,7 @@ class WeightedPosterior:
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
+            num_samples: S; by default as for :meth:`predict`.
             **options: further options, and keyword arguments of the model.
         """
         found = [p.sample(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
@@ -114,38 +119,66 @@ class WeightedPosterior:
             key: PRNG key.
             y: observations.
             *args: arguments of the model without observations.
-            num_samples: draws of each program; all by default.
+            num_samples: draws of each program; by default 100, or all where it has fewer.
             **options: further options, and keyword arguments of the model.
         """
-        keys = jax.random.split(key, len(self.parts))
-        depths = [d for d, w in self.weights.items() if w > 0]
-        found = [
-            self.parts[d].posterior.log_density(k, y, *args, num_samples=num_samples, **options)
-            for k, d in zip(keys, depths, strict=False)
-        ]
-        weights = jnp.asarray([self.weights[d] for d in depths], found[0].dtype)
-        return logsumexp(jnp.stack(found), axis=0, b=weights.reshape(-1, *[1] * found[0].ndim))
+        found, weights = self._of_each(key, "log_density", y, *args, num_samples=num_samples, **options)
+        return logsumexp(found, axis=0, b=weights)
 
-    def quantile(self, key: Array, q: ArrayLike, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
-        """Quantiles of y, as ``dgp.Posterior.quantile``; by 50 draws of y for each draw where y is not Gaussian.
+    def probs(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
+        """Probabilities of the K labels of y at new inputs (N, K), as ``dgp.Posterior.probs``.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_samples: draws of each program; by default 100, or all where it has fewer.
+            **options: further options, and keyword arguments of the model.
+
+        Raises:
+            ValueError: a key that is none, or as ``dgp.Posterior.probs``.
+        """
+        found, weights = self._of_each(key, "probs", *args, num_samples=num_samples, **options)
+        return (weights * found).sum(0)
+
+    def quantile(
+        self,
+        key: Array,
+        q: ArrayLike,
+        *args: Any,
+        X_variance: ArrayLike | None = None,
+        num_samples: int | None = None,
+        batch_size: int | None = None,
+        progress_bar: bool = True,
+        **kwargs: Any,
+    ) -> Array:
+        """Quantiles of y, as ``dgp.Posterior.quantile``: where y is neither Gaussian nor a label, by 50 draws of y for
+        each draw.
 
         Args:
             key: PRNG key.
             q: levels between 0 and 1, a number or an array.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program with a weight has draws, or 1 where none has any.
-            **options: further options, and keyword arguments of the model.
+            X_variance: variances of the inputs, where they are known with an error.
+            num_samples: S; by default as for :meth:`predict`.
+            batch_size: rows predicted at a time; all together by default.
+            progress_bar: show a progress bar over batches.
+            **kwargs: keyword arguments of the model.
 
         Raises:
-            ValueError: levels that are not between 0 and 1.
+            ValueError: a key that is none, levels that are not between 0 and 1, a y without order, or one that
+                is Gaussian, or a label, by some programs only.
         """
-        require_levels("WeightedPosterior.quantile", q)
-        mixture = self.predict(key, *args, num_samples=num_samples, **options)
-        if not isinstance(mixture, MomentsOnly):
-            return mixture.quantile(q)
-        keys = jax.random.split(key, _DRAWS_OF_Y)
-        draws = jnp.concatenate([self.sample(k, *args, num_samples=num_samples, **options) for k in keys])
-        return jnp.quantile(draws, jnp.asarray(q), axis=0, method="lower")
+        levels, options = Levels.of(q), Options(None, batch_size, progress_bar, X_variance)
+        found = [
+            part._predictor(Quantity(spread_of), k, options._replace(num_samples=n), args, kwargs)
+            for part, k, n in self._shares(key, num_samples)
+        ]
+        if len({type(each) for each in found}) > 1:
+            raise ValueError(
+                "WeightedPosterior.quantile: expected a y of one kind by all programs, Gaussian given each draw, a "
+                "label or another, got different kinds: take quantiles of posterior.sample(key, X)"
+            )
+        return levels(jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *found))
 
     def functions(self, key: Array, *, num_samples: int = 10, **options: Any) -> Callable[..., dict[str, Array]]:
         """Draws of whole functions, as ``dgp.Posterior.functions``: of the sites that all programs
@@ -179,11 +212,25 @@ class WeightedPosterior:
         kind = MomentsOnly if any(isinstance(m, MomentsOnly) for m in found) else type(found[0])
         return kind(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
+    def _of_each(self, key: Array, method: str, *args: Any, **options: Any) -> tuple[Array, Array]:
+        """What a method of every posterior with a weight gives (K, ...), and the weights, to be multiplied with it."""
+        require_key("WeightedPosterior", key)
+        depths = [d for d, w in self.weights.items() if w > 0]
+        keys = jax.random.split(key, len(self.parts))
+        each = [
+            getattr(self.parts[d].posterior, method)(k, *args, **options) for k, d in zip(keys, depths, strict=False)
+        ]
+        found = jnp.stack(each)
+        weights = jnp.asarray([self.weights[d] for d in depths], found.dtype)
+        return found, weights.reshape(-1, *[1] * (found.ndim - 1))
+
     def _shares(self, key: Array, num_samples: int | None) -> list[tuple[Posterior, Array, int]]:
         """The posteriors that take part, with their keys and numbers of draws."""
+        require_key("WeightedPosterior", key)
         if num_samples is None:
-            draws = [part.posterior.samples for depth, part in self.parts.items() if self.weights[depth] > 0]
-            num_samples = min((len(next(iter(values.values()))) for values in draws if values), default=1)
+            given = [part.posterior.samples for depth, part in self.parts.items() if self.weights[depth] > 0]
+            draws = (len(next(iter(values.values()))) for values in given if values)
+            num_samples = min(draws, default=1 if len(given) == 1 else _DRAWS)
         require_count("WeightedPosterior", "num_samples", num_samples, "100")
         weights = np.array([self.weights[depth] for depth in self.parts])
         counts = np.diff(np.round(np.concatenate([[0.0], np.cumsum(weights)]) * num_samples).astype(int))

@@ -82,7 +82,7 @@ class Levels:
     def __call__(self, found: Mixture | _Labels | _Draws) -> Array:
         """Quantiles, the axes of the levels first."""
         if isinstance(found, Mixture):
-            return found.quantile(jnp.asarray(self.q).reshape(self.shape))
+            return found.quantile(np.asarray(self.q).reshape(self.shape))
         quantiles = self._of_labels(found) if isinstance(found, _Labels) else self._of_draws(found.y)
         return quantiles.reshape(*self.shape, *quantiles.shape[1:])
 

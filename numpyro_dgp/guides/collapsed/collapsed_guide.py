@@ -6,7 +6,9 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
@@ -152,12 +154,14 @@ class Collapsed(Guide):
     def on(self, *args: Any, **kwargs: Any) -> Collapsed:
         """The guide with the data that q(v) is computed from: ``dgp.Posterior(model, guide.on(X, y), params)``.
 
+        It keeps copies of NumPy arrays: what is written to them later does not change predictions.
+
         Args:
             *args: arguments of the model, observations included.
             **kwargs: its keyword arguments.
         """
         bound = copy.copy(self)
-        bound.data = (args, kwargs)
+        bound.data = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, (args, kwargs))
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
