@@ -106,9 +106,9 @@ class Search:
 
     In a round without a refit hyperparameters stay and q(v) of the last layers, ``Full()``, are computed anew from all
     rows: by natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise,
-    or, under ``Collapsed``, exactly. A refit starts at the parameters of the last one. Arrays are filled up to 64, 128, 256, ...
-    rows, of which those that are not known are masked in the plate of the rows, so that everything is compiled as often
-    as the number of rows doubles.
+    or, under ``Collapsed``, exactly. A refit starts at the parameters of the last one. Arrays are filled up to 64, 128,
+    256, ... rows, of which those that are not known are masked in the plate of the rows, so that everything is compiled
+    as often as the number of rows doubles.
 
     A program with an argument ``runs`` gets the inputs of all runs there, also where it predicts, so that inducing
     inputs can be at the runs, ``dgp.Points(runs)``, as simulators without noise need it. With a guide of NumPyro, such
