@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ from numpyro_dgp.model.call_checks import (
     warn_rows_together,
 )
 from numpyro_dgp.model.calls import Call, inspect_call
-from numpyro_dgp.model.program import Program, inspect_program
+from numpyro_dgp.model.program import Program, inspect_program, structure
 from numpyro_dgp.model.sites import Message, Trace
 
 __all__ = [
@@ -108,17 +108,36 @@ class Fit:
         return call
 
     def trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
-        """One run of the model: in marginal mode under the guide, or given one draw of MCMC."""
+        """One run of the model: in marginal mode under the guide, or given one draw of MCMC.
+
+        Raises:
+            ValueError: a site that all data share has no value in the guide or the draw.
+        """
         guide_key, model_key = jax.random.split(key)
         guide, model = self.guide_at(target), self.seeded(self.model, model_key, target)
         if guide is None:
             return _whole(self.given(sample, model, args, kwargs, target), args, kwargs)
         integrated = marginal(self.seeded(guide, guide_key, target))
         if isinstance(guide, Guide):
-            return traces(model, integrated, args, kwargs, lambda program, _: Whole(program))[1]
+            drawn, sites = traces(model, integrated, args, kwargs, lambda program, _: Whole(program))
+            self._require_shared(drawn, sites, target, args, kwargs)
+            return sites
         # A guide of another package may have hidden values for the rows of the fit only.
         values = sample_values(handlers.trace(integrated).get_trace(*args, **kwargs))
         return _whole(self.given(values, model, args, kwargs, target), args, kwargs)
+
+    def _require_shared(self, drawn: Trace, sites: Trace, target: Target, args: Any, kwargs: Any) -> None:
+        """Raise if the model has drawn a site that all data share from its prior, since the guide has none."""
+        here = structure(sites)
+        left = {
+            name
+            for name in sites.keys() - drawn.keys() - self.params.keys()
+            if sites[name]["type"] == "sample"
+            and sites[name]["kwargs"]["rng_key"] is not None
+            and here.is_given(sites[name], target.plates)
+        }
+        if left and (missing := left - inspect_program(self.model, args, kwargs).ends):
+            raise _without_value("a guide", missing, drawn)
 
     def guide_at(self, target: Target) -> Callable[..., Any] | None:
         """The guide at the rows that are predicted."""
@@ -240,10 +259,7 @@ def given_draw(sample: Mapping[str, Any], source: str, structure: Program, targe
         if name not in sample:
             if name in structure.ends:
                 return None
-            raise ValueError(
-                f"Posterior: expected {source} with a value for every site that all data share, got none for "
-                f"{with_nearest([name], sample)}: without one it would be drawn from its prior"
-            )
+            raise _without_value(source, {name}, sample)
         if jnp.shape(sample[name]) != msg["fn"].shape():
             raise ValueError(
                 f"Posterior: expected each draw of {name!r} to have shape {msg['fn'].shape()}, got "
@@ -253,6 +269,13 @@ def given_draw(sample: Mapping[str, Any], source: str, structure: Program, targe
         return sample[name]
 
     return value
+
+
+def _without_value(source: str, missing: set[str], given: Iterable[str]) -> ValueError:
+    return ValueError(
+        f"Posterior: expected {source} with a value for every site that all data share, got none for "
+        f"{with_nearest(missing, given)}: without one it would be drawn from its prior; is it the model of the fit?"
+    )
 
 
 def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) -> None:

@@ -112,7 +112,9 @@ NEEDS = {
 def test_every_guide_that_the_readme_names_runs():
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     line = next(line for line in readme.splitlines() if line.startswith("guide = "))
-    assert re.findall("InducingPoint|MeanField|Collapsed|Auto[A-Z][a-z]+", line) == list(NEEDS)
+    named = re.findall("InducingPoint|MeanField|Collapsed|Auto[A-Z][a-z]+", line)
+    assert named
+    assert set(named) <= set(NEEDS)
     for name, settings in NEEDS.items():
         make = AutoNormal if name == "AutoNormal" else getattr(dgp.guides, name)
         posterior = fitted(make, 5, settings, **({} if name == "Collapsed" else {"batch_size": 20}))

@@ -134,6 +134,17 @@ def test_numbers_are_those_of_the_guide():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("collapse", [True, False])
+def test_a_condition_from_outside_is_refused(collapse):
+    """What the program samples are the numbers of the guide."""
+    guide, params = fitted("normal")
+    prepared = dgp.for_mcmc(program, params, guide=guide, collapse=collapse)
+    for data in ({"g": jnp.zeros(3)}, {"noise": 0.3}):
+        message = f"on sites that the program samples, got one on '{next(iter(data))}', which it computes"
+        with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=message):
+            handlers.condition(prepared, data=data)(ROWS, TARGET)
+
+
 def test_a_guide_of_all_sites_together_leaves_no_layer_to_integrate():
     guide, params = fitted("NumPyro's, joint")
     with (

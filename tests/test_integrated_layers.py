@@ -272,6 +272,60 @@ def shallow_and_noise(X, y=None):
     shallow(X, y, noise=numpyro.sample("noise", dist.LogNormal(-1.0, 0.5)))
 
 
+G_AT, H_AT = jnp.linspace(-0.3, 0.4, len(Z[::2])), jnp.linspace(-1.0, 1.0, len(ROWS))[:, None]
+OUTSIDE = {
+    "integrated": ({}, {"g": G_AT}, "g"),
+    "non-centred": ({"collapse": False}, {"h": H_AT}, "h"),
+    "both": ({}, {"g": G_AT, "h": H_AT, "s": 0.2}, "h', 'g"),
+}
+
+
+@pytest.mark.parametrize("case", OUTSIDE)
+def test_a_condition_from_outside_is_refused_where_it_would_change_nothing(case):
+    settings, data, names = OUTSIDE[case]
+    message = f"conditions on sites that the program samples, got one on '{names}', .*: condition the program first, d"
+    prepared = dgp.for_mcmc(program, **settings)
+    for wrong in (
+        handlers.condition(prepared, data=data),
+        handlers.condition(prepared, condition_fn=lambda msg: data.get(msg["name"])),
+        handlers.condition(handlers.scope(prepared, prefix="a"), data={f"a/{name}": v for name, v in data.items()}),
+    ):
+        with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=message):
+            wrong(ROWS, TARGET)
+    with pytest.raises(ValueError, match=message):
+        NUTS(handlers.condition(prepared, data=data)).init(jax.random.key(0), 1, None, (ROWS, TARGET), {})
+    with handlers.seed(rng_seed=0), handlers.trace() as sites:
+        dgp.for_mcmc(handlers.condition(program, data=data), **settings)(ROWS, TARGET)
+    assert all(sites[name]["is_observed"] for name in data)
+
+
+def test_a_condition_from_outside_on_all_that_is_sampled():
+    """It would leave the integrated layer with a single draw."""
+    wrong = handlers.condition(dgp.for_mcmc(shallow_and_noise), data={"noise": 0.3})
+    with pytest.raises(ValueError, match=r"sites to sample beside the integrated \['g'\], got a condition on all"):
+        wrong(X, Y)
+
+
+def test_a_condition_from_outside_on_what_is_sampled():
+    """It is one of the program, also beside values of what follows from it."""
+    inside = handlers.condition(program, data={"s": 0.2})
+    values = prior_draw(inside, (ROWS, TARGET), 0)
+    outside = [{"s": 0.2}, {"s": 0.2, "h": H_AT, "h_white": values["h_white"]}]
+    programs = [dgp.for_mcmc(inside), *(handlers.condition(dgp.for_mcmc(program), data=data) for data in outside)]
+    expected, *found = (log_density(p, (ROWS, TARGET), {}, values)[0] for p in programs)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_values_of_integrated_layers_may_be_substituted():
+    """As NumPyro does with the draws of a chain, among which they are."""
+    prepared = dgp.for_mcmc(shallow_and_noise)
+    alone, beside = (log_density(prepared, (X, Y), {}, {"noise": 0.3} | g)[0] for g in ({}, {"g": jnp.ones(8)}))
+    assert alone == beside
+    drawn = {"noise": jnp.full(3, 0.3), "g": jnp.ones((3, 8))}
+    assert Predictive(prepared, drawn)(jax.random.key(0), X, Y)["g"].shape == (3, 8)
+    assert Predictive(prepared, drawn)(jax.random.key(0), X[:3])["y"].shape == (3, 3)
+
+
 def test_draws_are_new_at_every_position_of_a_chain():
     program = dgp.for_mcmc(shallow_and_noise)
     at = lambda z: constrain_fn(program, (X, Y), {}, {"noise": z}, return_deterministic=True)["g"]  # noqa: E731

@@ -1,5 +1,7 @@
 """``f.joint(x)``: values with their correlations, where almost nothing is left given the inducing values."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 from numpyro import handlers
 from numpyro.distributions import kl_divergence
 from numpyro.infer import MCMC, NUTS, Trace_ELBO
-from programs import random_params
+from numpyro.infer.util import log_density
+from programs import X, Y, random_params
 from sizes import mostly_slow
 
 import numpyro_dgp as dgp
@@ -280,3 +283,28 @@ def test_scales_of_zero_are_no_obstacle():
     C = jnp.array([[0.0, 0.0], [0.0, 1.0]])
     L = conditional_cholesky(C, rounding_scale(jnp.diagonal(C), jnp.zeros(())))
     np.testing.assert_allclose(L @ L.T, C, atol=1e-10)
+
+
+@pytest.mark.parametrize("outputs", [None, 1, 2])
+def test_observations_of_another_shape_are_refused(outputs):
+    """By whatever runs the program: they would be broadcast."""
+
+    def model(y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), None, outputs=outputs)
+        numpyro.sample("y", f(X, noise=numpyro.sample("s", dist.LogNormal(-1.0, 0.5))), obs=y)
+
+    with handlers.seed(rng_seed=0), handlers.trace() as sites:
+        model()
+    prior, y = sites["y"]["fn"], Y if outputs is None else jnp.stack([Y] * outputs, -1)
+    for value in (jnp.zeros(()), y[:1], y[:-1], y[..., None], y[:, None] if outputs is None else Y):
+        message = f"f(x): expected observations y of shape {y.shape}, got {value.shape}: a scalar function"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            prior.log_prob(value)
+        if value.shape == y[:1].shape:
+            with pytest.raises(ValueError, match=re.escape(message)):
+                log_density(model, (value,), {}, {"s": 0.3})
+    draws = jnp.stack([y, 2 * y, y])
+    found = prior.log_prob(draws)
+    np.testing.assert_allclose(found, [prior.log_prob(draw) for draw in draws])
+    np.testing.assert_allclose(prior.expand([3]).log_prob(draws), found)
+    np.testing.assert_allclose(prior.expand([3]).log_prob(y), found[0])

@@ -91,7 +91,7 @@ def test_traced_rows(key):
 
 def two_functions(X, y=None, *, shared=False):
     f = dgp.gp("f", KERNEL, dgp.Points(Z))
-    g = f if shared else dgp.gp("g", KERNEL, dgp.Points(Z), outputs=2)
+    g = (lambda x: f(-x)) if shared else dgp.gp("g", KERNEL, dgp.Points(Z), outputs=2)
     with numpyro.plate("data", len(X)):
         y_of = dgp.Likelihood((f(X), g(X)), lambda v, w: dist.Normal(v, jnp.exp(w if shared else w[..., 0])))
         numpyro.sample("y", y_of, obs=y)

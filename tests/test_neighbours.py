@@ -555,3 +555,15 @@ def test_the_sparse_factor_is_for_neighbours():
         handlers.seed(rng_seed=0),
     ):
         G.InducingPoint(model, exact=G.SparseFactor())()
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_observations_of_another_shape_are_refused(outputs):
+    """They would be broadcast."""
+    f = dgp.gp("f", K, FEW, outputs=outputs)
+    y = values()[:, 0] if outputs is None else values()
+    prior = f(X, noise=0.1)
+    assert np.isfinite(prior.log_prob(y))
+    for value in (y[:1], y[..., None], y[:, :1] if outputs else y[:, None]):
+        with pytest.raises(ValueError, match=r"f\(x\): expected observations y of shape \(14,"):
+            prior.log_prob(value)

@@ -92,6 +92,24 @@ def test_collapsed_keeps_its_data_where_another_site_is_observed(key):
     np.testing.assert_allclose(beside(NEW).mean, alone(NEW).mean)
 
 
+def test_a_guide_need_not_have_what_the_program_is_given(key):
+    """By a handler, or among the parameters: then nothing is drawn from its prior."""
+
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        shallow(X, y, kernel=dgp.kernels.RBF(1.2, scale))
+
+    params = {"g_auto_loc": jnp.linspace(-1, 1, 8), "g_auto_scale_tril": 0.1 * jnp.eye(8)}
+    guide = dgp.guides.InducingPoint(shallow)
+    expected = dgp.Posterior(shallow, guide, params).predict(key, NEW).mean
+    for program, given in (
+        (handlers.substitute(model, data={"scale": 0.7}), params),
+        (handlers.condition(model, data={"scale": 0.7}), params),
+        (model, params | {"scale": jnp.array(0.7)}),
+    ):
+        np.testing.assert_allclose(dgp.Posterior(program, guide, given).predict(key, NEW).mean, expected)
+
+
 def two_sources(X, group, y=None, sizes=None):
     """Numbers per group, seen by data of the groups and by the data that are predicted."""
     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z))

@@ -85,7 +85,16 @@ class Integrate(Messenger):
 
         The random key of a draw is made of the values of all other random sites: new at every position of a chain, and
         the same each time that the program runs at that position.
+
+        Raises:
+            ValueError: there is no other random site, so that all draws would be one.
         """
+        if self.quadratics and not self.position:
+            raise ValueError(
+                f"for_mcmc: expected sites to sample beside the integrated {sorted(self.quadratics)}, got a condition "
+                "on all of them from outside of the prepared program: condition the program first, "
+                "dgp.for_mcmc(handlers.condition(model, data={...}))"
+            )
         for i, (name, total) in enumerate(self.quadratics.items()):
             key = jax.random.fold_in(_key_of(self.position), i)
             numpyro.factor(name + _FACTOR, total.resolved_bound().sum())

@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import Reparam
+from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._checks import require_params
 from numpyro_dgp._shown import brief, described
@@ -26,7 +27,7 @@ from numpyro_dgp.model.observed_only import observed_only
 from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.program import require_sound
 from numpyro_dgp.model.refusals import fixed_parameters, whole_data
-from numpyro_dgp.model.sites import Message, row_shape, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, Trace, row_shape, site_kind, unwrap
 
 __all__ = ["Collapse", "NonCentered", "centred_program", "for_mcmc", "position_of", "prepared", "sampled_program"]
 
@@ -141,7 +142,8 @@ def for_mcmc(
         ValueError: a model that is no function or was prepared before, NaN in the parameters, a guide without
             parameters or without Gaussians, or other settings; when run, if a plate subsamples, a ``numpyro.param``
             site has no value, broadcasting or an index beyond the end of an array makes observations count several
-            times, or ``collapse=True`` and no layer can be integrated; when NUTS runs it, if it observes nothing.
+            times, ``collapse=True`` and no layer can be integrated, or a handler around the prepared program conditions
+            a site that it computes, such as an integrated layer; when NUTS runs it, if it observes nothing.
 
     Example:
         >>> import jax, numpyro
@@ -257,20 +259,69 @@ class _Prepared:
         observed = observed_only(names=forgotten, owner="for_mcmc")
         with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
             if self.collapse is False and self.guide is None:
-                return self._run(args, kwargs, observes)
+                with _ConditionsInside():
+                    return self._run(args, kwargs, observes)
             layers, on_data = layers_to_integrate(self.model, args, kwargs, self.params, self.collapse)
-            if on_data and self.guide is not None:
-                insist = self.collapse is True
-                return run_in_coordinates(self.model, self.guide, self.params, layers, insist, args, kwargs)
-            with Integrate(layers) as finish:
-                result = self._run(args, kwargs, observes)
-            finish()
-            return result
+            with _ConditionsInside(layers):
+                if on_data and self.guide is not None:
+                    insist = self.collapse is True
+                    return run_in_coordinates(self.model, self.guide, self.params, layers, insist, args, kwargs)
+                with Integrate(layers) as finish:
+                    result = self._run(args, kwargs, observes)
+                finish()
+                return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], observes: bool) -> Any:
         rows = nullcontext() if observes else rows_of_chain()
         with handlers.reparam(config=_noncenter if self.noncentered else {}), rows:
             return self.model(*args, **kwargs)
+
+
+class _ConditionsInside(Messenger):
+    """Handler under which a condition from outside of it is an error at a site that is not sampled but computed: an
+    integrated layer, or values behind which there are standard normal numbers. NumPyro ignores it there.
+
+    Draws of a chain, which hold these numbers too, may be conditions, and anything may be substituted, as NumPyro does.
+
+    Args:
+        layers: the sites of inducing values that are integrated.
+
+    Raises:
+        ValueError: when a program has run that has such a site.
+    """
+
+    def __init__(self, layers: frozenset[str] = frozenset()) -> None:
+        self.layers = layers
+        self.sites: Trace = {}
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] in ("sample", "deterministic"):
+            self.sites[msg["name"]] = msg
+
+    def __exit__(self, exc_type: Any, *exc: Any) -> None:
+        super().__exit__(exc_type, *exc)
+        if exc_type is not None:
+            return
+        latent = {n for n, site in self.sites.items() if site["type"] == "sample" and not site["is_observed"]}
+        values = {n: site["value"] for n, site in self.sites.items() if site["type"] == "deterministic"}
+        computed = [n for n in values if n in self.layers or f"{n}_white" in latent]
+        if found := [n for n in computed if _is_conditioned(n, values[n])]:
+            raise ValueError(
+                f"for_mcmc: expected conditions on sites that the program samples, got one on "
+                f"{', '.join(map(repr, found))}, which it computes from the others, so that the condition would change "
+                "nothing: condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))"
+            )
+
+
+def _is_conditioned(name: str, value: Array) -> bool:
+    """Whether handlers outside of the program make an observation of a latent site with this value."""
+    msg: Message = dict(type="sample", name=name, fn=dist.Delta(value), args=(), value=value, is_observed=False)
+    msg |= {"kwargs": {"rng_key": None, "sample_shape": ()}, "scale": None, "cond_indep_stack": [], "infer": {}}
+    for handler in reversed(_PYRO_STACK):
+        if isinstance(handler, handlers.condition | handlers.scope | handlers.block) and not msg.get("stop"):
+            handler.process_message(msg)
+    return bool(msg["is_observed"])
 
 
 def _noncenter(msg: Message) -> Reparam | None:

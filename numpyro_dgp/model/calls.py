@@ -149,7 +149,8 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         kwargs: its keyword arguments.
 
     Raises:
-        ValueError: a model that computes with NumPy from its arguments and cannot be compiled, or an unknown site.
+        ValueError: a model that computes with NumPy from its arguments and cannot be compiled, or a site that it does
+            not have or that holds latents which all data share.
     """
     names = _argument_names(model, args, kwargs)
     labels = {_ARGUMENT + str(i): name for i, name in enumerate(names)}
@@ -188,28 +189,37 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
     for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
         direct = {n for several in facts[name].values() for fact in several for n in fact if n in facts} - {name}
         below[name] = direct.union(*(below.get(other, set()) for other in direct))
+    program = structure(sites)
     return Call(
         sites,
-        _candidates(site, sites, coupling(sites, facts).ends),
+        _candidates(site, sites, coupling(sites, facts).ends, program),
         from_rows,
         below,
         given.ranges,
-        structure(sites),
+        program,
         together,
         values_by_row(found[0], known_rows(found[1]), below, rows),
         exact_at_rows(sites, facts, below, rows),
     )
 
 
-def _candidates(site: str | None, sites: Trace, ends: frozenset[str]) -> list[str]:
+def _candidates(site: str | None, sites: Trace, ends: frozenset[str], program: Program) -> list[str]:
     samples = [name for name, found in sites.items() if found["type"] == "sample"]
+    likelihoods = [name for name in samples if isinstance(unwrap(sites[name]["fn"]), Likelihood)]
+    observed = likelihoods or [name for name in samples if name in ends]
     if site is None:
-        likelihoods = [name for name in samples if isinstance(unwrap(sites[name]["fn"]), Likelihood)]
-        return likelihoods or [name for name in samples if name in ends]
+        return observed
     if site not in samples:
         raise ValueError(
             f"Posterior: expected site= to be the name of a site, got {with_nearest([site], samples)}: the program has "
             f"{samples}"
+        )
+    kind = site_kind(sites[site])
+    if kind == "inducing" or (kind in ("latent", "other") and program.is_shared(sites[site]) and site not in ends):
+        what = "inducing values of layer" if kind == "inducing" else "latent site"
+        raise ValueError(
+            f"Posterior: expected site= to be the name of an observed site, got the {what} {site!r}: the program "
+            f"observes {observed}; draws of latent sites are guide.sample_posterior(key, params, X, y), or of MCMC"
         )
     return [site]
 

@@ -28,6 +28,9 @@ class JointValues(ProcessValues):
         scale: variances (..., P, 1) that rounding of the covariances is relative to, where those are differences of
             larger ones (``linalg.rounding_scale``); by default their own.
         origin: which function these are values of, and where.
+
+    Raises:
+        ValueError: by ``log_prob``, for a value that has not the event shape.
     """
 
     pytree_data_fields: tuple[str, ...] = ("conditional_covariance", "spread", "scale")
@@ -67,7 +70,7 @@ class JointValues(ProcessValues):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         C = joint_jitter(self.conditional_covariance, self.scale)
-        density, whiten = given_covariance(C, self.to_output_major(value - self.loc))
+        density, whiten = given_covariance(C, self.to_output_major(self.residual(value)))
         checked_joint(whiten)
         return (density - 0.5 * self.excess(whiten)).sum(-1)
 

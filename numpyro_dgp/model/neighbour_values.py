@@ -64,7 +64,7 @@ class NeighbourValues(ProcessValues):
         if intermediates:
             v = self.to_output_major(intermediates[0])
         else:
-            v = self.whitened(self.to_output_major(value - self.loc))
+            v = self.whitened(self.to_output_major(self.residual(value)))
         return (-0.5 * (jnp.square(v) + math.log(2 * math.pi)) - self.half_log_variance).sum((-2, -1))
 
     @property

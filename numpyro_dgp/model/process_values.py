@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.function_values import Values
 
@@ -12,7 +14,24 @@ class ProcessValues(Values):
     """Values of P independent functions at N inputs together: event shape (N, P), or (N,) for a scalar function.
 
     A subclass says how they are correlated: :class:`~numpyro_dgp.model.joint_values.JointValues` by covariances.
+
+    Raises:
+        ValueError: by :meth:`residual`, from which a density begins, for values of another shape than the event's.
     """
+
+    def residual(self, value: Array) -> Array:
+        """Values less their means, of values with the event shape: another would broadcast.
+
+        Raises:
+            ValueError: another shape.
+        """
+        shape = np.shape(value)
+        if shape[-self.event_dim :] != self.event_shape:
+            raise ValueError(
+                f"f(x): expected observations y of shape {self.shape()}, got {shape}: a scalar function (outputs=None) "
+                "wants y of shape (N,); outputs=P wants (N, P)"
+            )
+        return value - self.loc
 
     def to_output_major(self, value: Array) -> Array:
         """Values (..., N, P), or (..., N), as (..., P, N)."""

@@ -68,6 +68,10 @@ def two_ends(X, y=None, z=None):
             numpyro.sample(name, dgp.Likelihood(g(X), lambda v: dist.Normal(v, 0.1)), obs=value)
 
 
+def uncertain(X, y=None):
+    shallow(X, y, kernel=dgp.kernels.RBF(1.2, numpyro.sample("scale", dist.LogNormal(0.0, 1.0))))
+
+
 def of_numpy(X, y=None, inducing=lambda X: np.sort(X, 0)[::4]):
     """Inducing inputs by NumPy, inside the model."""
     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(inducing(X)))
@@ -208,6 +212,20 @@ WRONG = [
         lambda: drawn({"f": jnp.zeros((5, 1, 8)), "g_": jnp.zeros((5, 8))}, deep).sample(KEY, NEW),
         r"got none for 'g' \(nearest: 'g_'\)",
     ),
+    *(
+        Wrong(
+            f"{method} by a guide of another program",
+            lambda call=call: call(fitted(model=deep), NEW),
+            "expected a guide with a value for every site that all data share, got none for 'f': without one",
+        )
+        for method, call in METHODS.items()
+        if method != "probs"
+    ),
+    Wrong(
+        "guide without a hyperparameter",
+        lambda: fitted(model=uncertain).predict(KEY, NEW),
+        "with a value for every site that all data share, got none for 'scale': without one it would be drawn from its",
+    ),
     Wrong(
         "draws by chain",
         lambda: drawn({"g": jnp.zeros((4, 50, 8))}).layers(KEY, NEW),
@@ -226,6 +244,20 @@ WRONG = [
     Wrong("more than the draws", lambda: drawn().predict(KEY, NEW, num_samples=51), "num_samples of at most 50"),
     Wrong("unknown site", lambda: drawn(site="x").predict(KEY, NEW), "site= to be the name of a site, got 'x'"),
     Wrong("unknown site, hidden", lambda: drawn(site="yy").hidden(KEY, NEW), r"got 'yy' \(nearest: 'y'\)"),
+    Wrong(
+        "inducing values as site",
+        lambda: fitted(site="g").predict(KEY, NEW),
+        r"the name of an observed site, got the inducing values of layer 'g': the program observes \['y'\]",
+    ),
+    *(
+        Wrong(
+            f"a latent site as site of {name}",
+            lambda call=call: call(drawn({"g": DRAWS["g"], "scale": jnp.ones(50)}, uncertain, site="scale"), NEW),
+            r"the name of an observed site, got the latent site 'scale': the program observes \['y'\]",
+        )
+        for name, call in METHODS.items()
+        if name != "functions"
+    ),
     Wrong("unknown site, layers", lambda: drawn(site="yy").layers(KEY, NEW), r"got 'yy' \(nearest: 'y'\)"),
     Wrong("several observed sites", lambda: drawn(model=two_ends).predict(KEY, NEW), r"found \['y', 'z'\]: name it"),
     *(
