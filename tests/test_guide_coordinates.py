@@ -188,6 +188,14 @@ def test_a_guide_of_all_sites_together_leaves_no_layer_to_integrate():
             r"got none for \['noise', 'scales', 'f', 'w', 'h'\]: pass the guide that was fitted to this program",
         ),
         (
+            lambda: dgp.for_mcmc(
+                handlers.condition(shallow, data={"g": jnp.zeros(len(Z))}),
+                {"g_auto_loc": jnp.ones(len(Z)), "g_auto_scale_tril": jnp.eye(len(Z))},
+                guide=G.InducingPoint(shallow),
+            )(X, Y),
+            r"expected a guide without values for what the program observes, got some for \['g'\]",
+        ),
+        (
             lambda: dgp.for_mcmc(shallow, {"a": 1.0}, guide=lambda X, y: numpyro.sample("g", dist.Gamma(1.0)))(X, Y),
             "expected a guide of Gaussians, got Gamma at 'g': give that site dgp.guides.Normal",
         ),

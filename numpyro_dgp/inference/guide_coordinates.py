@@ -266,6 +266,11 @@ def _require_drawn(sites: Trace, values: Mapping[str, Array]) -> None:
             f"for_mcmc: expected a guide with a value for every latent site of the program, got none for {missing}: "
             "pass the guide that was fitted to this program"
         )
+    if observed := [name for name in values if name in sites and sites[name]["is_observed"]]:
+        raise ValueError(
+            f"for_mcmc: expected a guide without values for what the program observes, got some for {observed}: pass "
+            "the guide that was fitted to the program with its conditions"
+        )
 
 
 def _with_spread_points(guide: Guide) -> Guide:
