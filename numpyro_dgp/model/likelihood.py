@@ -68,8 +68,8 @@ class Likelihood(dist.Distribution):
             outside of it in the program.
         integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
             instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
-            20 draws for more. ``log_marginal`` has nodes of its own where y sees one number of v: a density that is
-            far narrower than p(v) falls between others.
+            20 draws for more. By default ``log_marginal`` has nodes of its own where y sees one number of v: a
+            density that is far narrower than p(v) falls between others.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
@@ -112,6 +112,7 @@ class Likelihood(dist.Distribution):
         "family",
         "mixes",
         "own",
+        "automatic",
         "closed",
         "given",
         "number_dim",
@@ -162,6 +163,7 @@ class Likelihood(dist.Distribution):
             self.given = given_others(
                 lambda *v: elementwise(conditional(*v)), elementwise(example), reading.parts, self.f_x.split
             )
+        self.automatic = integrate is None
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
@@ -184,9 +186,9 @@ class Likelihood(dist.Distribution):
 
     @property
     def _has_peaks(self) -> bool:
-        """Whether p(y | v) may be narrower than what nodes tell apart; probabilities of two labels are not."""
+        """Whether p(y | v) may be narrower than nodes tell apart that nobody chose; probabilities of labels are not."""
         one = self.closed.log_marginal is None and isinstance(self.rule, GaussHermite)
-        return one and self.family != "Bernoulli"
+        return one and self.automatic and self.family != "Bernoulli"
 
     def __repr__(self) -> str:
         how, rule = self._exact, self.rule
