@@ -112,6 +112,7 @@ def test_predictions_of_a_deep_emulator_are_in_units_of_the_runs():
     assert (predicted.variance**0.5 < 100).all()
 
 
+@pytest.mark.slow
 def test_guides_take_deep_programs():
     """The one that integrates hidden layers, with inducing inputs at the runs, and one that draws them."""
     options = {"process_noise": 1e-2, "last_kernel": dgp.kernels.RBF, "noise": 0.1}
