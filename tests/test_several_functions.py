@@ -263,6 +263,14 @@ def test_one_function_at_one_input_twice_is_refused():
         handlers.seed(program, 0)(X, other)
 
 
+def test_slopes_along_two_columns_are_two_functions():
+    with handlers.seed(rng_seed=0):
+        f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.5), dgp.Points(jnp.eye(2)))
+    x = jnp.ones((3, 2))
+    found = dgp.Likelihood((f.grad(x, 0), f.grad(x, 1)), lambda v, w: dist.Normal(v + w, 0.3))
+    assert found.f_x.loc.shape == (3, 2)
+
+
 X = jnp.array(rng.uniform(-1, 1, size=(12, 1)))
 y = jnp.sin(3 * X[:, 0]) + jnp.exp(X[:, 0] - 1) * jnp.array(rng.normal(size=12))
 Z = jnp.linspace(-1, 1, 4)[:, None]
