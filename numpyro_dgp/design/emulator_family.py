@@ -103,14 +103,14 @@ def emulator_family(
     data, values = _require_runs(X, y)
     box = _require_box(bounds, data)
     require_noise(_OWNER, noise)
-    least = 10 * math.sqrt(jnp.finfo(jnp.result_type(float)).eps)
+    dtype = jnp.result_type(float)
+    least = 10 * math.sqrt(jnp.finfo(dtype).eps)
     if noise < least:
         raise ValueError(
-            f"{_OWNER}: expected noise of {least:.1g} or more in {jnp.result_type(float)}, which resolves no less, got "
+            f"{_OWNER}: expected noise of {least:.1g} or more in {dtype}, which resolves no less, got "
             f"{float(noise):g}: numpyro.enable_x64() at the start, or noise=0.01"
         )
     # arrays, and not numbers, so that what is compiled for one set of runs serves all of these shapes
-    dtype = jnp.result_type(float)
     low, shrink = jnp.asarray(box.low, dtype), jnp.asarray(1 / (box.high - box.low), dtype)
     centre, unit = jnp.asarray(values.mean(), dtype), jnp.asarray(values.std(), dtype)
     runs, D = as_floats(f"X of {_OWNER}", data), data.shape[1]
