@@ -21,6 +21,14 @@ def pytest_ignore_collect(collection_path, config):
     return True if chosen and "@pytest.mark.smoke" not in collection_path.read_text() else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _exact_products():
+    """Plain references leave the precision of products to JAX, which takes a tenth of the digits on a GPU. The package
+    names its own (``test_lowering.py``)."""
+    if jax.default_backend() != "cpu":
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_programs():
     """Programs of a finished module only fill memory."""

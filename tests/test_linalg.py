@@ -278,9 +278,10 @@ def test_the_open_variance_is_positive(dtype):
     np.testing.assert_array_equal(found[80:], (k - explained)[80:])  # far away nothing is clipped
 
 
-def test_blocks_of_rows_hold_no_more_than_a_block():
+def test_blocks_of_rows_hold_no_more_than_a_block(monkeypatch):
     """Forwards and backwards no array has as many numbers as N x P x M."""
     N, P, M = 20_000, 3, 50
+    tune(monkeypatch, double_rows=2000, block_bytes=0)
 
     def loss(S, A):
         return jnp.square(in_blocks(partial(quadratic_forms, S), A)).sum()
