@@ -13,6 +13,6 @@ def mostly_slow(few, values):
 
 
 def tune(monkeypatch, **changes):
-    """Set constants of the fast paths, to take the way of large data with small ones, on whatever platform tests run."""
+    """Set constants of the fast paths of the platform in use, to take the way of large data with small ones."""
     name = "CPU" if tuning.tuned() is tuning.CPU else "ACCELERATOR"
     monkeypatch.setattr(tuning, name, dataclasses.replace(tuning.tuned(), **changes))
