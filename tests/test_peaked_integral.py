@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
 from scipy.special import gammaln
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.peaked_integral import log_expectation
@@ -106,6 +107,98 @@ def test_slopes_are_those_of_the_closed_form():
         at = jnp.array([0.0, 5.0]), jnp.array([1.0, 0.1]), jnp.array(0.02)
         for found, true in zip(jax.grad(ours, (0, 1, 2))(*at), jax.grad(closed, (0, 1, 2))(*at), strict=True):
             np.testing.assert_allclose(found, true, rtol=1e-7)
+
+
+OUTER = np.polynomial.hermite_e.hermegauss(12)  # of a log scale that is known to 0.3
+NOISE = np.array([1.0, 0.1, 0.005, 0.1, 0.005])
+AT = np.array([0.0, 0.31, 0.31, -2.9, 4.0])
+
+
+@cache
+def log_scale_references():
+    """log E of a Student-t density of y = AT, with v ~ N(0, 1) and log s ~ N(log NOISE, 0.3^2)."""
+    log_p, (z, weights) = CASES["StudentT"][1], OUTER
+    means = [
+        [quadrature(lambda v, y=y, s=s: log_p((y - v) / s) - np.log(s), y, s) for s in noise * np.exp(0.3 * z)]
+        for y, noise in zip(AT, NOISE, strict=True)
+    ]
+    return np.log(np.exp(means) @ weights / weights.sum())
+
+
+def together(*columns):
+    """Values of functions that are scalar, or columns of one."""
+    loc, variance = (
+        jnp.stack([jnp.broadcast_to(a, NOISE.shape) for a in part], -1) for part in zip(*columns, strict=True)
+    )
+    return FunctionValues(loc, variance)
+
+
+VALUE, LOG_SCALE = (0.0, 1.0), (np.log(NOISE), 0.09)
+APART = [FunctionValues(*(jnp.broadcast_to(a, 5) for a in part), event_dim=0) for part in (VALUE, LOG_SCALE)]
+SEVERAL = {
+    "a location and a scale": (APART, lambda v, s: dist.StudentT(4.0, v, jnp.exp(s))),
+    "a scale and a location": (APART[::-1], lambda s, v: dist.StudentT(4.0, v, jnp.exp(s))),
+    "one column each": (
+        [together(VALUE), together(LOG_SCALE)],
+        lambda v, s: dist.StudentT(4.0, v, jnp.exp(s)).to_event(1),
+    ),
+    "two columns of one function": (
+        together(VALUE, LOG_SCALE),
+        lambda v: dist.StudentT(4.0, v[..., 0], jnp.exp(v[..., 1])),
+    ),
+    "no location known": (
+        APART,
+        lambda v, s: dist.TransformedDistribution(
+            dist.StudentT(4.0, v, jnp.exp(s)), dist.transforms.AffineTransform(0.0, 1.0)
+        ),
+    ),
+    "a third function": (
+        [*APART, FunctionValues(jnp.zeros(5), jnp.full(5, 0.01), event_dim=0)],
+        lambda v, s, w: dist.StudentT(4.0 + 0.0 * w, v, jnp.exp(s)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(["a location and a scale", "two columns of one function"], SEVERAL))
+@pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
+def test_narrow_densities_of_several_functions(name):
+    values, conditional = SEVERAL[name]
+    likelihood = dgp.Likelihood(values, conditional)
+    y = jnp.asarray(AT[:, None] if likelihood.event_dim else AT)
+    found = likelihood.log_marginal(y)
+    # eight nodes for each of two scales, where a third function takes a direction too
+    np.testing.assert_allclose(found, log_scale_references(), atol=1e-2 if "third" in name else 2e-5)
+    twice = likelihood.log_marginal(jnp.stack([y, y]))
+    np.testing.assert_allclose(twice, jnp.stack([found, found]), rtol=1e-6)
+
+
+def test_columns_that_share_a_scale():
+    """Given it they are independent, so that the expectation over it is outside the product."""
+    log_p, (z, weights) = CASES["StudentT"][1], OUTER
+    y, logs = np.array([0.31, -1.2]), []
+    for s in 0.02 * np.exp(0.3 * z):
+        logs.append([quadrature(lambda v, at=at, s=s: log_p((at - v) / s) - np.log(s), at, s) for at in y])
+    expected = np.log(np.exp(np.sum(logs, 1)) @ weights / weights.sum())
+    pair = FunctionValues(jnp.zeros((1, 2)), jnp.ones((1, 2)))
+    scale = FunctionValues(jnp.full(1, np.log(0.02)), jnp.full(1, 0.09), event_dim=0)
+    shared = dgp.Likelihood((pair, scale), lambda v, s: dist.StudentT(4.0, v, jnp.exp(s)[..., None]).to_event(1))
+    np.testing.assert_allclose(shared.log_marginal(y[None]), expected[None], atol=1e-4)
+
+
+def test_a_gamma_density_with_a_large_concentration():
+    """Shape and rate both move it: y / exp(v) is one to a hundredth, whatever s."""
+    y = jnp.array([0.5, 1.0, 7.3])
+    of_rate = FunctionValues(jnp.zeros(3), jnp.ones(3), event_dim=0)
+    of_shape = FunctionValues(jnp.full(3, np.log(1e4)), jnp.full(3, 0.01), event_dim=0)
+    likelihood = dgp.Likelihood((of_rate, of_shape), lambda v, s: dist.Gamma(jnp.exp(s), jnp.exp(s - v)))
+    expected = stats.lognorm(1.0).logpdf(np.asarray(y))  # that of exp(v), but for 1e-4 of noise
+    np.testing.assert_allclose(likelihood.log_marginal(y), expected, atol=3e-4)
+
+
+def test_nodes_that_a_program_asks_for_stay():
+    values, conditional = SEVERAL["a location and a scale"]
+    asked = dgp.Likelihood(values, conditional, integrate=dgp.GaussHermite(15))
+    assert np.abs(asked.log_marginal(AT) - log_scale_references()).max() > 1  # why they are not the default
 
 
 def test_several_observations_of_one_value():

@@ -30,20 +30,23 @@ _WIDTH = 1e-3
 """Of the narrowest peaks that are resolved, w, in standard deviations of the Gaussian."""
 _REACH = 9.0
 """How far from its mean the Gaussian is integrated, in standard deviations."""
-_NODES = 101
 _FIRST, _STRETCH = 33, 5.0
 """Points of the first search for the peak, at sinh of numbers between -5 and 5: up to 74 standard deviations."""
 _ZOOMS, _ZOOMED = 4, 9
 """Further searches, between the neighbours of the best point, each four times as fine."""
 
 
-def log_expectation(log_value: Callable[[Array], Array], loc: Array, variance: Array) -> Array:
+def log_expectation(
+    log_value: Callable[[Array], Array], loc: Array, variance: Array, *, nodes: int = 101, in_turn: bool = False
+) -> Array:
     r"""The log of :math:`E[g(v)]` for :math:`v \sim N(\mu, \sigma^2)`, number by number.
 
     Args:
         log_value: from points of the shape of ``loc`` to :math:`\log g` there, number by number.
         loc: :math:`\mu`.
         variance: :math:`\sigma^2`.
+        nodes: of the trapezoidal rule.
+        in_turn: points one after the other, where one needs much memory.
 
     Returns:
         Logarithms, of the shape of ``loc``.
@@ -63,12 +66,14 @@ def log_expectation(log_value: Callable[[Array], Array], loc: Array, variance: A
 
     def integrand(z: Array) -> Array:
         """Logarithms at points (K, ...)."""
-        return jax.vmap(log_value)(loc + scale * z) - 0.5 * jnp.square(z) - 0.5 * math.log(2 * math.pi)
+        points = loc + scale * z
+        values = jax.lax.map(log_value, points) if in_turn else jax.vmap(log_value)(points)
+        return values - 0.5 * jnp.square(z) - 0.5 * math.log(2 * math.pi)
 
     centre = jax.lax.stop_gradient(_peak(integrand, loc))
     end = jnp.arcsinh((_REACH + jnp.abs(centre)) / _WIDTH)
-    u = jnp.linspace(-1, 1, _NODES, dtype=loc.dtype).reshape(-1, *(1,) * loc.ndim) * end
-    step = 2 * end / (_NODES - 1)
+    u = jnp.linspace(-1, 1, nodes, dtype=loc.dtype).reshape(-1, *(1,) * loc.ndim) * end
+    step = 2 * end / (nodes - 1)
     return logsumexp(integrand(centre + _WIDTH * jnp.sinh(u)) + jnp.log(_WIDTH * jnp.cosh(u) * step), 0)
 
 

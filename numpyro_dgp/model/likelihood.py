@@ -17,9 +17,9 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.peaked_integral import log_expectation
 from numpyro_dgp.algebra.product_grid import ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.model.around_peaks import Peaks, around_peaks
 from numpyro_dgp.model.censoring import log_density
 from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
@@ -68,8 +68,9 @@ class Likelihood(dist.Distribution):
             outside of it in the program.
         integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
             instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
-            20 draws for more. By default ``log_marginal`` has nodes of its own where y sees one number of v: a
-            density that is far narrower than p(v) falls between others.
+            20 draws for more. By default ``log_marginal`` has nodes of its own, around the peak of the integrand, over
+            the function that alone has the location of y, or over two numbers of v at most: a density that is far
+            narrower than p(v) falls between others.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
@@ -112,9 +113,9 @@ class Likelihood(dist.Distribution):
         "family",
         "mixes",
         "own",
-        "automatic",
         "closed",
         "given",
+        "peaks",
         "number_dim",
         "outcomes",
     )
@@ -163,8 +164,9 @@ class Likelihood(dist.Distribution):
             self.given = given_others(
                 lambda *v: elementwise(conditional(*v)), elementwise(example), reading.parts, self.f_x.split
             )
-        self.automatic = integrate is None
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
+        nodes = integrate is not None or self.closed.log_marginal is not None or self.given is not None
+        self.peaks: Peaks | None = None if nodes else around_peaks(self.conditional, reading)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
@@ -184,20 +186,14 @@ class Likelihood(dist.Distribution):
         altogether = None if marginal or self.given is None else self.given.altogether
         return None if self.closed[marginal] is None and altogether is None else "closed form"
 
-    @property
-    def _has_peaks(self) -> bool:
-        """Whether p(y | v) may be narrower than nodes tell apart that nobody chose; probabilities of labels are not."""
-        one = self.closed.log_marginal is None and isinstance(self.rule, GaussHermite)
-        return one and self.automatic and self.family != "Bernoulli"
-
     def __repr__(self) -> str:
         how, rule = self._exact, self.rule
         if how is None and isinstance(rule, MonteCarlo):
             how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
-        elif how is None and self.collapse == "marginal" and self._has_peaks:
+        elif how is None and self.collapse == "marginal" and self.peaks is not None:
             how = "nodes around the peak"
         elif how is None:
-            how = f"{self._open_directions().size} Gauss-Hermite nodes"
+            how = f"{self._open_directions(self.given).size} Gauss-Hermite nodes"
         return f"Likelihood({self.family}, {how})"
 
     def per_number(self, v: Array) -> dist.Distribution:
@@ -300,7 +296,7 @@ class Likelihood(dist.Distribution):
         closed = self.closed.expected_log_prob or (self.given and self.given.altogether)
         if closed is not None:
             return self._sum_numbers(closed(y, loc, variance))
-        rule = self._open_directions()
+        rule = self._open_directions(self.given)
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
             return nodes.mean(self._log_probs_of_rows(y, nodes.points))
@@ -313,29 +309,26 @@ class Likelihood(dist.Distribution):
             return of_rows(own, self.observed, self.event_dim)
         if self.closed.log_marginal is not None:
             return self._sum_numbers(self.closed.log_marginal(y, loc, variance))
-        if self._has_peaks:
-            return self._sum_numbers(self._log_expectation(y, loc, variance))
-        rule = self._open_directions()
+        inner = self.given or self.peaks
+        rule = self._open_directions(inner)
+        if inner is not None and (self.factorised or (isinstance(rule, ProductGrid) and not rule.count)):
+            return self._sum_numbers(inner.log_marginal(y, loc, variance))
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
             return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
-        form = None if self.given is None else self.given.log_marginal
+        form = None if inner is None else inner.log_marginal
         log_probs = self._log_probs(y, nodes.points, variance, form)
         if isinstance(rule, ProductGrid):
             return rule.log_mean_exp(nodes, self._only_observed(log_probs), self.event_dim - self.number_dim)
         return self._sum_numbers(nodes.log_mean_exp(log_probs))
 
-    def _log_expectation(self, y: Array, loc: Array, variance: Array) -> Array:
-        """The log of E[p(y | v)], where each number of y depends on its own number of v."""
-        if y.ndim > loc.ndim:  # several y of one v
-            return jax.vmap(lambda one: self._log_expectation(one, loc, variance))(y)
-        return log_expectation(lambda v: log_density(self.per_number(v), y), loc, variance)
-
-    def _open_directions(self) -> GaussHermite | MonteCarlo | ProductGrid:
-        """The rule for what is not in closed form given the rest."""
-        if self.given is None or not isinstance(self.rule, ProductGrid):
-            return self.rule
-        return self.rule.at_mean(self.given.columns)
+    def _open_directions(self, inner: Given | Peaks | None) -> GaussHermite | MonteCarlo | ProductGrid:
+        """The rule for what ``inner`` does not integrate."""
+        rule = self.rule
+        if inner is not None and isinstance(rule, ProductGrid):
+            for columns in inner.columns:
+                rule = rule.at_mean(columns)
+        return rule
 
     def _log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None) -> Array:
         """Log densities of every number of y at points (K, ...)."""

@@ -76,13 +76,13 @@ class Given(NamedTuple):
     """A normal y, integrated over one function in closed form, given the others.
 
     Args:
-        columns: of that function.
+        columns: of that function, the only entry.
         expected_log_prob: from (y, all columns, their variances), number by number.
         log_marginal: likewise.
         altogether: the expected log density with the others integrated too, where that has a closed form.
     """
 
-    columns: range
+    columns: tuple[range]
     expected_log_prob: ClosedForm
     log_marginal: ClosedForm
     altogether: ClosedForm | None
@@ -130,7 +130,7 @@ def given_others(
         return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(spread)
 
     return Given(
-        split.columns[mean],
+        (split.columns[mean],),
         form("expected_log_prob"),
         form("log_marginal"),
         altogether if scale is not None else None,
