@@ -83,7 +83,8 @@ class Standardizer:
             )
         rows = rows.astype(float)
         loc, scale = rows.mean(0), rows.std(0)
-        scale = np.where(scale > np.maximum(1e-12 * np.abs(rows).max(0), np.finfo(np.float32).tiny), scale, 1.0)
+        varies = scale > np.maximum(1e-12 * np.abs(rows).max(0), np.finfo(np.float32).tiny)
+        loc, scale = np.where(varies, loc, rows[0]), np.where(varies, scale, 1.0)
         if kept := _columns("Standardizer.fit", "keep", keep, rows):
             loc[..., kept], scale[..., kept] = 0.0, 1.0
         return cls(loc, scale)

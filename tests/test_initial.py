@@ -18,6 +18,8 @@ def test_standardizer_round_trip():
     np.testing.assert_allclose(units.inverse_scale(jnp.ones(4)), X.std(0), rtol=1e-12)
     constant = initial.Standardizer.fit(np.full((5, 1), 1e8))
     np.testing.assert_array_equal(constant(np.full((2, 1), 1e8)), 0)
+    huge = np.full((7, 1), 7.7e21)  # whose mean is another number
+    np.testing.assert_array_equal(initial.Standardizer.fit(huge)(huge), 0)
 
 
 @pytest.mark.parametrize("unit", [1e-15, 1e-30])

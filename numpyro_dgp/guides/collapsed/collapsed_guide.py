@@ -149,7 +149,8 @@ class Collapsed(Guide):
             prefix=prefix,
             init_loc_fn=init_loc_fn,
         )
-        self.integrate, self.data, self.hidden_density = integrate, data, hidden_density
+        self.integrate, self.hidden_density = integrate, hidden_density
+        self.data: tuple[tuple[Any, ...], dict[str, Any]] | None = _copied(data)
 
     def on(self, *args: Any, **kwargs: Any) -> Collapsed:
         """The guide with the data that q(v) is computed from: ``dgp.Posterior(model, guide.on(X, y), params)``.
@@ -161,7 +162,7 @@ class Collapsed(Guide):
             **kwargs: its keyword arguments.
         """
         bound = copy.copy(self)
-        bound.data = jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, (args, kwargs))
+        bound.data = _copied((args, kwargs))
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -330,3 +331,8 @@ def _dependencies(
         elif name in uses and site["is_observed"]:
             rest.append([uses[name].target, uses[name].target_variance])
     return {name: use.inputs for name, use in uses.items()}, rest
+
+
+def _copied(data: Any) -> Any:
+    """The same with copies of NumPy arrays, which their owner may write to."""
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, data)
