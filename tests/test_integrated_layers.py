@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, Predictive
+from numpyro.infer import MCMC, NUTS, SVI, Predictive
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.util import constrain_fn, log_density
 from programs import NOISE, X, Y, Z, deep, shallow
 from scipy.stats import multivariate_normal
@@ -297,6 +299,23 @@ def test_a_condition_from_outside_is_refused_where_it_would_change_nothing(case)
     with handlers.seed(rng_seed=0), handlers.trace() as sites:
         dgp.for_mcmc(handlers.condition(program, data=data), **settings)(ROWS, TARGET)
     assert all(sites[name]["is_observed"] for name in data)
+
+
+@pytest.mark.parametrize("make", [AutoNormal, AutoMultivariateNormal])
+def test_a_condition_from_outside_is_refused_in_coordinates_of_a_guide(make):
+    """One number behind each site, or one vector behind all."""
+    guide = make(shallow_and_noise)
+    svi = SVI(shallow_and_noise, guide, optax.adam(0.01), dgp.ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), X, Y))
+    prepared = dgp.for_mcmc(shallow_and_noise, guide=guide, params=params, collapse=False)
+    with handlers.seed(rng_seed=0), handlers.trace() as sites:
+        prepared(X, Y)
+    draws = {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
+    with handlers.seed(rng_seed=0), pytest.raises(ValueError, match="program samples, got one on 'noise', which it"):
+        handlers.condition(prepared, data={"noise": 0.3})(X, Y)
+    with handlers.seed(rng_seed=0), handlers.trace() as again:  # draws of a chain hold the numbers behind too
+        handlers.condition(prepared, data=draws)(X, Y)
+    np.testing.assert_allclose(again["noise"]["value"], draws["noise"], rtol=1e-6)
 
 
 def test_a_condition_from_outside_on_all_that_is_sampled():

@@ -305,7 +305,9 @@ class _ConditionsInside(Messenger):
             return
         latent = {n for n, site in self.sites.items() if site["type"] == "sample" and not site["is_observed"]}
         values = {n: site["value"] for n, site in self.sites.items() if site["type"] == "deterministic"}
-        computed = [n for n in values if n in self.layers or f"{n}_white" in latent]
+        behind = {n.removesuffix("_white") for n in latent if n.endswith("_white")}
+        together = bool(behind - values.keys())  # a guide that draws all sites as one
+        computed = [n for n in values if together or n in behind or n in self.layers]
         if found := [n for n in computed if _is_conditioned(n, values[n])]:
             raise ValueError(
                 f"for_mcmc: expected conditions on sites that the program samples, got one on "
