@@ -16,10 +16,13 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from numpyro.handlers import seed
 from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
 import numpyro_dgp as dgp
+from numpyro_dgp.diagnostics.identified import sites_of_draws
+from numpyro_dgp.diagnostics.local_sites import local_sites
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(90, 2))
@@ -281,6 +284,37 @@ def test_every_run_has_its_own_plates():
         1 / 0  # noqa: B018 - an error of the program is not hidden by the missing plate
     with handler:
         plain("data")(Y[:30])
+
+
+def not_streamed(rows):
+    """Calls that are for all rows, of a program that counts 90, on some of them."""
+    model, x, y, key = dgp.minibatch(shallow, data=90), X[:rows], Y[:rows], jax.random.key(0)
+    guide, draws = dgp.guides.InducingPoint(model), {"f": jnp.zeros((8, 8))}
+    params = {"f_auto_loc": jnp.zeros(8), "f_auto_scale_tril": jnp.eye(8)}
+    fitted, options = dgp.Posterior(model, guide, params), {"num_steps": 1, "progress_bar": False}
+    return {
+        "condition": lambda: dgp.condition(fitted, key, x, y, **options),
+        "update": lambda: dgp.update(fitted, key, x, y, **options),
+        "for_mcmc": lambda: seed(dgp.for_mcmc(model), 0)(x, y),
+        "SGHMC": lambda: dgp.SGHMC(model).init(key, 1, None, (x, y), {}),
+        "diagnostics": lambda: local_sites(fitted, (x, y), {}),
+        "convergence": lambda: sites_of_draws(dgp.Posterior(model, samples=draws), (x, y), {}),
+    }
+
+
+@pytest.mark.parametrize("owner", not_streamed(30))
+def test_some_rows_do_not_count_for_all_where_no_other_batch_follows(owner):
+    with pytest.raises(
+        ValueError, match=f"{owner}: expected all 90 rows .* got 30, .* count 3 times: pass the program"
+    ):
+        not_streamed(30)[owner]()
+    not_streamed(90)[owner]()
+
+
+def test_draws_of_a_program_of_batches_predict_at_any_rows():
+    model = dgp.for_mcmc(dgp.minibatch(shallow, data=90))
+    posterior = dgp.Posterior(model, samples={"f": jnp.ones((8, 8))})
+    assert posterior.predict(jax.random.key(0), X[:4]).mean.shape == (4,)
 
 
 def test_one_decorator_for_two_programs():

@@ -26,6 +26,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.diagnostics.ratios import map_draws
 from numpyro_dgp.draws import Whole
 from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import NoMomentsError, moments
@@ -179,7 +180,8 @@ def sites_of_draws(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str
 
     def run(key: Array, draw: dict[str, Array], arrays: list[Array]) -> Array:
         again, options = rebuild(arrays)
-        found.append(_run(posterior, {}, key, again, options))
+        with all_rows(owner="convergence"):
+            found.append(_run(posterior, {}, key, again, options))
         return jnp.zeros(())
 
     jax.eval_shape(run, jax.random.key(0), draw, arrays)

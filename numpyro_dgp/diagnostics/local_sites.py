@@ -16,6 +16,7 @@ from numpyro_dgp.draws import Whole
 from numpyro_dgp.guides import run
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.predict import Posterior
 
@@ -56,7 +57,8 @@ def local_sites(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, A
 
     def inspect(key: Array) -> Array:
         given = {name: values[0] for name, values in (posterior.samples or {}).items()}
-        guide_trace, sites = traces(posterior, key, given, {}, args, kwargs)
+        with all_rows(owner="diagnostics"):
+            guide_trace, sites = traces(posterior, key, given, {}, args, kwargs)
         found.append(_inspect(guide_trace, sites))
         _require_sites(found[0], sites, guide_trace if posterior.guide is not None else given)
         return jnp.zeros(())

@@ -18,6 +18,7 @@ from numpyro_dgp._shown import brief, described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
 from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
+from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.inference.rows_of_chain import rows_of_chain
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.determined import Determined, DeterminedJoint
@@ -143,7 +144,8 @@ def for_mcmc(
             parameters or without Gaussians, or other settings; when run, if a plate subsamples, a ``numpyro.param``
             site has no value, broadcasting or an index beyond the end of an array makes observations count several
             times, ``collapse=True`` and no layer can be integrated, or a handler around the prepared program conditions
-            a site that it computes, such as an integrated layer; when NUTS runs it, if it observes nothing.
+            a site that it computes, such as an integrated layer, or ``dgp.minibatch`` counts more rows than
+            there are; when NUTS runs it, if it observes nothing.
 
     Example:
         >>> import jax, numpyro
@@ -257,7 +259,8 @@ class _Prepared:
         forgotten = frozenset() if program is None or observes else program.ends
         given = handlers.substitute(data=self.params)
         observed = observed_only(names=forgotten, owner="for_mcmc")
-        with whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
+        whole = all_rows(owner="for_mcmc") if observes else nullcontext()
+        with whole, whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
             if self.collapse is False and self.guide is None:
                 with _ConditionsInside():
                     return self._run(args, kwargs, observes)

@@ -1,4 +1,5 @@
-"""The handler ``minibatch``, with which a program for all rows can be called with a minibatch of them."""
+"""The handler ``minibatch``, with which a program for all rows can be called with a minibatch of them, and
+``all_rows``, under which it must not be."""
 
 from __future__ import annotations
 
@@ -12,7 +13,23 @@ from numpyro_dgp._checks import require_count
 from numpyro_dgp._shown import described
 from numpyro_dgp.model.sites import Message
 
-__all__ = ["minibatch"]
+__all__ = ["all_rows", "minibatch"]
+
+
+class all_rows(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which a :class:`minibatch` of fewer rows than it counts is an error: no other batch follows, and
+    each of these rows would count several times.
+
+    Args:
+        owner: the function that needs all rows, for the message.
+
+    Raises:
+        ValueError: when a program runs that has such a minibatch.
+    """
+
+    def __init__(self, *, owner: str) -> None:
+        self.owner = owner
+        super().__init__()
 
 
 class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
@@ -108,6 +125,13 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
                 f"minibatch: expected plate {name!r} to hold a batch of at most {self.rows[name]} rows, passed as "
                 f"arguments, got size {size} with subsample_size {subsample_size}: leave subsampling to the arguments"
             )
+        for other in _PYRO_STACK:
+            if isinstance(other, all_rows) and size != self.rows[name]:
+                raise ValueError(
+                    f"{other.owner}: expected all {self.rows[name]} rows that dgp.minibatch counts in plate {name!r}, "
+                    f"got {size}, each of which would count {self.rows[name] / size:.6g} times: pass the program "
+                    "itself, without dgp.minibatch, and a guide of it, with the same parameters"
+                )
 
     def _scale(self, msg: Message, factor: float, plate: str) -> None:
         if msg["type"] == "param":

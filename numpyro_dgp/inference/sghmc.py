@@ -31,6 +31,7 @@ from numpyro_dgp._checks import is_concrete, require_params
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
+from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.inference.program_kernel import ProgramKernel, for_chains, split_keys
 from numpyro_dgp.model.refusals import fixed_parameters, untransformed
 from numpyro_dgp.model.sites import Message, hide, site_kind
@@ -253,7 +254,13 @@ class SGHMC(ProgramKernel):
         return potential_energy(handlers.seed(self._program, key), args, kwargs, z)
 
     def _program(self, *args: Any, **kwargs: Any) -> Any:
-        with _DrawAnew(), untransformed(), fixed_parameters(owner="SGHMC"), handlers.substitute(data=self._params):
+        with (
+            _DrawAnew(),
+            all_rows(owner="SGHMC"),
+            untransformed(),
+            fixed_parameters(owner="SGHMC"),
+            handlers.substitute(data=self._params),
+        ):
             return self._model(*args, **kwargs)
 
     def step(self, state: SGHMCState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SGHMCState:

@@ -21,6 +21,7 @@ from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit import split_arguments, steps_of
 from numpyro_dgp.inference.fit_loop import run_steps
 from numpyro_dgp.inference.fit_start import require_compiling_itself, start_of_fit
+from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.inference.program_sites import Rebuild, SitesOfFit, sites_of_fit
 from numpyro_dgp.new_data.fitted_layers import OpenLayer, fitted_layers, open_layers
 from numpyro_dgp.new_data.moved_layers import kept_parameters, moved_parameters, require_layers, require_same_layers
@@ -66,9 +67,11 @@ class Continued:
         model, guide = self.program or (posterior.model, old)
         require_keywords(owner, ("num_steps", "num_particles", "optimizer", "memory", "progress_bar"), model, kwargs)
         arrays, rebuild = split_arguments(args, kwargs)
-        fitted = layers = open_layers(owner, posterior.model, old, posterior.seeded, rebuild, arrays)
+        with all_rows(owner=owner):
+            fitted = layers = open_layers(owner, posterior.model, old, posterior.seeded, rebuild, arrays)
         bound = StreamingBound(fitted_layers(fitted, bounded=self.moves), self.num_particles, memory=self.memory)
-        sites = sites_of_fit(SVI(model, guide, optax.identity(), bound), rebuild, arrays)
+        with all_rows(owner=owner):
+            sites = sites_of_fit(SVI(model, guide, optax.identity(), bound), rebuild, arrays)
         self._require_shared(sites)
         require_layers(owner, fitted, sites, guide)
         start = kept_parameters(owner, posterior.params, old.prefix, sites)
