@@ -343,3 +343,20 @@ def discrete(y):
 def test_bad_input(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("kernel", [dgp.SGHMC, dgp.Gibbs])
+@pytest.mark.parametrize(
+    "start", [{"a": jnp.zeros(2)}, {"a": jnp.zeros(()), "b": 0.0}, {"a": jnp.zeros(2), "b": 0.0, "c": 0.0}]
+)
+def test_a_chain_begins_with_all_sites(kernel, start):
+    """A site without a value was drawn from its prior in every step, and was none of the chain."""
+
+    def model(y):
+        a, b = numpyro.sample("a", dist.Normal(jnp.zeros(2), 1.0).to_event(1)), numpyro.sample("b", dist.LogNormal())
+        numpyro.sample("y", dist.Normal(a.sum(), b), obs=y)
+
+    found = kernel(model).init(jax.random.key(0), 1, {"a": jnp.ones(2), "b": -1}, (0.0,), {})
+    assert {name: value.tolist() for name, value in found.z.items()} == {"a": [1.0, 1.0], "b": -1.0}
+    with pytest.raises(ValueError, match=r"expected init_params with an unconstrained value of every site, of shapes"):
+        kernel(model).init(jax.random.key(0), 1, start, (0.0,), {})

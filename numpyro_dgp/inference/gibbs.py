@@ -19,7 +19,7 @@ from numpyro_dgp.inference.block_plan import PlannedBlock, planned, require_upda
 from numpyro_dgp.inference.gaussian_blocks import latents, priors_at
 from numpyro_dgp.inference.gibbs_state import GibbsState
 from numpyro_dgp.inference.mcmc import Collapse, prepared
-from numpyro_dgp.inference.program_kernel import ProgramKernel, for_chains, split_keys
+from numpyro_dgp.inference.program_kernel import ProgramKernel, first_position, for_chains, split_keys
 from numpyro_dgp.inference.trajectories import NUTS
 from numpyro_dgp.model.beliefs import StandardNormal
 
@@ -142,7 +142,7 @@ class Gibbs(ProgramKernel):
         )
         moves = {label: block.update.open() for label, block in blocks.items()}
         self._run = _Run(blocks, moves, found.potential_fn, found.postprocess_fn)
-        z = found.param_info.z if init_params is None else init_params
+        z = first_position("Gibbs", init_params, found.param_info.z)
         start = partial(self._start, num_warmup=num_warmup, args=model_args, kwargs=kwargs)
         return for_chains(start, rng_key, rng_key, start_key, z)
 

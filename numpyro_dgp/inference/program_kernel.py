@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["ProgramKernel", "for_chains", "split_keys"]
+__all__ = ["ProgramKernel", "first_position", "for_chains", "split_keys"]
 
 
 def split_keys(rng_key: Array, num: int) -> list[Array]:
@@ -25,6 +26,30 @@ def split_keys(rng_key: Array, num: int) -> list[Array]:
 def for_chains(function: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
     """``function(*args)`` for the key of one chain, over the first axis of ``args`` for those of several."""
     return function(*args) if is_prng_key(rng_key) else jax.vmap(function)(*args)
+
+
+def first_position(owner: str, init_params: Mapping[str, Any] | None, found: dict[str, Array]) -> dict[str, Array]:
+    """Where a chain begins: ``init_params`` of ``MCMC.run``, or without them what the strategy has found.
+
+    Args:
+        owner: the name of the kernel, for messages.
+        init_params: unconstrained values of all sites.
+        found: likewise.
+
+    Raises:
+        ValueError: values of other sites or of other shapes. A site without one would be drawn from its prior in every
+            step, and would be none of the chain.
+    """
+    if init_params is None:
+        return found
+    expected = {name: jnp.shape(value) for name, value in found.items()}
+    got = {name: jnp.shape(value) for name, value in init_params.items()}
+    if got != expected:
+        raise ValueError(
+            f"{owner}: expected init_params with an unconstrained value of every site, of shapes {expected}, got "
+            f"{got}: for some sites, or for constrained values, init_strategy=init_to_value(values={...})"
+        )
+    return {name: jnp.asarray(init_params[name], value.dtype) for name, value in found.items()}
 
 
 class ProgramKernel(MCMCKernel):

@@ -32,7 +32,7 @@ from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
 from numpyro_dgp.inference.minibatch import all_rows
-from numpyro_dgp.inference.program_kernel import ProgramKernel, for_chains, split_keys
+from numpyro_dgp.inference.program_kernel import ProgramKernel, first_position, for_chains, split_keys
 from numpyro_dgp.model.refusals import fixed_parameters, untransformed
 from numpyro_dgp.model.sites import Message, hide, site_kind
 
@@ -246,7 +246,7 @@ class SGHMC(ProgramKernel):
             start = Adaptation.start(flat)
             return SGHMCState(z, zero, still, start, left, zero, jnp.array(False), key, z, none, none, zero)
 
-        z = found.param_info.z if init_params is None else init_params
+        z = first_position("SGHMC", init_params, found.param_info.z)
         return for_chains(state, rng_key, rng_key, z)
 
     def potential(self, key: Array, z: dict[str, Array], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
