@@ -85,6 +85,8 @@ def test_shapes_of_known_tails():
     assert pareto_shape(np.full(100, 3.0)) == -np.inf
     rounded = np.float32(20.0) + np.float32(1e-5) * rng.integers(0, 3, 100).astype(np.float32)
     assert pareto_shape(rounded) == -np.inf  # single precision: nothing but rounding
+    of_many_rows = (-expected * np.log(u) - 2e5).astype(np.float32)
+    np.testing.assert_allclose(pareto_shape(of_many_rows), expected, atol=0.12)
     with pytest.raises(ValueError, match=r"expected weights of at least 25 draws, got shape \(24,\)"):
         pareto_shape(np.zeros(24))
     with pytest.raises(ValueError, match=r"expected log weights without NaN"):

@@ -31,6 +31,8 @@ ELPDData: TypeAlias = Any
 DataArray: TypeAlias = Any
 # With fewer weights the tail has fewer than five to fit.
 _LEAST = 25
+# Log weights that are closer than this, in nats, may be equal but for rounding; others are not, however large they are.
+_ROUNDING = 0.1
 
 
 def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
@@ -68,7 +70,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
             "parameters of the fit finite?"
         )
     columns = values.reshape(len(values), -1)
-    equal = np.ptp(columns, axis=0) <= np.sqrt(eps) * (1 + np.abs(columns).max(0))
+    equal = np.ptp(columns, axis=0) <= np.minimum(np.sqrt(eps) * (1 + np.abs(columns).max(0)), _ROUNDING)
     shapes = [-np.inf if same else array_stats.psislw(-w)[1] for same, w in zip(equal, columns.T, strict=True)]
     return np.array(shapes, float).reshape(values.shape[1:])
 
