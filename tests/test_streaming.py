@@ -356,3 +356,10 @@ def test_bad_fits():
     svi = SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.3), dgp.ELBO())
     with pytest.raises(ValueError, match=r"fit_stream: the loss became nan at step \d+: Cholesky factorisation"):
         dgp.fit_stream(svi, jax.random.key(0), 200, dgp.Stream((X, Y), 30), progress_bar=False)
+
+
+def test_rows_that_single_precision_would_make_equal_are_refused(x32):
+    """Unix seconds, as ``dgp.fit`` refuses them."""
+    stream = dgp.Stream((1.6e9 + X, Y), 30)
+    with pytest.raises(ValueError, match=r"expected distinct values of data in the batch of step 0 to stay distinct"):
+        run(dgp.minibatch(shallow, data=90), stream=stream)

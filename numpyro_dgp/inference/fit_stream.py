@@ -22,6 +22,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
+from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.inference.array_files import is_key
@@ -143,7 +144,8 @@ def _arguments(stream: BatchSource, first: tuple[np.ndarray, ...], kwargs: dict[
 
 
 def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
-    """The batch of step 0, after checks: as many rows in every array, and a multiple of the number of devices."""
+    """The batch of step 0, after checks: as many rows in every array, a multiple of the number of devices, and numbers
+    that stay apart in the default precision."""
     if not isinstance(stream, BatchSource):
         raise ValueError(
             f"fit_stream: expected a source of batches, with num_rows and batch(step), got {type(stream).__name__}: "
@@ -163,6 +165,8 @@ def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
             f"fit_stream: expected a batch size that is a multiple of the {devices} devices, got {rows}: "
             f"try {-(-rows // devices) * devices}"
         )
+    for a in found:
+        as_array("data in the batch of step 0", a)
     return tuple(map(np.asarray, found))
 
 
