@@ -363,3 +363,18 @@ def test_rows_that_single_precision_would_make_equal_are_refused(x32):
     stream = dgp.Stream((1.6e9 + X, Y), 30)
     with pytest.raises(ValueError, match=r"expected distinct values of data in the batch of step 0 to stay distinct"):
         run(dgp.minibatch(shallow, data=90), stream=stream)
+
+
+def test_a_guide_of_the_program_without_minibatch_is_refused():
+    """Its latents would count once, and their densities in the model three times."""
+    program = partial(shallow, width=1)
+    model, rule = dgp.minibatch(program, data=90), {"latent": dgp.guides.Amortised()}
+    good, bad = (dgp.guides.InducingPoint(of, **rule) for of in (model, program))
+
+    def fit(guide):
+        svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+        return dgp.fit(svi, jax.random.key(0), 1, X[:30], Y[:30], progress_bar=False)
+
+    assert np.isfinite(fit(good).losses).all()
+    with pytest.raises(ValueError, match=r"counts the latent 'w' as the model does, 3\.0 times, got 1\.0 times"):
+        fit(bad)

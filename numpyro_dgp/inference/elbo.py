@@ -18,7 +18,7 @@ from numpyro.util import check_model_guide_match
 from numpyro_dgp._checks import MISSING, is_concrete, require_count, require_finite, require_key
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.record import record_of
+from numpyro_dgp.guides.record import follows_model, record_of
 from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.inference.quasi_random import QuasiRandom, require_power_of_two
 from numpyro_dgp.inference.temperature import split_temperature
@@ -205,6 +205,7 @@ def terms(found: Run) -> Terms:
     _require_drawn(guide_trace, model_trace)
     warn_unobserved(model_trace)
     check_model_guide_match(model_trace, guide_trace)
+    _require_same_counts(guide_trace, model_trace)
     in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
     weighted = sum((group.bound() for group in groups), jnp.zeros(()))
     divergence = jnp.zeros(())
@@ -252,6 +253,21 @@ def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:
             f"{_sample_names(guide_trace)}: make the guide from this model, or pass the observations of {name!r} if it "
             "has any"
         )
+
+
+def _require_same_counts(guide_trace: Trace, model_trace: Trace) -> None:
+    """Refuse guides of this package, made of another program, that count a latent site otherwise than the model."""
+    for name, site in model_trace.items():
+        q = guide_trace.get(name)
+        if site["type"] != "sample" or q is None or not record_of(q).name or follows_model(q):
+            continue
+        count, of_guide = (1.0 if scale is None else scale for scale in (site["scale"], q["scale"]))
+        if is_concrete(count, of_guide) and np.shape(count) == np.shape(of_guide) and not np.allclose(count, of_guide):
+            raise ValueError(
+                f"ELBO: expected a guide that counts the latent {name!r} as the model does, {count} times, got "
+                f"{of_guide} times: make the guide of the program that is fitted, with its dgp.minibatch or "
+                "handlers.scale"
+            )
 
 
 def _sample_names(sites: Trace) -> list[str]:
