@@ -292,9 +292,12 @@ def not_streamed(rows):
     guide, draws = dgp.guides.InducingPoint(model), {"f": jnp.zeros((8, 8))}
     params = {"f_auto_loc": jnp.zeros(8), "f_auto_scale_tril": jnp.eye(8)}
     fitted, options = dgp.Posterior(model, guide, params), {"num_steps": 1, "progress_bar": False}
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
     return {
         "condition": lambda: dgp.condition(fitted, key, x, y, **options),
         "update": lambda: dgp.update(fitted, key, x, y, **options),
+        "Collapsed": lambda: seed(dgp.guides.Collapsed(model), 0)(x, y),
+        "minimize": lambda: dgp.optim.minimize(svi, key, x, y, progress_bar=False),
         "for_mcmc": lambda: seed(dgp.for_mcmc(model), 0)(x, y),
         "SGHMC": lambda: dgp.SGHMC(model).init(key, 1, None, (x, y), {}),
         "diagnostics": lambda: local_sites(fitted, (x, y), {}),

@@ -26,12 +26,12 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.diagnostics.ratios import map_draws
 from numpyro_dgp.draws import Whole
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import NoMomentsError, moments
 from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.program import Program, structure
+from numpyro_dgp.model.refusals import all_rows
 from numpyro_dgp.model.site_densities import total_log_prob
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.predict import Posterior

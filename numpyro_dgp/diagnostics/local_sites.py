@@ -16,7 +16,7 @@ from numpyro_dgp.draws import Whole
 from numpyro_dgp.guides import run
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.inference.minibatch import all_rows
+from numpyro_dgp.model.refusals import all_rows
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.predict import Posterior
 

@@ -18,7 +18,6 @@ from numpyro_dgp._shown import brief, described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
 from numpyro_dgp.inference.integrated_layers import Integrate, layers_to_integrate
-from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.inference.rows_of_chain import rows_of_chain
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.determined import Determined, DeterminedJoint
@@ -27,7 +26,7 @@ from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.observed_only import observed_only
 from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.program import require_sound
-from numpyro_dgp.model.refusals import fixed_parameters, whole_data
+from numpyro_dgp.model.refusals import all_rows, fixed_parameters, whole_data
 from numpyro_dgp.model.sites import Message, Trace, row_shape, site_kind, unwrap
 
 __all__ = ["Collapse", "NonCentered", "centred_program", "for_mcmc", "position_of", "prepared", "sampled_program"]

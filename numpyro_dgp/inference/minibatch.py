@@ -1,5 +1,4 @@
-"""The handler ``minibatch``, with which a program for all rows can be called with a minibatch of them, and
-``all_rows``, under which it must not be."""
+"""The handler ``minibatch``, with which a program for all rows can be called with a minibatch of them."""
 
 from __future__ import annotations
 
@@ -11,25 +10,10 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._shown import described
+from numpyro_dgp.model.refusals import all_rows
 from numpyro_dgp.model.sites import Message
 
-__all__ = ["all_rows", "minibatch"]
-
-
-class all_rows(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    """Handler under which a :class:`minibatch` of fewer rows than it counts is an error: no other batch follows, and
-    each of these rows would count several times.
-
-    Args:
-        owner: the function that needs all rows, for the message.
-
-    Raises:
-        ValueError: when a program runs that has such a minibatch.
-    """
-
-    def __init__(self, *, owner: str) -> None:
-        self.owner = owner
-        super().__init__()
+__all__ = ["minibatch"]
 
 
 class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's

@@ -31,9 +31,8 @@ from numpyro_dgp._checks import is_concrete, require_params
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
-from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.inference.program_kernel import ProgramKernel, first_position, for_chains, split_keys
-from numpyro_dgp.model.refusals import fixed_parameters, untransformed
+from numpyro_dgp.model.refusals import all_rows, fixed_parameters, untransformed
 from numpyro_dgp.model.sites import Message, hide, site_kind
 
 __all__ = ["SGHMC", "SGHMCState"]

@@ -11,7 +11,7 @@ from numpyro_dgp._checks import current_trace
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.sites import Message, unwrap
 
-__all__ = ["fixed_parameters", "initialised", "unmasked", "untransformed", "whole_data"]
+__all__ = ["all_rows", "fixed_parameters", "initialised", "unmasked", "untransformed", "whole_data"]
 
 
 class whole_data(Messenger):  # noqa: N801 - a handler, named like NumPyro's
@@ -47,6 +47,22 @@ class whole_data(Messenger):  # noqa: N801 - a handler, named like NumPyro's
                 f"{self.owner}: expected a program over all data, got plate {msg['name']!r} that takes "
                 f"{subsample_size} of {size} rows: call the model without its batch argument"
             )
+
+
+class all_rows(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which a ``dgp.minibatch`` of fewer rows than it counts is an error: no other batch follows, and
+    each of these rows would count several times.
+
+    Args:
+        owner: the function that needs all rows, for the message.
+
+    Raises:
+        ValueError: when a program runs that has such a minibatch.
+    """
+
+    def __init__(self, *, owner: str) -> None:
+        self.owner = owner
+        super().__init__()
 
 
 class fixed_parameters(Messenger):  # noqa: N801 - a handler, named like NumPyro's

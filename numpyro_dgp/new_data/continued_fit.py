@@ -21,8 +21,8 @@ from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit import split_arguments, steps_of
 from numpyro_dgp.inference.fit_loop import run_steps
 from numpyro_dgp.inference.fit_start import require_compiling_itself, start_of_fit
-from numpyro_dgp.inference.minibatch import all_rows
 from numpyro_dgp.inference.program_sites import Rebuild, SitesOfFit, sites_of_fit
+from numpyro_dgp.model.refusals import all_rows
 from numpyro_dgp.new_data.fitted_layers import OpenLayer, fitted_layers, open_layers
 from numpyro_dgp.new_data.moved_layers import kept_parameters, moved_parameters, require_layers, require_same_layers
 from numpyro_dgp.new_data.streaming_bound import StreamingBound

@@ -17,7 +17,7 @@ from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_svi, start_of_fit
-from numpyro_dgp.model.refusals import whole_data
+from numpyro_dgp.model.refusals import all_rows, whole_data
 
 __all__ = ["Minimum", "minimize"]
 
@@ -124,7 +124,8 @@ def minimize(
     key, init_key = jax.random.split(rng_key)
 
     def over_all_data() -> Array:
-        with handlers.block(), whole_data(owner="minimize"), handlers.seed(rng_seed=0), handlers.trace():
+        every, whole = all_rows(owner="minimize"), whole_data(owner="minimize")
+        with handlers.block(), every, whole, handlers.seed(rng_seed=0), handlers.trace():
             svi.model(*args, **kwargs, **svi.static_kwargs)
         return jnp.zeros(())
 

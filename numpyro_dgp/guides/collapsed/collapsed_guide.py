@@ -37,7 +37,7 @@ from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.model.beliefs import Belief, StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.program import inspect_program
-from numpyro_dgp.model.refusals import whole_data
+from numpyro_dgp.model.refusals import all_rows, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
 
 __all__ = ["Collapsed"]
@@ -188,7 +188,8 @@ class Collapsed(Guide):
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
         seeded, rules = handlers.seed(rng_seed=key), Replace(self.choices, args, kwargs, companion)
-        with hidden, handlers.trace() as guide_sites, seeded, rules, whole_data(owner="Collapsed"):
+        every, whole = all_rows(owner="Collapsed"), whole_data(owner="Collapsed")
+        with hidden, handlers.trace() as guide_sites, seeded, rules, every, whole:
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
         values |= companion
