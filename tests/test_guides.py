@@ -1,5 +1,7 @@
 """Guides are proper NumPyro guides: sites, parameters, plates, overrides, autoguides, quantiles, bad input."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,6 +156,23 @@ def test_sites_override_single_rules():
     assert not [name for name in params if name.startswith("w_")]
     mixed = G.InducingPoint(bayesian, other=AutoMultivariateNormal, sites={"noise": G.Normal()})
     assert {"noise_auto_loc", "auto_loc"} <= set(params_of(bayesian, mixed, X, Y))
+
+
+@pytest.mark.parametrize("inducing", [G.Diagonal(), G.MixtureOfGaussians(1, G.Diagonal())], ids=["one", "mixture"])
+def test_divergences_under_a_mask_count_nothing(inducing):
+    def masked(counts, X, y):
+        with handlers.mask(mask=counts):
+            f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    stem = "f_auto_0" if isinstance(inducing, G.MixtureOfGaussians) else "f_auto"
+    params = {f"{stem}_loc": jnp.ones(8), f"{stem}_scale": 0.5 * jnp.ones(8)}
+    of_all, of_none = (
+        dgp.ELBO().loss(jax.random.key(0), params, model, G.InducingPoint(model, inducing=inducing), X, Y)
+        for model in (partial(masked, True), partial(masked, False))
+    )
+    np.testing.assert_allclose(of_all - of_none, 8 * 0.5 * (1 + 0.25 - 1 - np.log(0.25)), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.process_values import PropagatedProcess
 from numpyro_dgp.model.site_densities import total_log_prob
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, Trace, masks_around, site_kind, unwrap
 from numpyro_dgp.model.untraceable import explained
 
 __all__ = ["ELBO", "Terms", "terms"]
@@ -283,6 +283,8 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratu
         divergence = kl_divergence(model_site["value"], unwrap(p))
         if stratum is not None:
             divergence = divergence + unwrap(q).log_ratio(stratum, guide_site["kwargs"]["rng_key"])  # type: ignore[attr-defined]
+        for masked in masks_around(p):
+            divergence = jnp.where(masked._mask, divergence, 0.0)
         return jnp.sum(scale_and_mask(divergence, model_site["scale"]))
     # Under q(h | v) with v integrated out there is no draw of v, so that log densities cannot be subtracted.
     given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedValues)
