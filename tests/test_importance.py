@@ -255,6 +255,36 @@ def test_draws_from_the_implied_posterior():
     assert "w" not in deep.sample_posterior(jax.random.key(5), PARAMS, X[:1]), "left to the model without observations"
 
 
+@pytest.mark.parametrize("weighted", [{"num_samples": 3}, {"latent": Quadrature(5)}], ids=["samples", "nodes"])
+def test_draws_of_layers_are_those_of_the_functions_drawn(weighted):
+    """h given the inducing values and latents of the same draw is the model's conditional, by dense algebra."""
+
+    def uninformative(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        f = dgp.gp("f", dgp.kernels.RBF(0.8, 1.1), dgp.Points(Z1))
+        g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z2))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(dgp.latent("w", X, 1)))
+            numpyro.sample("y", dgp.Likelihood(g(scale * h[..., None]), lambda v: dist.Normal(v, 1e4)), obs=y)
+
+    guide = InducingPoint(uninformative, **weighted, other=dgp.guides.Normal())
+    params = {"f_auto_loc": jnp.ones(5), "f_auto_scale_tril": jnp.eye(5), "g_auto_loc": jnp.zeros(5)}
+    params |= {"g_auto_scale_tril": jnp.eye(5), "scale_auto_loc": jnp.zeros(()), "scale_auto_scale": jnp.ones(())}
+    if "num_samples" in weighted:
+        params |= {"w_auto_loc": jnp.zeros((6, 1)), "w_auto_scale": jnp.ones((6, 1))}
+    draws = guide.sample_posterior(jax.random.key(0), params, X, Y, sample_shape=(200,))
+    x = np.concatenate([np.broadcast_to(X, (200, 6, 1)), draws["w"]], -1).reshape(-1, 2)
+
+    def kernel(a, b):
+        return 0.8 * np.exp(-0.5 * np.square((a[:, None] - b[None]) / 1.1).sum(-1))
+
+    A = np.linalg.solve(np.linalg.cholesky(kernel(Z1, Z1)), kernel(Z1, x)).T.reshape(200, 6, 5)
+    white = (draws["h"] - np.einsum("snm,sm->sn", A, draws["f"])) / np.sqrt(0.8 - np.square(A).sum(-1))
+    squares = np.square(white).mean(1)  # rows of one draw are dependent under importance weights
+    assert abs(squares.mean() - 1) < 4 * squares.std() / np.sqrt(200)
+    assert squares.mean() < 2
+
+
 def gradients(guide, params, names, num, key=jax.random.key(3)):
     def one(k):
         def loss(p):

@@ -27,8 +27,8 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
-from numpyro_dgp.guides.run import marginal, resample, run
-from numpyro_dgp.model.program import full_plates
+from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
+from numpyro_dgp.model.program import full_plates, inspect_program
 from numpyro_dgp.model.refusals import initialised
 from numpyro_dgp.model.sites import Message, unwrap
 from numpyro_dgp.model.strata import Stratified
@@ -192,11 +192,17 @@ class Guide:
         require_key(f"{type(self).__name__}.sample_posterior", rng_key)
 
         def draw(key: Array) -> dict[str, Array]:
-            values = handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
+            program, values = handlers.substitute(handlers.seed(self, key), data=params), {}
+
+            def once(*args: Any, **kwargs: Any) -> None:
+                values.update(program(*args, **kwargs))
+
+            sites = handlers.trace(once).get_trace(*args, **kwargs)
             if not self.choices.has_weights:
                 return values
-            found = run(key, key, params, self.model, self, args, kwargs)
-            return values | resample(jax.random.fold_in(key, 1), found)
+            inner = inspect_program(self.model, args, kwargs).hidden
+            given = handlers.substitute(self, data=shared_by_weights(sites, values, inner))
+            return values | resample(jax.random.fold_in(key, 1), run(key, key, params, self.model, given, args, kwargs))
 
         for _ in sample_shape:
             draw = jax.vmap(draw)

@@ -18,7 +18,7 @@ from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.program import Program, inspect_program, require_sound
 from numpyro_dgp.model.sites import Message, Trace, unwrap
-from numpyro_dgp.model.strata import Stratified
+from numpyro_dgp.model.strata import BeliefMixture, Stratified
 
 __all__ = ["Run", "marginal", "mutable", "resample", "run", "traces"]
 
@@ -161,8 +161,31 @@ def _once(
     return Run(guide_trace, model_trace, groups, strata)
 
 
+def shared_by_weights(sites: Trace, values: Mapping[str, Any], inner: frozenset[str]) -> dict[str, Any]:
+    """The values of a run of a guide that the weights of its latents are given: all but those of the plates of these
+    latents, and of functions that the weights integrate.
+
+    Args:
+        sites: trace of the run.
+        values: its values by site.
+        inner: inducing sites of functions of which hidden sites hold values.
+    """
+    weighted = [site for site in sites.values() if record_of(site).copies is not None]
+    frames = {frame for site in weighted for frame in site["cond_indep_stack"]}
+
+    def shared(name: str) -> bool:
+        site = sites.get(name)
+        if site is None or name in inner:
+            return True
+        integrated = isinstance(unwrap(site["fn"]), Belief | BeliefMixture) and not record_of(site).drawn
+        return not integrated and not frames & set(site["cond_indep_stack"])
+
+    return {name: value for name, value in values.items() if shared(name)}
+
+
 def resample(key: Array, found: Run) -> dict[str, Array]:
-    """One of the K values of every latent, and of the layers above it, drawn by their weights: ``{site: value}``.
+    """Of every site in the plates of latents, the value that was drawn, or one of the K values that it has, drawn by
+    their weights: ``{site: value}``.
 
     Source: Salimbeni (2020), section 5.2.4.
     """
@@ -180,4 +203,6 @@ def resample(key: Array, found: Run) -> dict[str, Array]:
                 chosen = jnp.take_along_axis(site["value"], which, axis=0)[0]
                 plates = max(-frame.dim for frame in site["cond_indep_stack"])
                 values[name] = chosen.reshape(chosen.shape[batch - 1 - plates :])
+            else:
+                values[name] = site["value"]
     return values
