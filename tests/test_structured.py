@@ -95,6 +95,29 @@ def evaluate(guide, params, key=0, model=deep):
     return bound(dgp.ELBO(3), params, model, guide, X, Y, key=jax.random.key(key))
 
 
+def test_medians_are_not_those_given_a_draw():
+    """Of layers that follow drawn values there are none; those over all draws are in ``sample_posterior``."""
+
+    def program(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2)
+        g = dgp.gp("g", k.RBF(1.1, scale), dgp.Points(jnp.hstack([Z, jnp.cos(3 * Z)])))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=0.3))
+            m = numpyro.sample("m", g(h, noise=0.3))
+            numpyro.sample("y", dist.Normal(m, 0.3), obs=y)
+
+    guide = G.MeanField(program, sites={"m": G.GivenBelow()}, other=G.Normal())
+    params = random_params(program, guide, X, Y)
+    assert sorted(guide.median(params, X, Y)) == ["f", "g", "h", "scale"]
+    for inducing, expected in ((G.Full(), ["f", "g", "h", "m", "scale"]), (G.FullJoint(), ["f", "g", "m", "scale"])):
+        guide = G.InducingPoint(
+            program, sites={"f": inducing, "h": G.GivenInducing("free"), "m": G.Normal()}, other=G.Normal()
+        )
+        params = random_params(program, guide, X, Y)
+        assert sorted(guide.median(params, X, Y)) == expected
+
+
 @pytest.mark.slow
 def test_zero_weights_are_mean_field():
     """Every family contains mean field, draw by draw."""

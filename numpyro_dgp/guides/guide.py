@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax.extend.core import jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.scipy.special import ndtri
 from numpyro import handlers
 from numpyro.infer import init_to_median
@@ -30,7 +32,7 @@ from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
 from numpyro_dgp.model.program import full_plates, inspect_program
 from numpyro_dgp.model.refusals import initialised
-from numpyro_dgp.model.sites import Message, unwrap
+from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.model.strata import Stratified
 
 __all__ = ["INIT", "Guide", "Other"]
@@ -227,8 +229,8 @@ class Guide:
     def quantiles(self, params: dict[str, Array], quantiles: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Quantiles of the sites that have a variational distribution of their own.
 
-        Hidden layers with the model's own conditional have none, nor have inducing values whose posterior depends on
-        other inducing values, or is a mixture: draw them with :meth:`sample_posterior`.
+        Hidden layers with the model's own conditional have none, nor have values whose posterior depends on those of
+        other sites, such as inducing values drawn below them, or is a mixture: draw them with :meth:`sample_posterior`.
 
         Args:
             params: parameters, from ``svi_result.params``.
@@ -259,9 +261,20 @@ class Guide:
     def _quantiles(
         self, params: dict[str, Array], quantiles: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Array]:
-        program = full_plates(marginal(handlers.substitute(handlers.seed(self, 0), data=params)))
-        with handlers.block():
-            sites = handlers.trace(program).get_trace(*args, **kwargs)
+        def of_draw(key: Array) -> dict[str, Array]:
+            program = full_plates(marginal(handlers.substitute(handlers.seed(self, key), data=params)))
+            with handlers.block():
+                sites = handlers.trace(program).get_trace(*args, **kwargs)
+            return {name: _quantiles(unwrap(sites[name]["fn"]), quantiles) for name in self._own(sites)}
+
+        traced, found = jax.make_jaxpr(of_draw, return_shape=True)(jax.random.key(0))
+        # What depends on the key is given a draw of another site, and says nothing of the site alone.
+        values = dict(zip(sorted(found), jaxpr_as_fun(traced)(jax.random.key(0)), strict=True))
+        depends = {n: any(dce_jaxpr(traced.jaxpr, [n == other for other in values])[1]) for n in values}
+        return {name: value for name, value in values.items() if not depends[name]}
+
+    def _own(self, sites: Trace) -> list[str]:
+        """The sites that have a distribution of their own with quantiles."""
         records = {name: record_of(site) for name, site in sites.items()}
         own = [name for name, record in records.items() if record.learned and not record.follows]
         own = [name for name in own if not isinstance(unwrap(sites[name]["fn"]), Stratified)]
@@ -274,7 +287,7 @@ class Guide:
                     f"{type(base).__name__} at {name!r}: take those of draws, guide.sample_posterior(key, params, X, "
                     "y, sample_shape=(1000,))"
                 )
-        return {name: _quantiles(unwrap(sites[name]["fn"]), quantiles) for name in own}
+        return own
 
     def _is_not_other(self, msg: Message) -> bool:
         """Whether this site is hidden from the autoguide for the ``other`` sites, because it has a rule."""
