@@ -95,6 +95,21 @@ def evaluate(guide, params, key=0, model=deep):
     return bound(dgp.ELBO(3), params, model, guide, X, Y, key=jax.random.key(key))
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (G.GivenInducing(lambda x: jnp.ones((len(x), 8, 2))), r"weights \(30, 2, 8\).*got \(30, 8, 2\)"),
+        (G.GivenInducing(lambda x: jnp.ones((2, len(x), 8))), r"weights \(30, 2, 8\).*got \(2, 30, 8\)"),
+        (G.JointOutputs(lambda x: jnp.ones((len(x), 2, 8, 2))), r"weights \(30, 2, 2, 8\).*got \(30, 2, 8, 2\)"),
+        (G.GivenBelow(slopes=jnp.ones((2, 1))), r"slopes at 'h' of shape \(1, 2\).*got \(2, 1\)"),
+        (G.GivenBelow(slopes=jnp.ones(2)), r"slopes at 'h' of shape \(1, 2\).*got \(2,\)"),
+    ],
+)
+def test_transposed_weights_and_slopes_are_errors(rule, message):
+    with pytest.raises(ValueError, match=message), handlers.seed(rng_seed=0):
+        G.InducingPoint(deep, sites={"h": rule})(X, Y)
+
+
 def test_medians_are_not_those_given_a_draw():
     """Of layers that follow drawn values there are none; those over all draws are in ``sample_posterior``."""
 

@@ -211,7 +211,7 @@ class GivenBelow(Rule):
         slopes: initial slopes G (D, P), or (D,) for a scalar function; zero by default.
 
     Raises:
-        ValueError: a scale that is not positive, or a site that is not a hidden layer.
+        ValueError: a scale that is not positive, slopes of another shape, or a site that is not a hidden layer.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -247,6 +247,12 @@ class GivenBelow(Rule):
         fn, _ = require_hidden(self, site)
         x = fn.inputs
         D = x.shape[-1]
+        expected = (D, *fn.event_shape)
+        if self.slopes is not None and jnp.shape(self.slopes) != expected:
+            raise ValueError(
+                f"rule GivenBelow: expected initial slopes at {site.name!r} of shape {expected}, inputs by outputs, "
+                f"got {jnp.shape(self.slopes)}: jnp.eye({D}) passes inputs on to as many outputs"
+            )
 
         def slopes() -> Array:
             start = jnp.zeros((*site.initial().shape, D), x.dtype)
@@ -295,9 +301,15 @@ def _by_output(function: InducedFunction, A: Array) -> Array:
 
 def _weights(weights: Weights, site: Site, fn: Any, inner: tuple[int, ...]) -> Array:
     """T of shape (..., P) + ``inner`` + (M,)."""
-    if callable(weights):
-        return jnp.asarray(weights(fn.inputs), fn.loc.dtype)
     M, dtype, event_dim = fn.function.size, fn.loc.dtype, fn.event_dim
+    if callable(weights):
+        found, shape = jnp.asarray(weights(fn.inputs), dtype), (*fn.loc.shape, *inner, M)
+        if found.shape != shape:
+            raise ValueError(
+                f"weights of site {site.name!r}: expected a function from inputs {fn.inputs.shape} to weights {shape}, "
+                f"of every row, output and inducing value, got {found.shape}: the inducing values go last"
+            )
+        return found
     if isinstance(weights, str):
         start = lambda: jnp.zeros((*site.initial().shape, *inner, M), dtype)  # noqa: E731
         return site.param("weights", start, event_dim=event_dim + len(inner) + 1)
