@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
-from numpyro.distributions.transforms import AffineTransform
+from numpyro.distributions.transforms import AffineTransform, PowerTransform
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.util import log_density
 from programs import X, Y, agree, bound, deep, draws_of_bound
@@ -130,6 +130,10 @@ def test_every_parameter_has_a_gradient():
         (
             lambda: G.InducingPoint(labels, inducing=G.Flow(lambda n: n))(x, y),
             "expected the bijector to return a numpyro.*, got int",
+        ),
+        (
+            lambda: G.InducingPoint(labels, inducing=G.Flow(lambda n: PowerTransform(2.0)))(x, y),
+            "expected the bijector to return a transform of all real numbers, got PowerTransform",
         ),
         (lambda: G.InducingPoint(deep, sites={"h": G.Flow()})(X, Y), "expected site 'h' to be inducing values"),
     ],

@@ -94,7 +94,7 @@ class Flow(AroundGaussian):
 
     Raises:
         ValueError: a depth or a number of units that is not a positive integer, another base, a bijector that is no
-            function or does not return a transform, or a site that does not hold inducing values.
+            function or does not return a transform of all real numbers, or a site that does not hold inducing values.
 
     Example:
         >>> import jax, numpyro, optax
@@ -141,6 +141,15 @@ class Flow(AroundGaussian):
             raise ValueError(
                 f"rule Flow: expected the bijector to return a numpyro.distributions.transforms.Transform, got "
                 f"{type(transform).__name__}"
+            )
+        domain: Any = transform.domain
+        while isinstance(domain, type(constraints.real_vector)):
+            domain = domain.base_constraint
+        if not isinstance(domain, type(constraints.real)):
+            raise ValueError(
+                f"rule Flow: expected the bijector to return a transform of all real numbers, got "
+                f"{type(transform).__name__} of {transform.domain}: normal numbers outside of that have no density "
+                "there; ComposeTransform([ExpTransform(), ...]) makes them positive first"
             )
         return Flowed(base, transform, (1, -1) if self.antithetic else (1,))
 
