@@ -398,6 +398,22 @@ def test_network_sees_inputs_and_observations_of_the_minibatch():
     assert len(seen) == 1, "called without observations"
 
 
+def test_network_does_not_see_what_is_masked():
+    counted = jnp.arange(6) % 2 == 0
+
+    def model(X, y=None):
+        g = dgp.gp("g", dgp.kernels.RBF(1.0, 1.2), dgp.Points(Z1))
+        with numpyro.plate("data", len(X)):
+            x = dgp.latent("w", X, 1)
+            with numpyro.handlers.mask(mask=counted):
+                numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, NOISE)), obs=y)
+
+    guide = InducingPoint(model, latent=Amortised(lambda rows: jnp.stack([rows.sum(-1), rows[:, 0]], -1)))
+    with numpyro.handlers.trace() as sites, numpyro.handlers.seed(rng_seed=3):
+        guide(X, jnp.where(counted, Y, 1e3))
+    np.testing.assert_allclose(sites["w"]["fn"].loc[:, 0], X[:, 0] + jnp.where(counted, Y, 0.0))
+
+
 @pytest.mark.slow
 def test_single_precision(x32):
     data = X.astype(jnp.float32), Y.astype(jnp.float32)

@@ -23,7 +23,7 @@ from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
 from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
-from numpyro_dgp.model.sites import Message, hide, rewrap, site_kind, unwrap
+from numpyro_dgp.model.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
 
 __all__ = ["Choices", "Replace"]
 
@@ -242,6 +242,9 @@ class Replace(Messenger):
         for site in mine:
             likelihood: Any = unwrap(site["fn"])
             value = likelihood.complete(site["value"]) if isinstance(likelihood, Likelihood) else site["value"]
+            for masked in masks_around(site["fn"]):
+                counted = jnp.reshape(masked._mask, (*np.shape(masked._mask), *(1,) * site["fn"].event_dim))
+                value = jnp.where(counted, value, jnp.zeros((), jnp.result_type(value)))
             batch = np.shape(value)[: np.ndim(value) - site["fn"].event_dim]
             columns.append(jnp.reshape(value, (*batch, -1)))
         rows = jnp.broadcast_shapes(*(column.shape[:-1] for column in columns))

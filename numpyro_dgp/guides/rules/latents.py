@@ -40,7 +40,7 @@ class Amortised(Rule):
     .. math:: [\mu_n, \rho_n] = \mathrm{network}([x_n, y_n]), \qquad \sigma_n = \log(1 + e^{\rho_n - 3})
 
     The arguments of the network are the inputs of ``dgp.latent`` and the observations in the plates of the site, as
-    columns. It is not called where there are no observations.
+    columns, zero where they are masked. It is not called where there are no observations.
 
     Args:
         network: from rows of these columns to rows (..., 2 dim). It runs in the guide, so that it can hold parameters
