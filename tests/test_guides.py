@@ -158,6 +158,15 @@ def test_sites_override_single_rules():
     assert {"noise_auto_loc", "auto_loc"} <= set(params_of(bayesian, mixed, X, Y))
 
 
+def test_quantiles_are_of_probabilities():
+    guide = G.InducingPoint(shallow, inducing=G.Diagonal())
+    params = {"g_auto_loc": jnp.zeros(8), "g_auto_scale": jnp.ones(8)}
+    assert guide.quantiles(params, 0.5, X, Y)["g"].shape == (1, 8)
+    for levels in (1.5, [0.5, -0.1], [np.nan]):
+        with pytest.raises(ValueError, match=r"InducingPoint\.quantiles"):
+            guide.quantiles(params, levels, X, Y)
+
+
 @pytest.mark.parametrize("inducing", [G.Diagonal(), G.MixtureOfGaussians(1, G.Diagonal())], ids=["one", "mixture"])
 def test_divergences_under_a_mask_count_nothing(inducing):
     def masked(counts, X, y):

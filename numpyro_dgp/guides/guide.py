@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dgp._checks import known_keywords, require_count, require_key
+from numpyro_dgp._checks import known_keywords, require_count, require_key, require_levels
 from numpyro_dgp._shown import described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.handler import Choices, Replace
@@ -234,7 +234,7 @@ class Guide:
 
         Args:
             params: parameters, from ``svi_result.params``.
-            quantiles: probabilities, a vector.
+            quantiles: probabilities, a number or a vector.
             *args: arguments of the model, those of the fit.
             **kwargs: its keyword arguments.
 
@@ -242,9 +242,11 @@ class Guide:
             ``{site: values}``, with the probabilities along the first axis.
 
         Raises:
-            ValueError: arguments with which the model cannot be called.
+            ValueError: arguments with which the model cannot be called, or probabilities that are not between 0 and 1.
         """
         self._require_arguments("quantiles", args, kwargs)
+        require_levels(f"{type(self).__name__}.quantiles", quantiles)
+        quantiles = jnp.ravel(jnp.asarray(quantiles))
         others = {} if self.companion is None else self.companion.quantiles(params, quantiles)
         return others | self._quantiles(params, quantiles, args, kwargs)
 
