@@ -110,6 +110,30 @@ def test_transposed_weights_and_slopes_are_errors(rule, message):
         G.InducingPoint(deep, sites={"h": rule})(X, Y)
 
 
+@pytest.mark.parametrize("rule", [G.GivenInducing("free"), G.GivenInducing(3), G.JointOutputs()], ids=str)
+def test_several_values_of_each_row(rule):
+    """A second plate around the rows: the bound is that of the rows written out."""
+
+    def program(X, y, shape):
+        f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2)
+        with numpyro.plate_stack("data", shape):
+            h = numpyro.sample("h", f(X, noise=0.3))
+            numpyro.sample("y", dist.Normal(h, 0.3).to_event(1), obs=y)
+
+    guides = [
+        G.InducingPoint(lambda X, y, shape=shape: program(X, y, shape), sites={"h": rule}) for shape in ((3, 4), (12,))
+    ]
+    y = jnp.array(np.random.default_rng(0).normal(size=(3, 4, 2)))
+    params = moved(guides[0].model, guides[0], X[:4], y)
+    flat = {n: v.reshape(12, *v.shape[2:]) if n[0] == "h" and "basis" not in n else v for n, v in params.items()}
+    rows = jnp.tile(X[:4], (3, 1)), y.reshape(12, 2)
+    draws = [
+        draws_of_bound(dgp.ELBO(), p, guide.model, guide, *args)
+        for p, guide, args in zip((params, flat), guides, ((X[:4], y), rows), strict=True)
+    ]
+    assert agree(*draws)
+
+
 def test_medians_are_not_those_given_a_draw():
     """Of layers that follow drawn values there are none; those over all draws are in ``sample_posterior``."""
 

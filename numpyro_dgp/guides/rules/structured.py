@@ -287,7 +287,8 @@ def require_hidden(rule: Rule, site: Site) -> tuple[FunctionValues, InducedFunct
 
 
 def _rows(fn: Any) -> Array:
-    return fn.inputs.reshape(-1, fn.inputs.shape[-1])
+    batch = fn.loc.shape[: fn.loc.ndim - fn.event_dim]  # a plate may hold several values of each row
+    return jnp.broadcast_to(fn.inputs, (*batch, fn.inputs.shape[-1])).reshape(-1, fn.inputs.shape[-1])
 
 
 def _unrows(values: Array, fn: FunctionValues) -> Array:
