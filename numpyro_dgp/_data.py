@@ -17,7 +17,7 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 
-__all__ = ["as_array", "as_floats", "as_numbers", "known_numbers", "require_apart", "warn_of_units"]
+__all__ = ["as_array", "as_floats", "as_numbers", "known_numbers", "own", "require_apart", "warn_of_units"]
 
 # Rows of a column that are looked at, evenly spaced, to see whether its values stay apart.
 _ROWS = 100_000
@@ -111,6 +111,11 @@ def as_array(what: str, value: Any) -> Array:
         cast = found.astype(held)
     require_apart(what, found, cast)
     return jnp.asarray(cast)
+
+
+def own(value: Any) -> Any:
+    """``value``, arrays of NumPy in it copied, so that it stays what it is when the caller changes these."""
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
 
 
 def as_floats(what: str, value: Any) -> Array:

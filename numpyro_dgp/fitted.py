@@ -18,7 +18,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_finite, require_finite_leaves, require_key, with_nearest
-from numpyro_dgp._data import as_array
+from numpyro_dgp._data import as_array, own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.draws import BatchKeys, Whole, sample_values
 from numpyro_dgp.guides.guide import Guide
@@ -86,6 +86,8 @@ class Fit:
 
     def __post_init__(self) -> None:
         require_fit(self.model, self.guide, self.params, self.samples, self.site)
+        object.__setattr__(self, "params", own(self.params))
+        object.__setattr__(self, "samples", own(self.samples))
 
     def call(self, args: Any, kwargs: Any, or_of_fit: bool = False) -> Call:
         """What a call at new inputs predicts; raises for a call that is not one.

@@ -47,6 +47,25 @@ def test_prediction_of_a_shallow_model_is_analytic(key):
     np.testing.assert_allclose(mixture.variance, mixture.variances[0], rtol=1e-9)
 
 
+def test_fits_and_rules_keep_arrays_of_their_own():
+    loc, slopes = np.ones((30, 1)), np.ones((1, 1))
+    sites = {"h": dgp.guides.Normal(loc=loc)}, {"h": dgp.guides.GivenBelow(slopes=slopes)}
+    params = {"g_auto_loc": np.ones(8), "g_auto_scale_tril": np.eye(8)}
+    fits = (
+        dgp.Posterior(shallow, dgp.guides.InducingPoint(shallow), params),
+        dgp.Posterior(shallow, samples={"g": (draws := np.ones((3, 8)))}),
+    )
+    means = [fit.predict(jax.random.key(0), NEW, num_samples=3).mean for fit in fits]
+    for array in (loc, slopes, draws, *params.values()):
+        array[...] = 0
+    for rules, name in zip(sites, ("h_auto_loc", "h_auto_slopes"), strict=True):
+        with numpyro.handlers.trace() as found, numpyro.handlers.seed(rng_seed=0):
+            dgp.guides.InducingPoint(deep, sites=rules)(X, Y)
+        assert (found[name]["value"] == 1).all()
+    for fit, mean in zip(fits, means, strict=True):  # other rows compile another program
+        np.testing.assert_allclose(fit.predict(jax.random.key(0), NEW[:2], num_samples=3).mean, mean[:2])
+
+
 @pytest.mark.slow
 def test_mixture_agrees_with_stock_predictive(key):
     draws = Predictive(deep, guide=GUIDE, params=PARAMS, num_samples=8000, parallel=True)(key, NEW)["y"]

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 
+from numpyro_dgp._data import own
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, require_scale
@@ -58,6 +59,7 @@ class Normal(Rule):
 
     def __post_init__(self) -> None:
         require_scale("rule Normal", self.scale)
+        object.__setattr__(self, "loc", own(self.loc))
 
     def __call__(self, site: Site) -> dist.Distribution:
         transform = _bijection(self, site)

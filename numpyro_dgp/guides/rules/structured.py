@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_dgp._data import own
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import einsum, matmul, tensordot
@@ -242,6 +243,7 @@ class GivenBelow(Rule):
 
     def __post_init__(self) -> None:
         require_scale("rule GivenBelow", self.scale)
+        object.__setattr__(self, "slopes", own(self.slopes))
 
     def __call__(self, site: Site) -> dist.Distribution:
         fn, _ = require_hidden(self, site)
