@@ -6,15 +6,14 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import known_keywords
+from numpyro_dgp._data import own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns, moved_by
@@ -150,7 +149,7 @@ class Collapsed(Guide):
             init_loc_fn=init_loc_fn,
         )
         self.integrate, self.hidden_density = integrate, hidden_density
-        self.data: tuple[tuple[Any, ...], dict[str, Any]] | None = _copied(data)
+        self.data: tuple[tuple[Any, ...], dict[str, Any]] | None = own(data)
 
     def on(self, *args: Any, **kwargs: Any) -> Collapsed:
         """The guide with the data that q(v) is computed from: ``dgp.Posterior(model, guide.on(X, y), params)``.
@@ -162,7 +161,7 @@ class Collapsed(Guide):
             **kwargs: its keyword arguments.
         """
         bound = copy.copy(self)
-        bound.data = _copied((args, kwargs))
+        bound.data = own((args, kwargs))
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -332,8 +331,3 @@ def _dependencies(
         elif name in uses and site["is_observed"]:
             rest.append([uses[name].target, uses[name].target_variance])
     return {name: use.inputs for name, use in uses.items()}, rest
-
-
-def _copied(data: Any) -> Any:
-    """The same with copies of NumPy arrays, which their owner may write to."""
-    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, data)
