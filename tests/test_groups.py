@@ -294,6 +294,18 @@ def loss(program, guide):
     return handlers.seed(dgp.ELBO().loss, 0)(jax.random.key(0), {}, program, guide, X, y)
 
 
+@pytest.mark.parametrize("kernel", [SHARED, K.PerGroup(BATCHED)])
+@pytest.mark.parametrize("name", ["draw", "full", "diagonal"])
+def test_traced_labels_that_are_none_have_no_mean(kernel, name):
+    """Means were those of the nearest group, or of the last one for -1."""
+    f = opened(kernel, u=known(rng.normal(size=(L, M)))[name][0])
+    x = jnp.array([[0.1, 1.0], [0.1, -1.0], [0.1, float(L)], [0.1, 0.5]])
+    found = jax.jit(lambda x: (f(x).mean, f(x).variance))(x)
+    for values in found:
+        assert np.isnan(values).tolist() == [False, True, True, True]
+    np.testing.assert_allclose(found[0][0], f(x[:1]).mean[0], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

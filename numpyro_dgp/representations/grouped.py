@@ -16,6 +16,7 @@ from numpyro_dgp.algebra.linalg import einsum, matmul, rows_times
 from numpyro_dgp.algebra.row_blocks import in_blocks
 from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance
 from numpyro_dgp.kernels import Categorical, Kernel, PerGroup
+from numpyro_dgp.kernels.categorical import is_label
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
@@ -140,6 +141,10 @@ class GroupedFunction(InducedFunction):
         return True
 
     def blocks(self, rows: Array) -> tuple[Array, Array]:
+        A, labels = self._blocks(rows)
+        return jnp.where(is_label(rows[:, -1:], self.groups), A, jnp.nan), labels  # traced values cannot raise
+
+    def _blocks(self, rows: Array) -> tuple[Array, Array]:
         x, labels = rows[:, :-1], rows[:, -1].astype(int)
         whiten = self.whiten.astype(jnp.result_type(rows, self.whiten))
         if self.Z.ndim == 2 and not isinstance(self.kernels, PerGroup):
