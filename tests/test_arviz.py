@@ -259,6 +259,23 @@ def test_two_sources_of_data_masks_and_factors(key):
     np.testing.assert_allclose(found.sample_stats["lp"], exact + prior + 1.5, rtol=1e-9)
 
 
+def square(X, weights, y=None):
+    with numpyro.plate("columns", 3, dim=-1), numpyro.plate("rows", 3, dim=-2):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0).expand([1]).to_event(1))[..., 0]
+        numpyro.sample("y", dist.Normal(loc + X.sum(-1)[:, None], 1.0), obs=y)
+
+
+def test_constants_are_not_named_by_one_of_two_plates_of_a_size(key):
+    """Three inputs are rows, and in a plate of three rows and one of three columns they were named columns."""
+    args = jnp.arange(6.0).reshape(3, 2), jnp.arange(3.0), jnp.arange(9.0).reshape(3, 3)
+    guide = dgp.guides.InducingPoint(square)
+    params = random_params(square, guide, *args)
+    found = dgp.to_arviz(dgp.Posterior(square, guide, params), key, *args, num_samples=4)
+    assert found.observed_data["y"].dims == ("rows", "columns")
+    assert found.constant_data["X"].dims == ("X_dim_0", "X_dim_1")
+    assert found.constant_data["weights"].dims == ("weights_dim_0",)
+
+
 def gplvm(X, y=None):
     g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(jnp.hstack([Z, Z**2])), outputs=2)
     with numpyro.plate("data", 30):

@@ -287,7 +287,9 @@ def _constants(
             continue
         if not any(value.shape == y.shape and bool(jnp.array_equal(value, y)) for y in observed.values()):
             constant[name] = value
-    plates = {frame.size: frame.name for frames in known.frames.values() for frame in frames}
+    every = {(frame.size, frame.name) for frames in known.frames.values() for frame in frames}
+    sizes = [size for size, _ in every]
+    plates = {size: name for size, name in every if sizes.count(size) == 1}  # of two as long, none is known to be it
     names = {
         name: [plates[len(value)], *(f"{name}_dim_{i}" for i in range(value.ndim - 1))]
         for name, value in constant.items()
