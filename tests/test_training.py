@@ -240,6 +240,26 @@ def test_parameters_in_other_containers(tmp_path):
         require_dicts("Record.save", {"net": [1.0]})
 
 
+def test_parameters_that_a_file_would_not_give_back(tmp_path, x32):
+    """What ``load`` could not read is not written, and what JAX would wrap around or make infinite is an error."""
+    file = tmp_path / "a.npz"
+    with pytest.raises(ValueError, match=r"save: expected numbers of a dtype that NumPy has .*\['a'\], got bfloat16"):
+        dgp.save(file, {"a": jnp.ones(2, jnp.bfloat16)})
+    with pytest.raises(ValueError, match=r"save: expected names in dicts to be text, got \('a', 'b'\)"):
+        dgp.save(file, {("a", "b"): jnp.ones(2)})
+    assert not file.exists()
+    for value in (2**40 + 1, 1e300):  # they were 1 and inf
+        dgp.save(file, {"a": np.array([0, value])})
+        for like in (None, {"a": 0.0}):
+            with pytest.raises(ValueError, match=r"load: expected parameters within the range of .*jax_enable_x64"):
+                dgp.load(file, like=like)
+    dgp.save(file, {"a": np.array([0.1, np.inf, np.nan]), "b": {1: 2}, "c": True})
+    loaded = dgp.load(file)
+    np.testing.assert_array_equal(loaded["a"], np.array([0.1, np.inf, np.nan], np.float32))
+    assert int(loaded["b"][1]) == 2
+    assert bool(loaded["c"])
+
+
 @pytest.mark.smoke
 def test_random_keys_of_another_kind_survive_a_checkpoint(tmp_path):
     """The state of a fit holds a key, and the file its numbers."""

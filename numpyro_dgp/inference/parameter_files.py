@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.array_files import read_arrays, require_file_path, write_arrays
 
 __all__ = ["entries_of", "load", "params_of", "require_dicts", "save"]
@@ -24,7 +25,7 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
         params: a dict of arrays, of such dicts, or of other trees of arrays, as in ``svi_result.params``.
 
     Raises:
-        ValueError: no dict, something else than numbers, or a folder.
+        ValueError: no dict, something else than numbers of NumPy's dtypes under names that are text, or a folder.
 
     Example:
         >>> import tempfile, jax.numpy as jnp
@@ -49,11 +50,12 @@ def load(path: str | os.PathLike[str], *, like: dict[str, Any] | None = None) ->
             ones than dicts, as those of an Equinox network are, ``like=svi.get_params(svi.init(key, X, y))``.
 
     Returns:
-        The parameters, with the names, shapes and dtypes that they had.
+        The parameters, with the names, shapes and dtypes that they had; numbers of 64 bits have 32 where JAX has not
+        more.
 
     Raises:
         ValueError: the file was written by something else, or is damaged; without ``like``, containers other than
-            dicts; with it, other names than those in the file.
+            dicts; with it, other names than those in the file; numbers beyond the precision of JAX.
         FileNotFoundError: there is no such file.
 
     Example:
@@ -76,14 +78,24 @@ def entries_of(owner: str, params: Mapping[str, Any]) -> dict[str, Any]:
         params: a dict of arrays, or of trees of arrays.
 
     Raises:
-        ValueError: something else than numbers.
+        ValueError: something else than numbers of NumPy's dtypes, names that are no text.
     """
     entries = {}
     for where, value in jax.tree.leaves_with_path(params):
-        if np.asarray(value).dtype.kind not in "biufcV":
+        if np.asarray(value).dtype.kind == "V":  # NumPy's files forget which dtype of another package it was
+            raise ValueError(
+                f"{owner}: expected numbers of a dtype that NumPy has at params{jax.tree_util.keystr(where)}, got "
+                f"{np.asarray(value).dtype}: convert them, value.astype(jnp.float32)"
+            )
+        if np.asarray(value).dtype.kind not in "biufc":
             raise ValueError(
                 f"{owner}: expected numbers at params{jax.tree_util.keystr(where)}, got {type(value).__name__}: leave "
                 "it out"
+            )
+        if wrong := [p.key for p in where if isinstance(p, jax.tree_util.DictKey) and not isinstance(p.key, str | int)]:
+            raise ValueError(
+                f"{owner}: expected names in dicts to be text, got {wrong[0]!r} at params"
+                f"{jax.tree_util.keystr(where)}, which a file does not give back: rename it"
             )
         entries[_name(where)] = value
     return entries
@@ -124,7 +136,7 @@ def params_of(
             node = params
             for parent in parents:
                 node = node.setdefault(parent, {})
-            node[last] = jnp.asarray(value)
+            node[last] = _held(owner, name, value)
     return params if like is None else _in_containers(owner, path, entries, like)
 
 
@@ -138,7 +150,21 @@ def _in_containers(
             f"{owner}: expected like= with the names of {path}, got another one at {', '.join(other[:3])}: take the "
             "parameters of the same program and guide"
         )
-    return jax.tree.unflatten(treedef, [jnp.asarray(entries[name]) for name in names])
+    return jax.tree.unflatten(treedef, [_held(owner, name, entries[name]) for name in names])
+
+
+def _held(owner: str, name: str, value: np.ndarray) -> Array:
+    """A parameter as an array of JAX; it would wrap whole numbers around, and make large ones infinite."""
+    held = jax.dtypes.canonicalize_dtype(value.dtype)
+    with np.errstate(over="ignore"):
+        cast = value.astype(held)
+    same = cast == value if value.dtype.kind in "iu" else np.isfinite(cast) == np.isfinite(value)
+    if not same.all():
+        raise ValueError(
+            f"{owner}: expected parameters within the range of {held}, got {value[~same].flat[0]:g} of "
+            f'{value.dtype} in {name}: switch on jax.config.update("jax_enable_x64", True), as in the fit'
+        )
+    return jnp.asarray(cast)
 
 
 def _name(where: tuple[Any, ...]) -> str:
