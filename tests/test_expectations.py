@@ -229,6 +229,8 @@ def test_single_precision(x32, name):
         (lambda: E.psi1(k.RBF().on(2), LOC, VARIANCE, Z), r"kernel.on\(2,\): expected inputs with at least 3 columns"),
         (lambda: E.psi0(k.RBF(), LOC, VARIANCE[:, :1]), r"psi0: expected means of shape \(N, D\) with variances"),
         (lambda: E.psi0(k.RBF(), LOC, -VARIANCE), "psi0: expected variances of at least zero, got -0"),
+        (lambda: E.psi1(k.RBF(), LOC, np.linalg.cholesky(FULL), Z), "psi1: expected .* symmetric.*L @ L.mT"),
+        (lambda: E.psi2(k.RBF(), LOC, -FULL, Z), r"psi2: expected covariances .* variances of at least zero"),
         (lambda: E.psi1(k.RBF(), LOC[:, 0], VARIANCE, Z), r"psi1: expected inputs of shape \(..., N, D\)"),
         (lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z[:, :1]), "psi1: expected inputs with D = 2 columns"),
         (lambda: E.psi2(k.RBF(), LOC, VARIANCE, Z, weights=1.0), r"psi2: expected weights of shape \(5,\), got \(\)"),

@@ -48,8 +48,8 @@ def psi0(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, *, integrate: Inte
             ``MonteCarlo(n, key)``. The last two need covariances (N, D, D) to be positive definite.
 
     Raises:
-        ValueError: inputs that do not fit together, negative variances, a kernel without a closed form, or too many
-            nodes.
+        ValueError: inputs that do not fit together, negative variances, covariances that are not symmetric, a kernel
+            without a closed form, or too many nodes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -257,6 +257,13 @@ def _statistics(kernel: Kernel, loc: Array, variance: Array, integrate: Integrat
     return Tilted(kernel, loc.shape[-1], loc.dtype) if integrate is None else _Nodes(kernel, loc, integrate)
 
 
+def _is_covariance(V: Any) -> Any:
+    """Whether matrices (N, D, D) are symmetric, up to rounding, and their variances at least zero."""
+    index = np.arange(V.shape[-1])
+    apart = abs(V - V.swapaxes(-1, -2)) > 1e-3 * abs(V).max((-1, -2), keepdims=True)
+    return ~apart & ~(V[..., index, index] < 0)[..., None]
+
+
 def _inputs(owner: str, loc: ArrayLike, variance: ArrayLike, *Z: ArrayLike) -> list[Array]:
     require_inputs(owner, loc)
     shape = np.shape(loc)
@@ -267,6 +274,11 @@ def _inputs(owner: str, loc: ArrayLike, variance: ArrayLike, *Z: ArrayLike) -> l
         )
     if np.ndim(variance) == 2 and violated(lambda v: ~(v < 0), variance):
         raise ValueError(f"{owner}: expected variances of at least zero, got {np.min(variance)}: pass variances")
+    if np.ndim(variance) == 3 and violated(_is_covariance, variance):
+        raise ValueError(
+            f"{owner}: expected covariances (N, D, D) that are symmetric, with variances of at least zero, got others: "
+            "of factors L they are L @ L.mT"
+        )
     for z in Z:
         require_inputs(owner, z, shape[-1])
     arrays = [loc, variance, *Z]
