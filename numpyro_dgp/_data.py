@@ -17,7 +17,16 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 
-__all__ = ["as_array", "as_floats", "as_numbers", "known_numbers", "own", "require_apart", "warn_of_units"]
+__all__ = [
+    "as_array",
+    "as_floats",
+    "as_numbers",
+    "known_numbers",
+    "own",
+    "own_numbers",
+    "require_apart",
+    "warn_of_units",
+]
 
 # Rows of a column that are looked at, evenly spaced, to see whether its values stay apart.
 _ROWS = 100_000
@@ -61,6 +70,15 @@ def as_numbers(what: str, value: Any) -> Any:
     if not columns:
         raise ValueError(f"expected {what} to have columns, got a {type(value).__name__} with none")
     return np.stack(columns, -1)
+
+
+def own_numbers(what: str, value: Any) -> Any:
+    """:func:`as_numbers` of what an object keeps: a copy, which stays as it is where the array given is changed.
+
+    Raises:
+        ValueError: as there.
+    """
+    return own(as_numbers(what, value))
 
 
 def known_numbers(what: str, value: Any) -> np.ndarray:

@@ -43,6 +43,30 @@ def test_calls_leave_no_trace(name):
     assert vars(guide) == before
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        dgp.Points,
+        dgp.InducingPatches,
+        lambda a: dgp.PointsAndSlopes(a, a),
+        dgp.StateSpace,
+        lambda a: dgp.Grid(0.0, a[1:, 0], 8),
+        lambda a: dgp.Basis(0.0, a[1:, 0], 8),
+        dgp.kernels.Embedding,
+        lambda a: dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.Patches((1, 3), (1, 2)), a[:, 0]),
+        lambda a: dgp.StateSpaceNormal(dgp.kernels.Matern32(), a).times,
+    ],
+)
+def test_arrays_are_copied(make):
+    """They followed whatever became of the array that was given, after it was checked."""
+    given = np.array([[0.0], [1.0]])
+    made = make(given)
+    before = jax.tree.map(np.array, made)
+    given[:] = np.nan
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(made), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_medians_are_of_the_data_given():
     """Two data sets, one guide, in any order."""
     guide = G.Collapsed(shallow)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_count, require_finite, violated
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Kernel
@@ -195,7 +195,7 @@ class Embedding(Kernel):
     kernel: Kernel = RBF()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "table", as_numbers("table of Embedding", self.table))
+        object.__setattr__(self, "table", own_numbers("table of Embedding", self.table))
         if np.ndim(self.table) != 2 or 0 in np.shape(self.table):
             raise ValueError(
                 f"Embedding: expected a table of shape (L, Q), one row per category, got {np.shape(self.table)}: for "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.algebra.patches import Patches
@@ -69,7 +69,7 @@ class Convolutional(Kernel):
             )
         if self.weights is None:
             return
-        object.__setattr__(self, "weights", as_numbers("weights of Convolutional", self.weights))
+        object.__setattr__(self, "weights", own_numbers("weights of Convolutional", self.weights))
         if np.shape(self.weights) != (self.patches.count,):
             raise ValueError(
                 f"Convolutional: expected weights of shape ({self.patches.count},), one per patch, got "

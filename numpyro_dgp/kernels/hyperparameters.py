@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dgp._checks import require_positive, require_scalar
 from numpyro_dgp._data import as_numbers
@@ -15,7 +16,8 @@ __all__ = ["by_column", "column_number", "lists_as_arrays", "require_number", "r
 
 
 def lists_as_arrays(kernel: Any, *names: str) -> None:
-    """Hyperparameters of a kernel that is being made, of which lists of numbers become arrays.
+    """Hyperparameters of a kernel that is being made, of which lists of numbers become arrays. Arrays of NumPy are
+    copied: their owner may change them.
 
     Raises:
         ValueError: lists of something else, or of unequal lengths.
@@ -24,6 +26,8 @@ def lists_as_arrays(kernel: Any, *names: str) -> None:
         if isinstance(value := getattr(kernel, name), list | tuple):
             found = jnp.asarray(as_numbers(f"{name} of {type(kernel).__name__}", value))
             object.__setattr__(kernel, name, found)
+        elif isinstance(value, np.ndarray):
+            object.__setattr__(kernel, name, value.copy())
 
 
 def require_number(kernel: Any, name: str) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_squares
-from numpyro_dgp._data import as_floats, as_numbers
+from numpyro_dgp._data import as_floats, own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, nugget, rows_times
@@ -56,7 +56,7 @@ class Points:
     learn: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "Z", as_numbers(f"inducing inputs of {type(self).__name__}", self.Z))
+        object.__setattr__(self, "Z", own_numbers(f"inducing inputs of {type(self).__name__}", self.Z))
         if np.ndim(self.Z) not in (2, 3) or 0 in np.shape(self.Z):
             raise ValueError(
                 f"expected {type(self).__name__}(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "

@@ -10,7 +10,7 @@ import numpy as np
 import numpyro
 
 from numpyro_dgp._checks import require_finite, violated
-from numpyro_dgp._data import as_floats, as_numbers
+from numpyro_dgp._data import as_floats, as_numbers, own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.functionals import DirectionalSlope
 from numpyro_dgp.algebra.linalg import matmul
@@ -74,7 +74,7 @@ class PointsAndSlopes:
         owner = "PointsAndSlopes"
         for name in ("Z", "at", "directions"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_numbers(f"{name} of {owner}", getattr(self, name)))
+                object.__setattr__(self, name, own_numbers(f"{name} of {owner}", getattr(self, name)))
                 require_finite(f"{name} of {owner}", getattr(self, name), "build them from clean data")
         shapes = {name: np.shape(getattr(self, name)) for name in ("Z", "at") if getattr(self, name) is not None}
         if any(len(shape) != 2 or 0 in shape for shape in shapes.values()) or len({s[1] for s in shapes.values()}) > 1:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_dgp._checks import require_finite, violated
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
 from numpyro_dgp.algebra.belief_moments import ROWS
 from numpyro_dgp.algebra.linalg import matmul, products_in_rows, safe_sqrt
@@ -53,7 +53,7 @@ class Box:
             )
         for name in ("low", "high"):
             if not isinstance(getattr(self, name), int | float):
-                object.__setattr__(self, name, as_numbers(f"{name} of {owner}", getattr(self, name)))
+                object.__setattr__(self, name, own_numbers(f"{name} of {owner}", getattr(self, name)))
             require_finite(f"{name} of {owner}", getattr(self, name), "give finite ends of the interval")
         shapes = [np.shape(self.low), np.shape(self.high), (len(sizes),) if len(sizes) > 1 else ()]
         columns = {shape[0] for shape in shapes if shape and shape != (1,)}

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite, violated
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel, expand
@@ -92,7 +92,7 @@ class Ring:
             )
         for name in ("low", "high"):
             if not isinstance(getattr(self, name), int | float):
-                object.__setattr__(self, name, as_numbers(f"{name} of {owner}", getattr(self, name)))
+                object.__setattr__(self, name, own_numbers(f"{name} of {owner}", getattr(self, name)))
             if np.shape(getattr(self, name)) not in ((), (len(sizes),)):
                 raise ValueError(
                     f"{owner}: expected {name} to be a number or one per dimension, shape ({len(sizes)},), got shape "

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_finite, violated
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["checked_times", "merged", "passing"]
@@ -20,7 +20,7 @@ def checked_times(owner: str, times: ArrayLike, *, in_order: bool = True) -> Any
     Raises:
         ValueError: other shapes, NaN, and times that are not in order.
     """
-    found = as_numbers(f"times of {owner}", times)
+    found = own_numbers(f"times of {owner}", times)
     shape = np.shape(found)
     if len(shape) == 2 and shape[1] == 1:
         found = found[:, 0]
