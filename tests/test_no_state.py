@@ -53,6 +53,8 @@ def test_calls_leave_no_trace(name):
         lambda a: dgp.Grid(0.0, a[1:, 0], 8),
         lambda a: dgp.Basis(0.0, a[1:, 0], 8),
         dgp.kernels.Embedding,
+        lambda a: dgp.kernels.RBF(1.0, a[1:, 0]),
+        lambda a: dgp.kernels.SpectralMixture(a[1:, 0], a[1:], a[1:]),
         lambda a: dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.Patches((1, 3), (1, 2)), a[:, 0]),
         lambda a: dgp.StateSpaceNormal(dgp.kernels.Matern32(), a).times,
     ],
