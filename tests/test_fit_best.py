@@ -390,6 +390,38 @@ MIXTURE = WeightedPosterior({1: constant(0.0)}, {1: 1.0})
 
 
 @pytest.mark.slow
+def test_a_previous_fit_may_have_another_prior():
+    """The evidence, and the mean of the hyperparameter, are those of the prior of now, by a grid."""
+    x, loc = np.linspace(0, 1, 6), 1.5
+    y = np.sin(5 * x)
+
+    def of_prior(loc):
+        def model(X, y=None):
+            variance = numpyro.sample("variance", dist.LogNormal(loc, 0.5))
+            f = dgp.gp("f", dgp.kernels.RBF(variance, 0.3), dgp.Points(x[:, None]))
+            with numpyro.plate("data", len(X)):
+                numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.2)), obs=y)
+
+        return model
+
+    grid = np.linspace(loc - 4, loc + 4, 401)
+    K = np.exp(-0.5 * np.square((x[:, None] - x) / 0.3))
+    covariances = np.exp(grid)[:, None, None] * K + 0.04 * np.eye(6)
+    logs = -0.5 * (y @ np.linalg.inv(covariances) @ y + np.linalg.slogdet(2 * np.pi * covariances)[1])
+    logs = logs - 0.5 * np.square((grid - loc) / 0.5) - np.log(0.5 * np.sqrt(2 * np.pi))
+    evidence = logsumexp(logs) + np.log(grid[1] - grid[0])
+    weights = np.exp(logs - logsumexp(logs))
+    mean = (weights * grid).sum()
+    spread = np.sqrt((weights * np.square(grid - mean)).sum())
+
+    args = jnp.asarray(x[:, None], float), jnp.asarray(y, float)
+    before = fit_integrated(of_prior(0.0), KEY, args, 400, 8, 1, False)
+    found = fit_integrated(of_prior(loc), KEY, args, 400, 8, 1, False, before)
+    assert abs(found.log_evidence - evidence) < 4 * found.error
+    assert found.error < 0.25
+    assert abs(jnp.log(found.posterior.samples["variance"]).mean() - mean) < 4 * spread / 50**0.5  # of 50 chains
+
+
 def test_a_previous_fit_is_one_of_the_same_sites():
     def renamed(depth):
         def model(X_, y=None):

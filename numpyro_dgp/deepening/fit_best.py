@@ -73,12 +73,13 @@ def fit_best(
     A search fits to a few more runs again and again. With ``previous``, the fit before, a second run of Monte Carlo
     goes on from its draws, along
 
-    .. math:: p(u)\, p(y_{\text{before}} \mid u)^{1 - \beta}\, p(y \mid u)^{\beta}, \qquad 0 \le \beta \le 1,
+    .. math:: \bigl[p_{\text{before}}(u)\, p(y_{\text{before}} \mid u)\bigr]^{1 - \beta}\,
+              \bigl[p(u)\, p(y \mid u)\bigr]^{\beta}, \qquad 0 \le \beta \le 1,
 
     and of the two runs of each depth the one with more evidence is kept: what one run misses makes its estimate too
     low. So nothing that was found is lost. New rows belong at the end: whitened values of inducing inputs at the data
     remain what they were, and the new ones begin at draws of the prior. The data may be scaled in another way than
-    before. Errors of the log evidence add up from fit to fit.
+    before, and priors may be others. Errors of the log evidence add up from fit to fit.
 
     Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
     and a small Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong

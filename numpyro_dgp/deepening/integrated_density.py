@@ -81,6 +81,13 @@ class Density:
         numbers = longer.unravel(flat)
         return ravel_pytree({n: numbers[n][_leading(u)] for n, u in self.shapes.items()})[0]
 
+    def log_density_of_others(self, flat: Array, longer: Density) -> Array:
+        """Of the whitened numbers of a program with more rows, those that this one does not have."""
+        numbers = longer.unravel(flat)
+        others = [numbers[n].at[_leading(u)].set(0.0) for n, u in self.shapes.items()]
+        count = flat.size - sum(u.size for u in self.shapes.values())
+        return -0.5 * sum((jnp.square(u).sum() for u in others), count * jnp.log(2 * jnp.pi).astype(flat.dtype))
+
     def filled(self, numbers: Numbers, value: float) -> Array:
         """These numbers, and a value in the place of all others."""
         return ravel_pytree({n: jnp.full_like(u, value) for n, u in self.shapes.items()} | numbers)[0]

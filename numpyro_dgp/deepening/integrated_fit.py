@@ -102,7 +102,7 @@ class _Path(NamedTuple):
         loc: m, of all numbers.
         scale: s.
         seeds: of draws at the start: numbers, but those that are standard normal there, and a key for these.
-        earlier: the log likelihood of the start; nothing of the prior.
+        earlier: the log density of the start, of all numbers; nothing of the prior.
     """
 
     density: Density
@@ -121,12 +121,11 @@ class _Path(NamedTuple):
     def log_ratios(self, z: Array) -> tuple[Array, Array]:
         u = self.numbers(z)
         prior, likelihood = self.density(u)
-        r = prior + 0.5 * jnp.square(z).sum() + 0.5 * z.size * math.log(2 * math.pi)
-        r += jnp.log(self.scale).sum()
+        r = 0.5 * jnp.square(z).sum() + 0.5 * z.size * math.log(2 * math.pi) + jnp.log(self.scale).sum()
         if self.earlier is None:
-            return r, likelihood
+            return r + prior, likelihood
         before = self.earlier(u)
-        return r + before, likelihood - before
+        return r + before, prior + likelihood - before
 
 
 def _path(
@@ -153,7 +152,8 @@ def _from_earlier(density: Density, ended: Ended, site_key: Array, key: Array) -
     count = len(next(iter(ended.numbers.values())))
 
     def earlier(u: Array) -> Array:
-        return before(before.shortened(u, density))[1]
+        prior, likelihood = before(before.shortened(u, density))  # its own prior, which may be another one
+        return prior + likelihood + before.log_density_of_others(u, density)
 
     return _path(density, (ended.loc, ended.scale), (ended.numbers, jax.random.split(key, count)), earlier)
 
