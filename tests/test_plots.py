@@ -142,6 +142,14 @@ def test_density_is_a_heat_map_of_the_density():
         plots.density(x, y, values.T)
 
 
+def test_marginals_are_shares_of_all_draws():
+    """Those beyond the levels too: the bars have the height of the density, here 0.4 to 0.24 of N(0, 1)."""
+    y, draws = np.linspace(0, 1, 21), np.random.default_rng(0).normal(size=(5000, 1))
+    ax = plots.marginals(draws, y, -0.5 * y[:, None] ** 2 - 0.919).axes[0]
+    area = sum(bar.get_height() * bar.get_width() for bar in ax.patches)
+    assert abs(area - 0.341) < 4 * (0.341 * 0.659 / 5000) ** 0.5
+
+
 def test_marginals_are_histograms_under_the_mixture():
     draws, y = np.random.default_rng(0).normal(size=(500, 3)), np.linspace(-4, 4, 50)
     values = np.tile(dist.Normal().log_prob(y)[:, None], 3)

@@ -197,8 +197,10 @@ def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observe
     figure, axes = plt.subplots(
         1, number, figsize=(2.6 * number, 2.4), squeeze=False, sharey=False, layout="constrained"
     )
+    width = (y.max() - y.min()) / 60
     for n, ax in enumerate(axes[0]):
-        ax.hist(draws[:, n], bins=60, range=(y.min(), y.max()), density=True, color="0.8")
+        share = np.full(len(draws), 1 / (len(draws) * width))  # of all draws, those beyond the levels too
+        ax.hist(draws[:, n], bins=60, range=(y.min(), y.max()), weights=share, color="0.8")
         ax.plot(y, np.exp(values[:, n]), color="C0", lw=1.5)
         if seen is not None:
             ax.axvline(seen[n], color="0.2", lw=1, ls="--")
