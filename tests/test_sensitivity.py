@@ -234,6 +234,12 @@ def test_wrong_calls(function, emulator, inputs, settings, message):
 
 
 @pytest.mark.parametrize("function", [sobol_indices, main_effects])
+def test_complex_values_are_refused(function):
+    with pytest.raises(ValueError, match=r"expected a function with real values, got complex(64|128): take .real"):
+        function(lambda X: X[:, 0] + 2j * X[:, 1], [(0, 1), (0, 1)], jax.random.key(0), progress_bar=False)
+
+
+@pytest.mark.parametrize("function", [sobol_indices, main_effects])
 def test_fewer_draws_than_functions(function):
     chain = dgp.Posterior(shallow, samples={"g": jnp.ones((2, 8))})
     message = f"{function.__name__}: expected num_functions of at most 2, .* got 50: num_functions=2"

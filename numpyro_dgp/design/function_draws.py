@@ -63,6 +63,10 @@ def function_draws(
             # Beyond the end, copies of the last row: all blocks have one shape, and one compiled program.
             index = np.minimum(np.arange(start, start + size), len(rows) - 1)
             found = np.atleast_2d(np.asarray(values(as_array(f"inputs of {owner}", rows[index]))))
+            if np.iscomplexobj(found):
+                raise ValueError(
+                    f"{owner}: expected a function with real values, got {found.dtype}: take .real, or jnp.abs of it"
+                )
             if found.ndim != 2 or found.shape[1] != size:
                 raise ValueError(
                     f"{owner}: expected a function with values of shape ({size},), or draws (S, {size}), at {size} "
