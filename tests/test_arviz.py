@@ -265,6 +265,21 @@ def square(X, weights, y=None):
         numpyro.sample("y", dist.Normal(loc + X.sum(-1)[:, None], 1.0), obs=y)
 
 
+def test_arguments_equal_to_the_observations_are_constants(key):
+    """Of two equal arrays the one of the observed site is left out."""
+
+    def model(X, before, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 3)[:, None]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v + before, 0.3)), obs=y)
+
+    guide, x, y = dgp.guides.InducingPoint(model), jnp.linspace(0, 1, 5)[:, None], jnp.arange(5.0)
+    params = random_params(model, guide, x, y, y)
+    tree = dgp.to_arviz(dgp.Posterior(model, guide, params), key, x, y, y, num_samples=30, local_samples=2)
+    assert set(tree.constant_data) == {"X", "before"}
+    assert tree.constant_data["before"].dims == ("data",)
+
+
 def test_constants_are_not_named_by_one_of_two_plates_of_a_size(key):
     """Three inputs are rows, and in a plate of three rows and one of three columns they were named columns."""
     args = jnp.arange(6.0).reshape(3, 2), jnp.arange(3.0), jnp.arange(9.0).reshape(3, 3)

@@ -285,8 +285,13 @@ def _constants(
     for name, value in flat.items():
         if not isinstance(value, np.ndarray | jax.Array) or not value.ndim or name in ("args", "kwargs"):
             continue
-        if not any(value.shape == y.shape and bool(jnp.array_equal(value, y)) for y in observed.values()):
-            constant[name] = value
+        constant[name] = value
+    observations = set()
+    for site, y in observed.items():
+        equal = [n for n, value in constant.items() if value.shape == y.shape and bool(jnp.array_equal(value, y))]
+        if equal:  # of several, that of the site's name, or the last: observations are last
+            observations.add(site if site in equal else equal[-1])
+    constant = {name: value for name, value in constant.items() if name not in observations}
     every = {(frame.size, frame.name) for frames in known.frames.values() for frame in frames}
     sizes = [size for size, _ in every]
     plates = {size: name for size, name in every if sizes.count(size) == 1}  # of two as long, none is known to be it
