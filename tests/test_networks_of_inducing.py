@@ -156,6 +156,7 @@ def test_every_parameter_has_a_gradient(name):
         ),
         (lambda: G.Diffusion(base=G.Normal()), "rule Diffusion: expected base="),
         (lambda: G.Implicit(extra=0), "rule Implicit: expected extra to be a positive integer"),
+        (lambda: G.Implicit(draws=1), "rule Implicit: expected draws of at least 2"),
         (lambda: G.Implicit(draws=0), "rule Implicit: expected draws to be a positive integer"),
         (lambda: G.Implicit(hidden=-1), "rule Implicit: expected hidden to be a positive integer"),
         (lambda: G.Implicit(base=G.Flow()), "rule Implicit: expected base="),

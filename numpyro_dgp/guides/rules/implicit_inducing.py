@@ -172,6 +172,8 @@ class Implicit(AroundGaussian):
     def __post_init__(self) -> None:
         require_count("rule Implicit", "extra", self.extra, "4")
         require_count("rule Implicit", "draws", self.draws, "500")
+        if self.draws < 2:
+            raise ValueError("rule Implicit: expected draws of at least 2, for their variances, got 1: try 500")
         self.require_base("that draws start at")
 
     def __call__(self, site: Site) -> Sampled:
