@@ -21,7 +21,7 @@ from numpyro_dgp._checks import require_finite, require_finite_leaves, require_k
 from numpyro_dgp._data import as_array, own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.draws import BatchKeys, Whole, sample_values
-from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.guide import Guide, require_drawing
 from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.model.call_checks import (
     require_new_rows,
@@ -296,6 +296,9 @@ def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) ->
             f"Posterior: expected the guide, a function, as second argument, got {type(guide).__name__}: "
             "Posterior(model, guide, result.params), or samples= for draws"
         )
+    require_drawing(
+        "Posterior", guide, "Posterior(model, samples=guide.sample_posterior(key, params, sample_shape=(9,)))"
+    )
     if not isinstance(params, Mapping):
         has = "result.params" if hasattr(params, "params") else "svi.get_params(state)"
         raise ValueError(

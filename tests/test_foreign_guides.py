@@ -11,10 +11,13 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import (
     AutoDelta,
+    AutoGuideList,
+    AutoLaplaceApproximation,
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
     AutoNormal,
@@ -97,6 +100,22 @@ def test_predictions_are_those_of_their_own_inputs(make, key):
     assert {name: rows.shape for name, (_, rows) in layers.items()} == {"h": (9, 1), "y": (9, 1)}
     at_fit = posterior.predict(key, X)
     assert jnp.square(at_fit.mean - Y).mean() < 0.8 * Y.var()
+
+
+def with_laplace(model):
+    """The noise by Laplace's approximation, all other sites by Gaussians."""
+    guide = AutoGuideList(model)
+    guide.append(AutoNormal(handlers.block(model, hide=["noise"])))
+    guide.append(AutoLaplaceApproximation(handlers.block(model, expose=["noise"])))
+    return guide
+
+
+@pytest.mark.parametrize("make", [AutoLaplaceApproximation, with_laplace], ids=["alone", "in a list"])
+def test_a_guide_that_draws_only_its_mode_does_not_predict(make):
+    with pytest.raises(ValueError, match=r"the mode without any uncertainty: Posterior\(model, samples="):
+        dgp.Posterior(model, make(model), {})
+    with pytest.raises(ValueError, match=r"other=\.\.\.\): expected a guide that draws from its posterior"):
+        dgp.guides.InducingPoint(model, other=make)
 
 
 # What the guides that the README names need: Collapsed what docs/guides.md says.

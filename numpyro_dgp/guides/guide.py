@@ -21,7 +21,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.scipy.special import ndtri
 from numpyro import handlers
 from numpyro.infer import init_to_median
-from numpyro.infer.autoguide import AutoGuide
+from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
 
 from numpyro_dgp._checks import known_keywords, require_count, require_key, require_levels
 from numpyro_dgp._shown import described
@@ -35,7 +35,7 @@ from numpyro_dgp.model.refusals import initialised
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.model.strata import Stratified
 
-__all__ = ["INIT", "Guide", "Other"]
+__all__ = ["INIT", "Guide", "Other", "require_drawing"]
 
 INIT: Callable[..., Any] = partial(init_to_median, num_samples=1000)
 """Where sites that are not function values start."""
@@ -137,6 +137,7 @@ class Guide:
         if not isinstance(other, Rule):
             exposed = handlers.block(model, hide_fn=self._is_not_other)
             self.companion = other if isinstance(other, AutoGuide) else other(exposed)
+            require_drawing(f"{owner}(other=...)", self.companion, "AutoMultivariateNormal, or Delta() for a mode")
 
     def __repr__(self) -> str:
         """The rules by kind of site, and the settings that are not defaults."""
@@ -305,3 +306,13 @@ def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:
     for transform in getattr(fn, "transforms", []):
         values = jax.vmap(transform)(values)
     return values
+
+
+def require_drawing(owner: str, guide: Any, hint: str) -> None:
+    """Raise for a guide whose runs draw nothing but the mode of what its ``sample_posterior`` draws from."""
+    for part in guide if isinstance(guide, AutoGuideList) else [guide]:
+        if isinstance(part, AutoLaplaceApproximation):
+            raise ValueError(
+                f"{owner}: expected a guide that draws from its posterior, got AutoLaplaceApproximation, whose runs "
+                f"give the mode without any uncertainty: {hint}"
+            )
