@@ -297,7 +297,7 @@ def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) ->
             "Posterior(model, guide, result.params), or samples= for draws"
         )
     require_drawing(
-        "Posterior", guide, "Posterior(model, samples=guide.sample_posterior(key, params, sample_shape=(9,)))"
+        "Posterior", guide, "Posterior(model, samples=guide.sample_posterior(key, params, sample_shape=(100,)))"
     )
     if not isinstance(params, Mapping):
         has = "result.params" if hasattr(params, "params") else "svi.get_params(state)"
