@@ -195,12 +195,8 @@ class Guide:
         require_key(f"{type(self).__name__}.sample_posterior", rng_key)
 
         def draw(key: Array) -> dict[str, Array]:
-            program, values = handlers.substitute(handlers.seed(self, key), data=params), {}
-
-            def once(*args: Any, **kwargs: Any) -> None:
-                values.update(program(*args, **kwargs))
-
-            sites = handlers.trace(once).get_trace(*args, **kwargs)
+            with handlers.trace() as sites:
+                values = handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
             if not self.choices.has_weights:
                 return values
             inner = inspect_program(self.model, args, kwargs).hidden

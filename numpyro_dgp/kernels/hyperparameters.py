@@ -6,10 +6,9 @@ import operator
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_dgp._checks import require_positive, require_scalar
-from numpyro_dgp._data import as_numbers
+from numpyro_dgp._data import as_numbers, own
 from numpyro_dgp._typing import Number
 
 __all__ = ["by_column", "column_number", "lists_as_arrays", "require_number", "require_positive_array"]
@@ -26,8 +25,8 @@ def lists_as_arrays(kernel: Any, *names: str) -> None:
         if isinstance(value := getattr(kernel, name), list | tuple):
             found = jnp.asarray(as_numbers(f"{name} of {type(kernel).__name__}", value))
             object.__setattr__(kernel, name, found)
-        elif isinstance(value, np.ndarray):
-            object.__setattr__(kernel, name, value.copy())
+        else:
+            object.__setattr__(kernel, name, own(value))
 
 
 def require_number(kernel: Any, name: str) -> None:

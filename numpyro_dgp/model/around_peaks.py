@@ -30,7 +30,6 @@ __all__ = ["Peaks", "around_peaks"]
 
 _LABELS = ("Bernoulli", "Categorical")
 """Probabilities as functions of their logits are not narrow."""
-_LOCATIONS = ("loc", "mean")
 _NODES = {1: 101, 2: 51}
 """Of each direction, by how many there are, one inside the other; more are left to a grid. 51 give five digits of a
 smooth log density."""
@@ -85,10 +84,9 @@ def _directions(parts: Sequence[Part], grid: ProductGrid) -> tuple[range, ...]:
     """The columns of each direction that may be narrow; none where there are too many."""
     ends = itertools.accumulate(part.columns for part in parts)
     columns = [range(end - part.columns, end) for part, end in zip(parts, ends, strict=True)]
-    for name in _LOCATIONS:
-        moving = [f for f, part in enumerate(parts) if part.kinds.get(name) is not Dependence.CONSTANT]
-        if len(moving) == 1 and parts[moving[0]].own:
-            return (columns[moving[0]],)
+    moving = [f for f, part in enumerate(parts) if part.kinds.get("loc") is not Dependence.CONSTANT]
+    if len(moving) == 1 and parts[moving[0]].own:
+        return (columns[moving[0]],)
     found: list[range] = []
     for part, of_part in zip(parts, columns, strict=True):
         if part.own:

@@ -166,8 +166,9 @@ class Likelihood(dist.Distribution):
                 lambda *v: elementwise(conditional(*v)), elementwise(example), reading.parts, self.f_x.split
             )
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
-        nodes = integrate is not None or self.closed.log_marginal is not None or self.given is not None
-        self.peaks: Peaks | None = None if nodes else around_peaks(self.conditional, reading)
+        self.peaks: Peaks | None = None
+        if integrate is None and self.closed.log_marginal is None and self.given is None:
+            self.peaks = around_peaks(self.conditional, reading)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
