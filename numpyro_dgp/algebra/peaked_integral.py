@@ -89,9 +89,12 @@ def _peak(integrand: Callable[[Array], Array], like: Array) -> Array:
 
 
 def _best(integrand: Callable[[Array], Array], z: Array) -> tuple[Array, Array, Array]:
-    """The point (...) of the largest value among (K, ...), and its neighbours."""
+    """The point (...) of the largest value among (K, ...), and its neighbours.
+
+    Some densities are NaN or infinite far away, where what they are divided by rounds to zero.
+    """
     values = integrand(z)
-    at = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values), 0)[None]
+    at = jnp.argmax(jnp.where(values < jnp.inf, values, -jnp.inf), 0)[None]
     places = at, jnp.maximum(at - 1, 0), jnp.minimum(at + 1, len(z) - 1)
     best, low, high = (jnp.take_along_axis(z, place, 0)[0] for place in places)
     return best, low, high

@@ -21,10 +21,10 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence
 from numpyro_dgp.algebra.peaked_integral import log_expectation
 from numpyro_dgp.algebra.product_grid import ProductGrid
-from numpyro_dgp.model.censoring import log_density
 from numpyro_dgp.model.closed_forms import ClosedForm
 from numpyro_dgp.model.conditionals import Reading, elementwise
 from numpyro_dgp.model.several_conditionals import Part
+from numpyro_dgp.model.tails import log_density
 
 __all__ = ["Peaks", "around_peaks"]
 

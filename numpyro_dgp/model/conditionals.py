@@ -24,11 +24,11 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, explained
 from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
-from numpyro_dgp.model.censoring import CENSORED
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.several_conditionals import Part, grid_of
 from numpyro_dgp.model.several_values import SeveralValues, of_columns
 from numpyro_dgp.model.shared_rows import Shared, shared_rows
+from numpyro_dgp.model.tails import CENSORED
 
 __all__ = ["Reading", "choose_rule", "elementwise", "read", "with_key"]
 

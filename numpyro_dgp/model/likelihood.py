@@ -20,7 +20,6 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.product_grid import ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.model.around_peaks import Peaks, around_peaks
-from numpyro_dgp.model.censoring import log_density
 from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.exact_processes import require_site
@@ -33,6 +32,7 @@ from numpyro_dgp.model.outcomes import moments, value_range
 from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.several_conditionals import Given, given_others
 from numpyro_dgp.model.several_values import SeveralValues, of_columns, side_by_side
+from numpyro_dgp.model.tails import log_density
 
 __all__ = ["Likelihood"]
 

@@ -12,9 +12,9 @@ import numpyro.distributions as dist
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.model.censoring import log_density
 from numpyro_dgp.model.conditionals import elementwise
 from numpyro_dgp.model.function_values import sum_event
+from numpyro_dgp.model.tails import log_density
 
 __all__ = ["are_entries", "missing", "observed_entries", "of_entries", "of_rows", "with_entries"]
 

@@ -11,8 +11,8 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.model.censoring import CENSORED
 from numpyro_dgp.model.robustmax import RobustMax
+from numpyro_dgp.model.tails import CENSORED
 
 __all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "value_range"]
 
