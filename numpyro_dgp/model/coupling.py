@@ -20,6 +20,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import Rows, mark
+from numpyro_dgp.model.correlated_values import CorrelatedValues
 from numpyro_dgp.model.induced_function import FunctionalOf
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.process_values import ProcessValues
@@ -120,8 +121,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
         above[name] = seen
         uses = {(owners[below][0], below, rows) for below, rows in seen.items()}
         functions = [function for function, _, _ in uses]
-        if isinstance(unwrap(site["fn"]), Likelihood):
-            functions += owners[name]
+        functions += _seen_together(site["fn"], owners[name])
         coupled |= {f for f, _, rows in uses if f is not None and rows is None}
         coupled |= {f for f in functions if f is not None and functions.count(f) > 1}
         aggregates |= {name} if None in seen.values() else set()
@@ -131,6 +131,20 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
             lower[mine] = lower.get(mine, frozenset()).union(n for n in roots if n not in (mine, None))
     ends = frozenset(facts.keys() - used - values)
     return Coupling(frozenset(coupled), frozenset(aggregates), ends, lower)
+
+
+def _seen_together(fn: Any, owners: list[str | None]) -> list[str | None]:
+    """The sites of the functions that a likelihood integrates, once where it knows how several values are correlated.
+
+    With the logarithm outside of the expectation over what is open, the inducing values have to be known.
+    """
+    inside: Any = unwrap(fn)
+    if not isinstance(inside, Likelihood):
+        return []
+    if inside.collapse == "marginal" or not isinstance(inside.f_x, CorrelatedValues):
+        return owners
+    correlated = {i for i, _ in inside.f_x.weights}
+    return [owner for n, owner in enumerate(owners) if n not in correlated]
 
 
 def _owner(values: Any) -> str | None:

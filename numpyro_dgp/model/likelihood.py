@@ -22,6 +22,7 @@ from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.model.around_peaks import Peaks, around_peaks
 from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
+from numpyro_dgp.model.correlated_values import CorrelatedValues, correlated
 from numpyro_dgp.model.exact_processes import require_site
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues, sum_event
 from numpyro_dgp.model.joint_values import JointValues
@@ -58,7 +59,8 @@ class Likelihood(dist.Distribution):
     Parameters of y may come from several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
     jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in one function and a
     log scale affine in another, and over nodes of the other functions for ``Normal`` with any scale. Values of one
-    function at two inputs may be among them; what v leaves open of the two counts as independent.
+    function at several inputs of a row may be among them, as of a duel, ``Likelihood((f(a), f(b)), lambda v, w:
+    dist.Bernoulli(logits=v - w))``: their correlation counts. Slopes count as independent of the values given u.
 
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
@@ -146,6 +148,10 @@ class Likelihood(dist.Distribution):
                 'Likelihood: expected collapse="bound" for mixed values, got "marginal": their outputs are correlated; '
                 "scores of them, Posterior.log_density, see that"
             )
+        if isinstance(self.f_x, SeveralValues):
+            self.f_x = correlated(self.f_x)
+        if isinstance(self.f_x, CorrelatedValues):
+            conditional = self.f_x.of_innovations(conditional)
         reading = read(conditional, self.f_x)
         example, self.family, self.mixes = reading.example, reading.family, reading.mixes
         self.conditional, self.collapse = of_columns(conditional, self.f_x), collapse

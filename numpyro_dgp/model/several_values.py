@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -10,7 +9,6 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.joint_values import JointValues
@@ -55,7 +53,7 @@ class SeveralValues(FunctionValues):
         parts: values of each function, all of one batch shape.
     """
 
-    pytree_data_fields = ("parts",)
+    pytree_data_fields: tuple[str, ...] = ("parts",)
     pytree_aux_fields = ("split",)
 
     def __init__(self, parts: Sequence[FunctionValues]) -> None:
@@ -91,7 +89,7 @@ def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValu
         values: of one or more functions at the same rows.
 
     Raises:
-        ValueError: mixtures among several, different numbers of rows, or values of one function at one input twice.
+        ValueError: mixtures among several, or different numbers of rows.
     """
     parts = [f_x.marginals() if isinstance(f_x, JointValues) else f_x for f_x in values]
     if len(parts) == 1:
@@ -112,19 +110,4 @@ def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValu
             f"Likelihood: expected values of all functions at the same rows, got batch shapes {shapes}: call each "
             "function on N inputs, (f(x), g(x))"
         )
-    for part, other in itertools.combinations(parts, 2):
-        if _same_values(part, other):
-            raise ValueError(
-                f"Likelihood: expected values of different functions or at different inputs, got those of "
-                f"{part.function.site!r} at one input twice, which would be integrated as if they were independent: "
-                "use one of them twice, dgp.Likelihood(f(x), lambda v: ...)"
-            )
     return SeveralValues([part if part.batch_shape == batch else part.expand(batch) for part in parts])
-
-
-def _same_values(part: FunctionValues, other: FunctionValues) -> bool:
-    """Whether two are values of one function at inputs that are known to be equal; slopes of it are other functions."""
-    if part.function is None or part.function is not other.function:
-        return False
-    a, b = part.inputs, other.inputs
-    return a is b or (is_concrete(a, b) and np.array_equal(a, b))

@@ -1,0 +1,176 @@
+r"""Values of one function at several inputs of a row, or beside its slopes, for a likelihood that sees them together.
+
+The outcome of a duel depends on :math:`f(a) - f(b)`. The two values are correlated, by inducing values that are not
+known and by what these leave open. Values :math:`v_1, \ldots, v_k` of a row are written in terms of independent
+numbers, the part of each that those before it do not determine,
+
+.. math:: v_i = c_i + \sum_{j<i} \lambda_{ij}\, (c_j - m_j), \qquad c_i \sim N(m_i, d_i),
+
+with :math:`\Lambda\, \mathrm{diag}(d)\, \Lambda^\top` their covariance and :math:`\Lambda` lower triangular with ones
+on the diagonal: all that integrates independent values serves as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.induced_function import FunctionalOf
+from numpyro_dgp.model.random_function import FeatureFunction
+from numpyro_dgp.model.several_values import SeveralValues
+
+__all__ = ["CorrelatedValues", "correlated"]
+
+Entries = dict[tuple[int, int], Array]
+
+
+class CorrelatedValues(SeveralValues):
+    r"""Values of several functions, some at several inputs, as the independent c.
+
+    Args:
+        values: of each function at each input, their own means and variances.
+        variances: d, of each.
+        weights: :math:`\lambda`, by the numbers of the two values.
+    """
+
+    pytree_data_fields = ("values", "weights")
+
+    def __init__(self, values: Sequence[FunctionValues], variances: Sequence[Array], weights: Entries) -> None:
+        self.values, self.weights = tuple(values), weights
+        super().__init__(
+            [
+                FunctionValues(part.loc, d, event_dim=part.event_dim, origin=part.origin)
+                for part, d in zip(values, variances, strict=True)
+            ]
+        )
+
+    def marginals(self) -> SeveralValues:
+        """The values themselves, each on its own."""
+        return SeveralValues(self.values)
+
+    def of_innovations(self, conditional: Callable[..., Any]) -> Callable[..., Any]:
+        """A conditional of the values, as one of c."""
+
+        def of_c(*c: Array) -> Any:
+            beyond = [own - part.loc for own, part in zip(c, self.parts, strict=True)]
+            v = list(c)
+            for (i, j), weight in self.weights.items():
+                v[i] = v[i] + weight * beyond[j]
+            return conditional(*v)
+
+        return of_c
+
+    def expand(self, batch_shape: tuple[int, ...]) -> CorrelatedValues:
+        values = [part.expand(batch_shape) for part in self.values]
+        variances = [part.expand(batch_shape).variance for part in self.parts]
+        weights = {(i, j): jnp.broadcast_to(a, values[i].loc.shape) for (i, j), a in self.weights.items()}
+        return CorrelatedValues(values, variances, weights)
+
+
+def correlated(several: SeveralValues) -> SeveralValues:
+    """The same values with the correlations of those that are of one function, or of slopes and sums of it.
+
+    Args:
+        several: values of functions at the same rows.
+
+    Raises:
+        ValueError: values at one input twice, of a function that has no covariances between the inputs of a row.
+    """
+    variances, weights = [part.variance for part in several.parts], Entries()
+    for numbers in _of_one_function(several.parts):
+        parts = [several.parts[n] for n in numbers]
+        if all(isinstance(part.function, FeatureFunction) for part in parts):
+            covariances = _covariances(parts)
+            _in_turn(numbers, covariances, variances, weights)
+        else:
+            _require_other_inputs(parts)
+    return CorrelatedValues(several.parts, variances, weights) if weights else several
+
+
+def _of_one_function(parts: Sequence[FunctionValues]) -> list[list[int]]:
+    """The numbers of values that depend on the same inducing values, where several do."""
+    same: dict[Any, list[int]] = {}
+    for n, part in enumerate(parts):
+        u = getattr(part.function, "u", None)
+        same.setdefault(n if part.function is None else id(part.function if u is None else u), []).append(n)
+    return [numbers for numbers in same.values() if len(numbers) > 1]
+
+
+def _require_other_inputs(parts: Sequence[FunctionValues]) -> None:
+    """Refuse inputs that are known to be equal, of one function."""
+    for part, other in itertools.combinations(parts, 2):
+        a, b = part.inputs, other.inputs
+        if part.function is other.function and (a is b or (is_concrete(a, b) and np.array_equal(a, b))):
+            raise ValueError(
+                f"Likelihood: expected values of different functions or at different inputs, got those of "
+                f"{part.function.site!r} at one input twice, which would be integrated as if they were independent: "
+                "use one of them twice, dgp.Likelihood(f(x), lambda v: ...)"
+            )
+
+
+def _covariances(parts: Sequence[FunctionValues]) -> Array:
+    """Of the values of a row, without process noise, which is drawn for each: (k, k, ..., P), or (k, k, ...)."""
+    functions: list[Any] = [part.function for part in parts]
+    batch, u = parts[0].batch_shape, functions[0].u
+    rows = [
+        jnp.broadcast_to(part.inputs, (*batch, part.inputs.shape[-1])).reshape(-1, part.inputs.shape[-1])
+        for part in parts
+    ]
+    A = jnp.stack([_of_outputs(f.features(x)) for f, x in zip(functions, rows, strict=True)], -2)  # (P, N, k, M)
+    A = jnp.moveaxis(A, 0, 1)
+    C = _prior(functions, rows) - matmul(A, A.mT)
+    if isinstance(u, Belief):
+        C = C + jax.vmap(u.spread_covariance)(A)
+    C = jnp.moveaxis(C, (-2, -1), (0, 1))
+    C = C.reshape(*C.shape[:2], *batch, C.shape[-1])
+    return C if functions[0].outputs is not None else C[..., 0]
+
+
+def _of_outputs(A: Array) -> Array:
+    return A if A.ndim == 3 else A[None]
+
+
+def _prior(functions: Sequence[Any], rows: Sequence[Array]) -> Array:
+    """Covariances under the prior of the values of a row (N, P, k, k), P = 1 where outputs share them."""
+
+    def of_row(*x: Array) -> Array:
+        pairs = [
+            [_prior_between(f, g, a[None], b[None])[:, 0, 0] for g, b in zip(functions, x, strict=True)]
+            for f, a in zip(functions, x, strict=True)
+        ]
+        return jnp.moveaxis(jnp.array(pairs), -1, 0)
+
+    return jax.vmap(of_row)(*rows)
+
+
+def _prior_between(f: Any, g: Any, x: Array, y: Array) -> Array:
+    """Covariances of f at rows x with g at rows y, both functionals of one function, or that itself: (P, N, N')."""
+    if isinstance(f, FunctionalOf):
+        return f.functional(lambda inputs: _prior_between(f.base, g, inputs, y), x)
+    if isinstance(g, FunctionalOf):
+        return g.functional(lambda inputs: _prior_between(f, g.base, x, inputs).mT, y).mT
+    return f.covariance(x, y)
+
+
+def _in_turn(numbers: Sequence[int], C: Array, variances: list[Array], weights: Entries) -> None:
+    """Write the weights of one function's values, and the variances that those before leave."""
+    whole = {n: variances[n] for n in numbers}
+    smallest = 10 * jnp.finfo(C.dtype).eps
+    for i, n in enumerate(numbers):
+        for j, before in enumerate(numbers[:i]):
+            d = variances[before]
+            cross = C[i, j] - sum(weights[n, m] * weights[before, m] * variances[m] for m in numbers[:j])
+            known = d > smallest * whole[before]  # else it is determined by those before it
+            weights[n, before] = jnp.where(known, cross / jnp.where(known, d, 1.0), 0.0)
+        determined = sum(jnp.square(weights[n, m]) * variances[m] for m in numbers[:i])
+        variances[n] = jnp.maximum(whole[n] - determined, 0.0)
