@@ -60,7 +60,7 @@ class Likelihood(dist.Distribution):
     jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in one function and a
     log scale affine in another, and over nodes of the other functions for ``Normal`` with any scale. Values of one
     function at several inputs of a row may be among them, as of a duel, ``Likelihood((f(a), f(b)), lambda v, w:
-    dist.Bernoulli(logits=v - w))``: their correlation counts. Slopes count as independent of the values given u.
+    dist.Bernoulli(logits=v - w))``, and slopes and sums of it: with their correlation.
 
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
@@ -82,11 +82,11 @@ class Likelihood(dist.Distribution):
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; several functions at
-            different rows, or one at the same input twice; ``conditional`` does not return a distribution, combines
-            rows of v (``v - v.mean()``) or has sites; Gauss-Hermite for a conditional that mixes more than three
-            numbers of v; observations of the wrong shape or out of range (labels, counts); ``observed`` of another
-            shape, or for single entries of a distribution with one density per row, such as ``MultivariateNormal``; or
-            the mean or variance of a conditional that has none.
+            different rows; ``conditional`` does not return a distribution, combines rows of v (``v - v.mean()``) or has
+            sites; Gauss-Hermite for a conditional that mixes more than three numbers of v; observations of the wrong
+            shape or out of range (labels, counts); ``observed`` of another shape, or for single entries of a
+            distribution with one density per row, such as ``MultivariateNormal``; or the mean or variance of a
+            conditional that has none.
 
     Warns:
         UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
