@@ -233,3 +233,20 @@ def test_slopes_and_sums_beside_values():
     found = dgp.Likelihood((f.linear(points, weights), f(X2)), DIFFERENCE)
     variance = expected[:, 0, 0] + expected[:, 1, 1] - 2 * expected[:, 0, 1] + 0.01
     np.testing.assert_allclose(found.variance, variance, rtol=1e-3)
+
+
+def test_single_precision_at_inducing_inputs():
+    """What v leaves open is rounding there: of all differences the variance is that in double precision."""
+    at = jnp.array([[-1.0], [0.0], [0.999], [-1.0], [0.1]]), jnp.array([[1.0], [0.001], [1.0], [-0.99], [0.3]])
+
+    def variances(dtype):
+        with jax.enable_x64(dtype == "float64"), handlers.seed(rng_seed=0):
+            f = dgp.gp("f", dgp.kernels.RBF(1.3, 0.7), dgp.Points(jnp.asarray(Z, dtype)))
+            a, b = (jnp.asarray(x, dtype) for x in at)
+            likelihood = dgp.Likelihood((f(a), f(b), f(a)), lambda v, w, z: dist.Normal(v - w, 0.01))
+            assert likelihood.f_x.loc.dtype == dtype
+            parts = likelihood.f_x.parts
+            assert all((part.variance >= 0).all() for part in parts)
+            return likelihood.variance
+
+    np.testing.assert_allclose(variances("float32"), variances("float64"), atol=1e-5)

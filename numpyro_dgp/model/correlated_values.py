@@ -22,7 +22,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.induced_function import FunctionalOf
@@ -163,14 +163,19 @@ def _prior_between(f: Any, g: Any, x: Array, y: Array) -> Array:
 
 
 def _in_turn(numbers: Sequence[int], C: Array, variances: list[Array], weights: Entries) -> None:
-    """Write the weights of one function's values, and the variances that those before leave."""
+    """Write the weights of one function's values, and the variances that those before leave.
+
+    Covariances that rounding makes larger than the two variances allow are cut: both may be nearly zero, at an inducing
+    input, where C is a difference of larger numbers.
+    """
     whole = {n: variances[n] for n in numbers}
     smallest = 10 * jnp.finfo(C.dtype).eps
     for i, n in enumerate(numbers):
         for j, before in enumerate(numbers[:i]):
             d = variances[before]
             cross = C[i, j] - sum(weights[n, m] * weights[before, m] * variances[m] for m in numbers[:j])
+            largest = safe_sqrt(d * variances[n])
+            cross = jnp.clip(cross, -largest, largest)
             known = d > smallest * whole[before]  # else it is determined by those before it
             weights[n, before] = jnp.where(known, cross / jnp.where(known, d, 1.0), 0.0)
-        determined = sum(jnp.square(weights[n, m]) * variances[m] for m in numbers[:i])
-        variances[n] = jnp.maximum(whole[n] - determined, 0.0)
+            variances[n] = jnp.maximum(variances[n] - jnp.square(weights[n, before]) * d, 0.0)
