@@ -207,6 +207,16 @@ def test_constant_functions_are_refused():
     np.testing.assert_allclose(flat.curves.mean, 3)
 
 
+def test_of_an_event_the_probability():
+    """x0 > 0.5 and x1 > 0.5: of a variance of 3/16, 1/16 each alone and together."""
+    found = quiet(sobol_indices, lambda X: (X[:, 0] > 0.5) & (X[:, 1] > 0.5), BOX, KEY)
+    np.testing.assert_allclose(found.first.mean, 1 / 3, atol=0.03)
+    np.testing.assert_allclose(found.total.mean, 2 / 3, atol=0.03)
+    effects = quiet(main_effects, lambda X: X[:, 0] > 0.5, BOX, KEY)
+    assert effects.curves.mean.min() == 0
+    assert effects.curves.mean.max() == 1
+
+
 @pytest.mark.parametrize("function", [sobol_indices, main_effects])
 @pytest.mark.parametrize(
     ("emulator", "inputs", "settings", "message"),

@@ -72,6 +72,8 @@ def function_draws(
                     f"{owner}: expected a function with values of shape ({size},), or draws (S, {size}), at {size} "
                     f"rows, got {found.shape}: of several outputs take one, lambda X: draws(X)['y'][..., 0]"
                 )
+            if found.dtype == bool:  # an event, whose mean is a probability
+                found = found.astype(float)
             blocks.append(found[:, : len(rows) - start])
         together = np.concatenate(blocks, 1)
         require_finite(f"values of the functions of {owner}", together, "check the fit: NaN in its losses?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import optax
 
 from numpyro_dgp._typing import Array
@@ -102,9 +103,9 @@ def update(
     for name, value in (("model", model), ("guide", guide)):
         if value is not None and not callable(value):
             raise ValueError(f"update: expected {name}= to be a function, got {type(value).__name__}: leave it out")
-    if not 0 < memory <= 1:
+    if isinstance(memory, str) or np.ndim(memory) or not 0 < memory <= 1:
         raise ValueError(
-            f"update: expected memory above 0 and up to 1, got {memory}: 1 keeps what is known, 0.9 forgets a tenth"
+            f"update: expected memory above 0 and up to 1, got {memory!r}: 1 keeps what is known, 0.9 forgets a tenth"
         )
     program = None if guide is None else (model or posterior.model, guide)
 

@@ -125,6 +125,16 @@ WRONG = [
         under(by_hand, dgp.guides.InducingPoint),
         "update: expected layers whose values are hidden sites or under a Likelihood, got 'g'",
     ),
+    Wrong(
+        "memory as text",
+        update(memory=".5"),
+        "update: expected memory above 0 and up to 1, got '.5'",
+    ),
+    Wrong(
+        "memory above one",
+        update(memory=1.5),
+        "update: expected memory above 0 and up to 1, got 1.5",
+    ),
     Wrong("no key", lambda: dgp.update(FITTED, X, Y, **OPTIONS), "update: expected a PRNG key, got .*of shape"),
     Wrong("no observations", update(y=None), r"update: expected the observations of the new rows, got none at 'y'"),
     Wrong("another width", update(X=jnp.hstack([X, X])), r"expected inputs with D = 1 columns"),
