@@ -22,7 +22,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import matmul, safe_sqrt
+from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.induced_function import FunctionalOf
@@ -90,8 +90,7 @@ def correlated(several: SeveralValues) -> SeveralValues:
     for numbers in _of_one_function(several.parts):
         parts = [several.parts[n] for n in numbers]
         if all(isinstance(part.function, FeatureFunction) for part in parts):
-            covariances = _covariances(parts)
-            _in_turn(numbers, covariances, variances, weights)
+            _in_turn(numbers, _covariances(parts), variances, weights)
         else:
             _require_other_inputs(parts)
     return CorrelatedValues(several.parts, variances, weights) if weights else several
@@ -118,39 +117,32 @@ def _require_other_inputs(parts: Sequence[FunctionValues]) -> None:
             )
 
 
-def _covariances(parts: Sequence[FunctionValues]) -> Array:
-    """Of the values of a row, without process noise, which is drawn for each: (k, k, ..., P), or (k, k, ...)."""
+def _covariances(parts: Sequence[FunctionValues]) -> Entries:
+    """Of each value of a row with those before it (..., P), or (...,).
+
+    Process noise is drawn for each value, and has none.
+    """
     functions: list[Any] = [part.function for part in parts]
     batch, u = parts[0].batch_shape, functions[0].u
     rows = [
         jnp.broadcast_to(part.inputs, (*batch, part.inputs.shape[-1])).reshape(-1, part.inputs.shape[-1])
         for part in parts
     ]
-    A = jnp.stack([_of_outputs(f.features(x)) for f, x in zip(functions, rows, strict=True)], -2)  # (P, N, k, M)
-    A = jnp.moveaxis(A, 0, 1)
-    C = _prior(functions, rows) - matmul(A, A.mT)
-    if isinstance(u, Belief):
-        C = C + jax.vmap(u.spread_covariance)(A)
-    C = jnp.moveaxis(C, (-2, -1), (0, 1))
-    C = C.reshape(*C.shape[:2], *batch, C.shape[-1])
-    return C if functions[0].outputs is not None else C[..., 0]
+    features = [f.features(x) for f, x in zip(functions, rows, strict=True)]
+    A = jnp.stack([each if each.ndim == 3 else each[None] for each in features], -2)  # (P, N, k, M)
+    spread = jax.vmap(u.spread_covariance, in_axes=1, out_axes=1)(A) if isinstance(u, Belief) else None
+    found = Entries()
+    for i, j in itertools.combinations(range(len(parts)), 2):
+        C = _prior_of_rows(functions[i], functions[j], rows[i], rows[j]) - (A[..., i, :] * A[..., j, :]).sum(-1)
+        C = (C if spread is None else C + spread[..., i, j]).T
+        found[j, i] = C.reshape(*batch, -1) if functions[0].outputs is not None else C.reshape(batch)
+    return found
 
 
-def _of_outputs(A: Array) -> Array:
-    return A if A.ndim == 3 else A[None]
-
-
-def _prior(functions: Sequence[Any], rows: Sequence[Array]) -> Array:
-    """Covariances under the prior of the values of a row (N, P, k, k), P = 1 where outputs share them."""
-
-    def of_row(*x: Array) -> Array:
-        pairs = [
-            [_prior_between(f, g, a[None], b[None])[:, 0, 0] for g, b in zip(functions, x, strict=True)]
-            for f, a in zip(functions, x, strict=True)
-        ]
-        return jnp.moveaxis(jnp.array(pairs), -1, 0)
-
-    return jax.vmap(of_row)(*rows)
+def _prior_of_rows(f: Any, g: Any, x: Array, y: Array) -> Array:
+    """Covariances under the prior at every row (N, C) of x and that of y: (P, N), P = 1 where outputs share them."""
+    of_row = jax.vmap(lambda a, b: _prior_between(f, g, a[None], b[None])[:, 0, 0], out_axes=1)
+    return of_row(x, y)
 
 
 def _prior_between(f: Any, g: Any, x: Array, y: Array) -> Array:
@@ -162,14 +154,14 @@ def _prior_between(f: Any, g: Any, x: Array, y: Array) -> Array:
     return f.covariance(x, y)
 
 
-def _in_turn(numbers: Sequence[int], C: Array, variances: list[Array], weights: Entries) -> None:
+def _in_turn(numbers: Sequence[int], C: Entries, variances: list[Array], weights: Entries) -> None:
     """Write the weights of one function's values, and the variances that those before leave.
 
     Covariances that rounding makes larger than the two variances allow are cut: both may be nearly zero, at an inducing
     input, where C is a difference of larger numbers.
     """
     whole = {n: variances[n] for n in numbers}
-    smallest = 10 * jnp.finfo(C.dtype).eps
+    smallest = 10 * jnp.finfo(variances[numbers[0]].dtype).eps
     for i, n in enumerate(numbers):
         for j, before in enumerate(numbers[:i]):
             d = variances[before]
