@@ -33,6 +33,7 @@ from scipy.stats import qmc
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
+from numpyro_dgp.deepening.depths import Depth, arguments_of
 from numpyro_dgp.deepening.weighted_posterior import weighed_by_evidence
 from numpyro_dgp.optim import NaturalGradient, log_linear
 
@@ -84,7 +85,13 @@ def family(X: jax.Array, y: jax.Array, noise: float = EXACT, **program: Any) -> 
     return dgp.design.emulator_family(X, y, bounds=[[0.0, 1.0]] * X.shape[1], noise=noise, **program)
 
 
-def exact_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+def depth_of(text: str) -> Depth:
+    """2, or 2x1 for two layers whose hidden one has one column."""
+    layers, *columns = map(int, text.split("x"))
+    return (layers, *columns) if columns else layers
+
+
+def exact_gp(design: Design, depths: tuple[Depth, ...]) -> Iterator[tuple[str, Any]]:
     """One layer with the largest posterior density of the logarithms of hyperparameters, the best of two starts."""
     model = family(design.X, design.y, design.noise)(1)
     guide = dgp.guides.Collapsed(model)
@@ -110,7 +117,7 @@ class _Sklearn:
         return dgp.Mixture(mean[None], np.square(deviation)[None])
 
 
-def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+def sklearn_gp(design: Design, depths: tuple[Depth, ...]) -> Iterator[tuple[str, Any]]:
     """Scikit-learn's process with an anisotropic Matern kernel, the best of three starts."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
@@ -128,7 +135,7 @@ def sklearn_gp(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, A
 
 
 def by_depth(
-    design: Design, depths: tuple[int, ...], *, one_layer: str, num_draws: int, num_runs: int, **weighing: float
+    design: Design, depths: tuple[Depth, ...], *, one_layer: str, num_draws: int, num_runs: int, **weighing: float
 ) -> Iterator[tuple[str, Any]]:
     """``fit_best``, the same fits weighed by their evidence, and its parts with draws."""
     options: dict[str, Any] = {"least_gain": weighing["least_gain"], "one_layer": one_layer}
@@ -142,13 +149,14 @@ def by_depth(
     yield "fit_best" + how, best
     by_evidence = weighed_by_evidence(best.parts, weighing["layer_odds"], weighing["least_odds"])
     yield "fit_best by evidence" + how, by_evidence
-    for depth, part in best.parts.items() if depths == DEPTHS else ():
-        if part.posterior.samples:
-            yield LAYERS[depth] + how, part.posterior
+    for depth, part in best.parts.items():
+        if part.posterior.samples and (depths == DEPTHS or isinstance(depth, tuple)):
+            columns = f", {depth[1]} hidden" if isinstance(depth, tuple) else ""
+            yield LAYERS[arguments_of(depth)[0]] + columns + how, part.posterior
 
 
 def by_guide(
-    design: Design, depths: tuple[int, ...], *, name: str, make: Callable[..., Any], **program: Any
+    design: Design, depths: tuple[Depth, ...], *, name: str, make: Callable[..., Any], **program: Any
 ) -> Iterator[tuple[str, Any]]:
     """A guide of two and more layers, by natural gradients for the last layer and Adam, from noise of a tenth."""
     for depth in depths:
@@ -164,7 +172,7 @@ def by_guide(
             yield f"{LAYERS[depth]}, {name}", dgp.Posterior(model, shown, result.params)
 
 
-def by_nuts(design: Design, depths: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+def by_nuts(design: Design, depths: tuple[Depth, ...]) -> Iterator[tuple[str, Any]]:
     """NUTS with the last layer integrated, two chains from the medians of the prior."""
     for depth in depths:
         if depth > 1:
@@ -236,7 +244,8 @@ def main() -> None:
     parser.add_argument("--per-dim", type=int, nargs="+", default=[10], help="points for each input")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--noise", type=float, default=0.0, help="standard deviation, in that of the training outputs")
-    parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS), help="numbers of layers")
+    depths_help = "numbers of layers, and 2x1 for two with one hidden column"
+    parser.add_argument("--depths", type=depth_of, nargs="+", default=list(DEPTHS), help=depths_help)
     for name, default in WEIGHING.items():
         parser.add_argument("--" + name.replace("_", "-"), type=float, default=default, help="of fit_best")
     parser.add_argument("--one-layer", default="mode", choices=("mode", "draws"), help="how fit_best predicts by it")
@@ -272,7 +281,8 @@ def main() -> None:
         weighing = {name: getattr(arguments, name) for name in WEIGHING}
         weighing |= {"one_layer": arguments.one_layer, "num_draws": arguments.draws, "num_runs": arguments.runs}
         options = weighing if method == "fit_best" else {}
-        by = {"by": method} | ({} if method in SHALLOW else {"depths": arguments.depths}) | options
+        depths = [list(depth) if isinstance(depth, tuple) else depth for depth in arguments.depths]
+        by = {"by": method} | ({} if method in SHALLOW else {"depths": depths}) | options
         if any((tables.case_of(r), r["seed"]) == (case, seed) and by.items() <= r.items() for r in done()):
             continue
         design = make(per_dim, seed)

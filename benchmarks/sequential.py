@@ -10,7 +10,8 @@ package of Ming et al. (2023), with its initial designs, kernels and numbers of 
 
 The third is Hartman's function of six inputs, twenty points and sixty more by expected improvement, and with
 ``--methods botorch`` the same by ``SingleTaskGP`` and ``LogExpectedImprovement`` of BoTorch (``pip install botorch``).
-``--methods fit_best`` fits one and two layers by ``dgp.fit_best`` in every round, and asks the mixture.
+``--methods fit_best`` fits one and two layers by ``dgp.fit_best`` in every round, and asks the mixture; with
+``--depths 1 2x1 2`` two layers with one hidden column too.
 Records of the searches are kept in ``--out``, so that an interrupted search goes on.
 """
 
@@ -31,7 +32,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from emulation import family
+from emulation import depth_of, family
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoDelta
 from simulators import SIMULATORS
@@ -176,7 +177,7 @@ def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
         mean, unit = y.mean(), y.std()
         values = jnp.asarray((y - mean) / unit)
         seen = dgp.design.Seen(jnp.asarray(X), values, jnp.ones(len(y), bool), values.min())
-        options = {"depths": (1, 2), "weigh": "evidence", "one_layer": "draws", "num_draws": args.draws}
+        options = {"depths": tuple(args.depths), "weigh": "evidence", "one_layer": "draws", "num_draws": args.draws}
         options["num_runs"] = 1  # others, from the prior, may miss what was found before
         program = family(seen.X, seen.y, kernel=task.kernel)
         best = dgp.fit_best(program, key, seen.X, seen.y, previous=best, **options)
@@ -189,7 +190,7 @@ def weighed(task: Task, name: str, seed: int, args: argparse.Namespace) -> dict[
         )
         print(best, flush=True)
         if len(y) >= task.budget:
-            return {"y": y.tolist(), "rmse": errors, "round": float(np.median(seconds))}
+            return {"X": X.tolist(), "y": y.tolist(), "rmse": errors, "round": float(np.median(seconds))}
         criterion = task.acquisition(best, seen, key, min(32, args.draws))
         batch = min(args.batch, min(n for n in (*SIZES, task.budget) if n > len(y)) - len(y))
         found = dgp.design.maximise(criterion, [[0.0, 1.0]] * task.dims, key, q=batch, num_candidates=256, num_starts=4)
@@ -272,6 +273,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, help="evaluations, where not those of the task")
     parser.add_argument("--steps", type=int, default=1000, help="of the first fit, a fifth of them for others")
     parser.add_argument("--draws", type=int, default=200, help="of each number of layers, of fit_best")
+    parser.add_argument("--depths", type=depth_of, nargs="+", default=[1, 2], help="of fit_best, as in emulation.py")
     parser.add_argument("--batch", type=int, default=1, help="runs in a round, of fit_best")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "sequential.jsonl")
     parser.add_argument("--out", type=Path, default=Path("sequential_output"))
@@ -287,7 +289,8 @@ def main() -> None:
     cases = [(t, m, s) for t in arguments.tasks for s in arguments.seeds for m in arguments.methods]
     for name, method, seed in [] if arguments.table else cases:
         task = TASKS[name]._replace(budget=arguments.budget or TASKS[name].budget)
-        case = {"task": name, "method": method, "seed": seed, "budget": task.budget}
+        how = f", layers {tuple(arguments.depths)}" if method == "fit_best" and arguments.depths != [1, 2] else ""
+        case = {"task": name, "method": method + how, "seed": seed, "budget": task.budget}
         if any(case.items() <= record.items() for record in done()):
             continue
         clock = time.perf_counter()

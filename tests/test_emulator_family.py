@@ -91,6 +91,58 @@ def test_a_layer_without_variance_changes_nothing():
     np.testing.assert_allclose(ends[1].loc, ends[0].loc, rtol=1e-9)
 
 
+@pytest.mark.parametrize(("depth", "width"), [(2, 1), (3, 1), (2, 3)])
+def test_hidden_layers_of_a_width_are_directions_of_the_inputs(depth, width):
+    """Where hidden processes are zero the density is that of an exact process of the columns of W."""
+    program = dgp.for_mcmc(dgp.design.emulator_family(X, Y, bounds=BOUNDS)(depth, width), collapse=True)
+    drawn = settings(program, X, Y)
+    assert drawn["log_lengthscale1"].shape == (2 if depth == 2 else width,)
+    still = {n: 0 * v for n, v in drawn.items() if n.startswith(("f", "h"))}
+    still |= {f"log_variance{i}": jnp.array(-60.0) for i in range(1, depth)}
+    own = {"log_noise": jnp.array(math.log(1e-2)), "log_variance0": jnp.array(0.3), "mean": jnp.array(0.4)}
+    values = {n: v for n, v in drawn.items() if n != "f0_integrated"} | still | own
+    seeded = handlers.substitute(handlers.seed(program, 0), data=values)
+    found = handlers.trace(seeded).get_trace(X, Y)["f0_integrated"]
+    z, unit = U @ np.asarray(values["weights"]), Y.std()
+    assert z.shape == (9, width)
+    K = matern52(z, z, unit**2 * np.exp(0.3), np.exp(np.asarray(values["log_lengthscale0"])))
+    K += np.eye(9) * (1e-10 * unit**2 * np.exp(0.3) + (unit * 1e-2) ** 2)
+    dense = multivariate_normal(np.full(9, Y.mean() + unit * 0.4), K).logpdf(Y)
+    np.testing.assert_allclose(found["fn"].log_prob(found["value"]), dense, rtol=1e-5)
+
+
+def test_directions_have_the_prior_of_the_docstring():
+    program = dgp.design.emulator_family(X, Y, bounds=BOUNDS)(2, 1)
+    trace = handlers.trace(handlers.seed(program, 1)).get_trace(X)
+    w = trace["weights"]
+    np.testing.assert_allclose(w["fn"].log_prob(w["value"]), norm(0, 1).logpdf(w["value"]).sum(), rtol=1e-9)
+    scale = trace["log_lengthscale0"]
+    np.testing.assert_allclose(scale["fn"].log_prob(scale["value"]), norm(0, 2).logpdf(scale["value"]).sum(), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_function_of_one_direction_is_found():
+    """A program with one hidden column predicts a wave across three inputs, which one layer cannot by 25 runs."""
+    w = np.array([1.0, -0.6, 0.3])
+    x, new = RNG.random((25, 3)), RNG.random((100, 3))
+
+    def wave(v):
+        return np.sin(6 * v @ w)
+
+    family = dgp.design.emulator_family(x, wave(x), bounds=[[0, 1]] * 3)
+    best = dgp.fit_best(family, KEY, x, wave(x), depths=(1, (2, 1)), num_draws=200, num_runs=1)
+    assert best.weights[2, 1] > 0.9
+    errors = {
+        depth: np.sqrt(np.mean((part.posterior.predict(KEY, new).mean - wave(new)) ** 2))
+        for depth, part in best.parts.items()
+    }
+    assert errors[2, 1] < 0.2 * errors[1]
+    drawn = best.parts[2, 1].posterior.samples["weights"][:, :, 0]
+    cosines = abs(drawn @ w) / np.linalg.norm(drawn, axis=1) / np.linalg.norm(w)
+    assert np.median(cosines) > 0.99
+    assert "(2, 1)" in repr(best)
+
+
 def test_bounds_are_those_of_the_runs_if_none_are_given():
     own = np.stack([X.min(0), X.max(0)], 1)
     values = settings(dgp.design.emulator_family(X, Y)(2), X)
@@ -150,6 +202,10 @@ def test_what_does_not_fit_is_an_error(arguments, options, message):
 def test_numbers_of_layers_are_counts():
     with pytest.raises(ValueError, match=r"number of layers to be a positive integer, got 0: try 1"):
         dgp.design.emulator_family(X, Y)(0)
+    with pytest.raises(ValueError, match=r"columns of hidden layers to be a positive integer, got 0.5: try 1"):
+        dgp.design.emulator_family(X, Y)(2, 0.5)
+    with pytest.raises(ValueError, match=r"two layers or more, got family\(1, 2\), .*family\(1\), or family\(2, 2\)"):
+        dgp.design.emulator_family(X, Y)(1, 2)
 
 
 def test_single_precision_says_what_it_does_not_resolve():

@@ -475,6 +475,11 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
         (lambda: dgp.fit_best(lambda depth: None, KEY, X, STEP), r"expected family\(depth\) to be a program"),
         (lambda: dgp.fit_best(family, KEY, X, STEP[:3]), "inputs first and observations last, with as many rows"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(2, 1)), "depths as ascending numbers of layers"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1), 1)), r"ascending.*got \(1, \(2, 1\), 1\)"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 0))), "pairs of such a number and the columns"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1), (2, 1))), "ascending numbers of layers"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1, 1))), "pairs of such a number"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=True), "ascending numbers of layers"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="stacking" or "evidence"'),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=-1),

@@ -9,7 +9,7 @@ import pytest
 
 import numpyro_dgp as dgp
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit
-from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
+from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
 
 KEY = jax.random.key(0)
 Z = jnp.linspace(0, 1, 3)[:, None]
@@ -113,3 +113,15 @@ def classes(v):
 def test_wrong_calls(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_programs_with_hidden_columns_have_the_odds_of_their_layers():
+    """A pair counts by its layers, and is shown as it is given."""
+    posterior = dgp.Posterior(lambda: None, samples={"a": jnp.zeros(4)})
+    parts = {d: IntegratedFit(posterior, 0.0, 0.0, 5) for d in (1, (2, 1), 2, (3, 2))}
+    found = weighed_by_evidence(parts, 0.5, 0.0)
+    np.testing.assert_allclose(list(found.weights.values()), np.array([0.5, 0.25, 0.25, 0.125]) / 1.125)
+    assert list(found.weights) == list(parts)
+    lines = repr(found).splitlines()
+    assert [line[:6] for line in lines] == ["layers", "     1", "(2, 1)", "     2", "(3, 2)"]
+    assert {len(line) for line in lines[1:]} == {len(lines[1])}

@@ -13,6 +13,7 @@ import numpy as np
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.deepening.depth_weights import stacking_weights
+from numpyro_dgp.deepening.depths import Depth, arguments_of, as_depths, key_of
 from numpyro_dgp.deepening.further_runs import with_further_runs
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
 from numpyro_dgp.deepening.left_out import left_out, require_rows
@@ -24,10 +25,10 @@ __all__ = ["fit_best"]
 
 
 def fit_best(
-    family: Callable[[int], Callable[..., Any]],
+    family: Callable[..., Callable[..., Any]],
     rng_key: Array,
     *args: Any,
-    depths: Sequence[int] = (1, 2, 3),
+    depths: Sequence[Depth] = (1, 2, 3),
     weigh: Literal["stacking", "evidence"] = "stacking",
     least_gain: float = 1.0,
     folds: int | None = None,
@@ -87,10 +88,13 @@ def fit_best(
     explain is divided by the variance of the noise.
 
     Args:
-        family: from the number of layers to the program of that depth. What it learns are ``numpyro.sample`` sites.
+        family: from the number of layers to the program of that depth, for pairs of ``depths`` from layers and columns,
+            ``family(2, 1)``. What it learns are ``numpyro.sample`` sites.
         rng_key: PRNG key.
         *args: arguments of the programs, inputs first and observations last, as ``X, y``. Tables become arrays.
-        depths: numbers of layers, ascending.
+        depths: numbers of layers, ascending. Among them there may be pairs, of layers and columns of hidden layers:
+            ``(1, (2, 1), 2)`` tries a hidden layer with one column too, for functions of one direction of the inputs,
+            straight or curved (:func:`dgp.design.emulator_family`).
         weigh: by ``"stacking"`` of predictions of rows that are left out, or by ``"evidence"``.
         least_gain: of ``"stacking"``: standard errors by which the log density of rows that are left out has to be
             above that of the shallowest program, or a program has no weight.
@@ -161,7 +165,8 @@ def fit_best(
     """
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)
-    depths = _require_family(family, args, depths)
+    depths = as_depths("fit_best", depths)
+    _require_family(family, args)
     if weigh not in ("evidence", "stacking"):
         raise ValueError(f'fit_best: expected weigh="stacking" or "evidence", got {weigh!r}: weigh="stacking"')
     if not (_is_number(least_gain) and 0 <= least_gain < math.inf):
@@ -186,7 +191,7 @@ def fit_best(
     before = _require_previous(previous, depths, folds)
     if folds is not None:
         _require_folds(folds, weigh, args)
-    programs = {depth: family(depth) for depth in depths}
+    programs = {depth: family(*arguments_of(depth)) for depth in depths}
     if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
         raise ValueError(
             f"fit_best: expected family(depth) to be a program, a function of the arguments, got {wrong[0]}: define "
@@ -196,8 +201,8 @@ def fit_best(
     args = rebuild(arrays)[0]
     fold_key, fit_key = jax.random.split(rng_key)
 
-    def fitted(key: Array, args: tuple[Any, ...]) -> dict[int, IntegratedFit]:
-        keys = {depth: jax.random.fold_in(key, depth) for depth in depths}
+    def fitted(key: Array, args: tuple[Any, ...]) -> dict[Depth, IntegratedFit]:
+        keys = {depth: key_of(key, depth) for depth in depths}
         options = num_draws, num_sweeps, 1, one_layer == "mode"
         found = {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
         for depth, part in before.items():
@@ -226,13 +231,13 @@ def fit_best(
     found = dict(parts)
     for depth, part in parts.items():
         if best.weights[depth] * num_draws >= 0.5:  # it gives a draw
-            key = jax.random.fold_in(jax.random.fold_in(fit_key, depth), 2)
+            key = jax.random.fold_in(key_of(fit_key, depth), 2)
             found[depth] = with_further_runs(part, programs[depth], key, args, num_draws, num_sweeps, num_runs)
     return dataclasses.replace(best, parts=found)
 
 
 def _folds_out(
-    fitted: Callable[..., dict[int, IntegratedFit]], key: Array, args: tuple[Any, ...], folds: int, programs: int
+    fitted: Callable[..., dict[Depth, IntegratedFit]], key: Array, args: tuple[Any, ...], folds: int, programs: int
 ) -> np.ndarray:
     """Log densities (N, K) of the rows of each fold by fits to the others."""
     X, *others, y = args
@@ -269,26 +274,21 @@ def _require_folds(folds: int, weigh: str, args: tuple[Any, ...]) -> None:
         )
 
 
-def _require_family(family: Any, args: tuple[Any, ...], depths: Any) -> tuple[int, ...]:
+def _require_family(family: Any, args: tuple[Any, ...]) -> None:
     if not callable(family):
         raise ValueError(
             f"fit_best: expected family, a function from the number of layers to a program, got "
             f"{type(family).__name__}: fit_best(lambda depth: ..., key, X, y)"
         )
-    depths = tuple(depths) if np.iterable(depths) else (depths,)
-    counts = all(isinstance(d, int | np.integer) and d > 0 for d in depths)
-    if not depths or not counts or list(depths) != sorted(set(depths)):
-        raise ValueError(f"fit_best: expected depths as ascending numbers of layers, got {depths!r}: depths=(1, 2, 3)")
     if len(args) < 2 or not np.ndim(args[0]) or not np.ndim(args[-1]) or len(args[0]) != len(args[-1]):
         shapes = [np.shape(value) for value in args]
         raise ValueError(
             f"fit_best: expected inputs first and observations last, with as many rows, got arguments of shapes "
             f"{shapes}: fit_best(family, key, X, y)"
         )
-    return depths
 
 
-def _require_previous(previous: Any, depths: tuple[int, ...], folds: int | None) -> Mapping[int, IntegratedFit]:
+def _require_previous(previous: Any, depths: tuple[Depth, ...], folds: int | None) -> Mapping[Depth, IntegratedFit]:
     """The parts to go on from: none without a fit before."""
     if previous is None:
         return {}

@@ -15,6 +15,7 @@ from jax.scipy.special import logsumexp
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.deepening.depth_weights import evidence_weights
+from numpyro_dgp.deepening.depths import Depth, arguments_of
 from numpyro_dgp.deepening.integrated_fit import IntegratedFit
 from numpyro_dgp.densities import Mixture, MomentsOnly
 from numpyro_dgp.predict import Posterior
@@ -59,9 +60,9 @@ class WeightedPosterior:
         (20, 3)
     """
 
-    parts: Mapping[int, IntegratedFit]
-    weights: Mapping[int, float]
-    held_out: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    parts: Mapping[Depth, IntegratedFit]
+    weights: Mapping[Depth, float]
+    held_out: Mapping[Depth, float] = dataclasses.field(default_factory=dict)
 
     def predict(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Mixture:
         """Moments of y at new inputs, a mixture over draws; arguments are those of ``dgp.Posterior.predict``.
@@ -204,7 +205,7 @@ class WeightedPosterior:
         for depth, part in self.parts.items():
             held = f"{self.held_out[depth]:.3f}" if depth in self.held_out else ""
             evidence = f"{part.log_evidence:.2f} ({part.error:.2f})"
-            lines.append(f"{depth:6d}   {evidence:>20}   {held:>20}   {self.weights[depth]:6.3f}")
+            lines.append(f"{depth!s:>6}   {evidence:>20}   {held:>20}   {self.weights[depth]:6.3f}")
         return "\n".join(lines)
 
     def _mixture(self, method: str, key: Array, args: Any, num_samples: int | None, options: dict[str, Any]) -> Any:
@@ -239,7 +240,9 @@ class WeightedPosterior:
         return [(part.posterior, k, int(n)) for part, k, n in every if n]
 
 
-def weighed_by_evidence(parts: Mapping[int, IntegratedFit], layer_odds: float, least_odds: float) -> WeightedPosterior:
+def weighed_by_evidence(
+    parts: Mapping[Depth, IntegratedFit], layer_odds: float, least_odds: float
+) -> WeightedPosterior:
     """Fitted programs with the posterior probabilities of their depths as weights.
 
     Args:
@@ -247,6 +250,6 @@ def weighed_by_evidence(parts: Mapping[int, IntegratedFit], layer_odds: float, l
         layer_odds: the prior probability of a program over that of one with a layer less.
         least_odds: of Occam's window, as in :func:`evidence_weights`.
     """
-    log_prior = math.log(layer_odds) * np.array(list(parts))
+    log_prior = math.log(layer_odds) * np.array([arguments_of(depth)[0] for depth in parts])
     weights = evidence_weights([part.log_evidence for part in parts.values()], log_prior, least_odds)
     return WeightedPosterior(parts, dict(zip(parts, map(float, weights), strict=True)))

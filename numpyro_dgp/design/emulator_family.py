@@ -15,7 +15,7 @@ from numpyro_dgp._data import as_floats, known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.input_space import Box, as_box
 from numpyro_dgp.kernels import Kernel, Matern52
-from numpyro_dgp.means import Constant, Identity
+from numpyro_dgp.means import Constant, Identity, Linear, Mean
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.primitives import gp
 from numpyro_dgp.representations.points import Points
@@ -35,7 +35,7 @@ def emulator_family(
     last_kernel: Callable[[Array, Array], Kernel] | None = None,
     process_noise: float | None = None,
     follow: bool = True,
-) -> Callable[[int], Callable[..., None]]:
+) -> Callable[..., Callable[..., None]]:
     r"""Programs of one, two, three, ... layers for the runs of a simulator: the family of ``dgp.fit_best``.
 
     With inputs in the unit cube, c the mean and u the standard deviation of y, a program of L layers is
@@ -47,20 +47,26 @@ def emulator_family(
 
     with Gaussian processes :math:`g_i`, each with a variance and a lengthscale for every column, and D outputs but for
     the last. A program with a layer more contains the one with a layer less, which it is where a variance
-    is zero. A priori
+    is zero.
+
+    Many simulators depend on their inputs through one or two combinations of these. ``family(L, K)`` is a program whose
+    hidden layers have K columns each. The first of them is :math:`h_{L-1} = W^\top h_L + g_{L-1}(h_L)`: where its
+    variance is zero, y is a function of K directions, the columns of W (an active subspace), else of K curved ones.
+    A priori
 
     ================== ============================================== =========================================
     of                 hidden layers, i > 0                           last layer
     ================== ============================================== =========================================
     variance           log v = log(0.01) + 2.5 z                      log v = 1 + 6 z
-    lengthscales       log l = log(0.5) + 1.5 z                       log l = log(D) / 2 + 2 z
+    lengthscales       log l = log(0.5) + 1.5 z                       log l = log(K) / 2 + 2 z
+    W                  z
     m                                                                 m = z
     noise                                                             log s = log(``noise``) + 2 z
     ================== ============================================== =========================================
 
-    with standard normal numbers z, whose sites are those of the logarithms, so that a largest density is that of
-    logarithms. The inducing inputs of a layer are the runs, where the layers below put them: nothing is left open
-    there, as runs without noise need it.
+    with standard normal numbers z, and K = D but in ``family(L, K)``. Sites are those of the logarithms, so that a
+    largest density is that of logarithms. The inducing inputs of a layer are the runs, where the layers below put them:
+    nothing is left open there, as runs without noise need it.
 
     Where the outputs of a simulator range over powers of ten, model their logarithm.
 
@@ -78,14 +84,15 @@ def emulator_family(
             integrates these layers, and needs ``False``: the runs themselves.
 
     Returns:
-        From the number of layers to a program ``model(X, y=None)``, in the units of X and y. Its sites are
-        ``log_noise``, ``mean`` (m), and for layer i ``log_variance{i}``, ``log_lengthscale{i}``, the function ``f{i}``
-        and, but for the last, i = 0, its values ``h{i}``.
+        From the number of layers, and the columns of hidden ones if these are not D, to a program
+        ``model(X, y=None)``, in the units of X and y. Its sites are ``log_noise``, ``mean`` (m), ``weights`` (W, of
+        ``family(L, K)``), and for layer i ``log_variance{i}``, ``log_lengthscale{i}``, the function ``f{i}`` and, but
+        for the last, i = 0, its values ``h{i}``.
 
     Raises:
         ValueError: inputs and outputs that do not belong together, are not finite or do not vary, runs out of bounds,
-            columns of categories, noise below what the precision of JAX resolves; a number of layers that is not
-            positive.
+            columns of categories, noise below what the precision of JAX resolves; a number of layers or of columns
+            that is not positive, columns of a program without hidden layers.
 
     Example:
         >>> import jax
@@ -98,7 +105,8 @@ def emulator_family(
         >>> print(abs(best.predict(jax.random.key(2), jnp.array([[2.5]])).mean - 100 - 20 * jnp.sin(2.5)) < 1)
         [ True]
 
-    Source: Salimbeni (2020), sections 2.2 and 2.4, for layers with the identity as their mean.
+    Source: Salimbeni (2020), sections 2.2 and 2.4, for layers with the identity as their mean; Constantine (2015),
+    chapter 1, for functions of few directions.
     """
     data, values = _require_runs(X, y)
     box = _require_box(bounds, data)
@@ -121,20 +129,32 @@ def emulator_family(
     def unit_cube(x: Array) -> Array:
         return (jnp.asarray(x, dtype) - low) * shrink
 
-    def of_depth(depth: int) -> Callable[..., None]:
+    def of_depth(depth: int, width: int | None = None) -> Callable[..., None]:
         require_count(_OWNER, "the number of layers", depth, "1")
+        if width is not None:
+            require_count(_OWNER, "the number of columns of hidden layers", width, "1")
+            if depth == 1:
+                raise ValueError(
+                    f"{_OWNER}: expected columns of hidden layers for two layers or more, got family(1, {width}), "
+                    f"which has none: family(1), or family(2, {width})"
+                )
+        K = D if width is None else width
 
         def model(X: Array, y: Array | None = None) -> None:
             s = positive("log_noise", math.log(noise), 2.0)
             mean = numpyro.sample("mean", dist.Normal(jnp.zeros((), dtype), 1.0))
-            h, Z, layers = unit_cube(X), unit_cube(runs), []
+            h, Z, layers, columns = unit_cube(X), unit_cube(runs), [], D
+            below: Mean = Identity()
+            if width is not None:
+                below = Linear(numpyro.sample("weights", dist.Normal(jnp.zeros((D, K), dtype), 1.0).to_event()))
             for i in range(depth - 1, 0, -1):
                 inner = positive(f"log_variance{i}", math.log(0.01), 2.5)
-                scales = positive(f"log_lengthscale{i}", math.log(0.5), 1.5, D)
-                layers.append(gp(f"f{i}", kernel(inner, scales), Points(Z), outputs=D, mean=Identity()))
+                scales = positive(f"log_lengthscale{i}", math.log(0.5), 1.5, columns)
+                layers.append(gp(f"f{i}", kernel(inner, scales), Points(Z), outputs=K, mean=below))
                 Z = layers[-1](Z).loc if follow else Z
+                below, columns = Identity(), K
             outer = jnp.square(unit) * positive("log_variance0", 1.0, 6.0)
-            scales = positive("log_lengthscale0", math.log(D) / 2, 2.0, D)
+            scales = positive("log_lengthscale0", math.log(columns) / 2, 2.0, columns)
             last = gp("f0", (last_kernel or kernel)(outer, scales), Points(Z), mean=Constant(centre + unit * mean))
             with numpyro.plate("data", len(X)):
                 for i, f in zip(range(depth - 1, 0, -1), layers, strict=True):
