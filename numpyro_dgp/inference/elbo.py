@@ -24,7 +24,7 @@ from numpyro_dgp.inference.quasi_random import QuasiRandom, require_power_of_two
 from numpyro_dgp.inference.temperature import split_temperature
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
-from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
+from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedOutputs
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.process_values import PropagatedProcess
@@ -287,7 +287,7 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratu
             divergence = jnp.where(masked._mask, divergence, 0.0)
         return jnp.sum(scale_and_mask(divergence, model_site["scale"]))
     # Under q(h | v) with v integrated out there is no draw of v, so that log densities cannot be subtracted.
-    given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedValues)
+    given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedOutputs)
     if in_order or given_v:  # in order, no parent of the site in the model comes after it in the guide
         try:
             return jnp.sum(scale_and_mask(kl_divergence(q, p), guide_site["scale"]))

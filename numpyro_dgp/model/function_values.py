@@ -150,6 +150,10 @@ class FunctionValues(Values):
         """The same distribution, as a posterior that equals the model's own conditional."""
         return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim, self.total, self.origin)
 
+    def marginals(self) -> FunctionValues:
+        """The values at each input on its own: these. Joint and correlated values leave their correlations out."""
+        return self
+
     def mix(self, W: ArrayLike) -> MixedValues:
         r"""Values of P linear mixtures of the Q functions, :math:`f(x) = W g(x)`, inside a ``Likelihood``.
 

@@ -24,7 +24,7 @@ from numpyro_dgp.algebra.gaussians import expected_kl, log_density, log_determin
 from numpyro_dgp.algebra.linalg import cholesky, matmul, solve_lower
 from numpyro_dgp.model.function_values import FunctionValues, Values, sum_event
 
-__all__ = ["ConditionalValues", "CorrelatedValues"]
+__all__ = ["ConditionalValues", "CorrelatedOutputs"]
 
 
 class ConditionalValues(FunctionValues):
@@ -53,7 +53,7 @@ class ConditionalValues(FunctionValues):
         return ConditionalValues(loc, variance, spread, gap, self.event_dim)  # type: ignore[arg-type]
 
 
-class CorrelatedValues(Values):
+class CorrelatedOutputs(Values):
     r"""q(h | v), with correlations between the P outputs at each input.
 
     Args:
@@ -88,11 +88,11 @@ class CorrelatedValues(Values):
             white = solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]
         return log_density(white, log_determinant(self.scale_tril))
 
-    def expand(self, batch_shape: Any) -> CorrelatedValues:
+    def expand(self, batch_shape: Any) -> CorrelatedOutputs:
         def wide(a: Array | None, event: int) -> Array | None:
             return None if a is None else jnp.broadcast_to(a, (*batch_shape, *a.shape[a.ndim - event :]))
 
-        return CorrelatedValues(*(wide(a, e) for a, e in self._with_event_dims()))  # type: ignore[arg-type]
+        return CorrelatedOutputs(*(wide(a, e) for a, e in self._with_event_dims()))  # type: ignore[arg-type]
 
     def _with_event_dims(self) -> list[tuple[Array | None, int]]:
         return [(self.loc, 1), (self.scale_tril, 2), (self.spread, 2), (self.gap, 1)]
@@ -108,8 +108,8 @@ def _kl_conditional(q: ConditionalValues, p: FunctionValues) -> Array:
     return sum_event(expected_kl(q.conditional_variance, _gap(q, p), p.conditional_variance), q.event_dim)
 
 
-@kl_divergence.register(CorrelatedValues, FunctionValues)
-def _kl_correlated(q: CorrelatedValues, p: FunctionValues) -> Array:
+@kl_divergence.register(CorrelatedOutputs, FunctionValues)
+def _kl_correlated(q: CorrelatedOutputs, p: FunctionValues) -> Array:
     # The divergence of independent numbers with the variances of Omega, plus the loss of entropy by its correlations.
     own = jnp.square(q.scale_tril).sum(-1)
     correlations = 0.5 * jnp.log(own).sum(-1) - log_determinant(q.scale_tril)

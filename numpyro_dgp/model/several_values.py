@@ -91,7 +91,7 @@ def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValu
     Raises:
         ValueError: mixtures among several, or different numbers of rows.
     """
-    parts = [f_x.marginals() if isinstance(f_x, JointValues) else f_x for f_x in values]
+    parts = [f_x.marginals() for f_x in values]
     if len(parts) == 1:
         return parts[0]
     if any(isinstance(part, MixedValues) for part in parts):

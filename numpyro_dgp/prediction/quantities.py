@@ -20,7 +20,6 @@ from numpyro_dgp.densities import Mixture, MomentsOnly
 from numpyro_dgp.draws import DrawFunctions, hidden_values, sample_values
 from numpyro_dgp.fitted import Fit, Target
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.model.correlated_values import CorrelatedValues
 from numpyro_dgp.model.function_values import FunctionValues, Values
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import labels, moments
@@ -101,7 +100,7 @@ def observed_function(owner: str, fn: Any, site: str | None) -> FunctionValues:
             f"{owner}: expected an observed dgp.Likelihood, which has a function, got {type(fn).__name__} at site "
             f"{site!r}: posterior.hidden(key, X) draws the values of layers"
         )
-    return fn.f_x.marginals() if isinstance(fn.f_x, CorrelatedValues) else fn.f_x
+    return fn.f_x.marginals()
 
 
 def hidden_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> dict[str, Array]:

@@ -23,7 +23,7 @@ from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_scale, require_site
 from numpyro_dgp.model.beliefs import Belief
 from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedValues
+from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedOutputs
 from numpyro_dgp.model.induced_function import InducedFunction
 
 __all__ = ["GivenBelow", "GivenInducing", "JointOutputs"]
@@ -196,7 +196,7 @@ class JointOutputs(Rule):
             covariance = jax.vmap(lambda rows: u.spread_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
             spread = covariance(T).reshape(*fn.loc.shape, P)
             gap = jnp.diagonal(covariance(between), axis1=-2, axis2=-1).reshape(fn.loc.shape)
-        return CorrelatedValues(loc, jnp.tril(tril), spread, gap)
+        return CorrelatedOutputs(loc, jnp.tril(tril), spread, gap)
 
 
 @dataclasses.dataclass(frozen=True)
