@@ -163,6 +163,27 @@ def test_opper_archambeau_reaches_the_full_rank_optimum():
     assert worse < reference - 1.0
 
 
+def test_opper_archambeau_begins_alike_in_all_units():
+    """Values in other units have the same posterior at the start, in these units, and their mean is the prior's."""
+
+    def begins(unit):
+        def model(X, y=None):
+            v = numpyro.sample(
+                "v", dgp.gp("f", dgp.kernels.RBF(1.2 * unit**2, 0.7), None, mean=dgp.means.Constant(unit))(X)
+            )
+            with numpyro.plate("data", len(X)):
+                numpyro.sample("y", dist.Normal(v, 0.1 * unit), obs=y)
+
+        guide = dgp.guides.InducingPoint(model, exact=dgp.guides.OpperArchambeau())
+        with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.trace() as sites:
+            guide(X, LABELS)
+        return sites["v"]["fn"]
+
+    plain, large = begins(1.0), begins(1e3)
+    np.testing.assert_allclose(large.covariance, 1e6 * plain.covariance, rtol=1e-9)
+    np.testing.assert_allclose(large.loc, 1e3 * plain.loc)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("rule", [dgp.guides.Full(), dgp.guides.OpperArchambeau()])
 def test_guides_over_exact_values_match_dense_algebra(rule):
