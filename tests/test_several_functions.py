@@ -41,6 +41,10 @@ def dense(conditional, columns, y, size=81, width=7.5):
     return weights @ log_p, top + np.log(weights @ np.exp(log_p - top))
 
 
+def likelihood_of_sum(*v):
+    return dist.Normal(v[0] - 2 * v[1] + 0.5 * v[2] + 3 * v[3], 0.7)
+
+
 CASES = {  # values, conditional of each, conditional of all columns, observations, how
     "log scale": (
         (F, G),
@@ -133,6 +137,55 @@ CASES = {  # values, conditional of each, conditional of all columns, observatio
         Y2,
         "225 Gauss-Hermite nodes",
     ),
+    "a difference": (
+        (F, G),
+        lambda v, w: dist.Normal(v - 2 * w + 1, 0.6),
+        lambda a: dist.Normal(a[..., 0] - 2 * a[..., 1] + 1, 0.6),
+        Y,
+        "closed form",
+    ),
+    "a sum and a log scale": (
+        (F, G, H),
+        lambda v, s, w: dist.Normal(3 * w + v, jnp.exp(0.5 * s)),
+        lambda a: dist.Normal(3 * a[..., 2] + a[..., 0], jnp.exp(0.5 * a[..., 1])),
+        Y,
+        "closed form",
+    ),
+    "a sum and another scale": (
+        (F, G, H),
+        lambda v, w, s: dist.Normal((v + w) / 2, 0.3 + jax.nn.softplus(s)),
+        lambda a: dist.Normal((a[..., 0] + a[..., 1]) / 2, 0.3 + jax.nn.softplus(a[..., 2])),
+        Y,
+        "20 Gauss-Hermite nodes",
+    ),
+    "sums of columns": (
+        (PAIR, FunctionValues(PAIR.loc[:, ::-1], PAIR.variance[:, ::-1])),
+        lambda v, w: dist.Normal(v + 2 * w, jnp.array([0.4, 0.9])).to_event(1),
+        lambda a: dist.Normal(a[..., :2] + 2 * a[..., 2:], jnp.array([0.4, 0.9])).to_event(1),
+        Y2,
+        "closed form",
+    ),
+    "a product": (
+        (F, G),
+        lambda v, w: dist.Normal(v * w, 0.6),
+        lambda a: dist.Normal(a[..., 0] * a[..., 1], 0.6),
+        Y,
+        "225 Gauss-Hermite nodes",
+    ),
+    "a sum with a share for all columns": (
+        (PAIR, ONE),
+        lambda v, w: dist.Normal(v + w, 0.6).to_event(1),
+        lambda a: dist.Normal(a[..., :2] + a[..., 2:], 0.6).to_event(1),
+        Y2,
+        "225 Gauss-Hermite nodes",
+    ),
+    "a sum whose log scale is one of its terms": (
+        (F, G),
+        lambda v, w: dist.Normal(v + w, jnp.exp(0.5 * w)),
+        lambda a: dist.Normal(a[..., 0] + a[..., 1], jnp.exp(0.5 * a[..., 1])),
+        Y,
+        "225 Gauss-Hermite nodes",
+    ),
     "two outputs of one function": (
         PAIR,
         lambda v: dist.Normal(v[..., 0], jnp.exp(0.5 * v[..., 1])),
@@ -157,7 +210,15 @@ CASES = {  # values, conditional of each, conditional of all columns, observatio
 }
 
 
-QUICK = ("log scale", "softplus", "student-t", "columns that share a scale", "two outputs of one function")
+QUICK = (
+    "log scale",
+    "softplus",
+    "a difference",
+    "a product",
+    "student-t",
+    "columns that share a scale",
+    "two outputs of one function",
+)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
@@ -165,13 +226,30 @@ def test_expectations_are_those_of_a_dense_grid(name):
     values, conditional, of_all, y, how = CASES[name]
     likelihood = dgp.Likelihood(values, conditional)  # without a warning: they are errors here
     assert repr(likelihood) == f"Likelihood({likelihood.family}, {how})"
-    columns = list(range(likelihood.f_x.loc.shape[-1]))
+    columns = [0, 1, 1, 0] if name == "sums of columns" else list(range(likelihood.f_x.loc.shape[-1]))
     expected, marginal = dense(of_all, columns, y, 81 if len(columns) < 3 else 41)
     np.testing.assert_allclose(likelihood.log_prob(y), expected, rtol=3e-3, atol=2e-3)
     np.testing.assert_allclose(likelihood.log_marginal(y), marginal, rtol=5e-3, atol=5e-3)
     if how == "closed form":
         np.testing.assert_allclose(likelihood.log_prob(y), expected, rtol=1e-7)
     assert likelihood.sample(jax.random.key(0)).shape == y.shape
+
+
+def test_sums_of_many_functions_need_no_draws():
+    """Four functions, more than a grid takes: density, bound and moments of y in closed form."""
+    weights = jnp.array([1.0, -2.0, 0.5, 3.0])
+    values = [F, G, H, FunctionValues(F.loc[::-1], F.variance[::-1], event_dim=0)]
+    likelihood = dgp.Likelihood(values, likelihood_of_sum)
+    assert repr(likelihood) == "Likelihood(Normal, closed form)"
+    loc = sum(w * u.loc for w, u in zip(weights, values, strict=True))
+    spread = sum(w**2 * u.variance for w, u in zip(weights, values, strict=True))
+    np.testing.assert_allclose(likelihood.mean, loc, rtol=1e-10)
+    np.testing.assert_allclose(likelihood.variance, spread + 0.49, rtol=1e-10)
+    np.testing.assert_allclose(likelihood.log_marginal(Y), dist.Normal(loc, jnp.sqrt(spread + 0.49)).log_prob(Y))
+    expected = dist.Normal(loc, 0.7).log_prob(Y) - spread / 0.98
+    np.testing.assert_allclose(likelihood.log_prob(Y), expected, rtol=1e-10)
+    given_v = dgp.Likelihood(values, likelihood_of_sum, collapse="marginal")
+    np.testing.assert_allclose(given_v.log_prob(Y), likelihood.log_marginal(Y))
 
 
 def test_moments_of_two_functions():

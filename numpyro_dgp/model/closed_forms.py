@@ -30,7 +30,7 @@ from jax.scipy.special import gammaln, i0e, xlogy
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence
 
-__all__ = ["ClosedForm", "ClosedForms", "closed_forms", "normal_form", "normal_forms"]
+__all__ = ["ClosedForm", "ClosedForms", "closed_forms", "normal_form"]
 
 # Maps (y, mean, variance) to an expectation, elementwise.
 ClosedForm = Callable[[Array, Array, Array], Array]
@@ -73,7 +73,7 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
         return all(kinds.get(name) in among for name, among in allowed.items())
 
     if isinstance(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
-        return normal_forms(conditional)
+        return _normal_forms(conditional)
     if isinstance(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
         return _rate(conditional, lambda y, r, log_r: jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1))
     if isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
@@ -118,7 +118,7 @@ def _gamma(y: Array, r: Array, log_r: Array, a: Array) -> Array:
     return a * log_r + (a - 1) * jnp.log(y) - y * r - gammaln(a)
 
 
-def normal_forms(conditional: Conditional) -> ClosedForms:
+def _normal_forms(conditional: Conditional) -> ClosedForms:
     """Those of ``Normal(slope * v + offset, scale)``."""
 
     def moments(v: Array) -> tuple[Array, Array, Array]:
@@ -142,7 +142,7 @@ def _log_normal(conditional: Conditional) -> ClosedForms:
     def of_times(form: ClosedForm | None) -> ClosedForm | None:
         return None if form is None else partial(_of_logarithm, form)
 
-    of_logarithms = normal_forms(conditional)
+    of_logarithms = _normal_forms(conditional)
     return ClosedForms(of_times(of_logarithms.expected_log_prob), of_times(of_logarithms.log_marginal))
 
 

@@ -57,10 +57,10 @@ class Likelihood(dist.Distribution):
     which.
 
     Parameters of y may come from several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
-    jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in one function and a
-    log scale affine in another, and over nodes of the other functions for ``Normal`` with any scale. Values of one
-    function at several inputs of a row may be among them, as of a duel, ``Likelihood((f(a), f(b)), lambda v, w:
-    dist.Bernoulli(logits=v - w))``, and slopes and sums of it: with their correlation.
+    jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in some functions,
+    such as their sum, and a scale that is constant or whose log is affine in another one; over nodes of the others for
+    any scale. Values of one function at several inputs of a row may be among them, as of a duel, ``Likelihood((f(a),
+    f(b)), lambda v, w: dist.Bernoulli(logits=v - w))``, and slopes and sums of it: with their correlation.
 
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
@@ -168,9 +168,8 @@ class Likelihood(dist.Distribution):
         self.number_dim = elementwise(example).event_dim
         self.given: Given | None = None
         if isinstance(self.f_x, SeveralValues):
-            self.given = given_others(
-                lambda *v: elementwise(conditional(*v)), elementwise(example), reading.parts, self.f_x.split
-            )
+            apart = lambda *v: elementwise(conditional(*v))  # noqa: E731
+            self.given = given_others(apart, elementwise(example), reading.parts, self.f_x.split, self.f_x.loc)
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
         self.peaks: Peaks | None = None
         if integrate is None and self.closed.log_marginal is None and self.given is None:
@@ -191,8 +190,8 @@ class Likelihood(dist.Distribution):
             return None
         if self.own[marginal]:
             return "own integral"
-        altogether = None if marginal or self.given is None else self.given.altogether
-        return None if self.closed[marginal] is None and altogether is None else "closed form"
+        of_several = self.given and (self.given.moments or (not marginal and self.given.altogether))
+        return "closed form" if self.closed[marginal] or of_several else None
 
     def __repr__(self) -> str:
         how, rule = self._exact, self.rule
@@ -291,8 +290,11 @@ class Likelihood(dist.Distribution):
         return second - jnp.square(first)
 
     def _moments(self) -> tuple[Array, Array]:
+        """Expectations of y and of its square."""
+        if self.given is not None and self.given.moments is not None:
+            centre, variance = self.given.moments(self.f_x.loc, self.f_x.variance)
+            return centre, variance + jnp.square(centre)
         nodes = self.rule.nodes(self.f_x.loc, self.f_x.variance)
-
         means, variances = jax.vmap(lambda v: moments(self.conditional(v)))(nodes.points)
         centre = nodes.mean(means)
         return centre, nodes.mean(variances + jnp.square(means - centre)) + jnp.square(centre)
@@ -319,7 +321,8 @@ class Likelihood(dist.Distribution):
             return self._sum_numbers(self.closed.log_marginal(y, loc, variance))
         inner = self.given or self.peaks
         rule = self._open_directions(inner)
-        if inner is not None and (self.factorised or (isinstance(rule, ProductGrid) and not rule.count)):
+        all_in = self.factorised or (isinstance(rule, ProductGrid) and not rule.count)
+        if inner is not None and (all_in or (self.given is not None and self.given.moments is not None)):
             return self._sum_numbers(inner.log_marginal(y, loc, variance))
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:

@@ -2,12 +2,13 @@ r"""How a conditional of several functions, or of several outputs together, is i
 
 Every number of y depends on some of the function values of its row. A function of which it sees its own output only,
 as the mean of every column, takes one direction of the grid; a column that all numbers of y may see takes a direction
-of its own, and is shared where y has several numbers. A normal y with a mean affine in one function is integrated over
-that function in closed form at every node of the others, and altogether where its log scale is affine in another one:
+of its own, and is shared where y has several numbers. A normal y with a mean affine in some functions v is integrated
+over these in closed form at every node of the others, and altogether where its scale is constant, or the logarithm of
+it affine in another function s:
 
-.. math:: E[\log N(y; \alpha v + \beta, e^{2(\gamma s + \delta)})]
+.. math:: E[\log N(y; \textstyle\sum_i \alpha_i v_i + \beta, e^{2(\gamma s + \delta)})]
           = -\tfrac12 \log 2\pi - \gamma \mu_s - \delta
-            - \tfrac12 \bigl((y - \alpha \mu_v - \beta)^2 + \alpha^2 \sigma_v^2\bigr)
+            - \tfrac12 \bigl((y - \sum_i \alpha_i \mu_i - \beta)^2 + \sum_i \alpha_i^2 \sigma_i^2\bigr)
               e^{-2(\gamma \mu_s + \delta) + 2 \gamma^2 \sigma_s^2} .
 
 Source: Lazaro-Gredilla and Titsias (2011); Saul et al. (2016) for quadrature over several functions.
@@ -24,9 +25,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.dependence import Dependence
+from numpyro_dgp.algebra.dependence import Dependence, dependence
 from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
-from numpyro_dgp.model.closed_forms import ClosedForm, normal_forms
+from numpyro_dgp.model.closed_forms import ClosedForm
 from numpyro_dgp.model.several_values import Split
 
 __all__ = ["Given", "Part", "given_others", "grid_of"]
@@ -73,19 +74,21 @@ def grid_of(parts: Sequence[Part], numbers: int) -> ProductGrid | None:
 
 
 class Given(NamedTuple):
-    """A normal y, integrated over one function in closed form, given the others.
+    """A normal y, integrated over the functions of its mean in closed form, given the others.
 
     Args:
-        columns: of that function, the only entry.
+        columns: of each of these functions.
         expected_log_prob: from (y, all columns, their variances), number by number.
         log_marginal: likewise.
         altogether: the expected log density with the others integrated too, where that has a closed form.
+        moments: mean and variance of y from all columns and their variances, where no other function is left.
     """
 
-    columns: tuple[range]
+    columns: tuple[range, ...]
     expected_log_prob: ClosedForm
     log_marginal: ClosedForm
     altogether: ClosedForm | None
+    moments: Callable[[Array, Array], tuple[Array, Array]] | None
 
 
 def given_others(
@@ -93,6 +96,7 @@ def given_others(
     example: dist.Distribution,
     seen: Sequence[Part],
     split: Split,
+    v: Array,
 ) -> Given | None:
     """What is in closed form of a conditional of several functions; ``None`` if nothing is.
 
@@ -101,45 +105,69 @@ def given_others(
         example: one such distribution.
         seen: how it depends on each function.
         split: where the values of each function are among all columns.
+        v: an example of all columns.
     """
     if not isinstance(example, dist.Normal):
         return None
-    mean = _only(seen, "loc", Dependence.AFFINE)
-    if mean is None or not seen[mean].own or seen[mean].kinds["scale"] is not Dependence.CONSTANT:
+    means = _affine_together(conditional, seen, split.parts(v))
+    if not means or any(seen[f].kinds["scale"] is not Dependence.CONSTANT for f in means):
         return None
     scale = _only(seen, "scale", Dependence.LOG_AFFINE)
 
-    def at(parts: list[Array], f: int, u: Array) -> Any:
-        return conditional(*parts[:f], u, *parts[f + 1 :])
+    def slope(parts: list[Array], f: int, name: str) -> Array:
+        """Of a parameter with respect to the values of a function, number by number."""
 
-    def form(name: str) -> ClosedForm:
-        def value(y: Array, v: Array, variance: Array) -> Array:
-            parts = split.parts(v)
-            forms = normal_forms(lambda u: at(parts, mean, u))
-            return getattr(forms, name)(y, parts[mean], split.parts(variance)[mean])
+        def parameter(u: Array) -> Array:
+            return getattr(conditional(*parts[:f], u, *parts[f + 1 :]), name)
 
-        return value
+        return jax.jvp(parameter, (parts[f],), (jnp.ones_like(parts[f]),))[1]
 
-    def altogether(y: Array, loc: Array, variance: Array) -> Array:
+    def moments(v: Array, variance: Array) -> tuple[Array, Array, Array]:
+        """The mean of y, the variance that its functions have, and the scale at the other functions."""
+        parts, variances = split.parts(v), split.parts(variance)
+        spread = sum(jnp.square(slope(parts, f, "loc")) * variances[f] for f in means)
+        d: Any = conditional(*parts)
+        return d.loc, jnp.asarray(spread), d.scale
+
+    def expected_log_prob(y: Array, v: Array, variance: Array) -> Array:
+        centre, spread, noise = moments(v, variance)
+        return dist.Normal(centre, noise, validate_args=False).log_prob(y) - 0.5 * spread / jnp.square(noise)
+
+    def log_marginal(y: Array, v: Array, variance: Array) -> Array:
+        centre, spread, noise = moments(v, variance)
+        return dist.Normal(centre, jnp.sqrt(jnp.square(noise) + spread), validate_args=False).log_prob(y)
+
+    def with_log_scale(y: Array, v: Array, variance: Array) -> Array:
         assert scale is not None
-        parts, variances = split.parts(loc), split.parts(variance)
-        centre, slope = _slope(lambda u: at(parts, mean, u).loc, parts[mean])
-        spread, change = _slope(lambda u: at(parts, scale, u).scale, parts[scale])
-        rate = jnp.square(change / spread) * variances[scale]
-        square = (jnp.square(y - centre) + jnp.square(slope) * variances[mean]) / jnp.square(spread)
-        return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(spread)
+        centre, spread, noise = moments(v, variance)
+        parts = split.parts(v)
+        rate = jnp.square(slope(parts, scale, "scale") / noise) * split.parts(variance)[scale]
+        square = (jnp.square(y - centre) + spread) / jnp.square(noise)
+        return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(noise)
 
-    return Given(
-        (split.columns[mean],),
-        form("expected_log_prob"),
-        form("log_marginal"),
-        altogether if scale is not None else None,
-    )
+    def of_y(v: Array, variance: Array) -> tuple[Array, Array]:
+        centre, spread, noise = moments(v, variance)
+        return centre, jnp.square(noise) + spread
+
+    columns = tuple(split.columns[f] for f in means)
+    if all(part.kinds.get("scale") is Dependence.CONSTANT for part in seen):
+        return Given(columns, expected_log_prob, log_marginal, expected_log_prob, of_y)
+    return Given(columns, expected_log_prob, log_marginal, None if scale is None else with_log_scale, None)
 
 
-def _slope(function: Callable[[Array], Array], v: Array) -> tuple[Array, Array]:
-    """A parameter and its derivative number by number."""
-    return jax.jvp(function, (v,), (jnp.ones_like(v),))
+def _affine_together(conditional: Callable[..., Any], seen: Sequence[Part], values: Sequence[Array]) -> tuple[int, ...]:
+    """The functions that the mean depends on, if it is affine in all of them together, number by number."""
+    means = tuple(f for f, part in enumerate(seen) if part.kinds.get("loc") is not Dependence.CONSTANT)
+    if any(not seen[f].own or seen[f].kinds["loc"] is not Dependence.AFFINE for f in means):
+        return ()
+    if len(means) == 1:
+        return means
+
+    def moved(u: Array) -> Array:  # each by as much: no product of two is affine in u
+        return conditional(*(v + u if f in means else v for f, v in enumerate(values))).loc
+
+    (kind,) = dependence(moved, jnp.zeros_like(values[means[0]]))
+    return means if kind is Dependence.AFFINE else ()
 
 
 def _only(seen: Sequence[Part], name: str, wanted: Dependence) -> int | None:
