@@ -114,40 +114,47 @@ def given_others(
         return None
     scale = _only(seen, "scale", Dependence.LOG_AFFINE)
 
-    def slope(parts: list[Array], f: int, name: str) -> Array:
-        """Of a parameter with respect to the values of a function, number by number."""
+    def with_slope(parts: list[Array], f: int, name: str) -> tuple[Array, Array]:
+        """A parameter and its derivative with respect to the values of a function, number by number."""
 
         def parameter(u: Array) -> Array:
             return getattr(conditional(*parts[:f], u, *parts[f + 1 :]), name)
 
-        return jax.jvp(parameter, (parts[f],), (jnp.ones_like(parts[f]),))[1]
+        return jax.jvp(parameter, (parts[f],), (jnp.ones_like(parts[f]),))
 
-    def moments(v: Array, variance: Array) -> tuple[Array, Array, Array]:
-        """The mean of y, the variance that its functions have, and the scale at the other functions."""
-        parts, variances = split.parts(v), split.parts(variance)
-        spread = sum(jnp.square(slope(parts, f, "loc")) * variances[f] for f in means)
+    def of_mean(parts: list[Array], variance: Array) -> tuple[Array, Array]:
+        """The mean of y and the variance that its functions have."""
+        variances = split.parts(variance)
+        found = {f: with_slope(parts, f, "loc") for f in means}
+        centre, _ = found[means[0]]
+        each = (jnp.square(slope) * variances[f] for f, (_, slope) in found.items())
+        return centre, sum(each, jnp.zeros_like(centre))
+
+    def noise_at(parts: list[Array]) -> Array:
         d: Any = conditional(*parts)
-        return d.loc, jnp.asarray(spread), d.scale
+        return d.scale
 
     def expected_log_prob(y: Array, v: Array, variance: Array) -> Array:
-        centre, spread, noise = moments(v, variance)
+        parts = split.parts(v)
+        (centre, spread), noise = of_mean(parts, variance), noise_at(parts)
         return dist.Normal(centre, noise, validate_args=False).log_prob(y) - 0.5 * spread / jnp.square(noise)
 
+    def of_y(v: Array, variance: Array) -> tuple[Array, Array]:
+        parts = split.parts(v)
+        centre, spread = of_mean(parts, variance)
+        return centre, jnp.square(noise_at(parts)) + spread
+
     def log_marginal(y: Array, v: Array, variance: Array) -> Array:
-        centre, spread, noise = moments(v, variance)
-        return dist.Normal(centre, jnp.sqrt(jnp.square(noise) + spread), validate_args=False).log_prob(y)
+        centre, total = of_y(v, variance)
+        return dist.Normal(centre, jnp.sqrt(total), validate_args=False).log_prob(y)
 
     def with_log_scale(y: Array, v: Array, variance: Array) -> Array:
         assert scale is not None
-        centre, spread, noise = moments(v, variance)
         parts = split.parts(v)
-        rate = jnp.square(slope(parts, scale, "scale") / noise) * split.parts(variance)[scale]
+        (centre, spread), (noise, change) = of_mean(parts, variance), with_slope(parts, scale, "scale")
+        rate = jnp.square(change / noise) * split.parts(variance)[scale]
         square = (jnp.square(y - centre) + spread) / jnp.square(noise)
         return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(noise)
-
-    def of_y(v: Array, variance: Array) -> tuple[Array, Array]:
-        centre, spread, noise = moments(v, variance)
-        return centre, jnp.square(noise) + spread
 
     columns = tuple(split.columns[f] for f in means)
     if all(part.kinds.get("scale") is Dependence.CONSTANT for part in seen):
