@@ -184,6 +184,22 @@ def test_opper_archambeau_begins_alike_in_all_units():
     np.testing.assert_allclose(large.loc, 1e3 * plain.loc)
 
 
+def test_opper_archambeau_begins_where_values_are_known():
+    """A linear function is zero at the origin: its variance there is no unit of anything."""
+
+    def model(X, y=None):
+        v = numpyro.sample("v", dgp.gp("f", dgp.kernels.Linear(4.0), None)(X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
+
+    at = jnp.array([[0.0], [1.0]])
+    guide = dgp.guides.InducingPoint(model, exact=dgp.guides.OpperArchambeau())
+    svi = SVI(model, guide, optax.adam(0.1), dgp.ELBO())
+    state = svi.init(jax.random.key(0), at, jnp.array([0, 1]))
+    assert np.isfinite(svi.evaluate(state, at, jnp.array([0, 1])))
+    np.testing.assert_allclose(svi.get_params(state)["v_auto_lambda"], 2**-0.5)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("rule", [dgp.guides.Full(), dgp.guides.OpperArchambeau()])
 def test_guides_over_exact_values_match_dense_algebra(rule):

@@ -23,8 +23,7 @@ class OpperArchambeau(Rule):
     .. math:: q(f(X)) = N\bigl(m(X) + k(X, X)\, \alpha,\; (k(X, X)^{-1} + \mathrm{diag}(\lambda)^2)^{-1}\bigr)
 
     The optimum over all Gaussians has this form when the likelihood factorises over data. It begins at
-    :math:`\alpha = 0` and one over the standard deviations of the prior, :math:`\lambda_n = k(x_n, x_n)^{-1/2}`, as a
-    fit in other units of the values would.
+    :math:`\alpha = 0` and :math:`\lambda_n^{-2} = \tfrac1N \sum_m k(x_m, x_m)`, in all units of the values alike.
 
     Raises:
         ValueError: the site does not hold the values of an exact scalar process.
@@ -58,7 +57,7 @@ class OpperArchambeau(Rule):
                 f"{fn.event_shape}: use guides.Full() for several outputs"
             )
         alpha = site.param("alpha", lambda: jnp.zeros_like(fn.loc))
-        lam = site.param("lambda", lambda: 1 / jnp.sqrt(fn.variance))  # in units of the values
+        lam = site.param("lambda", lambda: jnp.full_like(fn.loc, 1 / jnp.sqrt(fn.variance.mean())))
         require_rows(self, site, alpha.shape, fn.loc.shape)
         shift, root = opper_archambeau(fn.factor()[0], alpha, lam)
         return WhitenedValues(fn, shift[None], root[None])
