@@ -480,6 +480,10 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1), (2, 1))), "ascending numbers of layers"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1, 1))), "pairs of such a number"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=True), "ascending numbers of layers"),
+        (
+            lambda: dgp.fit_best(lambda depth: family(depth), KEY, X, STEP, depths=(1, (2, 1))),
+            r"two numbers, layers and columns .*for the pair \(2, 1\).*too many positional arguments.*width=None",
+        ),
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="stacking" or "evidence"'),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=-1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -123,11 +124,11 @@ def fit_best(
         for these, and the fits. Printed, it is a table of their evidence and weights.
 
     Raises:
-        ValueError: a family that does not give programs, depths that do not ascend, another way to weigh or to predict
-            by one layer, odds that are not positive or leave out all, a gain that is negative, fewer rows than folds,
-            data that are not finite numbers, observations that do not have the rows of the inputs, other arguments that
-            have them beside folds; a program with ``numpyro.param`` sites; a previous fit of other depths or programs,
-            or one beside folds.
+        ValueError: a family that does not give programs or takes no columns, depths that do not ascend, another way to
+            weigh or to predict by one layer, odds that are not positive or leave out all, a gain that is negative,
+            fewer rows than folds, data that are not finite numbers, observations that do not have the rows of the
+            inputs, other arguments that have them beside folds; a program with ``numpyro.param`` sites; a previous fit
+            of other depths or programs, or one beside folds.
 
     Example:
         >>> import jax, numpyro
@@ -166,7 +167,7 @@ def fit_best(
     require_key("fit_best", rng_key)
     require_compiling_itself("fit_best", rng_key, args)
     depths = as_depths("fit_best", depths)
-    _require_family(family, args)
+    _require_family(family, depths, args)
     if weigh not in ("evidence", "stacking"):
         raise ValueError(f'fit_best: expected weigh="stacking" or "evidence", got {weigh!r}: weigh="stacking"')
     if not (_is_number(least_gain) and 0 <= least_gain < math.inf):
@@ -274,12 +275,21 @@ def _require_folds(folds: int, weigh: str, args: tuple[Any, ...]) -> None:
         )
 
 
-def _require_family(family: Any, args: tuple[Any, ...]) -> None:
+def _require_family(family: Any, depths: tuple[Depth, ...], args: tuple[Any, ...]) -> None:
     if not callable(family):
         raise ValueError(
             f"fit_best: expected family, a function from the number of layers to a program, got "
             f"{type(family).__name__}: fit_best(lambda depth: ..., key, X, y)"
         )
+    if (pair := next((d for d in depths if isinstance(d, tuple)), None)) is not None:
+        try:
+            inspect.signature(family).bind(*pair)
+        except TypeError as error:
+            raise ValueError(
+                f"fit_best: expected a family of two numbers, layers and columns of hidden ones, for the pair {pair} "
+                f"among depths, got one that does not take them ({error}): def family(depth, width=None), or "
+                "dgp.design.emulator_family(X, y)"
+            ) from error
     if len(args) < 2 or not np.ndim(args[0]) or not np.ndim(args[-1]) or len(args[0]) != len(args[-1]):
         shapes = [np.shape(value) for value in args]
         raise ValueError(
