@@ -27,6 +27,7 @@ __all__ = [
     "current_trace",
     "inside_transformation",
     "is_concrete",
+    "is_count",
     "kept",
     "known_keywords",
     "nearest",
@@ -142,9 +143,14 @@ def kept(rule: Callable[..., Any], value: Any, *others: ArrayLike) -> Any:
     return jnp.where(rule(value, *map(jnp.asarray, others)).all(-1, keepdims=True), value, jnp.nan)
 
 
+def is_count(value: Any) -> bool:
+    """Whether ``value`` is a positive integer."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value > 0)
+
+
 def require_count(owner: str, name: str, value: Any, hint: str) -> None:
     """Raise unless ``value`` is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+    if not is_count(value):
         got = f"an array of shape {np.shape(value)}" if np.size(value) > 10 else repr(value)
         raise ValueError(f"{owner}: expected {name} to be a positive integer, got {got}: try {hint}")
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_dgp._checks import is_count
 from numpyro_dgp._typing import Array
 
 __all__ = ["Depth", "arguments_of", "as_depths", "key_of"]
@@ -27,7 +28,7 @@ def as_depths(owner: str, depths: Any) -> tuple[Depth, ...]:
     """
     given = tuple(depths) if np.iterable(depths) else (depths,)
     numbers = [tuple(d) if np.iterable(d) else (d,) for d in given]
-    known = all(len(d) in (1, 2) and all(_is_count(n) for n in d) for d in numbers)
+    known = all(len(d) in (1, 2) and all(is_count(n) for n in d) for d in numbers)
     if not given or not known or len(set(numbers)) < len(numbers) or numbers != sorted(numbers, key=lambda d: d[0]):
         raise ValueError(
             f"{owner}: expected depths as ascending numbers of layers, or pairs of such a number and the columns of "
@@ -54,7 +55,3 @@ def key_of(key: Array, depth: Depth) -> Array:
     """
     layers, *columns = arguments_of(depth)
     return jax.random.fold_in(key, layers + 1000 * sum(columns))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value > 0)

@@ -30,7 +30,15 @@ from jax.scipy.special import gammaln, i0e, xlogy
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence
 
-__all__ = ["ClosedForm", "ClosedForms", "closed_forms", "normal_form"]
+__all__ = [
+    "ClosedForm",
+    "ClosedForms",
+    "closed_forms",
+    "normal_bound",
+    "normal_density",
+    "normal_form",
+    "with_slope",
+]
 
 # Maps (y, mean, variance) to an expectation, elementwise.
 ClosedForm = Callable[[Array, Array, Array], Array]
@@ -100,11 +108,11 @@ def normal_form(conditional: Conditional, v: Array) -> tuple[Array, Array, Array
     example = conditional(v)
     if example.loc is v:
         return jnp.ones((), v.dtype), jnp.zeros((), v.dtype), example.scale
-    offset, slope, _ = _with_slope(conditional, jnp.zeros_like(v), "loc")
+    offset, slope, _ = with_slope(conditional, jnp.zeros_like(v), "loc")
     return slope, offset, example.scale
 
 
-def _with_slope(conditional: Conditional, v: Array, name: str, *others: str) -> tuple[Array, Array, list[Array]]:
+def with_slope(conditional: Conditional, v: Array, name: str, *others: str) -> tuple[Array, Array, list[Array]]:
     """A parameter at v, its derivative number by number, and other parameters, in one call."""
 
     def parameters(v: Array) -> tuple[Array, list[Array]]:
@@ -118,22 +126,30 @@ def _gamma(y: Array, r: Array, log_r: Array, a: Array) -> Array:
     return a * log_r + (a - 1) * jnp.log(y) - y * r - gammaln(a)
 
 
+def normal_bound(y: Array, mean: Array, scale: Array, ratio: Array) -> Array:
+    """The expected log density of y with a random mean, whose variance is ``ratio`` times that of the noise."""
+    return dist.Normal(mean, scale, validate_args=False).log_prob(y) - 0.5 * ratio
+
+
+def normal_density(y: Array, mean: Array, variance: Array) -> Array:
+    """The log density of y by its mean and variance."""
+    return dist.Normal(mean, jnp.sqrt(variance), validate_args=False).log_prob(y)
+
+
 def _normal_forms(conditional: Conditional) -> ClosedForms:
     """Those of ``Normal(slope * v + offset, scale)``."""
 
     def moments(v: Array) -> tuple[Array, Array, Array]:
-        mean, slope, (scale,) = _with_slope(conditional, v, "loc", "scale")
+        mean, slope, (scale,) = with_slope(conditional, v, "loc", "scale")
         return mean, slope, scale
 
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
         mean, slope, scale = moments(loc)
-        penalty = 0.5 * jnp.square(slope / scale) * variance
-        return dist.Normal(mean, scale, validate_args=False).log_prob(y) - penalty
+        return normal_bound(y, mean, scale, jnp.square(slope / scale) * variance)
 
     def log_marginal(y: Array, loc: Array, variance: Array) -> Array:
         mean, slope, scale = moments(loc)
-        total = jnp.sqrt(jnp.square(scale) + jnp.square(slope) * variance)
-        return dist.Normal(mean, total, validate_args=False).log_prob(y)
+        return normal_density(y, mean, jnp.square(scale) + jnp.square(slope) * variance)
 
     return ClosedForms(expected_log_prob, log_marginal, moments)
 
@@ -152,7 +168,7 @@ def _of_logarithm(form: ClosedForm, y: Array, loc: Array, variance: Array) -> Ar
 
 
 def _von_mises(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
-    mean, slope, (kappa,) = _with_slope(conditional, loc, "loc", "concentration")
+    mean, slope, (kappa,) = with_slope(conditional, loc, "loc", "concentration")
     cosine = jnp.exp(-0.5 * jnp.square(slope) * variance) * jnp.cos(y - mean)
     return kappa * (cosine - 1) - jnp.log(2 * jnp.pi * i0e(kappa))
 
@@ -173,7 +189,7 @@ def _hazard(d: Any) -> _Hazard:
 
 
 def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
-    found = _with_slope(lambda v: _hazard(conditional(v)), loc, "log_rate", "power", "censored")
+    found = with_slope(lambda v: _hazard(conditional(v)), loc, "log_rate", "power", "censored")
     log_rate, slope, (power, censored) = found
     log_y = jnp.log(jnp.where(y > 0, y, 1))
     cumulative = jnp.where(y > 0, jnp.exp(log_rate + 0.5 * jnp.square(slope) * variance + power * log_y), 0)
@@ -183,7 +199,7 @@ def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> A
 
 def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str) -> ClosedForms:
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
-        rate, derivative, constants = _with_slope(conditional, loc, "rate", *others)
+        rate, derivative, constants = with_slope(conditional, loc, "rate", *others)
         positive = jnp.where(rate > 0, rate, 1)  # it is zero where nothing was exposed
         slope = derivative / positive
         mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)

@@ -20,14 +20,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, dependence
 from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
-from numpyro_dgp.model.closed_forms import ClosedForm
+from numpyro_dgp.model.closed_forms import ClosedForm, normal_bound, normal_density, with_slope
 from numpyro_dgp.model.several_values import Split
 
 __all__ = ["Given", "Part", "given_others", "grid_of"]
@@ -114,51 +113,40 @@ def given_others(
         return None
     scale = _only(seen, "scale", Dependence.LOG_AFFINE)
 
-    def with_slope(parts: list[Array], f: int, name: str) -> tuple[Array, Array]:
-        """A parameter and its derivative with respect to the values of a function, number by number."""
+    def at(parts: list[Array], f: int) -> Callable[[Array], Any]:
+        return lambda u: conditional(*parts[:f], u, *parts[f + 1 :])
 
-        def parameter(u: Array) -> Array:
-            return getattr(conditional(*parts[:f], u, *parts[f + 1 :]), name)
-
-        return jax.jvp(parameter, (parts[f],), (jnp.ones_like(parts[f]),))
-
-    def of_mean(parts: list[Array], variance: Array) -> tuple[Array, Array]:
-        """The mean of y and the variance that its functions have."""
-        variances = split.parts(variance)
-        found = {f: with_slope(parts, f, "loc") for f in means}
-        centre, _ = found[means[0]]
-        each = (jnp.square(slope) * variances[f] for f, (_, slope) in found.items())
-        return centre, sum(each, jnp.zeros_like(centre))
-
-    def noise_at(parts: list[Array]) -> Array:
-        d: Any = conditional(*parts)
-        return d.scale
+    def given(v: Array, variance: Array) -> tuple[Array, Array, Array]:
+        """The mean of y, the variance that its functions have, and the scale at the other functions."""
+        parts, variances = split.parts(v), split.parts(variance)
+        found = {f: with_slope(at(parts, f), parts[f], "loc", "scale") for f in means}
+        centre, _, (noise,) = found[means[0]]
+        each = (jnp.square(slope) * variances[f] for f, (_, slope, _) in found.items())
+        return centre, sum(each, jnp.zeros_like(centre)), noise
 
     def expected_log_prob(y: Array, v: Array, variance: Array) -> Array:
-        parts = split.parts(v)
-        (centre, spread), noise = of_mean(parts, variance), noise_at(parts)
-        return dist.Normal(centre, noise, validate_args=False).log_prob(y) - 0.5 * spread / jnp.square(noise)
+        centre, spread, noise = given(v, variance)
+        return normal_bound(y, centre, noise, spread / jnp.square(noise))
 
-    def of_y(v: Array, variance: Array) -> tuple[Array, Array]:
-        parts = split.parts(v)
-        centre, spread = of_mean(parts, variance)
-        return centre, jnp.square(noise_at(parts)) + spread
+    def moments(v: Array, variance: Array) -> tuple[Array, Array]:
+        centre, spread, noise = given(v, variance)
+        return centre, jnp.square(noise) + spread
 
     def log_marginal(y: Array, v: Array, variance: Array) -> Array:
-        centre, total = of_y(v, variance)
-        return dist.Normal(centre, jnp.sqrt(total), validate_args=False).log_prob(y)
+        return normal_density(y, *moments(v, variance))
 
     def with_log_scale(y: Array, v: Array, variance: Array) -> Array:
         assert scale is not None
         parts = split.parts(v)
-        (centre, spread), (noise, change) = of_mean(parts, variance), with_slope(parts, scale, "scale")
+        centre, spread, _ = given(v, variance)
+        noise, change, _ = with_slope(at(parts, scale), parts[scale], "scale")
         rate = jnp.square(change / noise) * split.parts(variance)[scale]
         square = (jnp.square(y - centre) + spread) / jnp.square(noise)
         return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(noise)
 
     columns = tuple(split.columns[f] for f in means)
     if all(part.kinds.get("scale") is Dependence.CONSTANT for part in seen):
-        return Given(columns, expected_log_prob, log_marginal, expected_log_prob, of_y)
+        return Given(columns, expected_log_prob, log_marginal, expected_log_prob, moments)
     return Given(columns, expected_log_prob, log_marginal, None if scale is None else with_log_scale, None)
 
 
