@@ -1,9 +1,10 @@
-"""Fit one-, two- and three-layer Gaussian processes with two guides to a regression data set.
+"""Fit Gaussian processes of one and two layers, the deep one with two guides, to a regression data set.
 
 ``python examples/regression.py`` fits Mauna Loa CO2. ``--data FILE.npz`` takes any file with arrays X (N, D) and
-y (N,); ``python examples/regression.py --help`` lists the rest. It prints a table and writes plots and the fitted
-parameters to ``--out``. Fits run in processes of their own, ``--jobs`` at a time, so that one compiles while another
-computes.
+y (N,); ``--layers 1 2 3`` adds a third layer; ``python examples/regression.py --help`` lists the rest. It prints a
+table and writes figures and the fitted parameters to ``--out``; ``summary.png`` shows all fits, for a series with a
+forecast.
+Fits run in processes of their own, ``--jobs`` at a time, so that one compiles while another computes.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def make_model(
 ) -> Callable[..., None]:
     """A deep GP for inputs like ``X``: hyperparameters have priors, inner layers start as the identity.
 
-    With a ``period``, in units of X, the first layer may also be periodic. The degrees of freedom of a Student-t
+    With a ``period``, in units of X, the first layer may also be periodic and the last one has a line, which forecasts
+    follow. The degrees of freedom of a Student-t
     likelihood are learned, above 2 so that the variance is finite; the larger, the closer to normal. Logarithms of the
     variances of inner layers have a prior with the standard deviation ``inner_spread``.
     """
@@ -105,6 +107,8 @@ def make_model(
             if i == 0 and period is not None:
                 season = numpyro.sample("season", dist.LogNormal(jnp.array([-4.0, 0.0]), 1.0).to_event(1))
                 kernel = kernel + dgp.kernels.Periodic(season[0], season[1], period)
+            if i == depth - 1 and period is not None:
+                kernel = kernel + dgp.kernels.Linear(numpyro.sample("slope", dist.LogNormal(0.0, 1.0)))
             outputs = None if i == depth - 1 else starts[i + 1].Z.shape[1]
             functions.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z, learn=True), outputs=outputs, mean=mean))
         jitters = [
@@ -128,19 +132,22 @@ def make_model(
 
 @dataclasses.dataclass
 class Fit:
-    """A fitted model and its scores on the test rows, in standard units.
+    """A fitted model, its errors, predictive standard deviations and log densities of test rows, in standard units.
 
     ``bounds`` are estimates of the bound per row, by the last hundred steps, which hardly move. ``posterior`` is
-    ``None`` in a fit that comes from another process.
+    ``None`` in a fit that comes from another process. ``curves`` is for a single input: the inputs and predictions over
+    the whole record and over its end with a forecast, in the units of the data.
     """
 
     name: str
     posterior: dgp.Posterior | None
     losses: np.ndarray
     errors: np.ndarray
+    deviations: np.ndarray
     log_density: np.ndarray
     bounds: np.ndarray
     seconds: float
+    curves: tuple[tuple[np.ndarray, dgp.Mixture], ...] = ()
 
 
 def fit(
@@ -179,7 +186,7 @@ def fit(
     result = dgp.fit(svi, keys[0], steps, split.X, split.y, rows, checkpoint=checkpoint, progress_bar=progress)
     seconds = time.perf_counter() - start
     posterior = dgp.Posterior(model, guide, result.params)
-    mean = posterior.predict(keys[1], split.X_test, num_samples=draws).mean
+    prediction = posterior.predict(keys[1], split.X_test, num_samples=draws)
     density = posterior.log_density(keys[2], split.y_test, split.X_test, num_samples=draws)
 
     losses = np.asarray(result.losses, float)
@@ -187,15 +194,20 @@ def fit(
         f"{NAMES.get(depth, f'{depth} layers')}, {guide_name}",
         posterior,
         losses,
-        np.asarray(mean - split.y_test, float),
+        np.asarray(prediction.mean - split.y_test, float),
+        np.sqrt(np.asarray(prediction.variance, float)),
         np.asarray(density, float),
         -losses[-100:] / len(split.X),
         seconds,
     )
 
 
-def row(fits: list[Fit]) -> str:
-    """One line of the table: means with standard errors, over splits where there are several, else over rows."""
+def row(fits: list[Fit], shallow: list[Fit]) -> str:
+    """One line of the table: means with standard errors, over splits where there are several, else over rows.
+
+    A fit whose test rows are less probable than under the ``shallow`` one, by more than two standard errors of the
+    difference, is marked.
+    """
 
     def summary(values: list[np.ndarray], root: bool = False) -> str:
         pool = np.array([v.mean() for v in values]) if len(values) > 1 else values[0]
@@ -213,21 +225,30 @@ def row(fits: list[Fit]) -> str:
         summary([f.bounds for f in fits]),
         f"{np.mean([f.seconds for f in fits]):6.0f}",
     ]
-    return f"{fits[0].name:26s}" + " ".join(f"{cell:>17s}" for cell in cells[:3]) + cells[3]
+    differences = [f.log_density - s.log_density for f, s in zip(fits, shallow, strict=True)]
+    pool = np.array([d.mean() for d in differences]) if len(differences) > 1 else differences[0]
+    worse = pool.mean() < -2 * pool.std(ddof=1) / math.sqrt(len(pool))
+    remark = f"  worse than {shallow[0].name}" if worse else ""
+    return f"{fits[0].name:26s}" + " ".join(f"{cell:>17s}" for cell in cells[:3]) + cells[3] + remark
 
 
-def draw_bounds(fits: list[Fit], size: int, out: Path) -> None:
-    """A figure of the bounds of all fits of one split, with ``size`` rows for training."""
-    import matplotlib
+def curves(split: Split, posterior: dgp.Posterior) -> tuple[tuple[np.ndarray, dgp.Mixture], ...]:
+    """Predictions over the inputs, and over the last seventh of them and as much beyond: a forecast."""
+    low, high = split.X.min(), split.X.max()
+    reach = (high - low) / 7
+    # Pieces of as many points as the test rows of CO2 are filled up to, for which there is a program.
+    ranges = jnp.linspace(low, high, 500), jnp.linspace(high - reach, high + reach, 500)
+    found = []
+    for x in ranges:
+        halves = [posterior.predict(jax.random.key(9), half) for half in jnp.split(x[:, None], 2)]
+        means, variances = (np.concatenate(parts, 1) for parts in zip(*halves, strict=True))
+        prediction = dgp.Mixture(split.units_y.inverse(means), variances * split.units_y.scale**2)
+        found.append((np.asarray(split.units_X.inverse(x[:, None]))[:, 0], prediction))
+    return tuple(found)
 
-    matplotlib.use("Agg")
-    from numpyro_dgp import plots
 
-    plots.bounds({f.name: f.losses for f in fits}, size=size).savefig(out / "elbo.png", dpi=120)
-
-
-def draw(split: Split, found: Fit, out: Path, labels: dict[str, str]) -> None:
-    """Figures of a fit, in ``out``; ``labels`` name the axes of functions of one input."""
+def draw_summary(split: Split, fits: list[Fit], out: Path, labels: dict[str, str]) -> None:
+    """One figure of all fits: a column each, for a single input the record above its end with a forecast."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -235,22 +256,39 @@ def draw(split: Split, found: Fit, out: Path, labels: dict[str, str]) -> None:
 
     from numpyro_dgp import plots
 
-    key, stem = jax.random.key(9), found.name.replace(", ", "_")
+    rows = max(1, len(fits[0].curves))
+    size = (max(4.6 * len(fits), 6.0), 3.2 * rows)
+    figure, axes = plt.subplots(rows, len(fits), figsize=size, squeeze=False, sharey="row", layout="constrained")
+    for column, found in zip(axes.T, fits, strict=True):
+        for ax, (x, prediction) in zip(column, found.curves, strict=False):
+            X = np.asarray(split.units_X.inverse(split.X))[:, 0]
+            shown = x.min() <= X
+            plots.fit(x, prediction, data=(X[shown], split.units_y.inverse(split.y)[shown]), ax=ax)
+            ax.set(xlim=(x.min(), x.max()), **labels)
+        if found.curves:
+            column[-1].axvline(float(split.units_X.inverse(split.X).max()), color="0.3", lw=0.8, ls=":")
+        else:
+            mean = np.asarray(split.y_test) + found.errors
+            plots.observed(split.y_test, dgp.Mixture(mean[None], found.deviations[None] ** 2), ax=column[0])
+        scores = f"log density {found.log_density.mean():.2f}, RMSE {math.sqrt((found.errors**2).mean()):.3f}"
+        column[0].set_title(f"{found.name}\n{scores}")
+    figure.savefig(out / "summary.png", dpi=120)
+    plots.bounds({f.name: f.losses for f in fits}, size=len(split.X)).savefig(out / "elbo.png", dpi=120)
+    plt.close("all")
+
+
+def draw_layers(split: Split, found: Fit, out: Path) -> None:
+    """A figure of the layers of a fit."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from numpyro_dgp import plots
+
     assert found.posterior is not None
-    if split.X.shape[1] == 1:
-        # In halves of as many points as the test rows of CO2 are filled up to, for which there is a program.
-        x = jnp.linspace(split.X.min() - 0.1, split.X.max() + 0.1, 500)[:, None]
-        units = split.units_y
-        halves = [found.posterior.predict(key, half) for half in jnp.split(x, 2)]
-        means, variances = (jnp.concatenate(parts, 1) for parts in zip(*halves, strict=True))
-        prediction = dgp.Mixture(units.inverse(means), variances * units.scale**2)
-        data = split.units_X.inverse(split.X)[:, 0], units.inverse(split.y)
-        figure = plots.fit(split.units_X.inverse(x)[:, 0], prediction, data=data)
-    else:
-        figure, labels = plots.observed(split.y_test, found.posterior.predict(key, split.X_test)), {}
-    figure.axes[0].set(title=found.name, **labels)
-    figure.savefig(out / f"fit_{stem}.png", dpi=120)
-    plots.layers(found.posterior, key, split.X).savefig(out / f"layers_{stem}.png", dpi=120)
+    figure = plots.layers(found.posterior, jax.random.key(9), split.X, num_points=2000)
+    figure.savefig(out / f"layers_{found.name.replace(', ', '_')}.png", dpi=120)
     plt.close("all")
 
 
@@ -261,7 +299,7 @@ def rows_of(arguments: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run(arguments: argparse.Namespace, seed: int, depth: int, guide: str) -> Fit:
-    """One fit of the table; its parameters, and its figures if it is of the last split, are in ``arguments.out``."""
+    """One fit of the table; its parameters, and its layers if it is of the last split, are in ``arguments.out``."""
     split = split_data(*rows_of(arguments), seed, arguments.protocol)
     co2 = arguments.data == "co2"
     period = 1.0 if co2 else arguments.period
@@ -285,15 +323,21 @@ def run(arguments: argparse.Namespace, seed: int, depth: int, guide: str) -> Fit
     )
     assert found.posterior is not None
     dgp.save(arguments.out / f"{stem}.npz", found.posterior.params)
-    if seed == arguments.split[-1]:
-        labels = {"xlabel": "year" if co2 else "X", "ylabel": "CO2 (parts per million)" if co2 else "y"}
-        draw(split, found, arguments.out, labels)
-    return dataclasses.replace(found, posterior=None)
+    drawn = seed == arguments.split[-1]
+    if drawn:
+        draw_layers(split, found, arguments.out)
+    single = drawn and split.X.shape[1] == 1
+    return dataclasses.replace(found, posterior=None, curves=curves(split, found.posterior) if single else ())
 
 
 def run_all(arguments: argparse.Namespace) -> dict[tuple[int, str], list[Fit]]:
     """All fits of the table, by depth and guide."""
-    rows = [(depth, guide) for depth in arguments.layers for guide in arguments.guide]
+    # All guides are one for a single layer without a latent: it has no hidden values.
+    rows = [
+        (depth, guide)
+        for depth in arguments.layers
+        for guide in (arguments.guide if depth > 1 else arguments.guide[:1])
+    ]
     tasks = [(seed, *names) for seed in arguments.split for names in rows]
     if arguments.jobs == 1:
         found = {task: run(arguments, *task) for task in tasks}
@@ -312,7 +356,7 @@ def run_all(arguments: argparse.Namespace) -> dict[tuple[int, str], list[Fit]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--data", default="co2", help="co2, diabetes, or an .npz file with X and y")
-    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--layers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--guide", nargs="+", choices=sorted(GUIDES), default=["inducing-point", "mean-field"])
     parser.add_argument("--likelihood", choices=LIKELIHOODS, default="student-t")
     parser.add_argument("--optimizer", choices=list(RATES), default="natural")
@@ -340,11 +384,15 @@ def main() -> None:
     lines = [
         f"{'model, guide':26s}" + " ".join(f"{h:>17s}" for h in ("test RMSE", "log density", "ELBO per row")) + "   sec"
     ]
-    lines += [row(fits) for fits in results.values()]
+    shallow = next(iter(results.values()))
+    lines += [row(fits, shallow) for fits in results.values()]
     print("\n".join(lines))
     (arguments.out / "table.txt").write_text("\n".join(lines) + "\n")
-    draw_bounds([fits[-1] for fits in results.values()], int(0.9 * len(X)), arguments.out)
-    print(f"plots and parameters are in {arguments.out}")
+    split = split_data(*rows_of(arguments), arguments.split[-1], arguments.protocol)
+    co2 = arguments.data == "co2"
+    labels = {"xlabel": "year" if co2 else "X", "ylabel": "CO2 (parts per million)" if co2 else "y"}
+    draw_summary(split, [fits[-1] for fits in results.values()], arguments.out, labels)
+    print(f"figures and parameters are in {arguments.out}; summary.png shows all fits")
 
 
 if __name__ == "__main__":
