@@ -17,6 +17,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 from programs import random_params
 
@@ -126,6 +127,7 @@ def many_kernels():
 
 # Programs: rounding is amplified by the condition of k(Z, Z) with its jitter or noise, here a few thousand at most.
 CONDITION = 100.0
+RANDOM = 8
 
 
 def data(N):
@@ -202,10 +204,34 @@ def many_programs():
                     check_predictions(name, dgp.Posterior(model, collapsed.on(X, y), params), X[:25], y[:25])
 
 
+def random_programs():
+    """Losses, densities and predictions of random programs, with inducing inputs that are rows of X where they fit."""
+    from program_checks import Case, random_case
+
+    for seed in range(RANDOM):
+        program, guide = random_case(seed)
+        case = Case(program, guide)
+        X, *others, Z = case.args
+        first = list(program.functions).index(program.first)
+        if program.functions[program.first].form == "points" and X.shape[-1] == Z[first].shape[-1]:
+            rows = X.reshape(-1, X.shape[-1])
+            Z = [rows[: len(z)] if i == first and len(rows) >= len(z) else z for i, z in enumerate(Z)]
+        args, name = (X, *others, Z), f"random {seed} {guide}"
+        check_bound(name, program.model, case.guide, case.params, *args, keep=case.keep)
+        check_density(name, program.all_rows, case.values, *args, keep=case.keep, whole=True)
+        if not program.is_exact:
+            fewer = program.data(rows=2)
+            guide = case.guide.on(*args, keep=case.keep) if case.name == "collapsed" else case.guide
+            predict = Predictive(program.model, guide=guide, params=case.params, num_samples=2)
+            draw = lambda X, X2, Z: predict(KEY, X, None, X2, None, Z)["y"]  # noqa: E731
+            compare(name + " predictions", draw, fewer[0], fewer[2], Z, amplified=CONDITION)
+
+
 PARTS = {
     "few": (few_kernels, few_programs),
     "kernels": (many_kernels,),
     "programs": (many_programs,),
+    "random": (random_programs,),
 }
 if __name__ == "__main__":
     for part in sys.argv[1:]:
