@@ -127,7 +127,7 @@ def many_kernels():
 
 # Programs: rounding is amplified by the condition of k(Z, Z) with its jitter or noise, here a few thousand at most.
 CONDITION = 100.0
-RANDOM = 8
+RANDOM = 6
 
 
 def data(N):
@@ -173,7 +173,7 @@ def check_density(name, model, values, *args, **kwargs):
 def check_predictions(name, posterior, X, y):
     def predicted():
         mixture = posterior.predict(KEY, X, num_samples=2)
-        return mixture.mean, mixture.sd, posterior.log_density(KEY, y, X, num_samples=2)
+        return mixture.mean, mixture.variance, posterior.log_density(KEY, y, X, num_samples=2)
 
     with jax.disable_jit():
         eager = predicted()
@@ -187,21 +187,24 @@ def few_programs():
 
 
 def many_programs():
-    """Of one layer, with all pairs of kernel, inducing inputs and lengthscale."""
+    """One layer; inducing inputs are the inputs, equal to them or others, lengthscales known or learned."""
     K = dgp.kernels
-    X, y = data(50)
-    for kernel in (K.Matern12, K.Matern32, K.Matern52, K.RBF):
-        for where, Z in (("same", None), ("equal", X), ("others", X[::2] + 0.05)):
-            for learned in (False, True):
-                name = f"{kernel.__name__} {where} {'learned' if learned else 'constant'} "
-                model = program_of(kernel, Z, learned)
-                params = {"scale": jnp.asarray(0.4)} if learned else {}
-                collapsed, guide = dgp.guides.Collapsed(model), dgp.guides.InducingPoint(model)
-                check_bound(name + "collapsed", model, collapsed, params, X, y)
-                check_bound(name + "guide", model, guide, random_params(model, guide, X, y), X, y)
-                check_density(name + "for_mcmc", dgp.for_mcmc(model, params), {}, X, y)
-                if Z is not None:
-                    check_predictions(name, dgp.Posterior(model, collapsed.on(X, y), params), X[:25], y[:25])
+    X, y = data(40)
+    cases = [
+        (K.Matern52, "same", False), (K.Matern52, "equal", False), (K.Matern52, "equal", True),
+        (K.Matern12, "equal", False), (K.Matern32, "same", True), (K.Matern32, "others", False),
+    ]  # fmt: skip
+    for kernel, where, learned in cases:
+        name = f"{kernel.__name__} {where} {'learned' if learned else 'constant'} "
+        Z = {"same": None, "equal": X + 0, "others": X[::2] + 0.05}[where]
+        model = program_of(kernel, Z, learned)
+        params = {"scale": jnp.asarray(0.4)} if learned else {}
+        collapsed, guide = dgp.guides.Collapsed(model), dgp.guides.InducingPoint(model)
+        check_bound(name + "collapsed", model, collapsed, params, X, y)
+        check_bound(name + "guide", model, guide, random_params(model, guide, X, y), X, y)
+        check_density(name + "for_mcmc", dgp.for_mcmc(model, params), {}, X, y)
+        if Z is not None:
+            check_predictions(name, dgp.Posterior(model, collapsed.on(X, y), params), X[:10], y[:10])
 
 
 def random_programs():

@@ -28,13 +28,10 @@ def as_a_user(part, cache):
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
-@pytest.mark.parametrize(
-    ("part", "arrays"),
-    [
-        ("few", 18),
-        *(pytest.param(*part, marks=pytest.mark.slow) for part in [("kernels", 1000), ("programs", 200)]),
-    ],
-)
+LONG = [("kernels", 1000), ("programs", 80), ("random", 40)]
+
+
+@pytest.mark.parametrize(("part", "arrays"), [("few", 18), *(pytest.param(*p, marks=pytest.mark.slow) for p in LONG)])
 def test_compiled_is_eager(part, arrays, pytestconfig):
     found = as_a_user(part, pytestconfig.cache.mkdir("optimised"))
     assert found["compared"] >= arrays

@@ -14,5 +14,8 @@ def program(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 x = jnp.linspace(-1, 1, 50) ** 3
-print(f"JAX {jax.__version__}: smallest entry of the diagonal {jnp.diag(jax.jit(program)(x)[1]).min():.3f} compiled, ", end="")
+print(
+    f"JAX {jax.__version__}: smallest entry of the diagonal {jnp.diag(jax.jit(program)(x)[1]).min():.3f} compiled, ",
+    end="",
+)
 print(f"{jnp.diag(program(x)[1]).min():.3f} one operation after the other")
