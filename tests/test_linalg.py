@@ -314,3 +314,15 @@ def test_safe_sqrt_has_finite_derivative_at_zero():
     value, slope = jax.vmap(jax.value_and_grad(linalg.safe_sqrt))(jnp.array([-1.0, 0.0, 4.0]))
     np.testing.assert_allclose(value, [0, 0, 2])
     np.testing.assert_allclose(slope, [0, 0, 0.25])
+
+
+def test_derivatives_of_safe_sqrt_of_any_order():
+    """Forwards, backwards and in batches: those of the root above zero, and zero below."""
+    x = jnp.array([-1.0, 0.0, 4.0])
+    for first in (jax.grad, jax.jacfwd):
+        for second in (jax.grad, jax.jacfwd):
+            np.testing.assert_allclose(jax.vmap(second(first(linalg.safe_sqrt)))(x), [0, 0, -1 / 32], rtol=1e-14)
+    third = jax.vmap(jax.grad(jax.grad(jax.grad(linalg.safe_sqrt))))(x.astype(jnp.float32))
+    assert third.dtype == jnp.float32
+    np.testing.assert_allclose(third, [0, 0, 3 / 256], rtol=1e-6)
+    assert np.isnan(linalg.safe_sqrt(jnp.nan))

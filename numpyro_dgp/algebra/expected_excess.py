@@ -39,7 +39,7 @@ def log_expected_excess(z: Array) -> Array:
     Source: Ament et al. (2023), section 4.1, for the logarithm; here by a continued fraction.
     """
     tail = z < _TAIL
-    near, t = jnp.where(tail, _TAIL, z), jnp.where(tail, -z, -_TAIL)
+    near, t = jnp.maximum(z, _TAIL), jnp.maximum(-z, -_TAIL)
     r = jnp.zeros_like(t)
     for k in range(_TERMS, 0, -1):
         r = k / (t + r)

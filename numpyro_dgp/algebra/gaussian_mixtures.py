@@ -21,6 +21,9 @@ from numpyro_dgp.algebra.linalg import safe_sqrt
 
 __all__ = ["levels", "mixture_cdf", "mixture_quantiles"]
 
+_NARROW = 1e-12  # the standard deviation of a certain value, whose distribution function is a step
+_FAR = 50.0  # standard deviations, beyond which a tail is zero in both precisions
+
 
 @jax.jit
 def mixture_cdf(means: Array, variances: Array, y: Array) -> Array:
@@ -89,7 +92,8 @@ def _beyond(means: Array, scales: Array, y: Array, side: Array | int) -> Array:
 
     def of_one(mean: Array, scale: Array) -> Array:
         away, certain = side * (y - mean), scale <= 0
-        return jnp.where(certain, away >= 0, ndtr(away / jnp.where(certain, 1, scale)))
+        z = jnp.clip(away / jnp.where(certain, _NARROW, scale), -_FAR, _FAR)
+        return jnp.where(certain, away >= 0, ndtr(z))
 
     return jax.vmap(of_one)(means, scales).mean(0)
 
@@ -110,8 +114,7 @@ def _density(means: Array, scales: Array, y: Array) -> Array:
 
 
 def _inverse(slope: Array) -> Array:
-    usable = slope > jnp.finfo(slope.dtype).tiny
-    return jnp.where(usable, 1 / jnp.where(usable, slope, 1), 0)
+    return 1 / jnp.where(slope > jnp.finfo(slope.dtype).tiny, slope, jnp.inf)
 
 
 def _root(excess: Callable[[Array], Array], gaussians: tuple[Array, Array], standard: Array) -> Array:

@@ -97,7 +97,7 @@ def shock_factors(Q: Array) -> tuple[Array, Array]:
     """
     scale = safe_sqrt(jnp.diagonal(Q, axis1=-2, axis2=-1))
     moving = scale > 0
-    inverse = jnp.where(moving, 1 / jnp.where(moving, scale, 1), 0)
+    inverse = 1 / jnp.where(moving, scale, jnp.inf)
     eye = jnp.eye(Q.shape[-1], dtype=Q.dtype)
     correlation = inverse[..., None] * Q * inverse[..., None, :] + jnp.where(moving, 0, 1)[..., None] * eye
     factor = jnp.linalg.cholesky(with_jitter(correlation))

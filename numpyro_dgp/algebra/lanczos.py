@@ -165,7 +165,7 @@ def _quadrature(
         found = n * (jnp.square(vectors[0]) * _function(theta, second)).sum()
         ended = norm <= tiny * jnp.abs(diagonal[m])
         beside = beside.at[m].set(jnp.where(ended | (m == steps - 1), 0, norm), mode="drop")
-        basis = basis.at[m + 1].set(jnp.where(ended, 0, product / jnp.where(ended, 1, norm)), mode="drop")
+        basis = basis.at[m + 1].set(product / jnp.where(ended, jnp.inf, norm), mode="drop")
         change = jnp.where(ended, 0, jnp.abs(found - value))
         return m + 1, basis, diagonal, beside, found, change
 
@@ -206,7 +206,8 @@ def _divided_differences(theta: Array, second: bool) -> Array:
     theta = jnp.maximum(theta, 1e-30)
     ratio = theta[:, None] / theta - 1
     near = jnp.abs(ratio) < 1e-6
-    quotient = jnp.where(near, 1 - ratio / 2, jnp.log1p(jnp.where(near, 1, ratio)) / jnp.where(near, 1, ratio))
+    away = jnp.where(near, 1e-6, ratio)
+    quotient = jnp.where(near, 1 - ratio / 2, jnp.log1p(away) / away)
     return quotient / theta - 1 + (_SECOND * (theta[:, None] + theta - 2) if second else 0)
 
 

@@ -110,11 +110,21 @@ def row_sums(x: Array) -> Array:
     return matmul(x, jnp.ones(x.shape[-1], x.dtype))
 
 
+@jax.custom_jvp
 @fused
 def safe_sqrt(x: Array) -> Array:
-    """Square root of ``max(x, 0)`` whose derivative at zero is zero instead of infinite."""
-    positive = x > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
+    """Square root of ``max(x, 0)`` whose derivative at zero is zero instead of infinite.
+
+    Continuous in x, so that XLA may compute x with different rounding wherever it needs it: ``where(x > 0, ...)``
+    around ``where(x > 0, x, 1)`` gives 1 where only one of the two finds x above zero.
+    """
+    return jnp.sqrt(jnp.maximum(x, 0))
+
+
+@safe_sqrt.defjvp
+def _safe_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    root = safe_sqrt(*primals)
+    return root, 0.5 / jnp.where(root == 0, jnp.inf, root) * tangents[0]
 
 
 def products_in_rows(A: Array, B: Array) -> Array:

@@ -19,11 +19,22 @@ from numpyro_dgp.algebra.linalg import safe_sqrt
 __all__ = ["matern12", "matern32", "matern52"]
 
 _Pair = tuple[Array, Array]
+_COINCIDENT = 32.0  # units in the last place of one lengthscale, within which two points count as one
 
 
+@jax.custom_jvp
 def matern12(q: Array) -> Array:
     """exp(-s), whose derivative at zero counts as zero."""
     return jnp.exp(-safe_sqrt(q))
+
+
+@matern12.defjvp
+def _matern12_jvp(primals: tuple[Array], tangents: tuple[Array]) -> _Pair:
+    # The slope has another sign on each side of zero. In a compiled program the distance of equal points may be a
+    # rounding error: x / l - x / l with a fused multiply-add.
+    s, value = safe_sqrt(*primals), matern12(*primals)
+    apart = s > _COINCIDENT * jnp.finfo(s.dtype).eps
+    return value, -0.5 * value / jnp.where(apart, s, jnp.inf) * tangents[0]
 
 
 @jax.custom_jvp

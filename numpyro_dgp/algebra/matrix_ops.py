@@ -18,7 +18,8 @@ def _divided_difference(a: Array, b: Array) -> Array:
     r""":math:`(e^a - e^b) / (a - b)`, also where a = b."""
     half = 0.5 * (a - b)
     small = jnp.abs(half) < 1e-4
-    ratio = jnp.where(small, 1 + jnp.square(half) / 6, jnp.sinh(half) / jnp.where(small, 1, half))
+    away = jnp.where(small, 1e-4, half)
+    ratio = jnp.where(small, 1 + jnp.square(half) / 6, jnp.sinh(away) / away)
     return jnp.exp(0.5 * (a + b)) * ratio
 
 

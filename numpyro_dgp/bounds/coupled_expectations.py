@@ -95,7 +95,7 @@ class _Layer:
         if self.variance.ndim == 3:
             return jnp.linalg.solve(self.variance, cross.reshape(*shape[:1], -1, shape[-1]).mT).mT.reshape(shape)
         V = self.variance.reshape(shape[0], *(1,) * (cross.ndim - 2), shape[-1])
-        return cross / jnp.where(V > 0, V, 1)
+        return cross / jnp.where(V > 0, V, jnp.inf)
 
     def affine(self, mean: Array, slopes: Array) -> Array:
         """The linear forms of (h, 1) that are ``mean`` at the mean of h."""

@@ -17,6 +17,8 @@ from numpyro_dgp.prediction.joint_mixture import JointMixture, lower_factors
 
 __all__ = ["KnowledgeGradient", "expected_gain"]
 
+_FAR = 50.0  # standard deviations, beyond which the expected excess is zero in both precisions
+
 
 def expected_gain(a: Array, b: Array) -> Array:
     r""":math:`E \max_i (a_i + b_i Z) - \max_i a_i` with :math:`Z \sim N(0, 1)`, in closed form.
@@ -49,8 +51,7 @@ def expected_gain(a: Array, b: Array) -> Array:
     highest = (low < high) & ~((b[:, None] == b[None, :]) & above).any(1)
 
     def corner(c: Array) -> Array:
-        known = jnp.isfinite(c) & highest
-        return jnp.where(known, jnp.exp(log_expected_excess(-jnp.abs(jnp.where(known, c, 0.0)))), 0.0)
+        return jnp.exp(log_expected_excess(-jnp.minimum(jnp.abs(c), _FAR)))
 
     return jnp.where(highest, (b - b[a.argmax()]) * (corner(low) - corner(high)), 0.0).sum()
 

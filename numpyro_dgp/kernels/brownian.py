@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_finite, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
+from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.hyperparameters import require_number
 
@@ -89,11 +90,10 @@ class Brownian(Kernel):
         omega = 0.5 * jax.random.cauchy(frequency_key, (num,), X.dtype)
         right, left = jax.random.uniform(phase_key, (2, num), X.dtype, maxval=2 * math.pi)
         x = self._from_origin(X)[..., None]
-        away = x != 0
-        distance = jnp.abs(jnp.where(away, x, 1))
-        scale = jnp.sqrt(2 * self.variance * self.covariance(distance, distance) * self._weights(omega))
-        waves = jnp.cos(omega * jnp.log(distance) + jnp.where(x > 0, right, left))  # both sides are independent
-        return jnp.where(away, scale * waves, 0)
+        distance = jnp.abs(x)
+        scale = safe_sqrt(2 * self.variance * self.covariance(distance, distance) * self._weights(omega))
+        time = jnp.log(jnp.maximum(distance, jnp.finfo(x.dtype).tiny))
+        return scale * jnp.cos(omega * time + jnp.where(x > 0, right, left))  # both sides are independent
 
 
 @pytree

@@ -207,7 +207,7 @@ class Tilted:
         for (s, _), of_s in zip(self.terms, between, strict=True):
             for (t, _), of_t in zip(self.terms, between, strict=True):
                 precision = s.precision + t.precision
-                share = s.precision / jnp.where(precision > 0, precision, 1)
+                share = s.precision / jnp.where(precision > 0, precision, jnp.inf)
                 apart = (share * t.precision * jnp.square(Z1 - Z2)).sum(-1)
                 log_mass, mean, covariance = _tilt(loc, variance, precision, Z2 + share * (Z1 - Z2))
                 forms = [*extra, *(a * Z1 for a in s.forms), *(a * Z2 for a in t.forms)]

@@ -182,8 +182,7 @@ def _arc_cosine_jvp(order: int, primals: tuple[Array], tangents: tuple[Array]) -
         slope = order**2 * _arc_cosine(order - 1, cosine)
     else:
         sine2 = 1 - jnp.square(cosine)
-        inside = sine2 > jnp.finfo(cosine.dtype).eps
-        slope = jnp.where(inside, jax.lax.rsqrt(jnp.where(inside, sine2, 1)), 0)
+        slope = jax.lax.rsqrt(jnp.where(sine2 > jnp.finfo(cosine.dtype).eps, sine2, jnp.inf))
     return _arc_cosine(order, cosine), slope * tangent
 
 
@@ -265,9 +264,5 @@ class ArcCosine(ZonalKernel):
         weights = jax.random.normal(weight_key, (X.shape[-1] + 1, num), X.dtype)
         activation = matmul(extended(X, self._weights(X), self.bias_variance), weights)
         sign = jax.random.rademacher(sign_key, (num,), X.dtype)
-        return (
-            sign
-            * jnp.sqrt(2 * self.variance)
-            * jnp.where(activation > 0, activation, 0) ** self.order
-            * (activation > 0)
-        )
+        units = jnp.maximum(activation, 0) ** self.order if self.order else activation > 0
+        return sign * jnp.sqrt(2 * self.variance) * units

@@ -162,8 +162,13 @@ def _log_normal(conditional: Conditional) -> ClosedForms:
     return ClosedForms(of_times(of_logarithms.expected_log_prob), of_times(of_logarithms.log_marginal))
 
 
+def _safe_log(x: Array) -> Array:
+    """The logarithm, of the smallest normal number where x is not positive: its derivative there is zero."""
+    return jnp.log(jnp.where(x > 0, x, jnp.finfo(jnp.result_type(x, float)).tiny))
+
+
 def _of_logarithm(form: ClosedForm, y: Array, loc: Array, variance: Array) -> Array:
-    log_y = jnp.log(jnp.where(y > 0, y, 1))
+    log_y = _safe_log(y)
     return jnp.where(y > 0, form(log_y, loc, variance) - log_y, -jnp.inf)
 
 
@@ -191,7 +196,7 @@ def _hazard(d: Any) -> _Hazard:
 def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
     found = with_slope(lambda v: _hazard(conditional(v)), loc, "log_rate", "power", "censored")
     log_rate, slope, (power, censored) = found
-    log_y = jnp.log(jnp.where(y > 0, y, 1))
+    log_y = _safe_log(y)
     cumulative = jnp.where(y > 0, jnp.exp(log_rate + 0.5 * jnp.square(slope) * variance + power * log_y), 0)
     log_hazard = log_rate + jnp.log(power) + xlogy(power - 1, jnp.where(censored, 1, y))
     return jnp.where(y < 0, -jnp.inf, jnp.where(censored, 0, log_hazard) - cumulative)
@@ -200,10 +205,9 @@ def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> A
 def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str) -> ClosedForms:
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
         rate, derivative, constants = with_slope(conditional, loc, "rate", *others)
-        positive = jnp.where(rate > 0, rate, 1)  # it is zero where nothing was exposed
-        slope = derivative / positive
+        slope = derivative / jnp.where(rate > 0, rate, jnp.inf)  # it is zero where nothing was exposed
         mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)
-        log_rate = jnp.where(rate > 0, jnp.log(positive), -jnp.inf)
+        log_rate = jnp.where(rate > 0, _safe_log(rate), -jnp.inf)
         # As of the distributions themselves: in a compiled step nothing else says that y is out of range.
         return jnp.where(y < 0, -jnp.inf, expected(y, mean_rate, log_rate, *constants))
 

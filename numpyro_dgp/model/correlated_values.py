@@ -169,5 +169,5 @@ def _in_turn(numbers: Sequence[int], C: Entries, variances: list[Array], weights
             largest = safe_sqrt(d * variances[n])
             cross = jnp.clip(cross, -largest, largest)
             known = d > smallest * whole[before]  # else it is determined by those before it
-            weights[n, before] = jnp.where(known, cross / jnp.where(known, d, 1.0), 0.0)
+            weights[n, before] = cross / jnp.where(known, d, jnp.inf)
             variances[n] = jnp.maximum(variances[n] - jnp.square(weights[n, before]) * d, 0.0)

@@ -78,10 +78,10 @@ def from_dense(harmonic: Harmonics, kernel: Any, weights: ArrayLike, bias: Array
     degrees, sphere = tuple(harmonic.degrees), harmonic.columns + 1  # type: ignore[arg-type]
     own = HarmonicFunction(kernel, harmonic.columns, sphere, degrees, jnp.zeros(0), None, Zero()).shares()
     unit = degree_shares(sphere, max(degrees), lambda angle: jnp.cos(angle) ** kernel.order, w.dtype, end=math.pi / 2)
-    readout_2d = a.reshape(len(a), -1) * jnp.where(length > 0, length, 1) ** kernel.order * (length > 0)
+    readout_2d = a.reshape(len(a), -1) * length**kernel.order * (length > 0)
     parts = []
     for share, degree in zip(own, degrees, strict=True):
-        B = harmonics(sphere, degree, units_at / jnp.where(length > 0, length, 1))
+        B = harmonics(sphere, degree, units_at / jnp.where(length > 0, length, jnp.inf))
         known = share > 1e-6 * own.sum() / len(own)
         ratio = jnp.where(known, unit[degree] / jnp.sqrt(share), 0)
         parts.append(ratio * matmul(readout_2d.T, B))

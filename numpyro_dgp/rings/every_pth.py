@@ -99,7 +99,7 @@ class Subsampled:
         """
         total = self.eigenvalues.sum(0)
         seen = total > jnp.finfo(total.dtype).eps ** 2 * total.max()
-        return jnp.where(seen, self.eigenvalues / jnp.where(seen, total, 1), 0)
+        return self.eigenvalues / jnp.where(seen, total, jnp.inf)
 
     def lost_variance(self) -> Array:
         r""":math:`\mathrm{tr}(C - A A^\top) / N`: the mean variance of the process given its inducing values."""

@@ -48,9 +48,10 @@ def _first_wrong(times: np.ndarray) -> str:
 def passing(times: Any, dtype: Any) -> Array:
     """The time that passes before each of the times (N,), zero before the first; NaN where traced ones go back."""
     library: Any = np if isinstance(times, np.ndarray) else jnp
-    steps = library.concatenate([library.zeros_like(times[:1]), library.diff(times)])
-    steps = jnp.asarray(steps, dtype)
-    return jnp.where(steps >= 0, steps, jnp.nan)
+    before = library.concatenate([times[:1], times[:-1]])
+    # The times themselves are compared: the difference of equal ones, computed with them, may round below zero.
+    steps = library.where(times >= before, library.maximum(times - before, 0), library.nan)
+    return jnp.asarray(steps, dtype)
 
 
 def merged(times: Any, others: Any) -> tuple[Any, Any]:
