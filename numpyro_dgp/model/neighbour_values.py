@@ -87,8 +87,8 @@ class NeighbourValues(ProcessValues):
         weights = jnp.broadcast_to(self.weights, (*values.shape[:-2], *self.weights.shape[-3:]))
         return jnp.moveaxis(weights, (-2, -1), (0, 1))
 
-    def expand(self, batch_shape: Any) -> NeighbourValues:
-        return self._of(type(self), tuple(batch_shape))
+    def _expanded(self, batch: tuple[int, ...]) -> NeighbourValues:
+        return self._of(type(self), batch)
 
     def _of(self, kind: type[NeighbourValues], batch: tuple[int, ...]) -> NeighbourValues:
         """The same values as another class of them, expanded to ``batch``."""
