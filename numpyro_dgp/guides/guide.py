@@ -24,6 +24,7 @@ from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
 
 from numpyro_dgp._checks import known_keywords, require_count, require_key, require_levels
+from numpyro_dgp._data import indexable
 from numpyro_dgp._shown import described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.handler import Choices, Replace
@@ -152,6 +153,7 @@ class Guide:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
+        args, kwargs = indexable((args, kwargs))
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
         with Replace(self.choices, args, kwargs, drawn, self.predicted) as values, initialised():
             self.model(*args, **kwargs)

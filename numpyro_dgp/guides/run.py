@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.importance import Copies, Weighted, weighted
 from numpyro_dgp.guides.record import record_of
@@ -72,6 +73,7 @@ def traces(
         kwargs: keyword arguments of both.
         around: wraps the model before it runs: a function of the model with the guide's values, and the guide's trace.
     """
+    args, kwargs = indexable((args, kwargs))
     guide_trace = trace(guide).get_trace(*args, **kwargs)
     replayed = substitute(replay(model, guide_trace), data=mutable(guide_trace))
     return guide_trace, trace(around(replayed, guide_trace)).get_trace(*args, **kwargs)

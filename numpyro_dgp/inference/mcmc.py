@@ -14,6 +14,7 @@ from numpyro.infer.reparam import Reparam
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._checks import require_params
+from numpyro_dgp._data import indexable
 from numpyro_dgp._shown import brief, described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
@@ -253,6 +254,7 @@ class _Prepared:
         return described(self, vars(self), of=for_mcmc)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = indexable((args, kwargs))
         program = require_sound(self.model, args, kwargs)
         observes = program is None or bool(program.observed_plates)
         forgotten = frozenset() if program is None or observes else program.ends

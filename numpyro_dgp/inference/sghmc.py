@@ -28,6 +28,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
 from numpyro_dgp._checks import is_concrete, require_params
+from numpyro_dgp._data import indexable
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
@@ -253,6 +254,7 @@ class SGHMC(ProgramKernel):
         return potential_energy(handlers.seed(self._program, key), args, kwargs, z)
 
     def _program(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = indexable((args, kwargs))
         with (
             _DrawAnew(),
             all_rows(owner="SGHMC"),

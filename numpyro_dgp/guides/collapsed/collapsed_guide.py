@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import known_keywords
-from numpyro_dgp._data import own
+from numpyro_dgp._data import indexable, own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns, moved_by
@@ -161,11 +161,12 @@ class Collapsed(Guide):
             **kwargs: its keyword arguments.
         """
         bound = copy.copy(self)
-        bound.data = own((args, kwargs))
+        bound.data = indexable(own((args, kwargs)))
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
+        args, kwargs = indexable((args, kwargs))
         on_data = not self.predicted and bool(inspect_program(self.model, args, kwargs).observed_plates)
         data = (args, kwargs) if on_data else self.data
         if data is None:
