@@ -374,3 +374,36 @@ def test_hyperparameters_of_a_prediction_may_be_traced(key):
         assert jnp.allclose(jax.vmap(call)(scales), expected)
     slope = (by_argument(0.5 + 1e-5) - by_argument(0.5 - 1e-5)) / 2e-5
     assert jnp.allclose(jax.grad(held)(0.5), slope, rtol=1e-4)
+
+
+HELD = ["predict", "predict_function", "hidden", "layers", "functions", "sample_posterior"]
+
+
+@pytest.mark.parametrize("method", HELD)
+def test_a_fit_within_another_program_has_no_sites_there(method, key):
+    """A fitted function as a mean: the program has its own sites, and the prediction is that of outside."""
+    guide = dgp.guides.InducingPoint(deep)
+    posterior = dgp.Posterior(deep, guide, random_params(deep, guide, X, Y))
+
+    def mean(x):
+        if method == "sample_posterior":
+            return guide.sample_posterior(key, posterior.params, x)["g"].sum() + x
+        if method == "layers":
+            f, inputs = posterior.layers(key, x)["h"]
+            return f(inputs).mean
+        if method == "functions":
+            return posterior.functions(key, num_samples=1)(x)["y"].T
+        if method == "hidden":
+            return posterior.hidden(key, x, num_samples=2)["h"].mean(0)
+        return getattr(posterior, method)(key, x, num_samples=2).mean[:, None]
+
+    def outer(x):
+        v = dgp.gp("v", dgp.kernels.RBF(), dgp.Points(Z), mean=mean, outputs=1)
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("w", v(x))
+
+    x = X[:3]
+    with handlers.trace() as sites, handlers.seed(rng_seed=0), handlers.substitute(data={"v": jnp.zeros((1, len(Z)))}):
+        outer(x)
+    assert list(sites) == ["v", "rows", "w"]
+    np.testing.assert_allclose(sites["w"]["fn"].mean, mean(x), rtol=1e-6)

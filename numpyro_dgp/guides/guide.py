@@ -31,6 +31,7 @@ from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
+from numpyro_dgp.model.other_rows import apart
 from numpyro_dgp.model.program import full_plates, inspect_program
 from numpyro_dgp.model.refusals import initialised
 from numpyro_dgp.model.sites import Message, Trace, unwrap
@@ -207,7 +208,8 @@ class Guide:
 
         for _ in sample_shape:
             draw = jax.vmap(draw)
-        return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
+        with apart():
+            return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
 
     def median(self, params: dict[str, Array], *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Medians of the sites that have a variational distribution of their own: ``{site: median}``.
