@@ -407,3 +407,25 @@ def test_a_fit_within_another_program_has_no_sites_there(method, key):
         outer(x)
     assert list(sites) == ["v", "rows", "w"]
     np.testing.assert_allclose(sites["w"]["fn"].mean, mean(x), rtol=1e-6)
+
+
+def siblings(X, y=None, c=None, more=None):
+    """Two outcomes of one function, a value that is known beforehand, and another source of data."""
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z))
+    numpyro.sample("known", dgp.Likelihood(f(Z[:1]), lambda v: dist.Normal(v, NOISE)), obs=jnp.zeros(1))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=y)
+        numpyro.sample("c", dgp.Likelihood(f(X), lambda v: dist.Bernoulli(logits=v)), obs=c)
+    if more is not None:
+        with numpyro.plate("others", 3):
+            numpyro.sample("z", dgp.Likelihood(f(Z[:3]), lambda v: dist.Normal(v, NOISE)), obs=more)
+
+
+def test_an_observation_of_the_same_function_warns_and_names_condition():
+    posterior = dgp.Posterior(siblings, samples={"f": jnp.zeros((2, len(Z)))}, site="c")
+    warning = "'{}' is observed in this call, which does not change the prediction: 'f' is that of the fit.*"
+    with pytest.warns(UserWarning, match=warning.format("y") + r"dgp.condition\(posterior, key, X, y\)"):
+        posterior.call((jnp.array([[3.0]]), jnp.array([5.0])), {})
+    with pytest.warns(UserWarning, match=warning.format("z")):
+        posterior.call((X[:2],), {"more": jnp.ones(3)})
+    posterior.call((X[:2],), {})  # what the program itself observes is the same in the fit
