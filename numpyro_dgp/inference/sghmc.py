@@ -33,6 +33,7 @@ from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
 from numpyro_dgp.inference.program_kernel import ProgramKernel, first_position, for_chains, split_keys
+from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.refusals import all_rows, fixed_parameters, untransformed
 from numpyro_dgp.model.sites import Message, hide, site_kind
 
@@ -226,6 +227,7 @@ class SGHMC(ProgramKernel):
         model_args: tuple[Any, ...],
         model_kwargs: dict[str, Any] | None,
     ) -> SGHMCState:
+        require_observations_apart(self._model, model_args, model_kwargs or {})
         rng_key, init_key = split_keys(rng_key, 2)
         rows_key = init_key if is_prng_key(init_key) else init_key[0]
         found = initialize_model(

@@ -35,6 +35,7 @@ from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.model.beliefs import Belief, StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.program import inspect_program
 from numpyro_dgp.model.refusals import all_rows, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
@@ -160,6 +161,7 @@ class Collapsed(Guide):
             *args: arguments of the model, observations included.
             **kwargs: its keyword arguments.
         """
+        require_observations_apart(self.model, args, kwargs)
         bound = copy.copy(self)
         bound.data = indexable(own((args, kwargs)))
         return bound
