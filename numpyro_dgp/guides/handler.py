@@ -20,9 +20,9 @@ from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, warn_of_rows
 from numpyro_dgp.model.calls import inspect_call
 from numpyro_dgp.model.determined import require_following
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
 from numpyro_dgp.model.outcomes import require_in_range
-from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
 from numpyro_dgp.model.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
 

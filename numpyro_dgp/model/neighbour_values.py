@@ -6,7 +6,6 @@ r"""Distributions of the values of a process of which each is conditioned on a f
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 

@@ -90,8 +90,8 @@ class RandomFunction(Protocol):
         """Values with their correlations over the last batch dimension of x (..., N, D)."""
 
     def given(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> RandomFunction:
-        """The function conditioned on ``values`` at ``x``, which have ``noise`` of this standard deviation; the function
-        itself where v already determines it."""
+        """The function conditioned on ``values`` at ``x``, which have ``noise`` of this standard deviation; the
+        function itself where v already determines it."""
 
 
 class Representation(Protocol):

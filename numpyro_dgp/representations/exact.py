@@ -123,8 +123,10 @@ class ExactFunction:
             )
         require_finite("values given to condition", values, "leave out the rows where they are not known")
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
-        kernels, noise = self.kernels, jnp.reshape(noise, ()) if noise is not None and np.size(noise) == 1 else noise
-        if np.ndim(noise) and isinstance(kernels, Kernel):  # each output has a matrix of its own
+        kernels = self.kernels
+        if noise is not None and np.size(noise) == 1:
+            noise = jnp.reshape(noise, ())
+        if noise is not None and np.ndim(noise) and isinstance(kernels, Kernel):  # a matrix for every output
             kernels = (kernels,) * (self.outputs or 1)
         K = gram(kernels, x) + noise_covariance(noise, len(x), x.dtype)
         whiten = inverse_cholesky(K, "k(X, X) of an exact process")
