@@ -106,12 +106,12 @@ def _refuse(name: str, what: str, observed: str) -> NoReturn:
         f"site {name!r}: expected a program in which nothing but observed values depends on the observations, got "
         f"{which} computed from those of {observed!r}: a prediction has none, so that it would be another program than "
         "that of the fit. Compute what all rows share once, outside the model: units = "
-        "dgp.initial.Standardizer.fit(y), m = float(y.mean()); or make it a site, m = numpyro.sample('m', dist.Normal())"
+        "dgp.initial.Standardizer.fit(y), m = float(y.mean()); or make it a site, m = numpyro.sample('m', ...)"
     )
 
 
 def _computed(sites: Trace) -> dict[str, dict[str, list[Array]]]:
-    """By site of data or of a layer, the arrays of its distribution: of its functions, of their inputs, and the rest."""
+    """By site of data or of a layer, the arrays of its distribution: those of its functions, inputs, and the rest."""
     found: dict[str, dict[str, list[Array]]] = {}
     for name, site in sites.items():
         if site["type"] != "sample" or site_kind(site) not in ("observed", "hidden", "exact"):
