@@ -88,7 +88,9 @@ def test_collapsed_keeps_its_data_where_another_site_is_observed(key):
                 numpyro.sample(name, dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=value)
 
     posterior = dgp.Posterior(two, dgp.guides.Collapsed(two).on(X, Y, Y), site="y")
-    alone, beside = (posterior.layers(key, NEW, **z)["y"][0] for z in ({}, {"z": jnp.full(30, 5.0)}))
+    alone, _ = posterior.layers(key, NEW)["y"]
+    with pytest.warns(UserWarning, match="'z' is observed in this call, .* 'f' is that of the fit"):
+        beside, _ = posterior.layers(key, NEW, z=jnp.full(30, 5.0))["y"]
     np.testing.assert_allclose(beside(NEW).mean, alone(NEW).mean)
 
 
