@@ -259,7 +259,7 @@ class _Prepared:
         program = require_sound(self.model, args, kwargs)
         observes = program is None or bool(program.observed_plates)
         if observes and not inside_transformation():  # once, where a chain begins
-            require_observations_apart(self.model, args, kwargs)
+            require_observations_apart(handlers.substitute(self.model, data=self.params), args, kwargs)
         forgotten = frozenset() if program is None or observes else program.ends
         given = handlers.substitute(data=self.params)
         observed = observed_only(names=forgotten, owner="for_mcmc")

@@ -227,7 +227,8 @@ class SGHMC(ProgramKernel):
         model_args: tuple[Any, ...],
         model_kwargs: dict[str, Any] | None,
     ) -> SGHMCState:
-        require_observations_apart(self._model, model_args, model_kwargs or {})
+        model = handlers.substitute(self._model, data=self._params)
+        require_observations_apart(model, model_args, model_kwargs or {})
         rng_key, init_key = split_keys(rng_key, 2)
         rows_key = init_key if is_prng_key(init_key) else init_key[0]
         found = initialize_model(
