@@ -21,6 +21,7 @@ __all__ = [
     "as_array",
     "as_floats",
     "as_numbers",
+    "indexable",
     "known_numbers",
     "own",
     "own_numbers",
@@ -134,6 +135,33 @@ def as_array(what: str, value: Any) -> Array:
 def own(value: Any) -> Any:
     """``value``, arrays of NumPy in it copied, so that it stays what it is when the caller changes these."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
+
+
+class _Indexable(np.ndarray):
+    """An array of NumPy whose rows a traced index picks, as those of a plate are in a compiled program."""
+
+    def __getitem__(self, index: Any) -> Any:
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, jax.core.Tracer) for part in parts):
+            return jnp.asarray(self)[index]
+        return super().__getitem__(index)
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if np.ndim(array) == 0 else array.view(type(self))
+
+
+def indexable(arguments: Any) -> Any:
+    """Arguments of a program, whose arrays of NumPy a program may index by the rows of a plate while it is compiled.
+
+    They stay arrays of NumPy with known values, which a program may need as settings. Every place of the package that
+    runs a program on arguments of the user's passes these.
+
+    Example:
+        >>> (X,) = indexable((np.arange(3.0),))
+        >>> jax.jit(lambda rows: X[rows])(jnp.array([2, 0])).tolist()
+        [2.0, 0.0]
+    """
+    return jax.tree.map(lambda leaf: leaf.view(_Indexable) if type(leaf) is np.ndarray else leaf, arguments)
 
 
 def as_floats(what: str, value: Any) -> Array:

@@ -30,6 +30,7 @@ from numpyro_dgp.model.call_checks import (
     warn_rows_together,
 )
 from numpyro_dgp.model.calls import Call, inspect_call
+from numpyro_dgp.model.other_rows import apart
 from numpyro_dgp.model.program import Program, inspect_program, structure
 from numpyro_dgp.model.sites import Message, Trace
 
@@ -115,6 +116,10 @@ class Fit:
         Raises:
             ValueError: a site that all data share has no value in the guide or the draw.
         """
+        with apart():
+            return self._trace(target, key, sample, args, kwargs)
+
+    def _trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
         guide_key, model_key = jax.random.split(key)
         guide, model = self.guide_at(target), self.seeded(self.model, model_key, target)
         if guide is None:

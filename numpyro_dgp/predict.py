@@ -375,7 +375,7 @@ class Posterior(FunctionPredictions):
             for values in every:
                 function = getattr(values, "function", None)
                 if isinstance(function, RandomFunction):
-                    function = function.given(values.inputs, site["value"])
+                    function = function.given(values.inputs, site["value"], values.noise)
                     inputs = values.inputs.reshape(-1, values.inputs.shape[-1])
                     found[name if len(every) == 1 else str(function.site)] = function, inputs
         return found

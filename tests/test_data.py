@@ -11,7 +11,10 @@ import numpyro.distributions as dist
 import optax
 import pandas as pd
 import pytest
-from numpyro.infer import SVI
+from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.util import potential_energy
+from sizes import mostly_slow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import initial
@@ -187,3 +190,93 @@ def test_tables_can_be_fitted_and_predicted():
     np.testing.assert_array_equal(predicted, posterior.predict(key, x[:, None]).mean)
     again = pickle.loads(pickle.dumps(posterior))
     np.testing.assert_array_equal(predicted, again.predict(key, x[:, None]).mean)
+
+
+# --- arrays of NumPy whose rows a plate picks
+
+
+def indexed(X, y=None, batch=None):
+    """The line of the README, with a number that has to be known when the program is compiled."""
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0.0, 1.0, 3)[:, None]))
+    with numpyro.plate("data", len(X), subsample_size=batch) as rows:
+        conditional = lambda v: dist.Normal(v, noise)  # noqa: E731
+        numpyro.sample("y", dgp.Likelihood(f(X[rows]), conditional), obs=None if y is None else y[rows])
+
+
+def one_step(kernel, *data):
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=1, progress_bar=False)
+    mcmc.run(KEY, *data)
+    return mcmc.get_samples()
+
+
+def potential(program, *data):
+    values = {"noise": jnp.zeros(()), "f": jnp.zeros(3)}
+    return jax.jit(lambda z: potential_energy(program, data, {}, z))(values)
+
+
+def trained(guide, *data):
+    svi = SVI(indexed, guide, optax.adam(0.1), dgp.ELBO())
+    return svi.run(KEY, 1, *data, progress_bar=False).losses
+
+
+KEY = jax.random.key(0)
+PARAMS = {"noise_auto_loc": jnp.array(0.3), "f_auto_loc": jnp.zeros(3), "f_auto_scale_tril": 0.1 * jnp.eye(3)}
+ONE = {"noise": jnp.array([0.3]), "f": jnp.zeros((1, 3))}
+FULL, INTEGRATED = dgp.guides.InducingPoint(indexed), dgp.guides.Collapsed(indexed)
+NOISE_ONLY = {"noise_auto_loc": jnp.array(0.3)}
+PATHS = {
+    "svi": lambda *data: trained(FULL, *data),
+    "svi, minibatch": lambda *data: trained(FULL, *data, 2),
+    "svi, an autoguide": lambda *data: trained(AutoNormal(indexed), *data),
+    "svi, collapsed": lambda *data: trained(INTEGRATED, *data),
+    "a compiled bound": lambda *data: jax.jit(lambda p: dgp.ELBO().loss(KEY, p, indexed, FULL, *data))(PARAMS),
+    "fit": lambda *data: dgp.fit(
+        SVI(indexed, FULL, optax.adam(0.1), dgp.ELBO()), KEY, 1, *data, progress_bar=False
+    ).losses,
+    "minimize": lambda *data: dgp.optim.minimize(
+        SVI(indexed, FULL, optax.sgd(0.1), dgp.ELBO()), KEY, *data, max_steps=1, progress_bar=False
+    ).losses,
+    "NUTS": lambda *data: one_step(NUTS(dgp.for_mcmc(indexed), max_tree_depth=1), *data),
+    "for_mcmc": lambda *data: potential(dgp.for_mcmc(indexed, collapse=False), *data),
+    "Gibbs": lambda *data: one_step(dgp.Gibbs(indexed), *data),
+    "SGHMC": lambda *data: one_step(dgp.SGHMC(indexed), *data),
+    "Collapsed.on": lambda *data: dgp.Posterior(indexed, INTEGRATED.on(*data), NOISE_ONLY).predict(KEY, data[0]).mean,
+    "predict": lambda *data: dgp.Posterior(indexed, FULL, PARAMS).predict(KEY, data[0]).mean,
+    "draws": lambda *data: dgp.Posterior(indexed, samples=ONE).log_density(KEY, data[1], data[0]),
+    "sample_posterior": lambda *data: FULL.sample_posterior(KEY, PARAMS, *data, sample_shape=(2,)),
+    "to_arviz": lambda *data: dgp.to_arviz(
+        dgp.Posterior(indexed, FULL, PARAMS), KEY, *data, num_samples=2
+    ).posterior.noise.values,
+    "condition": lambda *data: dgp.condition(
+        dgp.Posterior(indexed, FULL, PARAMS), KEY, *data, num_steps=1, progress_bar=False
+    ).predict(KEY, data[0]).mean,
+    "update": lambda *data: dgp.update(
+        dgp.Posterior(indexed, FULL, PARAMS), KEY, *data, num_steps=1, progress_bar=False
+    ).predict(KEY, data[0]).mean,
+}  # fmt: skip
+FAST = ["a compiled bound", "for_mcmc"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("path", mostly_slow(FAST, PATHS))
+def test_arrays_of_numpy_are_indexed_by_a_plate_everywhere(path):
+    X, y = np.linspace(0.0, 1.0, 4)[:, None], np.array([0.1, 0.5, 0.4, -0.2])
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(PATHS[path](X, y)))
+
+
+def test_arrays_of_numpy_stay_known_while_a_program_is_compiled():
+    """Rows that a plate picks and settings that are read are arguments of one program."""
+
+    def model(X, groups, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(np.unique(X, axis=0)[::2]))
+        with numpyro.plate("groups", int(groups.max()) + 1):
+            level = numpyro.sample("level", dist.Normal())
+        with numpyro.plate("data", len(X), subsample_size=2) as rows:
+            mean = level[groups[rows]]
+            numpyro.sample("y", dgp.Likelihood(f(X[rows]), lambda v: dist.Normal(v + mean, 0.1)), obs=y[rows])
+
+    X, groups, y = np.linspace(0.0, 1.0, 4)[:, None], np.array([0, 1, 1, 0]), np.zeros(4)
+    guide = dgp.guides.InducingPoint(model)
+    loss = lambda: numpyro.handlers.seed(dgp.ELBO().loss, 0)(KEY, {}, model, guide, X, groups, y)  # noqa: E731
+    assert jax.eval_shape(loss).shape == ()

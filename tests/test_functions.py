@@ -238,6 +238,40 @@ def test_conditioning_an_exact_process():
     np.testing.assert_allclose(posterior(X).mean, values, atol=1e-6)
 
 
+NOISES = {
+    "a number": (0.3, None, KERNEL),
+    "one output": (np.array([0.3]), 1, KERNEL),
+    "one per output": (np.array([0.3, 0.1]), 2, KERNEL),
+    "two kernels": (np.array([0.3, 0.1]), 2, [KERNEL, dgp.kernels.Matern32(0.8, 0.5)]),
+    "two kernels, a number": (0.3, 2, [KERNEL, dgp.kernels.Matern32(0.8, 0.5)]),
+}
+
+
+@pytest.mark.parametrize("case", NOISES)
+def test_conditioning_on_values_with_noise(case):
+    """The posterior of f in regression, by an exact process and by one with all values as neighbours."""
+    noise, outputs, kernel = NOISES[case]
+    values, new = rng.normal(size=(7, outputs or 1)), rng.normal(size=(5, 2))
+    y = values[:, 0] if outputs is None else values
+    mean, covariance = np.zeros((5, outputs or 1)), np.zeros((outputs or 1, 5, 5))
+    for p in range(outputs or 1):
+        k = kernel[p] if isinstance(kernel, list) else kernel
+        K = np.asarray(k.gram(X)) + np.ravel(noise)[p if np.size(noise) > 1 else 0] ** 2 * np.eye(7)
+        gain = np.linalg.solve(K, k(X, new)).T
+        mean[:, p] = 0.5 + gain @ (values[:, p] - 0.5)
+        covariance[p] = k.gram(new) - gain @ np.asarray(k(X, new))
+    variance = np.diagonal(covariance, axis1=1, axis2=2).T
+    for inducing in (None, dgp.Neighbours(X, 7)):
+        f = dgp.gp("f", kernel, inducing, outputs=outputs, mean=dgp.means.Constant(0.5))
+        found, noisy = f.condition(X, y, noise=noise)(new), f.condition(X, y, noise=noise)(new, noise=0.2)
+        np.testing.assert_allclose(found.mean.reshape(mean.shape), mean, atol=1e-6)
+        np.testing.assert_allclose(found.variance.reshape(mean.shape), variance, atol=1e-6)
+        np.testing.assert_allclose(noisy.variance - found.variance, 0.04, atol=1e-12)
+        if inducing is None:
+            joint = f.condition(X, y, noise=noise).joint(new)
+            np.testing.assert_allclose(np.broadcast_to(joint.covariance, covariance.shape), covariance, atol=1e-6)
+
+
 @pytest.mark.parametrize("x64", [True, False])
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_keeps_float32(x64, outputs, key):

@@ -7,14 +7,15 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.util import log_density
 from programs import NOISE, X, Y, Z, bayesian, deep, explicit, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.model.program import inspect_program
 
-N = len(X)
+N, KEY = len(X), jax.random.key(0)
 POINTS = dgp.Points(Z)
 
 
@@ -310,3 +311,98 @@ def test_numpy_arrays_in_a_chain_without_an_index():
     with handlers.seed(rng_seed=0):
         dgp.for_mcmc(integrated(None, normal))(np.asarray(X), np.asarray(Y))
         dgp.for_mcmc(shallow)(np.asarray(X), np.asarray(Y))
+
+
+K = dgp.kernels.Matern32(1.0, 0.4)
+TIMES = jnp.linspace(0.0, 1.0, N)
+FEW = 4
+
+
+def together(open_function, joint=False, **options):
+    """Opens a function, and returns what makes its values at four rows."""
+    f = open_function()
+    return lambda: (f.joint if joint else f)(X[:FEW], **options)
+
+
+def exact_layer(outputs=None):
+    return dgp.gp("f", K, None, outputs=outputs)
+
+
+RING = dgp.rings.regular(np.arange(float(FEW)), margin=4.0)
+TOGETHER = {
+    "an exact process": lambda: together(exact_layer, noise=NOISE),
+    "an exact process, outputs": lambda: together(lambda: exact_layer(2), noise=NOISE),
+    "a batch of one": lambda: lambda: exact_layer()(X[None, :FEW], noise=NOISE),
+    "a mask": lambda: lambda: exact_layer()(X[:FEW], noise=NOISE).mask(True),
+    "joint values": lambda: together(layer, joint=True, noise=NOISE),
+    "joint values, outputs": lambda: together(lambda: layer(2), joint=True),
+    "a grid": lambda: together(lambda: dgp.gp("f", K, dgp.Grid(-3.0, 3.0, 16)), joint=True),
+    "a basis": lambda: together(lambda: dgp.gp("f", K, dgp.Basis(-2.0, 2.0, 16)), joint=True, noise=NOISE),
+    "neighbours": lambda: together(lambda: dgp.gp("f", K, dgp.Neighbours(X[:FEW], 2)), noise=NOISE),
+    "conditioned": lambda: together(lambda: exact_layer().condition(X[:3], Y[:3]), joint=True),
+    "a state space": lambda: lambda: dgp.StateSpaceNormal(K, X[:FEW], noise=NOISE),
+    "a ring": lambda: lambda: dgp.rings.RingNormal(K, RING[0], NOISE, RING[1]),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_values_drawn_together_are_refused_in_a_plate_of_their_rows(name):
+    """Log densities of the plate would be N times that of the one draw."""
+
+    def model(y=None, before=False, batch=None):
+        values = TOGETHER[name]()
+        fn = values() if before else None
+        with numpyro.plate("data", 2 * FEW if batch else FEW, subsample_size=batch):
+            numpyro.sample("y", values() if fn is None else fn, obs=y)
+
+    y = jnp.zeros((FEW, 2) if "outputs" in name else FEW)
+    match = rf"{FEW} of them in plate 'data', which would count all {FEW} times: write the site in front of"
+    for given in [(y,), (None,), (y, True), (y, False, FEW)]:
+        with pytest.raises(ValueError, match=match), handlers.seed(rng_seed=0):
+            handlers.trace(model).get_trace(*given)
+
+
+def test_every_path_refuses_values_drawn_together():
+    def model(X, y=None):
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.gp("f", K, None)(X, noise=NOISE), obs=y)
+
+    chain = lambda program: MCMC(NUTS(program), num_warmup=1, num_samples=1).run(KEY, X, Y)  # noqa: E731
+    paths = [
+        lambda: dgp.ELBO().loss(KEY, {}, model, dgp.guides.InducingPoint(model), X, Y),
+        lambda: Trace_ELBO().loss(KEY, {}, model, lambda X, y: None, X, Y),
+        lambda: chain(model),
+        lambda: chain(dgp.for_mcmc(model)),
+        lambda: log_density(model, (X, Y), {}, {}),
+        lambda: Predictive(model, num_samples=2)(KEY, X),
+        lambda: dgp.Posterior(model, samples={"s": jnp.zeros(1)}).predict(KEY, X),
+    ]
+    for path in paths:
+        with pytest.raises(ValueError, match="in front of the plate"):
+            path()
+
+
+@pytest.mark.parametrize("count", [1, 3, FEW])
+def test_groups_of_values_drawn_together_count_once(count):
+    """Independent groups in a plate: the sum of their evidences, also where they are as many as rows."""
+    x, y = X[:FEW], jnp.cos(jnp.arange(count * FEW)).reshape(count, FEW)
+    K_y = np.asarray(K.gram(x)) + NOISE**2 * np.eye(FEW)
+    evidence = -0.5 * (np.sum(y.T * np.linalg.solve(K_y, y.T)) + count * np.linalg.slogdet(2 * np.pi * K_y)[1])
+
+    def model(fn):
+        with numpyro.plate("groups", count):
+            numpyro.sample("y", fn, obs=y)
+
+    values = exact_layer()(x, noise=NOISE)
+    same = [values] if count != FEW else [values.expand([count])]
+    for fn in [*same, exact_layer()(jnp.broadcast_to(x, (count, *x.shape)), noise=NOISE)]:
+        np.testing.assert_allclose(log_density(model, (fn,), {}, {})[0], evidence, rtol=1e-5)
+
+
+def test_a_normal_of_all_rows_is_refused_in_their_plate():
+    def model(X, y):
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(N), jnp.eye(N)), obs=y)
+
+    with pytest.raises(ValueError, match="in front of plate 'data' of these rows"):
+        inspect_program(model, (X, Y), {})

@@ -88,7 +88,9 @@ def test_collapsed_keeps_its_data_where_another_site_is_observed(key):
                 numpyro.sample(name, dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=value)
 
     posterior = dgp.Posterior(two, dgp.guides.Collapsed(two).on(X, Y, Y), site="y")
-    alone, beside = (posterior.layers(key, NEW, **z)["y"][0] for z in ({}, {"z": jnp.full(30, 5.0)}))
+    alone, _ = posterior.layers(key, NEW)["y"]
+    with pytest.warns(UserWarning, match="'z' is observed in this call, .* 'f' is that of the fit"):
+        beside, _ = posterior.layers(key, NEW, z=jnp.full(30, 5.0))["y"]
     np.testing.assert_allclose(beside(NEW).mean, alone(NEW).mean)
 
 
@@ -374,3 +376,58 @@ def test_hyperparameters_of_a_prediction_may_be_traced(key):
         assert jnp.allclose(jax.vmap(call)(scales), expected)
     slope = (by_argument(0.5 + 1e-5) - by_argument(0.5 - 1e-5)) / 2e-5
     assert jnp.allclose(jax.grad(held)(0.5), slope, rtol=1e-4)
+
+
+HELD = ["predict", "predict_function", "hidden", "layers", "functions", "sample_posterior"]
+
+
+@pytest.mark.parametrize("method", HELD)
+def test_a_fit_within_another_program_has_no_sites_there(method, key):
+    """A fitted function as a mean: the program has its own sites, and the prediction is that of outside."""
+    guide = dgp.guides.InducingPoint(deep)
+    posterior = dgp.Posterior(deep, guide, random_params(deep, guide, X, Y))
+
+    def mean(x):
+        if method == "sample_posterior":
+            return guide.sample_posterior(key, posterior.params, x)["g"].sum() + x
+        if method == "layers":
+            f, inputs = posterior.layers(key, x)["h"]
+            return f(inputs).mean
+        if method == "functions":
+            return posterior.functions(key, num_samples=1)(x)["y"].T
+        if method == "hidden":
+            return posterior.hidden(key, x, num_samples=2)["h"].mean(0)
+        return getattr(posterior, method)(key, x, num_samples=2).mean[:, None]
+
+    def outer(x):
+        v = dgp.gp("v", dgp.kernels.RBF(), dgp.Points(Z), mean=mean, outputs=1)
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("w", v(x))
+
+    x = X[:3]
+    with handlers.trace() as sites, handlers.seed(rng_seed=0), handlers.substitute(data={"v": jnp.zeros((1, len(Z)))}):
+        outer(x)
+    assert list(sites) == ["v", "rows", "w"]
+    np.testing.assert_allclose(sites["w"]["fn"].mean, mean(x), rtol=1e-6)
+
+
+def siblings(X, y=None, c=None, more=None):
+    """Two outcomes of one function, a value that is known beforehand, and another source of data."""
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z))
+    numpyro.sample("known", dgp.Likelihood(f(Z[:1]), lambda v: dist.Normal(v, NOISE)), obs=jnp.zeros(1))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=y)
+        numpyro.sample("c", dgp.Likelihood(f(X), lambda v: dist.Bernoulli(logits=v)), obs=c)
+    if more is not None:
+        with numpyro.plate("others", 3):
+            numpyro.sample("z", dgp.Likelihood(f(Z[:3]), lambda v: dist.Normal(v, NOISE)), obs=more)
+
+
+def test_an_observation_of_the_same_function_warns_and_names_condition():
+    posterior = dgp.Posterior(siblings, samples={"f": jnp.zeros((2, len(Z)))}, site="c")
+    warning = "'{}' is observed in this call, which does not change the prediction: 'f' is that of the fit.*"
+    with pytest.warns(UserWarning, match=warning.format("y") + r"dgp.condition\(posterior, key, X, y\)"):
+        posterior.call((jnp.array([[3.0]]), jnp.array([5.0])), {})
+    with pytest.warns(UserWarning, match=warning.format("z")):
+        posterior.call((X[:2],), {"more": jnp.ones(3)})
+    posterior.call((X[:2],), {})  # what the program itself observes is the same in the fit

@@ -190,6 +190,28 @@ def test_the_advice_for_exact_processes(key):
     np.testing.assert_allclose(found.variance, variance, atol=1e-6)
 
 
+@pytest.mark.parametrize("inducing", [None, dgp.Neighbours(X, N)], ids=["exact", "neighbours"])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_layers_of_an_exact_process_with_noise(hidden, inducing, key):
+    """The function without noise given its noisy values: dense regression."""
+    scale = 0.4
+
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal())
+        f = dgp.gp("f", dgp.kernels.Matern32(1.2, 0.7), inducing)
+        h = numpyro.sample("h", f(X, noise=noise), obs=None if hidden else y)
+        if hidden:
+            with numpyro.plate("data", len(X)):
+                numpyro.sample("y", dist.Normal(h, NOISE), obs=y)
+
+    samples = {"noise": jnp.full(2, scale), **({"h": jnp.stack([Y, Y])} if hidden else {})}
+    f, _ = dgp.Posterior(model, samples=samples).layers(key, X, Y)["h"]
+    kernel, new = dgp.kernels.Matern32(1.2, 0.7), jnp.array([[0.11], [2.3]])
+    gain = np.linalg.solve(kernel.gram(X) + scale**2 * np.eye(N), kernel(X, new)).T
+    np.testing.assert_allclose(f(new).mean, gain @ np.asarray(Y), atol=1e-6)
+    np.testing.assert_allclose(f(new).variance, 1.2 - (gain * np.asarray(kernel(new, X))).sum(1), atol=1e-6)
+
+
 def test_values_of_an_exact_process_at_fixed_inputs_are_shared(key):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), None)

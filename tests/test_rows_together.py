@@ -89,3 +89,49 @@ def test_a_prediction_warns():
         UserWarning, match=r"outside the model: units = dgp.initial.Standardizer.fit\(X\); X = units\(X\)"
     ):
         posterior.predict(jax.random.key(0), X[:4], num_samples=1)
+
+
+def outputs_with(parameters):
+    """As many outputs as rows, with one parameter for each output."""
+
+    def model(X, scales=None, y=None):
+        scale = parameters() if scales is None else scales / scales.mean()
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=2)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, scale).to_event(1)), obs=y)
+
+    return model
+
+
+def in_a_plate():
+    with numpyro.plate("outputs", 2):
+        return numpyro.sample("scale", dist.LogNormal())
+
+
+PARAMETERS = {
+    "a plate": (in_a_plate, None),
+    "expand": (lambda: numpyro.sample("scale", dist.LogNormal().expand([2])), None),
+    "shares": (lambda: numpyro.sample("scale", dist.Dirichlet(jnp.ones(2))), None),
+    "of their mean": (lambda: (s := in_a_plate()) / s.mean(), None),
+    "an argument": (None, jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_that_are_as_many_as_rows_are_no_rows(name, rows):
+    """No warning: the outputs of a row are added up, not rows."""
+    parameters, scales = PARAMETERS[name]
+    assert inspect_call(outputs_with(parameters), "y", (X[:rows], scales), {}).together == []
+
+
+def test_rows_are_still_found_beside_as_many_parameters():
+    def model(X, y=None):
+        scale = in_a_plate()
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=2)
+        with numpyro.plate("data", len(X)):
+            v = f(X - X.mean(0))
+            numpyro.sample("y", dgp.Likelihood(v, lambda v: dist.Normal(v, scale).to_event(1)), obs=y)
+
+    for rows in (1, 2, 5):
+        assert [(w.what, w.source) for w in inspect_call(model, "y", (X[:rows],), {}).together] == [("inputs", "X")]

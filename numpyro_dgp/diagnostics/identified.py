@@ -56,14 +56,21 @@ class Identified(NamedTuple):
 
 
 class _Conditioned(NamedTuple):
-    """An exact process at a site of the data, and its values there without noise."""
+    """An exact process at a site of the data, and its values there."""
 
-    function: Any
-    inputs: Array
-    values: Array
+    values: ProcessValues
+    given: Array
 
     def mean(self, x: Array) -> Array:
-        return self.function.given(self.inputs, self.values)(x).mean
+        function: Any = self.values.function
+        return function.given(self.values.inputs, self.given, self.values.noise)(x).mean
+
+    def mean_at_data(self) -> Array:
+        """The mean at its own inputs, given its values with noise there."""
+        if self.values.noise is None:
+            return self.given
+        residual = self.values.precision_times(self.given - self.values.loc)
+        return self.given - jnp.square(self.values.noise) * residual
 
 
 class _AtMeans(Messenger):
@@ -219,15 +226,8 @@ def _exact(sites: Trace) -> dict[str, _Conditioned]:
     for name, site in sites.items():
         values: Any = unwrap(site["fn"]) if site["type"] == "sample" else None
         if isinstance(values, ProcessValues) and values.function is not None and values.function.site is None:
-            found[name] = _Conditioned(values.function, values.inputs, _without_noise(values, site["value"]))
+            found[name] = _Conditioned(values, site["value"])
     return found
-
-
-def _without_noise(values: ProcessValues, given: Array) -> Array:
-    """The mean of an exact process at its inputs, given its values with noise there."""
-    if values.noise is None:
-        return given
-    return given - jnp.square(values.noise) * values.precision_times(given - values.loc)
 
 
 def _function(site: Message, exact: Mapping[str, _Conditioned]) -> Array | None:
@@ -236,7 +236,7 @@ def _function(site: Message, exact: Mapping[str, _Conditioned]) -> Array | None:
     if isinstance(fn, Likelihood):
         return fn.f_x.loc
     if isinstance(fn, ProcessValues):
-        return exact[site["name"]].values if site["name"] in exact else site["value"]
+        return exact[site["name"]].mean_at_data() if site["name"] in exact else site["value"]
     return None if isinstance(fn, dist.Unit) else _mean(site["fn"])
 
 

@@ -24,12 +24,14 @@ from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
 
 from numpyro_dgp._checks import known_keywords, require_count, require_key, require_levels
+from numpyro_dgp._data import indexable
 from numpyro_dgp._shown import described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
+from numpyro_dgp.model.other_rows import apart
 from numpyro_dgp.model.program import full_plates, inspect_program
 from numpyro_dgp.model.refusals import initialised
 from numpyro_dgp.model.sites import Message, Trace, unwrap
@@ -152,6 +154,7 @@ class Guide:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
+        args, kwargs = indexable((args, kwargs))
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
         with Replace(self.choices, args, kwargs, drawn, self.predicted) as values, initialised():
             self.model(*args, **kwargs)
@@ -205,7 +208,8 @@ class Guide:
 
         for _ in sample_shape:
             draw = jax.vmap(draw)
-        return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
+        with apart():
+            return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
 
     def median(self, params: dict[str, Array], *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Medians of the sites that have a variational distribution of their own: ``{site: median}``.

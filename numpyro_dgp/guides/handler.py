@@ -20,6 +20,7 @@ from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, warn_of_rows
 from numpyro_dgp.model.calls import inspect_call
 from numpyro_dgp.model.determined import require_following
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
 from numpyro_dgp.model.outcomes import require_in_range
 from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
@@ -126,6 +127,7 @@ class Replace(Messenger):
     @cached_property
     def initial(self) -> dict[str, Array]:
         """A value for every latent site, where parameters are created."""
+        require_observations_apart(self.choices.model, self.args, self.kwargs)
         return initial_values(self.choices.model, self.args, self.kwargs, self.choices.init_loc_fn)
 
     @cached_property

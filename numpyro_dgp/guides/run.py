@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.importance import Copies, Weighted, weighted
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.program import Program, inspect_program, require_sound
 from numpyro_dgp.model.sites import Message, Trace, unwrap
 from numpyro_dgp.model.strata import BeliefMixture, Stratified
@@ -72,6 +74,7 @@ def traces(
         kwargs: keyword arguments of both.
         around: wraps the model before it runs: a function of the model with the guide's values, and the guide's trace.
     """
+    args, kwargs = indexable((args, kwargs))
     guide_trace = trace(guide).get_trace(*args, **kwargs)
     replayed = substitute(replay(model, guide_trace), data=mutable(guide_trace))
     return guide_trace, trace(around(replayed, guide_trace)).get_trace(*args, **kwargs)
@@ -151,6 +154,7 @@ def _once(
     )
     if not any(record_of(site).name for site in guide_trace.values()):  # guides of this package inspect the program
         require_sound(model, args, kwargs)
+        require_observations_apart(model, args, kwargs)
     groups = weighted(guide_trace, model_trace, nesting)
     if groups and program().aggregates:
         raise ValueError(

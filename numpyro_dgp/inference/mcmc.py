@@ -13,7 +13,8 @@ from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 from numpyro.primitives import _PYRO_STACK, Messenger
 
-from numpyro_dgp._checks import require_params
+from numpyro_dgp._checks import inside_transformation, require_params
+from numpyro_dgp._data import indexable
 from numpyro_dgp._shown import brief, described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
@@ -23,6 +24,7 @@ from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.determined import Determined, DeterminedJoint
 from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.observed_only import observed_only
 from numpyro_dgp.model.process_values import ProcessValues
 from numpyro_dgp.model.program import require_sound
@@ -253,8 +255,11 @@ class _Prepared:
         return described(self, vars(self), of=for_mcmc)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = indexable((args, kwargs))
         program = require_sound(self.model, args, kwargs)
         observes = program is None or bool(program.observed_plates)
+        if observes and not inside_transformation():  # once, where a chain begins
+            require_observations_apart(handlers.substitute(self.model, data=self.params), args, kwargs)
         forgotten = frozenset() if program is None or observes else program.ends
         given = handlers.substitute(data=self.params)
         observed = observed_only(names=forgotten, owner="for_mcmc")

@@ -28,10 +28,12 @@ from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
 from numpyro_dgp._checks import is_concrete, require_params
+from numpyro_dgp._data import indexable
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.inference.langevin import Adaptation, adapt, heat, step
 from numpyro_dgp.inference.program_kernel import ProgramKernel, first_position, for_chains, split_keys
+from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.refusals import all_rows, fixed_parameters, untransformed
 from numpyro_dgp.model.sites import Message, hide, site_kind
 
@@ -225,6 +227,8 @@ class SGHMC(ProgramKernel):
         model_args: tuple[Any, ...],
         model_kwargs: dict[str, Any] | None,
     ) -> SGHMCState:
+        model = handlers.substitute(self._model, data=self._params)
+        require_observations_apart(model, model_args, model_kwargs or {})
         rng_key, init_key = split_keys(rng_key, 2)
         rows_key = init_key if is_prng_key(init_key) else init_key[0]
         found = initialize_model(
@@ -253,6 +257,7 @@ class SGHMC(ProgramKernel):
         return potential_energy(handlers.seed(self._program, key), args, kwargs, z)
 
     def _program(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = indexable((args, kwargs))
         with (
             _DrawAnew(),
             all_rows(owner="SGHMC"),

@@ -31,6 +31,14 @@ def require_unobserved(call: Call) -> None:
             "observations out",
             stacklevel=2,
         )
+    known, functions = call.known_functions()
+    if known:
+        warnings.warn(
+            f"Posterior: {', '.join(map(repr, known))} is observed in this call, which does not change the prediction: "
+            f"{', '.join(map(repr, functions))} is that of the fit; leave the observations out, or give them to the "
+            "fit first, posterior = dgp.condition(posterior, key, X, y)",
+            stacklevel=2,
+        )
     if call.unobserved():
         warnings.warn(
             f"Posterior: {', '.join(map(repr, call.unobserved()))} belongs to rows of other data, which this call does "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -47,6 +47,7 @@ class Call:
         together: what is computed from all rows of the call together.
         by_row: by the name of a site whose values are used row by row, the site that uses them.
         exact: sites with values of exact processes at the rows of the call.
+        from_arguments: sites that arguments of the call observe.
     """
 
     sites: Trace
@@ -58,6 +59,7 @@ class Call:
     together: list[Together]
     by_row: dict[str, str]
     exact: list[str]
+    from_arguments: list[str]
 
     @property
     def predicted(self) -> list[str]:
@@ -99,6 +101,33 @@ class Call:
                     observed |= beside
                     latents |= {name} if beside else set()
         return sorted(observed), sorted(latents)
+
+    def known_functions(self) -> tuple[list[str], list[str]]:
+        """Sites that the arguments of this call observe, and functions that these and the predicted sites see.
+
+        They would inform the functions, whose posterior in a prediction is that of the fit. Data of other rows count
+        where nothing else needs them.
+        """
+        observed: set[str] = set()
+        functions: set[str] = set()
+        predicted: set[str] = set().union(*map(self._functions, self.predicted))
+        for name in self.from_arguments:
+            plates = {f.name for f in self.sites[name]["cond_indep_stack"]}
+            here = any(plates <= these or these <= plates for these in self.plates)
+            needed = any(
+                plates & {f.name for f in site["cond_indep_stack"]} and self.program.is_given(site, self.plates)
+                for site in self.sites.values()
+                if site["type"] == "sample" and site_kind(site) == "latent" and not self.program.is_shared(site)
+            )
+            if (here or not needed) and (shared := predicted & self._functions(name)):
+                observed |= {name}
+                functions |= shared
+        return sorted(observed), sorted(functions)
+
+    def _functions(self, name: str) -> set[str]:
+        """The inducing sites of the functions that a site depends on."""
+        every = [each for n in (name, *self.below.get(name, ())) for each in each_values_of(self.sites[n]["fn"])]
+        return {site for each in every if (site := getattr(getattr(each, "function", None), "site", None)) is not None}
 
     def fixed_rows(self) -> dict[str, str]:
         """Sites that a fit gives, with values of its own rows, and the sites with a value per predicted row that use
@@ -172,13 +201,19 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         ) from error
     rows = _row_arguments(sites, facts, [np.shape(leaf) for leaf in leaves])
     pairs = [jnp.repeat(leaf, 2, 0) if np.ndim(leaf) > 1 and len(leaf) == 1 else leaf for leaf in leaves]
-    found = sites, reasons
+    found, shapes = (sites, reasons), _shapes(labels, leaves)
     if any(a is not b for a, b in zip(pairs, leaves, strict=True)):  # how single rows are combined does not show
         with suppress(ValueError, TypeError):
             doubled, _, again = run_on_shapes(marked, (pairs,), {})
-            found, leaves = (doubled, again), pairs
-    shapes = {label: np.shape(leaf) for label, leaf in zip(labels, leaves, strict=True)}
-    together = [w._replace(source=labels.get(w.source, w.source)) for w in rows_together(*found, shapes)]
+            found, shapes = (doubled, again), _shapes(labels, pairs)
+            leaves = pairs
+    together = rows_together(*found, shapes)
+    for more in _more_rows(labels, leaves, rows) if together else ():
+        with suppress(ValueError, TypeError):
+            other = run_on_shapes(marked, (more,), {})[0], _shapes(labels, more)
+            together = rows_together(*found, shapes, other)
+            break
+    together = [w._replace(source=labels.get(w.source, w.source)) for w in together]
     from_rows = {}
     for name, several in facts.items():
         used = {label for fact in several.get("function", []) for label in fact if label in rows}
@@ -200,6 +235,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         together,
         values_by_row(found[0], known_rows(found[1]), below, rows),
         exact_at_rows(sites, facts, below, rows),
+        [name for name in below if any(labels.keys() & fact.keys() for fact in facts[name].get("observed", []))],
     )
 
 
@@ -234,6 +270,22 @@ def _argument_names(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     sizes = [(positional[i], len(jax.tree.leaves(value))) for i, value in enumerate(args)]
     sizes += [(name, len(jax.tree.leaves(kwargs[name]))) for name in sorted(kwargs)]
     return [name for name, size in sizes for _ in range(size)]
+
+
+def _shapes(labels: Iterable[str], leaves: list[Any]) -> dict[str, tuple[int, ...]]:
+    return {label: np.shape(leaf) for label, leaf in zip(labels, leaves, strict=True)}
+
+
+def _more_rows(labels: Iterable[str], leaves: list[Any], rows: set[str]) -> Iterator[list[Any]]:
+    """The arguments with more rows: those of ``rows``, or all that are as long as these."""
+    lengths = {np.shape(leaf)[0] for label, leaf in zip(labels, leaves, strict=True) if label in rows}
+    for known in (True, False):
+        yield [
+            jnp.concatenate([leaf, leaf, leaf[:1]])
+            if (label in rows if known else np.ndim(leaf) and len(leaf) in lengths)
+            else leaf
+            for label, leaf in zip(labels, leaves, strict=True)
+        ]
 
 
 def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> set[str]:

@@ -14,6 +14,7 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.model.open_plates import require_outside
 
 __all__ = ["DrawnFromWhite"]
 
@@ -48,6 +49,10 @@ class DrawnFromWhite(dist.Distribution):
     @property
     def mean(self) -> Array:
         return jnp.broadcast_to(self.loc, self.event_shape)
+
+    def expand(self, batch_shape: Any) -> dist.Distribution:
+        require_outside(type(self).__name__, self.event_shape[0], self.batch_shape, tuple(batch_shape))
+        return super().expand(batch_shape)
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.from_white(jax.random.normal(key, sample_shape + self.white_shape, self.loc.dtype))

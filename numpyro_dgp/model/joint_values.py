@@ -83,8 +83,8 @@ class JointValues(ProcessValues):
         (..., P)."""
         return 0.0 if self.spread is None else (matmul(whiten, self.spread) * whiten).sum((-2, -1))
 
-    def expand(self, batch_shape: Any) -> JointValues:
-        return self._of(type(self), tuple(batch_shape))
+    def _expanded(self, batch: tuple[int, ...]) -> JointValues:
+        return self._of(type(self), batch)
 
     def _of(self, kind: type[JointValues], batch: tuple[int, ...]) -> JointValues:
         """The same values as another class of them, expanded to ``batch``."""
@@ -158,8 +158,8 @@ class WhitenedValues(JointValues):
             white = jnp.linalg.solve(self.root, unit)[..., 0]
         return log_density(white, log_determinant(self.L) + log_determinant(self.root)).sum(-1)
 
-    def expand(self, batch_shape: Any) -> JointValues:
-        return self._of(JointValues, tuple(batch_shape))
+    def _expanded(self, batch: tuple[int, ...]) -> JointValues:
+        return self._of(JointValues, batch)
 
 
 @kl_divergence.register(WhitenedValues, JointValues)

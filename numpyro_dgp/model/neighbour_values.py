@@ -6,7 +6,6 @@ r"""Distributions of the values of a process of which each is conditioned on a f
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -87,8 +86,8 @@ class NeighbourValues(ProcessValues):
         weights = jnp.broadcast_to(self.weights, (*values.shape[:-2], *self.weights.shape[-3:]))
         return jnp.moveaxis(weights, (-2, -1), (0, 1))
 
-    def expand(self, batch_shape: Any) -> NeighbourValues:
-        return self._of(type(self), tuple(batch_shape))
+    def _expanded(self, batch: tuple[int, ...]) -> NeighbourValues:
+        return self._of(type(self), batch)
 
     def _of(self, kind: type[NeighbourValues], batch: tuple[int, ...]) -> NeighbourValues:
         """The same values as another class of them, expanded to ``batch``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numpyro.handlers import block
 from numpyro.primitives import _PYRO_STACK, plate
 
-__all__ = ["plates_around", "require_rows_of_plates"]
+__all__ = ["plates_around", "require_outside", "require_rows_of_plates"]
 
 
 def plates_around() -> list[plate]:
@@ -41,3 +41,28 @@ def require_rows_of_plates(batch_shape: tuple[int, ...]) -> None:
             "dgp.Posterior(model, guide, params), which draw them anew; in a plate that takes some rows use X[i] "
             "and y[i]"
         )
+
+
+def require_outside(what: str, rows: int, before: tuple[int, ...], batch_shape: tuple[int, ...]) -> None:
+    """Refuse one draw for all rows in a plate of these rows, which would repeat it for each of them.
+
+    Args:
+        what: the owner of the message.
+        rows: how many values are drawn together.
+        before: the batch shape of the draw.
+        batch_shape: what it is expanded to.
+
+    Raises:
+        ValueError: such a plate is open, and the draw has no dimension for it.
+    """
+    for around in plates_around() if rows > 1 else ():
+        dim = around.dim
+        if dim is None or len(batch_shape) < -dim or not batch_shape[dim] == around.subsample_size == rows:
+            continue
+        if len(before) < -dim or before[dim] == 1:
+            raise ValueError(
+                f"{what}: expected values that are drawn together for all rows outside the plate of these rows, got "
+                f"{rows} of them in plate {around.name!r}, which would count all {rows} times: write the site in front "
+                'of the plate, numpyro.sample("y", f(X, noise=0.1), obs=y); for independent groups, which happen to be '
+                f"as many, expand the distribution in front of the plate, .expand([{rows}])"
+            )

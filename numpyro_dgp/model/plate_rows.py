@@ -69,6 +69,13 @@ def _require_counted_once(site: Message) -> None:
             "of shape (N, P) for a layer with outputs=P, of shape (N,) for a scalar function"
         )
     batch = shape[: len(shape) - len(event)]
+    for frame in site["cond_indep_stack"] if event and not batch else ():
+        if frame.size == event[0] > 1:
+            raise ValueError(
+                f"site {site['name']!r}: expected a distribution of all {frame.size} rows together in front of plate "
+                f"{frame.name!r} of these rows, got it in the plate, where they would count {frame.size} times: write "
+                "the site in front of the plate, or give y a row for every entry of the plate"
+            )
     weights = () if site["scale"] is None else np.shape(site["scale"])
     total = _broadcast(fn.batch_shape, batch)
     if not batch or total is None:

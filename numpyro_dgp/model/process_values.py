@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.model.function_values import Values
+from numpyro_dgp.model.open_plates import require_outside
 
 __all__ = ["ProcessValues", "PropagatedProcess"]
 
@@ -16,8 +19,16 @@ class ProcessValues(Values):
     A subclass says how they are correlated: :class:`~numpyro_dgp.model.joint_values.JointValues` by covariances.
 
     Raises:
-        ValueError: by :meth:`residual`, from which a density begins, for values of another shape than the event's.
+        ValueError: by :meth:`residual`, from which a density begins, for values of another shape than the event's; by
+            :meth:`expand`, in a plate of their rows.
     """
+
+    def expand(self, batch_shape: Any) -> Any:
+        require_outside("f(x)", self.event_shape[0], self.batch_shape, tuple(batch_shape))
+        return self._expanded(tuple(batch_shape))
+
+    def _expanded(self, batch: tuple[int, ...]) -> Any:
+        return super().expand(batch)
 
     def residual(self, value: Array) -> Array:
         """Values less their means, of values with the event shape: another would broadcast.

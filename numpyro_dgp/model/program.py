@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import without_checks
+from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.index_bounds import short_arrays
 from numpyro_dgp.algebra.row_dependence import known_rows, mark, result_reasons
@@ -136,6 +136,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             that cannot be traced (:mod:`numpyro_dgp.model.untraceable`).
     """
     found: list[Trace] = []
+    args, kwargs = indexable((args, kwargs))
 
     def first_rows(msg: Message) -> Array | None:
         if msg["type"] != "plate":
@@ -175,7 +176,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | None:
     """The checks of :func:`inspect_program`, for callers that can do without the structure of the program.
 
-    A program for which :func:`with_traceable` finds no way is not checked, and has no result.
+    A program that needs the values of its arguments is not checked, and has no result.
 
     Raises:
         ValueError: as :func:`inspect_program`, but for programs that need the values of their arguments.
@@ -186,22 +187,10 @@ def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 def with_traceable(
     inspect: Callable[[tuple[Any, ...], dict[str, Any]], Result], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Result | None:
-    """What ``inspect(args, kwargs)`` returns, which runs a program on shapes only; ``None`` where it needs values.
-
-    NumPy arrays may be rows, which the indices of a plate can pick only as JAX arrays, or settings with values that the
-    program needs. Both are tried, and there is no way for a program with both.
-    """
-
-    def traceable(leaf: Any) -> Any:
-        numbers = type(leaf) is np.ndarray and leaf.ndim and leaf.dtype.kind in "fiu"
-        return jnp.asarray(leaf) if numbers else leaf
-
+    """What ``inspect(args, kwargs)`` returns, which runs a program on shapes only; ``None`` where it needs values."""
     unknown = NotTraceableError, jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError
-    try:
-        return inspect(args, kwargs)
-    except unknown:
-        with suppress(*unknown):
-            return inspect(*jax.tree.map(traceable, (args, kwargs)))
+    with suppress(*unknown):
+        return inspect(*indexable((args, kwargs)))
     return None
 
 

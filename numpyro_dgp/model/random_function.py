@@ -89,8 +89,9 @@ class RandomFunction(Protocol):
     def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> ProcessValues:
         """Values with their correlations over the last batch dimension of x (..., N, D)."""
 
-    def given(self, x: ArrayLike, values: ArrayLike) -> RandomFunction:
-        """The function conditioned on ``values`` at ``x``; the function itself where v already determines it."""
+    def given(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> RandomFunction:
+        """The function conditioned on ``values`` at ``x``, which have ``noise`` of this standard deviation; the
+        function itself where v already determines it."""
 
 
 class Representation(Protocol):
@@ -236,7 +237,7 @@ class FeatureFunction:
             "fixed inputs with f.joint(x)"
         )
 
-    def given(self, x: ArrayLike, values: ArrayLike) -> Self:
+    def given(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> Self:
         """The function itself: given v, it does not depend on values drawn from it."""
         return self
 

@@ -33,7 +33,10 @@ class Together(NamedTuple):
 
 
 def rows_together(
-    sites: Trace, reasons: Mapping[str, Mapping[str, list[Any]]], shapes: Mapping[str, Sequence[int]]
+    sites: Trace,
+    reasons: Mapping[str, Mapping[str, list[Any]]],
+    shapes: Mapping[str, Sequence[int]],
+    other: tuple[Trace, Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Together]:
     """Find inputs and densities with one row per row of an argument, or of a site below, that see all its rows.
 
@@ -44,16 +47,29 @@ def rows_together(
         reasons: by site and by what its density is computed from, the rows that these depend on
             (:func:`~numpyro_dgp.algebra.row_dependence.row_reasons`).
         shapes: of the arguments, by label.
+        other: a trace of the program for another number of rows, and the shapes of its arguments. Rows are what differs
+            there; without it, what is as many as they are.
     """
-    batches = {label: tuple(shape)[:1] for label, shape in shapes.items()}
-    batches |= {name: row_shape(site["fn"]) for name, site in sites.items() if site["type"] == "sample"}
+    here = _counts(sites, shapes)
+    there = None if other is None else _counts(*other)
     found = []
     for name, seen in reasons.items():
-        inputs: Any = getattr(each_values_of(sites[name]["fn"])[0], "inputs", None)
-        rows = {"inputs": np.shape(inputs)[-2:-1], "density": batches[name][-1:]}
-        for what, own in rows.items():
+        for what in ("inputs", "density"):
             for source, why in ((s, w) for fact in seen.get(what, []) for s, w in fact.items()):
                 all_rows = isinstance(why, Several) and why.known and why.cause in _OF_ALL_ROWS
-                if all_rows and own and own == batches.get(source, ())[-1:]:
+                ends = (name, what), (source, "density")
+                counts = {here.get(end, ()) for end in ends}
+                moved = there is None or all(here.get(end) != there.get(end) for end in ends)
+                if all_rows and len(counts) == 1 and () not in counts and moved:
                     found.append(Together(name, what, source))
     return found
+
+
+def _counts(sites: Trace, shapes: Mapping[str, Sequence[int]]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """How many rows arguments, densities at sites and inputs of functions have along their last axis of rows."""
+    counts = {(label, "density"): tuple(shape)[:1] for label, shape in shapes.items()}
+    for name, site in sites.items():
+        if site["type"] == "sample":
+            inputs: Any = getattr(each_values_of(site["fn"])[0], "inputs", None)
+            counts[name, "density"], counts[name, "inputs"] = row_shape(site["fn"])[-1:], np.shape(inputs)[-2:-1]
+    return counts

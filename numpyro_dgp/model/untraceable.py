@@ -68,7 +68,7 @@ _INDEXABLE = frozenset({"a NumPy array", "a pandas DataFrame", "a pandas Series"
 
 def _kind(leaf: Any) -> str:
     owner = type(leaf).__module__.partition(".")[0]
-    if owner == "numpy" and np.ndim(leaf):
+    if isinstance(leaf, np.ndarray) and np.ndim(leaf):
         return "a NumPy array"
     if owner == "pandas":
         return f"a pandas {type(leaf).__name__}"

@@ -121,6 +121,7 @@ def minimize(
     if tol is not None and not tol > 0:
         raise ValueError(f"minimize: expected tol to be positive, got {tol!r}: try None, the method's own")
     arrays, rebuild = split_arguments(args, kwargs)
+    args, kwargs = rebuild(arrays)
     key, init_key = jax.random.split(rng_key)
 
     def over_all_data() -> Array:

@@ -15,6 +15,7 @@ from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
 from numpyro_dgp.fitted import Fit, Target, as_data, is_array, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
+from numpyro_dgp.model.other_rows import apart
 from numpyro_dgp.model.outcomes import Range
 from numpyro_dgp.prediction.independent_rows import IndependentRows
 from numpyro_dgp.prediction.quantity import Options, Quantity
@@ -65,6 +66,10 @@ class Predictor:
                 if a check of its fails or it predicts NaN.
         """
         require_keywords("Posterior", Options._fields, self.fit.model, kwargs)
+        with apart():
+            return self._found(quantity, key, options, args, kwargs)
+
+    def _found(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
         num_samples, samples = self._samples(options)
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
         if options.X_variance is not None:

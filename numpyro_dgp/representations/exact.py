@@ -11,6 +11,7 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky
+from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.function_inputs import checked_inputs, mean_values, noise_covariance, require_noise
@@ -84,19 +85,24 @@ class ExactFunction:
         """
         _refuse("linear", "linear(x, A)")
 
-    def given(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
+    def given(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> SparseFunction:
         """The process conditioned on ``values`` at ``x``, as :meth:`condition`."""
-        return self.condition(x, values)
+        return self.condition(x, values, noise=noise)
 
-    def condition(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
-        """The process given its values at ``x``: a function to call on new inputs.
+    def condition(self, x: ArrayLike, values: ArrayLike, *, noise: ArrayLike | None = None) -> SparseFunction:
+        r"""The process given its values at ``x``: a function to call on new inputs.
+
+        With ``noise=`` the values are :math:`y = f(x) + \epsilon`, as those of ``f(x, noise=s)`` are, and the function
+        that is returned is f without noise, :math:`f \mid y`. Noise of new values is that of the call,
+        ``f.condition(x, y, noise=s)(x_new, noise=s)``.
 
         Args:
             x: inputs (N, D) where the values are known.
             values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
+            noise: standard deviation of the noise in the values, a number or one per output; ``None`` for none.
 
         Raises:
-            ValueError: values of another shape, NaN or infinite inputs or values.
+            ValueError: values of another shape, NaN or infinite inputs or values, or noise that is not positive.
 
         Example:
             >>> import jax.numpy as jnp
@@ -107,7 +113,8 @@ class ExactFunction:
             >>> print(given(x).mean.round(3))
             [ 1. -1.]
         """
-        x = checked_inputs(x, None, None)
+        x = checked_inputs(x, None, noise)
+        require_noise(noise, self.outputs)
         expected = x.shape[:-1] + (() if self.outputs is None else (self.outputs,))
         if np.shape(values) != expected:
             raise ValueError(
@@ -116,9 +123,15 @@ class ExactFunction:
             )
         require_finite("values given to condition", values, "leave out the rows where they are not known")
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
-        whiten = inverse_cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
+        kernels = self.kernels
+        if noise is not None and np.size(noise) == 1:
+            noise = jnp.reshape(noise, ())
+        if noise is not None and np.ndim(noise) and isinstance(kernels, Kernel):  # a matrix for every output
+            kernels = (kernels,) * (self.outputs or 1)
+        K = gram(kernels, x) + noise_covariance(noise, len(x), x.dtype)
+        whiten = inverse_cholesky(K, "k(X, X) of an exact process")
         u = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
-        return SparseFunction(self.kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)
+        return SparseFunction(kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)
 
 
 def _refuse(name: str, call: str) -> NoReturn:

@@ -78,6 +78,7 @@ class NearestFunction:
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         num: neighbours of a new input.
+        noise: standard deviation of the noise in the values, a number or one per output; ``None`` for none.
 
     Source: Vecchia (1988); Sauer et al. (2023b).
     """
@@ -88,6 +89,7 @@ class NearestFunction:
     outputs: int | None = static()
     mean: Mean
     num: int = static()
+    noise: ArrayLike | None = None
 
     @property
     def site(self) -> None:
@@ -112,7 +114,10 @@ class NearestFunction:
         rows = x.reshape(-1, x.shape[-1])
         index = nearest(self.x, rows, self.num)
         present = jnp.ones(index.shape, bool)
-        b, d = conditionals(self.kernels, rows, self.x[index], present, nuggets(self.kernels, self.x, None))
+        b, d = conditionals(self.kernels, rows, self.x[index], present, nuggets(self.kernels, self.x, self.noise))
+        if self.noise is not None:  # the new values have none of it
+            least = nuggets(self.kernels, self.x, None)
+            d = jnp.maximum(d - noise_variance(self.noise, x.dtype), least)
         known = self.residual[index]
         loc = einsum("npc,ncp->np", jnp.broadcast_to(b, (len(b), known.shape[-1], b.shape[-1])), known)
         shape = x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs)
@@ -133,6 +138,6 @@ class NearestFunction:
         weights = jnp.zeros((*variance.shape, 0), variance.dtype)
         return NeighbourValues(each.loc, weights, variance, alone, 1 if self.outputs is None else 2, each.origin)
 
-    def given(self, x: ArrayLike, values: ArrayLike) -> NearestFunction:
+    def given(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> NearestFunction:
         """The function itself: given the values that it has, those at new inputs say nothing about others."""
         return self

@@ -257,9 +257,6 @@ WRONG = [
         "ELBO: a table that is indexed", lambda: loss(shallow, pd.DataFrame(np.asarray(X)), Y), "got a pandas DataFrame"
     ),
     Wrong("ELBO: a list that is indexed", lambda: loss(shallow, X.tolist(), Y), "got numbers in a list: while"),
-    Wrong(
-        "ELBO: NumPy arrays that are indexed", lambda: loss(shallow, np.asarray(X), Y), "JAX arrays .*got a NumPy array"
-    ),
     Wrong("ELBO: a guide of other layers", lambda: loss(shallow, X, Y, guide=lambda *a: None), "one without 'g'"),
     Wrong(
         "ELBO: a guide of other points",

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import known_keywords
-from numpyro_dgp._data import own
+from numpyro_dgp._data import indexable, own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns, moved_by
@@ -35,6 +35,7 @@ from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.kernels.psi_statistics import Integrate
 from numpyro_dgp.model.beliefs import Belief, StandardNormal
 from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.model.observations_apart import require_observations_apart
 from numpyro_dgp.model.program import inspect_program
 from numpyro_dgp.model.refusals import all_rows, whole_data
 from numpyro_dgp.model.sites import Message, site_kind, unwrap
@@ -160,12 +161,14 @@ class Collapsed(Guide):
             *args: arguments of the model, observations included.
             **kwargs: its keyword arguments.
         """
+        require_observations_apart(self.model, args, kwargs)
         bound = copy.copy(self)
-        bound.data = own((args, kwargs))
+        bound.data = indexable(own((args, kwargs)))
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
+        args, kwargs = indexable((args, kwargs))
         on_data = not self.predicted and bool(inspect_program(self.model, args, kwargs).observed_plates)
         data = (args, kwargs) if on_data else self.data
         if data is None:
