@@ -29,6 +29,7 @@ from jax.scipy.special import gammaln, i0e, xlogy
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence
+from numpyro_dgp.model.families import is_family
 
 __all__ = [
     "ClosedForm",
@@ -80,22 +81,23 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
     def matches(**allowed: tuple[Dependence, ...]) -> bool:
         return all(kinds.get(name) in among for name, among in allowed.items())
 
-    if isinstance(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
+    if is_family(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
         return _normal_forms(conditional)
-    if isinstance(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
+    if is_family(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
         return _rate(conditional, lambda y, r, log_r: jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1))
-    if isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
+    if is_family(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
         return _rate(conditional, lambda y, r, log_r: log_r - y * r)
-    if isinstance(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
+    if is_family(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
         return _rate(conditional, _gamma, "concentration")
-    if isinstance(example, dist.LogNormal) and matches(loc=_AFFINE, scale=_CONSTANT):
+    if is_family(example, dist.LogNormal) and matches(loc=_AFFINE, scale=_CONSTANT):
         return _log_normal(conditional)
-    if isinstance(example, dist.VonMises) and matches(loc=_AFFINE, concentration=_CONSTANT):
+    if is_family(example, dist.VonMises) and matches(loc=_AFFINE, concentration=_CONSTANT):
         return ClosedForms(partial(_von_mises, conditional))
-    if isinstance(example, dist.RightCensoredDistribution) and matches(censored=_CONSTANT):
-        example = example.base_dist
-    of_weibull = isinstance(example, dist.Weibull) and matches(concentration=_CONSTANT, scale=_LOG_AFFINE)
-    if of_weibull or (isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE)):
+    known: tuple[str, ...] = ("log_prob",)
+    if is_family(example, dist.RightCensoredDistribution) and matches(censored=_CONSTANT):
+        example, known = example.base_dist, ("log_prob", "cdf")  # type: ignore[attr-defined]
+    of_weibull = is_family(example, dist.Weibull, methods=known) and matches(concentration=_CONSTANT, scale=_LOG_AFFINE)
+    if of_weibull or (is_family(example, dist.Exponential, methods=known) and matches(rate=_LOG_AFFINE)):
         return ClosedForms(partial(_times, conditional))
     return ClosedForms()
 

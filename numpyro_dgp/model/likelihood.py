@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -24,6 +25,7 @@ from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.correlated_values import CorrelatedValues, correlated
 from numpyro_dgp.model.exact_processes import require_site
+from numpyro_dgp.model.families import follows
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues, sum_event
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.missing import are_entries, observed_entries, of_entries, of_rows, with_entries
@@ -163,7 +165,7 @@ class Likelihood(dist.Distribution):
             self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
         elif collapse == "marginal" and self.f_x.spread is not None:  # a grid within a grid
             reading = reading._replace(grid=None)
-        self.own = tuple(alone and hasattr(example, name) for name in ("expected_log_prob", "log_marginal"))
+        self.own = tuple(alone and follows(example, name) for name in ("expected_log_prob", "log_marginal"))
         self.closed: ClosedForms = closed_forms(self.per_number, elementwise(example), reading.kinds)
         self.number_dim = elementwise(example).event_dim
         self.given: Given | None = None
@@ -172,8 +174,9 @@ class Likelihood(dist.Distribution):
             self.given = given_others(apart, elementwise(example), reading.parts, self.f_x.split, self.f_x.loc)
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
         self.peaks: Peaks | None = None
-        if integrate is None and self.closed.log_marginal is None and self.given is None:
-            self.peaks = around_peaks(self.conditional, reading)
+        exact = self.closed.log_marginal is not None or (self.given is not None and self.given.moments is not None)
+        if integrate is None and not exact:
+            self.peaks = around_peaks(self.conditional, reading, self.given)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
@@ -319,15 +322,18 @@ class Likelihood(dist.Distribution):
             return of_rows(own, self.observed, self.event_dim)
         if self.closed.log_marginal is not None:
             return self._sum_numbers(self.closed.log_marginal(y, loc, variance))
-        inner = self.given or self.peaks
-        rule = self._open_directions(inner)
-        all_in = self.factorised or (isinstance(rule, ProductGrid) and not rule.count)
-        if inner is not None and (all_in or (self.given is not None and self.given.moments is not None)):
-            return self._sum_numbers(inner.log_marginal(y, loc, variance))
+        if self.given is not None and self.given.moments is not None:
+            return self._sum_numbers(self.given.log_marginal(y, loc, variance))
+        rule = self._open_directions(self.peaks or self.given)
+        form = None if self.given is None else self.given.log_marginal
+        if self.peaks is not None:
+            form = partial(self.peaks.log_marginal, total=self._sum_numbers)
+            if self.factorised or (isinstance(rule, ProductGrid) and not rule.count):
+                found = form(y, loc, variance)
+                return found if self.peaks.of_rows else self._sum_numbers(found)
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
             return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
-        form = None if inner is None else inner.log_marginal
         log_probs = self._log_probs(y, nodes.points, variance, form)
         if isinstance(rule, ProductGrid):
             return rule.log_mean_exp(nodes, self._only_observed(log_probs), self.event_dim - self.number_dim)
