@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -34,8 +35,8 @@ Function = Callable[[Array], Array]
 
 _ENDS = (1.5, 3.0, 5.0, 8.0, 13.0, 25.0, 80.0, 1e4)
 """Of the first intervals, on both sides of zero, in standard deviations of the Gaussian."""
-_CUTS, _ROUNDS = 4, 100
-"""Intervals that are cut at a time, and how often."""
+_ROUNDS = 100
+"""How often intervals are cut."""
 _CHUNK = 16
 """Intervals that are added up at a time; as many chunks are computed as are needed."""
 _REACH, _AROUND = 9.0, 31
@@ -70,7 +71,7 @@ _LEGENDRE = np.polynomial.legendre.leggauss(10)
 
 
 class _Intervals(NamedTuple):
-    """Intervals (P, ...), what is known of the integral over each, and where it is to be cut."""
+    """Intervals (P, ...), where each is to be cut, and what is known of the integral over it."""
 
     low: Array
     high: Array
@@ -112,7 +113,14 @@ def log_expectation(
         >>> print(f"{log_expectation(narrow, jnp.zeros(1), jnp.ones(1))[0]:.3f} {exact:.3f}")
         -1.164 -1.164
     """
-    loc, variance = jnp.broadcast_arrays(loc, variance)
+    # Compiled as a whole: outside of a compiled program its hundreds of operations would be compiled one by one.
+    take = partial(_log_expectation, log_value, centres, affine, most)
+    return jax.jit(take)(*jnp.broadcast_arrays(loc, variance))
+
+
+def _log_expectation(
+    log_value: Function, centres: Function | None, affine: bool, most: int, loc: Array, variance: Array
+) -> Array:
     scale = safe_sqrt(variance)
 
     def each(function: Function, z: Array) -> Array:
@@ -200,39 +208,36 @@ def _zeros(offsets: Function, like: Array) -> Array:
 
 def _cut(integrand: Function, offsets: Function | None, ends: Array, most: int) -> _Intervals:
     """Cuts intervals with the given ends until their integrals are known, or there are too many."""
-    dtype, shape, start = ends.dtype, ends.shape[1:], len(ends) - 1
+    dtype, shape = ends.dtype, ends.shape[1:]
+    cuts = len(ends) // 2  # at a time: their parts are as many as the first intervals
+    start = jnp.concatenate([ends[:-1], jnp.broadcast_to(ends[-1:], (2 * cuts - len(ends) + 1, *shape))])
+    stop = jnp.concatenate([ends[1:], jnp.broadcast_to(ends[-1:], (2 * cuts - len(ends) + 1, *shape))])
     tolerance = math.log(max(1e-8, 50 * float(jnp.finfo(dtype).eps)))
-    rows = tuple(jnp.indices(shape, sparse=True))
+    rows = tuple(row[None] for row in jnp.indices(shape, sparse=True))
+    order = jnp.arange(2 * cuts).reshape(-1, *(1,) * len(shape))
 
-    def ongoing(state: tuple[_Intervals, Array, Array]) -> Array:
-        found, count, rounds = state
-        unknown = found.log_error.max(0) > logsumexp(found.log_integral, 0) + tolerance
-        return (rounds < _ROUNDS) & (unknown & (count < most)).any()
+    def ongoing(state: tuple[_Intervals, Array, Array, Array, Array, Array]) -> Array:
+        *_, places, rounds = state
+        return (rounds < _ROUNDS) & (places < most).any()
 
-    def step(state: tuple[_Intervals, Array, Array]) -> tuple[_Intervals, Array, Array]:
-        found, count, rounds = state
-        enough, errors = logsumexp(found.log_integral, 0) + tolerance, found.log_error
-        worst, places, added = [], [], jnp.zeros_like(count)
-        for _ in range(_CUTS):
-            at = errors.argmax(0)
-            needed = (jnp.take_along_axis(errors, at[None], 0)[0] > enough) & (count + added < most)
-            errors = errors.at[(at, *rows)].set(-jnp.inf)
-            worst.append(jnp.where(needed, at, most))  # what is written there is dropped
-            places.append(jnp.where(needed, count + added, most))
-            added = added + needed
-        here = jnp.stack(worst), *(row[None] for row in rows)
-        low, high, cut = (x.at[here].get(mode="clip") for x in (found.low, found.high, found.cut))
-        parts = _measured(integrand, offsets, jnp.concatenate([low, cut]), jnp.concatenate([cut, high]))
-        here = jnp.concatenate([here[0], jnp.stack(places)]), *here[1:]
-        found = _Intervals(*(x.at[here].set(part, mode="drop") for x, part in zip(found, parts, strict=True)))
-        return found, count + added, rounds + 1
+    def step(
+        state: tuple[_Intervals, Array, Array, Array, Array, Array],
+    ) -> tuple[_Intervals, Array, Array, Array, Array, Array]:
+        found, count, low, high, places, rounds = state
+        parts = jnp.stack(_measured(integrand, offsets, low, high), -1)
+        known = jnp.stack(found, -1).at[(places, *rows)].set(parts, mode="drop")  # what is beyond the end
+        found = _Intervals(*jnp.moveaxis(known, -1, 0))
+        errors, worst = (jnp.moveaxis(x, -1, 0) for x in jax.lax.top_k(jnp.moveaxis(found.log_error, 0, -1), cuts))
+        new = count + order[:cuts]
+        needed = (errors > logsumexp(found.log_integral, 0) + tolerance) & (new < most)
+        low, high, cut = (jnp.take_along_axis(x, worst, 0) for x in found[:3])
+        places = jnp.where(jnp.concatenate([needed, needed]), jnp.concatenate([worst, new]), most)
+        low, high = jnp.concatenate([low, cut]), jnp.concatenate([cut, high])
+        return found, count + needed.sum(0), low, high, places, rounds + 1
 
-    def padded(x: Array, value: float) -> Array:
-        return jnp.concatenate([x, jnp.full((most - start, *shape), value, dtype)])
-
-    first = _measured(integrand, offsets, ends[:-1], ends[1:])
-    found = _Intervals(*map(padded, first, (0.0, 0.0, 0.0, -jnp.inf, -jnp.inf)))
-    state = jax.lax.stop_gradient((found, jnp.full(shape, start), jnp.zeros((), int)))
+    nothing, zeros = jnp.full((most, *shape), -jnp.inf, dtype), jnp.zeros((most, *shape), dtype)
+    first = jnp.broadcast_to(order, start.shape)
+    state = _Intervals(zeros, zeros, zeros, nothing, nothing), jnp.full(shape, 2 * cuts), start, stop, first, 0
     return jax.lax.while_loop(ongoing, lambda state: jax.lax.stop_gradient(step(state)), state)[0]
 
 
@@ -309,5 +314,5 @@ def _added_up(integrand: Function, found: _Intervals) -> Array:
         nothing = jnp.full(shape, -jnp.inf, low.dtype)
         return None, jax.lax.cond(needed, jax.checkpoint(added), lambda *_: nothing, *ends)
 
-    ends = tuple(x.reshape(-1, _CHUNK, *shape) for x in (low, high))
+    ends = low.reshape(-1, _CHUNK, *shape), high.reshape(-1, _CHUNK, *shape)
     return logsumexp(jax.lax.scan(chunk, None, ends)[1], 0)
