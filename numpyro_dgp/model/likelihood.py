@@ -104,7 +104,7 @@ class Likelihood(dist.Distribution):
         >>> print(y.log_prob(jnp.zeros(3)).round(3), y.log_marginal(jnp.zeros(3)).round(3))
         [-2.226 -2.226 -2.226] [-1.031 -1.031 -1.031]
         >>> y, Likelihood(f_x, lambda v: dist.StudentT(4.0, v, 0.5))
-        (Likelihood(Normal, closed form), Likelihood(StudentT, 20 Gauss-Hermite nodes))
+        (Likelihood(Normal, closed form), Likelihood(StudentT, 48 nodes around the location))
         >>> classes = FunctionValues(jnp.zeros((3, 4)), jnp.ones((3, 4)))
         >>> Likelihood(classes, lambda v: dist.Categorical(logits=v), integrate=MonteCarlo(50))
         Likelihood(Categorical, 50 draws: its conditional mixes the 4 outputs of f)
@@ -196,12 +196,19 @@ class Likelihood(dist.Distribution):
         of_several = self.given and (self.given.moments or (not marginal and self.given.altogether))
         return "closed form" if self.closed[marginal] or of_several else None
 
+    @property
+    def _gathered(self) -> bool:
+        """Whether the expectation has nodes around the location: where it could, unless a program asks for others."""
+        return self.closed.around_location is not None and self.peaks is not None
+
     def __repr__(self) -> str:
         how, rule = self._exact, self.rule
         if how is None and isinstance(rule, MonteCarlo):
             how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
         elif how is None and self.collapse == "marginal" and self.peaks is not None:
-            how = "nodes around the peak"
+            how = "nodes around the peaks"
+        elif how is None and self.collapse == "bound" and self._gathered:
+            how = "48 nodes around the location"
         elif how is None:
             how = f"{self._open_directions(self.given).size} Gauss-Hermite nodes"
         return f"Likelihood({self.family}, {how})"
@@ -309,6 +316,8 @@ class Likelihood(dist.Distribution):
         closed = self.closed.expected_log_prob or (self.given and self.given.altogether)
         if closed is not None:
             return self._sum_numbers(closed(y, loc, variance))
+        if self._gathered:
+            return self._sum_numbers(self.closed.around_location(y, loc, variance))  # type: ignore[misc]
         rule = self._open_directions(self.given)
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
