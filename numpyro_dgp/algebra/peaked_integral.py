@@ -39,9 +39,9 @@ _ROUNDS = 100
 """How often intervals are cut."""
 _CHUNK = 16
 """Intervals that are added up at a time; as many chunks are computed as are needed."""
-_REACH, _AROUND = 9.0, 31
+_REACH, _AROUND = 9.0, 41
 """How far from its mean the Gaussian is integrated around a peak, in standard deviations, and at how many points."""
-_SEARCHED, _ZOOMS, _STRETCH = 9, 6, 5.0
+_SEARCHED, _ZOOMS, _STRETCH = 13, 5, 5.0
 """Points of each search for a peak, at sinh of numbers that begin at -5 and 5, and how many there are."""
 _STEEP = 0.2
 """A value between two nodes that exceeds both by more is a peak of which they say nothing."""
@@ -78,6 +78,10 @@ class _Intervals(NamedTuple):
     cut: Array
     log_integral: Array
     log_error: Array
+
+
+# Intervals, how many there are, the ends and places of those that are measured next, and how often some were cut.
+_State = tuple[_Intervals, Array, Array, Array, Array, Array]
 
 
 def log_expectation(
@@ -147,8 +151,8 @@ def _log_expectation(
 def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array) -> Array:
     r"""The same for a smooth integrand with one peak, at few points, one after the other.
 
-    The trapezoidal rule is applied to :math:`z = c + w \sinh u`, with c the place of the largest value and w what the
-    curvature there says of the width of the peak.
+    The trapezoidal rule is applied to :math:`z = c + w \sinh u`, with c the place of the largest value and w the fall
+    of the integrand beside it says of the width of the peak.
 
     Args:
         log_value: from points of the shape of ``loc`` to :math:`\log g` there, number by number.
@@ -187,10 +191,10 @@ def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array
     reach = jnp.full_like(loc, _STRETCH)
     low, high = jax.lax.scan(nearer, (-reach, reach), None, length=_ZOOMS)[0]
     centre = jnp.sinh(0.5 * (low + high))
-    step = 0.05 * jnp.ones_like(centre)
-    before, at, after = integrand(jnp.stack([centre - step, centre, centre + step]))
-    curvature = (2 * at - before - after) / jnp.square(step)
-    width = jnp.where(curvature > 1, jax.lax.rsqrt(jnp.maximum(curvature, 1)), 1.0)
+    steps = jnp.array([0.001, 0.01, 0.1], loc.dtype).reshape(-1, *(1,) * loc.ndim)
+    nearby = integrand(jnp.concatenate([centre - steps, centre[None], centre + steps]))
+    falls = 2 * nearby[3] - nearby[:3] - nearby[4:]
+    width = jnp.where(falls > 0.01, jnp.minimum(steps * jax.lax.rsqrt(jnp.maximum(falls, 0.01)), 1), 1).min(0)
     centre, width = jax.lax.stop_gradient((centre, width))
     end = jnp.arcsinh((_REACH + jnp.abs(centre)) / width)
     u = along(-end, end, _AROUND)
@@ -216,13 +220,11 @@ def _cut(integrand: Function, offsets: Function | None, ends: Array, most: int) 
     rows = tuple(row[None] for row in jnp.indices(shape, sparse=True))
     order = jnp.arange(2 * cuts).reshape(-1, *(1,) * len(shape))
 
-    def ongoing(state: tuple[_Intervals, Array, Array, Array, Array, Array]) -> Array:
+    def ongoing(state: _State) -> Array:
         *_, places, rounds = state
         return (rounds < _ROUNDS) & (places < most).any()
 
-    def step(
-        state: tuple[_Intervals, Array, Array, Array, Array, Array],
-    ) -> tuple[_Intervals, Array, Array, Array, Array, Array]:
+    def step(state: _State) -> _State:
         found, count, low, high, places, rounds = state
         parts = jnp.stack(_measured(integrand, offsets, low, high), -1)
         known = jnp.stack(found, -1).at[(places, *rows)].set(parts, mode="drop")  # what is beyond the end
@@ -237,7 +239,8 @@ def _cut(integrand: Function, offsets: Function | None, ends: Array, most: int) 
 
     nothing, zeros = jnp.full((most, *shape), -jnp.inf, dtype), jnp.zeros((most, *shape), dtype)
     first = jnp.broadcast_to(order, start.shape)
-    state = _Intervals(zeros, zeros, zeros, nothing, nothing), jnp.full(shape, 2 * cuts), start, stop, first, 0
+    found = _Intervals(zeros, zeros, zeros, nothing, nothing)
+    state = found, jnp.full(shape, 2 * cuts), start, stop, first, jnp.zeros((), int)
     return jax.lax.while_loop(ongoing, lambda state: jax.lax.stop_gradient(step(state)), state)[0]
 
 

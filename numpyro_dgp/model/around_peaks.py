@@ -47,13 +47,13 @@ class Peaks(NamedTuple):
     Args:
         columns: of each direction, and of what is in closed form; none where every number of y has its own number.
         of_rows: whether numbers of a row share a direction, so that densities are those of rows.
-        log_marginal: from (y, all columns, their variances, the sum over the numbers of a row), number by number, or
+        log_marginal: from (the sum over the numbers of a row, y, all columns, their variances), number by number, or
             row by row.
     """
 
     columns: tuple[range, ...]
     of_rows: bool
-    log_marginal: Callable[[Array, Array, Array, Callable[[Array], Array]], Array]
+    log_marginal: Callable[[Callable[[Array], Array], Array, Array, Array], Array]
 
 
 def around_peaks(
@@ -81,10 +81,10 @@ def around_peaks(
         return None
     affine = _has_one_peak(reading.example, reading.kinds)
 
-    def log_marginal(y: Array, loc: Array, variance: Array, total: Callable[[Array], Array]) -> Array:
+    def log_marginal(total: Callable[[Array], Array], y: Array, loc: Array, variance: Array) -> Array:
         shape = elementwise(conditional(loc)).batch_shape
         if y.ndim > len(shape):  # several y of one v
-            return jax.vmap(lambda one: log_marginal(one, loc, variance, total))(y)
+            return jax.vmap(lambda one: log_marginal(total, one, loc, variance))(y)
 
         def density(v: Array) -> Array:
             if given is not None:

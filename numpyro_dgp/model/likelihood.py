@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Literal
 
 import jax
@@ -51,12 +51,12 @@ class Likelihood(dist.Distribution):
     belong to inference and do not change the model. NUTS, NumPyro's ELBOs and ``dgp.ELBO`` then all have the same
     target. Scores and LOO use ``log_marginal``, which is normalised.
 
-    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal``, ``LogNormal`` and
-    ``VonMises`` with a location affine in v, for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in
-    v, for ``Weibull`` with such a scale, right-censored ``Exponential`` and ``Weibull``; by the distribution itself if
-    it has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when
-    each number of y depends on three numbers of v at most; by Monte Carlo otherwise, with a warning. ``repr`` says
-    which.
+    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal``, ``LogNormal``,
+    ``Laplace`` and ``VonMises`` with a location affine in v, for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate
+    log-affine in v, for ``Weibull`` with such a scale, right-censored ``Exponential`` and ``Weibull``, but for
+    subclasses with a ``log_prob`` of their own; by the distribution itself if it has a method
+    ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when each number of y
+    depends on three numbers of v at most; by Monte Carlo otherwise, with a warning. ``repr`` says which.
 
     Parameters of y may come from several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
     jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in some functions,
@@ -72,10 +72,10 @@ class Likelihood(dist.Distribution):
             outside of it in the program.
         integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
             instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
-            20 draws for more. By default ``log_marginal`` has nodes of its own, around the peak of the integrand, over
-            the function that alone has the location of y, or over two numbers of v at most: a density that is far
-            narrower than p(v) falls between others. Two (of ``Gamma``, say) take 14 000 evaluations of the density
-            for 225; ``GaussHermite(15)`` will do where y leaves as much open as p(v).
+            20 draws for more; 48 around the location for ``StudentT``, ``Cauchy`` and the like. By default
+            ``log_marginal`` takes intervals of one or two numbers of v where the integrand is: right to 1e-6 for one,
+            whatever the number and width of peaks. Two without a closed form (``Gamma``, say) take some 50 000
+            evaluations of the density for 225; ``GaussHermite(15)`` will do where y leaves as much open as p(v).
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
@@ -173,10 +173,9 @@ class Likelihood(dist.Distribution):
             apart = lambda *v: elementwise(conditional(*v))  # noqa: E731
             self.given = given_others(apart, elementwise(example), reading.parts, self.f_x.split, self.f_x.loc)
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
-        self.peaks: Peaks | None = None
-        exact = self.closed.log_marginal is not None or (self.given is not None and self.given.moments is not None)
-        if integrate is None and not exact:
-            self.peaks = around_peaks(self.conditional, reading, self.given)
+        free, exact = integrate is None, self.closed.log_marginal or (self.given and self.given.moments)
+        self.peaks = around_peaks(self.conditional, reading, self.given) if free and not exact else None
+        self.closed = self.closed if free else self.closed._replace(around_location=None)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
@@ -196,18 +195,13 @@ class Likelihood(dist.Distribution):
         of_several = self.given and (self.given.moments or (not marginal and self.given.altogether))
         return "closed form" if self.closed[marginal] or of_several else None
 
-    @property
-    def _gathered(self) -> bool:
-        """Whether the expectation has nodes around the location: where it could, unless a program asks for others."""
-        return self.closed.around_location is not None and self.peaks is not None
-
     def __repr__(self) -> str:
         how, rule = self._exact, self.rule
         if how is None and isinstance(rule, MonteCarlo):
             how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
         elif how is None and self.collapse == "marginal" and self.peaks is not None:
             how = "nodes around the peaks"
-        elif how is None and self.collapse == "bound" and self._gathered:
+        elif how is None and self.collapse == "bound" and self.closed.around_location is not None:
             how = "48 nodes around the location"
         elif how is None:
             how = f"{self._open_directions(self.given).size} Gauss-Hermite nodes"
@@ -313,30 +307,27 @@ class Likelihood(dist.Distribution):
         if self.own[0]:
             own = self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
             return of_rows(own, self.observed, self.event_dim)
-        closed = self.closed.expected_log_prob or (self.given and self.given.altogether)
+        of_several = self.given and self.given.altogether
+        closed = self.closed.expected_log_prob or of_several or self.closed.around_location
         if closed is not None:
             return self._sum_numbers(closed(y, loc, variance))
-        if self._gathered:
-            return self._sum_numbers(self.closed.around_location(y, loc, variance))  # type: ignore[misc]
         rule = self._open_directions(self.given)
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
             return nodes.mean(self._log_probs_of_rows(y, nodes.points))
-        form = None if self.given is None else self.given.expected_log_prob
+        form = self.given and self.given.expected_log_prob
         return self._sum_numbers(nodes.mean(self._log_probs(y, nodes.points, variance, form)))
 
     def _log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
         if self.own[1]:
             own = self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
             return of_rows(own, self.observed, self.event_dim)
-        if self.closed.log_marginal is not None:
-            return self._sum_numbers(self.closed.log_marginal(y, loc, variance))
-        if self.given is not None and self.given.moments is not None:
-            return self._sum_numbers(self.given.log_marginal(y, loc, variance))
-        rule = self._open_directions(self.peaks or self.given)
-        form = None if self.given is None else self.given.log_marginal
+        closed = self.closed.log_marginal or (self.given and self.given.moments and self.given.log_marginal)
+        if closed is not None:
+            return self._sum_numbers(closed(y, loc, variance))
+        rule, form = self._open_directions(self.peaks or self.given), self.given and self.given.log_marginal
         if self.peaks is not None:
-            form = partial(self.peaks.log_marginal, total=self._sum_numbers)
+            form = partial(self.peaks.log_marginal, self._sum_numbers)
             if self.factorised or (isinstance(rule, ProductGrid) and not rule.count):
                 found = form(y, loc, variance)
                 return found if self.peaks.of_rows else self._sum_numbers(found)
@@ -350,11 +341,9 @@ class Likelihood(dist.Distribution):
 
     def _open_directions(self, inner: Given | Peaks | None) -> GaussHermite | MonteCarlo | ProductGrid:
         """The rule for what ``inner`` does not integrate."""
-        rule = self.rule
-        if inner is not None and isinstance(rule, ProductGrid):
-            for columns in inner.columns:
-                rule = rule.at_mean(columns)
-        return rule
+        if inner is None or not isinstance(self.rule, ProductGrid):
+            return self.rule
+        return reduce(ProductGrid.at_mean, inner.columns, self.rule)
 
     def _log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None) -> Array:
         """Log densities of every number of y at points (K, ...)."""
