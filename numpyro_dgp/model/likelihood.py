@@ -307,8 +307,7 @@ class Likelihood(dist.Distribution):
         if self.own[0]:
             own = self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
             return of_rows(own, self.observed, self.event_dim)
-        of_several = self.given and self.given.altogether
-        closed = self.closed.expected_log_prob or of_several or self.closed.around_location
+        closed = self.closed.expected_log_prob or (self.given and self.given.altogether) or self.closed.around_location
         if closed is not None:
             return self._sum_numbers(closed(y, loc, variance))
         rule = self._open_directions(self.given)
