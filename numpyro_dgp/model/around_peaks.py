@@ -29,6 +29,8 @@ __all__ = ["Peaks", "around_peaks"]
 
 _MOST_DIRECTIONS = 2
 """One inside the other; of more, the location is integrated so and the others by a grid."""
+_LABELS = ("Bernoulli", "Categorical")
+"""Their probabilities are smooth in their logits, wherever the label is."""
 _INTERVALS, _ONE_PEAK = 384, 64
 """At most, of any density and of one with a single peak beside that of p(v)."""
 
@@ -94,11 +96,12 @@ def around_peaks(
         def centres(v: Array) -> Array:
             return _offsets(elementwise(conditional(v)), y)
 
+        known = None if given is not None or reading.family in _LABELS else centres
         if directions:
-            found = _nested(density, centres if given is None else None, directions, total, loc, variance)
+            found = _nested(density, known, directions, total, loc, variance)
             return found if directions[0].shared else found.reshape(shape)
-        most = _ONE_PEAK if affine else _INTERVALS
-        return log_expectation(density, loc, variance, centres=centres, affine=affine, most=most)
+        most = _ONE_PEAK if affine or known is None else _INTERVALS
+        return log_expectation(density, loc, variance, centres=known, affine=affine, most=most)
 
     columns = (*(() if given is None else given.columns), *(direction.columns for direction in directions))
     return Peaks(columns, any(direction.shared for direction in directions), log_marginal)

@@ -335,7 +335,9 @@ class Likelihood(dist.Distribution):
             return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
         log_probs = self._log_probs(y, nodes.points, variance, form)
         if isinstance(rule, ProductGrid):
-            return rule.log_mean_exp(nodes, self._only_observed(log_probs), self.event_dim - self.number_dim)
+            return rule.log_mean_exp(
+                nodes, of_rows(log_probs, self.observed, self.number_dim), self.event_dim - self.number_dim
+            )
         return self._sum_numbers(nodes.log_mean_exp(log_probs))
 
     def _open_directions(self, inner: Given | Peaks | None) -> GaussHermite | MonteCarlo | ProductGrid:
@@ -353,12 +355,9 @@ class Likelihood(dist.Distribution):
     def _log_probs_of_rows(self, y: Array, points: Array) -> Array:
         return jax.vmap(lambda v: of_entries(self.conditional(v), y, self.observed))(points)
 
-    def _only_observed(self, values: Array) -> Array:
-        return of_rows(values, self.observed, self.number_dim)
-
     def _sum_numbers(self, values: Array) -> Array:
         """Sums over the numbers of each y that are observed."""
-        return sum_event(self._only_observed(values), self.event_dim - self.number_dim)
+        return sum_event(of_rows(values, self.observed, self.number_dim), self.event_dim - self.number_dim)
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
         """Refuse observations of another shape than draws, but for batch dimensions to the left.
