@@ -137,7 +137,7 @@ def test_says_how_it_is_integrated():
     assert said(F, poisson) == "Likelihood(Poisson, closed form)"
     assert said(F, poisson, collapse="marginal") == "Likelihood(Poisson, nodes around the peak)"
     assert said(belief, SCALAR["normal"][0], collapse="marginal") == "Likelihood(Normal, 20 Gauss-Hermite nodes)"
-    assert said(F, student) == "Likelihood(StudentT, 20 Gauss-Hermite nodes)"
+    assert said(F, student) == "Likelihood(StudentT, 48 nodes around the location)"
     assert said(F, student, integrate=dgp.GaussHermite(7)) == "Likelihood(StudentT, 7 Gauss-Hermite nodes)"
     assert said(F, student, integrate=dgp.MonteCarlo(7)) == "Likelihood(StudentT, 7 draws)"
     assert said(F, SCALAR["bernoulli-logits"][0]) == "Likelihood(Bernoulli, 20 Gauss-Hermite nodes)"

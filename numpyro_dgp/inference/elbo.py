@@ -23,6 +23,7 @@ from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.inference.quasi_random import QuasiRandom, require_power_of_two
 from numpyro_dgp.inference.temperature import split_temperature
 from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.families import known_divergence
 from numpyro_dgp.model.function_values import FunctionValues, Propagated
 from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedOutputs
 from numpyro_dgp.model.observed_only import warn_unobserved
@@ -290,7 +291,7 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratu
     given_v = isinstance(unwrap(q), ConditionalValues | CorrelatedOutputs)
     if in_order or given_v:  # in order, no parent of the site in the model comes after it in the guide
         try:
-            return jnp.sum(scale_and_mask(kl_divergence(q, p), guide_site["scale"]))
+            return jnp.sum(scale_and_mask(known_divergence(q, p), guide_site["scale"]))
         except NotImplementedError:
             pass
     return total_log_prob(guide_site) - total_log_prob(model_site)

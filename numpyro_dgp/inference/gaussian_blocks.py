@@ -13,6 +13,7 @@ from numpyro_dgp.inference.block_moves import Priors
 from numpyro_dgp.inference.integrated_layers import integrated_in
 from numpyro_dgp.model.beliefs import StandardNormal
 from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
+from numpyro_dgp.model.families import is_family
 from numpyro_dgp.model.function_values import Values
 from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
 
@@ -84,9 +85,10 @@ def _is_block(msg: Message) -> bool:
 
 def _is_gaussian(fn: dist.Distribution) -> bool:
     fn = unwrap(fn)
-    while isinstance(fn, dist.Independent):
-        fn = unwrap(fn.base_dist)
-    return isinstance(fn, StandardNormal | Values | DrawnFromWhite | dist.Normal | dist.MultivariateNormal)
+    while is_family(fn, dist.Independent):
+        fn = unwrap(fn.base_dist)  # type: ignore[attr-defined]
+    own = isinstance(fn, StandardNormal | Values | DrawnFromWhite)
+    return own or is_family(fn, dist.Normal, dist.MultivariateNormal, methods=("log_prob", "sample"))
 
 
 def gaussian_prior(msg: Message) -> dist.Distribution:

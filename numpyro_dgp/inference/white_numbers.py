@@ -18,9 +18,12 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.model.beliefs import Belief, DiagonalBelief, StandardNormal
 from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
+from numpyro_dgp.model.families import is_family
 from numpyro_dgp.model.function_values import FunctionValues, Values
 
 __all__ = ["Coordinates", "coordinates_of"]
+
+_DRAWS = "log_prob", "sample"
 
 
 class Coordinates(NamedTuple):
@@ -58,9 +61,9 @@ class Coordinates(NamedTuple):
 
 def coordinates_of(fn: Any) -> Coordinates | None:
     """Those of a Gaussian, or of a function of one; ``None`` of other distributions."""
-    if isinstance(fn, dist.MaskedDistribution | dist.Independent):
+    if is_family(fn, dist.MaskedDistribution, dist.Independent):
         return coordinates_of(fn.base_dist)
-    if isinstance(fn, dist.ExpandedDistribution | dist.TransformedDistribution):
+    if is_family(fn, dist.ExpandedDistribution, dist.TransformedDistribution):
         base = coordinates_of(fn.base_dist)
         if base is None or isinstance(fn, dist.ExpandedDistribution):
             own = fn.base_dist.batch_shape
@@ -72,10 +75,10 @@ def coordinates_of(fn: Any) -> Coordinates | None:
         return Coordinates(fn.white_shape, fn.loc.dtype, fn.from_white)
     if isinstance(fn, Belief | Values):
         return Coordinates(fn.shape(), fn.loc.dtype, fn.from_white, isinstance(fn, DiagonalBelief | FunctionValues))
-    if isinstance(fn, dist.Normal):
+    if is_family(fn, dist.Normal, methods=_DRAWS):
         dtype = jnp.result_type(fn.loc, fn.scale)
         return Coordinates(fn.shape(), dtype, lambda white: fn.loc + fn.scale * white, True)
-    if isinstance(fn, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
+    if is_family(fn, dist.MultivariateNormal, dist.LowRankMultivariateNormal, methods=_DRAWS):
         low_rank = isinstance(fn, dist.LowRankMultivariateNormal)
         root = jnp.linalg.cholesky(fn.covariance_matrix) if low_rank else fn.scale_tril
         return Coordinates(fn.shape(), fn.loc.dtype, lambda white: fn.loc + matmul(root, white[..., None])[..., 0])

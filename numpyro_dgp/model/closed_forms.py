@@ -9,6 +9,9 @@ With function values :math:`v \sim N(\mu, \sigma^2)`, a slope :math:`\alpha` and
   :math:`E[\mathrm{rate}] = e^{\alpha\mu + \beta + \alpha^2 \sigma^2/2}`;
 - a time t with the cumulative hazard :math:`e^{\alpha v + \beta} t^k`, of ``Weibull`` and of right-censored
   ``Exponential`` and ``Weibull``: the log hazard, if the time was observed, less the cumulative hazard, likewise;
+- a Laplace y of location :math:`\alpha v + \beta`: that of its distance to y, with
+  :math:`E|z| = \tau \sqrt{2/\pi}\, e^{-\delta^2/2\tau^2} + \delta\, \mathrm{erf}(\delta / \tau\sqrt2)` for
+  :math:`z \sim N(\delta, \tau^2)`;
 - an angle y of ``VonMises`` around :math:`\alpha v + \beta`:
   :math:`E[\cos(y - \alpha v - \beta)] = e^{-\alpha^2 \sigma^2/2} \cos(y - \alpha\mu - \beta)`.
 
@@ -18,6 +21,7 @@ Source: Salimbeni (2020), section 1.2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,10 +29,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import gammaln, i0e, xlogy
+from jax.scipy.special import erf, gammaln, i0e, xlogy
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence
+from numpyro_dgp.algebra.linalg import safe_sqrt
+from numpyro_dgp.model.families import is_family
 
 __all__ = [
     "ClosedForm",
@@ -48,18 +54,27 @@ _CONSTANT = (Dependence.CONSTANT,)
 _AFFINE, _LOG_AFFINE = (*_CONSTANT, Dependence.AFFINE), (*_CONSTANT, Dependence.LOG_AFFINE)
 
 
+_POINTED = dist.StudentT, dist.Cauchy, dist.Logistic, dist.SoftLaplace, dist.AsymmetricLaplace
+_NODES = 48
+_REACH, _PLACED, _LEAST_ASIDE = 5.5, 3.0, 0.3
+"""In standard deviations of v: where nodes end, how far out they gather, and around what is further out to how much."""
+
+
 class ClosedForms(NamedTuple):
-    r"""What is known in closed form, each ``None`` if it is not.
+    r"""What is known in closed form, each ``None`` if it is not, and of nodes that are placed where they are needed.
 
     Args:
         expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), number by number.
         log_marginal: :math:`\log E[p(y \mid v)]`, likewise.
         normal: of ``Normal(slope * v + offset, scale)``, from v to its mean, its slope and its scale.
+        around_location: the expected log density over nodes around the v whose location is y, where a log density
+            has a point or a steep valley there.
     """
 
     expected_log_prob: ClosedForm | None = None
     log_marginal: ClosedForm | None = None
     normal: Callable[[Array], tuple[Array, Array, Array]] | None = None
+    around_location: ClosedForm | None = None
 
 
 def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Mapping[str, Dependence]) -> ClosedForms:
@@ -80,22 +95,27 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
     def matches(**allowed: tuple[Dependence, ...]) -> bool:
         return all(kinds.get(name) in among for name, among in allowed.items())
 
-    if isinstance(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
+    if is_family(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
         return _normal_forms(conditional)
-    if isinstance(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
+    if is_family(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
         return _rate(conditional, lambda y, r, log_r: jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1))
-    if isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
+    if is_family(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
         return _rate(conditional, lambda y, r, log_r: log_r - y * r)
-    if isinstance(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
+    if is_family(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
         return _rate(conditional, _gamma, "concentration")
-    if isinstance(example, dist.LogNormal) and matches(loc=_AFFINE, scale=_CONSTANT):
+    if is_family(example, dist.LogNormal) and matches(loc=_AFFINE, scale=_CONSTANT):
         return _log_normal(conditional)
-    if isinstance(example, dist.VonMises) and matches(loc=_AFFINE, concentration=_CONSTANT):
+    if is_family(example, dist.VonMises) and matches(loc=_AFFINE, concentration=_CONSTANT):
         return ClosedForms(partial(_von_mises, conditional))
-    if isinstance(example, dist.RightCensoredDistribution) and matches(censored=_CONSTANT):
-        example = example.base_dist
-    of_weibull = isinstance(example, dist.Weibull) and matches(concentration=_CONSTANT, scale=_LOG_AFFINE)
-    if of_weibull or (isinstance(example, dist.Exponential) and matches(rate=_LOG_AFFINE)):
+    if is_family(example, dist.Laplace) and matches(loc=_AFFINE, scale=_CONSTANT):
+        return ClosedForms(partial(_laplace, conditional))
+    if is_family(example, *_POINTED) and matches(loc=_AFFINE, scale=_CONSTANT):
+        return ClosedForms(around_location=partial(_around_location, conditional))
+    known: tuple[str, ...] = ("log_prob",)
+    if is_family(example, dist.RightCensoredDistribution) and matches(censored=_CONSTANT):
+        example, known = example.base_dist, ("log_prob", "cdf")  # type: ignore[attr-defined]
+    of_weibull = is_family(example, dist.Weibull, methods=known) and matches(concentration=_CONSTANT, scale=_LOG_AFFINE)
+    if of_weibull or (is_family(example, dist.Exponential, methods=known) and matches(rate=_LOG_AFFINE)):
         return ClosedForms(partial(_times, conditional))
     return ClosedForms()
 
@@ -176,6 +196,32 @@ def _von_mises(conditional: Conditional, y: Array, loc: Array, variance: Array) 
     mean, slope, (kappa,) = with_slope(conditional, loc, "loc", "concentration")
     cosine = jnp.exp(-0.5 * jnp.square(slope) * variance) * jnp.cos(y - mean)
     return kappa * (cosine - 1) - jnp.log(2 * jnp.pi * i0e(kappa))
+
+
+def _laplace(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
+    mean, slope, (scale,) = with_slope(conditional, loc, "loc", "scale")
+    sd = jnp.maximum(jnp.abs(slope) * safe_sqrt(variance), 1e-10 * scale)
+    z = jnp.clip((y - mean) / sd, -40, 40)
+    distance = sd * math.sqrt(2 / math.pi) * jnp.exp(-0.5 * jnp.square(z)) + (y - mean) * erf(z / math.sqrt(2))
+    return -distance / scale - jnp.log(2 * scale)
+
+
+def _around_location(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
+    """By the trapezoidal rule in u, with z = c + w sinh u: c is where the location is y, w the scale there."""
+    if jnp.ndim(y) > jnp.ndim(loc):  # several y of one v
+        return jax.vmap(lambda one: _around_location(conditional, one, loc, variance))(y)
+    sd = safe_sqrt(variance)
+    mean, slope, (scale,) = with_slope(conditional, loc, "loc", "scale")
+    spread = jnp.abs(slope * sd) + 1e-30
+    z = (y - mean) / jnp.where(slope < 0, -spread, spread)
+    width = jnp.clip(scale / spread, jnp.where(jnp.abs(z) > _PLACED, _LEAST_ASIDE, 1e-4), 1e3)
+    centre, width = jax.lax.stop_gradient((jnp.clip(z, -_PLACED, _PLACED), width))
+    low, high = jnp.arcsinh((-_REACH - centre) / width), jnp.arcsinh((_REACH - centre) / width)
+    u = low + (high - low) * jnp.linspace(0, 1, _NODES, dtype=low.dtype).reshape(-1, *(1,) * low.ndim)
+    points = centre + width * jnp.sinh(u)
+    weights = jnp.exp(-0.5 * jnp.square(points)) * jnp.cosh(u)
+    values = jax.vmap(lambda v: conditional(v).log_prob(y))(loc + sd * points)
+    return (weights * values).sum(0) / weights.sum(0)
 
 
 class _Hazard(NamedTuple):

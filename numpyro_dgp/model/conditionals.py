@@ -24,6 +24,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, explained
 from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.model.families import is_family
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.several_conditionals import Part, grid_of
 from numpyro_dgp.model.several_values import SeveralValues, of_columns
@@ -74,8 +75,8 @@ class _NoSites(Messenger):
 
 def elementwise(d: dist.Distribution) -> dist.Distribution:
     """``d`` without ``to_event``: one distribution per number."""
-    while isinstance(d, dist.Independent):
-        d = d.base_dist
+    while is_family(d, dist.Independent):
+        d = d.base_dist  # type: ignore[attr-defined]
     return d
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any, Literal
 
 import jax
@@ -24,6 +25,7 @@ from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.correlated_values import CorrelatedValues, correlated
 from numpyro_dgp.model.exact_processes import require_site
+from numpyro_dgp.model.families import follows
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues, sum_event
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.missing import are_entries, observed_entries, of_entries, of_rows, with_entries
@@ -49,12 +51,12 @@ class Likelihood(dist.Distribution):
     belong to inference and do not change the model. NUTS, NumPyro's ELBOs and ``dgp.ELBO`` then all have the same
     target. Scores and LOO use ``log_marginal``, which is normalised.
 
-    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal``, ``LogNormal`` and
-    ``VonMises`` with a location affine in v, for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in
-    v, for ``Weibull`` with such a scale, right-censored ``Exponential`` and ``Weibull``; by the distribution itself if
-    it has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when
-    each number of y depends on three numbers of v at most; by Monte Carlo otherwise, with a warning. ``repr`` says
-    which.
+    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal``, ``LogNormal``,
+    ``Laplace`` and ``VonMises`` with a location affine in v, for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate
+    log-affine in v, for ``Weibull`` with such a scale, right-censored ``Exponential`` and ``Weibull``, but for
+    subclasses with a ``log_prob`` of their own; by the distribution itself if it has a method
+    ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when each number of y
+    depends on three numbers of v at most; by Monte Carlo otherwise, with a warning. ``repr`` says which.
 
     Parameters of y may come from several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
     jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in some functions,
@@ -70,10 +72,10 @@ class Likelihood(dist.Distribution):
             outside of it in the program.
         integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
             instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
-            20 draws for more. By default ``log_marginal`` has nodes of its own, around the peak of the integrand, over
-            the function that alone has the location of y, or over two numbers of v at most: a density that is far
-            narrower than p(v) falls between others. Two (of ``Gamma``, say) take 14 000 evaluations of the density
-            for 225; ``GaussHermite(15)`` will do where y leaves as much open as p(v).
+            20 draws for more; 48 around the location for ``StudentT``, ``Cauchy`` and the like. By default
+            ``log_marginal`` takes intervals of one or two numbers of v where the integrand is: right to 1e-6 for one,
+            whatever the number and width of peaks. Two without a closed form (``Gamma``, say) take some 50 000
+            evaluations of the density for 225; ``GaussHermite(15)`` will do where y leaves as much open as p(v).
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
@@ -102,7 +104,7 @@ class Likelihood(dist.Distribution):
         >>> print(y.log_prob(jnp.zeros(3)).round(3), y.log_marginal(jnp.zeros(3)).round(3))
         [-2.226 -2.226 -2.226] [-1.031 -1.031 -1.031]
         >>> y, Likelihood(f_x, lambda v: dist.StudentT(4.0, v, 0.5))
-        (Likelihood(Normal, closed form), Likelihood(StudentT, 20 Gauss-Hermite nodes))
+        (Likelihood(Normal, closed form), Likelihood(StudentT, 48 nodes around the location))
         >>> classes = FunctionValues(jnp.zeros((3, 4)), jnp.ones((3, 4)))
         >>> Likelihood(classes, lambda v: dist.Categorical(logits=v), integrate=MonteCarlo(50))
         Likelihood(Categorical, 50 draws: its conditional mixes the 4 outputs of f)
@@ -163,7 +165,7 @@ class Likelihood(dist.Distribution):
             self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
         elif collapse == "marginal" and self.f_x.spread is not None:  # a grid within a grid
             reading = reading._replace(grid=None)
-        self.own = tuple(alone and hasattr(example, name) for name in ("expected_log_prob", "log_marginal"))
+        self.own = tuple(alone and follows(example, name) for name in ("expected_log_prob", "log_marginal"))
         self.closed: ClosedForms = closed_forms(self.per_number, elementwise(example), reading.kinds)
         self.number_dim = elementwise(example).event_dim
         self.given: Given | None = None
@@ -171,9 +173,9 @@ class Likelihood(dist.Distribution):
             apart = lambda *v: elementwise(conditional(*v))  # noqa: E731
             self.given = given_others(apart, elementwise(example), reading.parts, self.f_x.split, self.f_x.loc)
         self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
-        self.peaks: Peaks | None = None
-        if integrate is None and self.closed.log_marginal is None and self.given is None:
-            self.peaks = around_peaks(self.conditional, reading)
+        free, exact = integrate is None, self.closed.log_marginal or (self.given and self.given.moments)
+        self.peaks = around_peaks(self.conditional, reading, self.given) if free and not exact else None
+        self.closed = self.closed if free else self.closed._replace(around_location=None)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
@@ -198,7 +200,9 @@ class Likelihood(dist.Distribution):
         if how is None and isinstance(rule, MonteCarlo):
             how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
         elif how is None and self.collapse == "marginal" and self.peaks is not None:
-            how = "nodes around the peak"
+            how = "nodes around the peaks"
+        elif how is None and self.collapse == "bound" and self.closed.around_location is not None:
+            how = "48 nodes around the location"
         elif how is None:
             how = f"{self._open_directions(self.given).size} Gauss-Hermite nodes"
         return f"Likelihood({self.family}, {how})"
@@ -303,43 +307,44 @@ class Likelihood(dist.Distribution):
         if self.own[0]:
             own = self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
             return of_rows(own, self.observed, self.event_dim)
-        closed = self.closed.expected_log_prob or (self.given and self.given.altogether)
+        closed = self.closed.expected_log_prob or (self.given and self.given.altogether) or self.closed.around_location
         if closed is not None:
             return self._sum_numbers(closed(y, loc, variance))
         rule = self._open_directions(self.given)
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
             return nodes.mean(self._log_probs_of_rows(y, nodes.points))
-        form = None if self.given is None else self.given.expected_log_prob
+        form = self.given and self.given.expected_log_prob
         return self._sum_numbers(nodes.mean(self._log_probs(y, nodes.points, variance, form)))
 
     def _log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
         if self.own[1]:
             own = self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
             return of_rows(own, self.observed, self.event_dim)
-        if self.closed.log_marginal is not None:
-            return self._sum_numbers(self.closed.log_marginal(y, loc, variance))
-        inner = self.given or self.peaks
-        rule = self._open_directions(inner)
-        all_in = self.factorised or (isinstance(rule, ProductGrid) and not rule.count)
-        if inner is not None and (all_in or (self.given is not None and self.given.moments is not None)):
-            return self._sum_numbers(inner.log_marginal(y, loc, variance))
+        closed = self.closed.log_marginal or (self.given and self.given.moments and self.given.log_marginal)
+        if closed is not None:
+            return self._sum_numbers(closed(y, loc, variance))
+        rule, form = self._open_directions(self.peaks or self.given), self.given and self.given.log_marginal
+        if self.peaks is not None:
+            form = partial(self.peaks.log_marginal, self._sum_numbers)
+            if self.factorised or (isinstance(rule, ProductGrid) and not rule.count):
+                found = form(y, loc, variance)
+                return found if self.peaks.of_rows else self._sum_numbers(found)
         nodes = rule.nodes(loc, variance)
         if isinstance(rule, MonteCarlo) and not self.factorised:
             return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
-        form = None if inner is None else inner.log_marginal
         log_probs = self._log_probs(y, nodes.points, variance, form)
         if isinstance(rule, ProductGrid):
-            return rule.log_mean_exp(nodes, self._only_observed(log_probs), self.event_dim - self.number_dim)
+            return rule.log_mean_exp(
+                nodes, of_rows(log_probs, self.observed, self.number_dim), self.event_dim - self.number_dim
+            )
         return self._sum_numbers(nodes.log_mean_exp(log_probs))
 
     def _open_directions(self, inner: Given | Peaks | None) -> GaussHermite | MonteCarlo | ProductGrid:
         """The rule for what ``inner`` does not integrate."""
-        rule = self.rule
-        if inner is not None and isinstance(rule, ProductGrid):
-            for columns in inner.columns:
-                rule = rule.at_mean(columns)
-        return rule
+        if inner is None or not isinstance(self.rule, ProductGrid):
+            return self.rule
+        return reduce(ProductGrid.at_mean, inner.columns, self.rule)
 
     def _log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None) -> Array:
         """Log densities of every number of y at points (K, ...)."""
@@ -350,12 +355,9 @@ class Likelihood(dist.Distribution):
     def _log_probs_of_rows(self, y: Array, points: Array) -> Array:
         return jax.vmap(lambda v: of_entries(self.conditional(v), y, self.observed))(points)
 
-    def _only_observed(self, values: Array) -> Array:
-        return of_rows(values, self.observed, self.number_dim)
-
     def _sum_numbers(self, values: Array) -> Array:
         """Sums over the numbers of each y that are observed."""
-        return sum_event(self._only_observed(values), self.event_dim - self.number_dim)
+        return sum_event(of_rows(values, self.observed, self.number_dim), self.event_dim - self.number_dim)
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
         """Refuse observations of another shape than draws, but for batch dimensions to the left.

@@ -11,6 +11,7 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.model.families import is_family
 from numpyro_dgp.model.robustmax import RobustMax
 from numpyro_dgp.model.tails import CENSORED
 
@@ -20,6 +21,7 @@ __all__ = ["NoMomentsError", "Range", "labels", "moments", "require_in_range", "
 _WHOLE = constraints.integer_interval, constraints.integer_greater_than
 _OF_CLASSES = dist.CategoricalLogits, dist.CategoricalProbs, RobustMax
 _ANGLES = "angles"
+_MOMENTS = "mean", "variance"
 # Their mean or variance in NumPyro is NaN or infinite, whatever their parameters.
 _WITHOUT_MOMENTS = (dist.CategoricalLogits, dist.CategoricalProbs, dist.Cauchy, dist.HalfCauchy)
 
@@ -48,10 +50,10 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
             "mean and variance: expected a y on a line, got angles, whose average depends on where the circle is cut: "
             "the mean direction is jnp.angle(jnp.exp(1j * posterior.sample(key, X)).mean(0))"
         )
-    if isinstance(inner, CENSORED):  # of the times themselves, as its draws are
+    if is_family(inner, *CENSORED, methods=_MOMENTS):  # of the times themselves, as its draws are
         return moments(inner.base_dist.expand(inner.batch_shape))
     try:
-        found = None if isinstance(inner, _WITHOUT_MOMENTS) else (d.mean, d.variance)
+        found = None if is_family(inner, *_WITHOUT_MOMENTS, methods=_MOMENTS) else (d.mean, d.variance)
     except NotImplementedError:
         found = None
     if found is None:

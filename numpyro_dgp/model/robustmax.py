@@ -13,6 +13,7 @@ from numpyro.distributions import constraints
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import safe_sqrt
+from numpyro_dgp.algebra.peaked_integral import log_expectation
 from numpyro_dgp.algebra.quadrature import GaussHermite
 
 __all__ = ["RobustMax", "of_class"]
@@ -30,7 +31,7 @@ class RobustMax(dist.Distribution):
     r"""Robust-max classification: class :math:`\arg\max_p v_p` with probability :math:`1 - \epsilon`, else any other.
 
     Inside ``Likelihood`` its expectation needs only the probability that :math:`v_y` is the largest, one
-    one-dimensional Gauss-Hermite integral.
+    one-dimensional integral: by Gauss-Hermite quadrature for the bound, over intervals around the peak for densities.
 
     Args:
         values: function values (..., P), one per class.
@@ -97,12 +98,20 @@ class RobustMax(dist.Distribution):
 
     def log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
         """log E[p(y | v)] for independent v_p ~ N(loc_p, variance_p)."""
-        first = self._probability_first(y, loc, variance)
+        own_loc, own_variance = jnp.broadcast_arrays(*(of_class(a, y) for a in (loc, variance)))
+
+        def log_first(own: Array) -> Array:
+            return self._log_probability_below(own, y, loc, variance)
+
+        first = jnp.exp(log_expectation(log_first, own_loc, own_variance, most=64))
         return jnp.log(first * (1 - self.epsilon) + (1 - first) * self.epsilon / (loc.shape[-1] - 1))
 
     def _probability_first(self, y: Array, loc: Array, variance: Array) -> Array:
         own_loc, own_variance = (of_class(a, y) for a in (loc, variance))
         nodes = GaussHermite().nodes(own_loc, own_variance)
-        below = log_ndtr((nodes.points[..., None] - loc) / safe_sqrt(variance))
-        own = jnp.arange(loc.shape[-1]) == jnp.asarray(y, int)[..., None]
-        return nodes.mean(jnp.exp(jnp.where(own, 0, below).sum(-1)))
+        return nodes.mean(jnp.exp(self._log_probability_below(nodes.points, y, loc, variance)))
+
+    def _log_probability_below(self, own: Array, y: Array, loc: Array, variance: Array) -> Array:
+        """Of all other classes together, given the value of class y."""
+        below = log_ndtr((own[..., None] - loc) / safe_sqrt(variance))
+        return jnp.where(jnp.arange(loc.shape[-1]) == jnp.asarray(y, int)[..., None], 0, below).sum(-1)

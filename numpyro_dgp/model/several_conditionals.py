@@ -27,6 +27,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, dependence
 from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
 from numpyro_dgp.model.closed_forms import ClosedForm, normal_bound, normal_density, with_slope
+from numpyro_dgp.model.families import is_family
 from numpyro_dgp.model.several_values import Split
 
 __all__ = ["Given", "Part", "given_others", "grid_of"]
@@ -106,7 +107,7 @@ def given_others(
         split: where the values of each function are among all columns.
         v: an example of all columns.
     """
-    if not isinstance(example, dist.Normal):
+    if not is_family(example, dist.Normal, methods=("log_prob", "mean", "variance")):
         return None
     means = _affine_together(conditional, seen, split.parts(v))
     if not means or any(seen[f].kinds["scale"] is not Dependence.CONSTANT for f in means):

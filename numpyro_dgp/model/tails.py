@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import log_ndtr
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.model.families import is_family
 
 __all__ = ["CENSORED", "log_density"]
 
@@ -39,10 +40,10 @@ def log_density(d: Any, y: Array) -> Array:
         >>> print(positive.log_prob(0.1), f"{log_density(positive, 0.1):.2f}")
         inf 0.99
     """
-    if isinstance(d, _TRUNCATED):
+    if is_family(d, *_TRUNCATED):
         inside = _log_inside(d)
         return d.log_prob(y) if inside is None else d.base_dist.log_prob(y) - inside
-    if not isinstance(d, CENSORED):
+    if not is_family(d, *CENSORED):
         return d.log_prob(y)
     tail = _log_tail(d.base_dist, y, right=isinstance(d, dist.RightCensoredDistribution))
     return d.log_prob(y) if tail is None else jnp.where(d.censored, tail, d.base_dist.log_prob(y))
@@ -67,12 +68,12 @@ def _log_inside(d: Any) -> Array | None:
 
 def _log_tail(d: Any, y: Array, right: bool) -> Array | None:
     """The log probability of more than y, or of less; ``None`` where it is not known."""
-    if isinstance(d, dist.LogNormal):
+    if is_family(d, dist.LogNormal, methods=("cdf",)):
         return _log_tail(d.base_dist, jnp.log(y), right)
-    if isinstance(d, dist.Normal | dist.Logistic | dist.Laplace):
+    if is_family(d, dist.Normal, dist.Logistic, dist.Laplace, methods=("cdf",)):
         z = (y - d.loc) / d.scale
         return _log_lower_tail(d, -z if right else z)
-    if isinstance(d, dist.Exponential | dist.Weibull):
+    if is_family(d, dist.Exponential, dist.Weibull, methods=("cdf",)):
         hazard = d.rate * y if isinstance(d, dist.Exponential) else (y / d.scale) ** d.concentration
         return -hazard if right else jnp.log(-jnp.expm1(-hazard))
     return None

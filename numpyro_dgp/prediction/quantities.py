@@ -20,6 +20,7 @@ from numpyro_dgp.densities import Mixture, MomentsOnly
 from numpyro_dgp.draws import DrawFunctions, hidden_values, sample_values
 from numpyro_dgp.fitted import Fit, Target
 from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.model.families import is_family
 from numpyro_dgp.model.function_values import FunctionValues, Values
 from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.model.outcomes import labels, moments
@@ -40,7 +41,8 @@ __all__ = [
     "warn_infinite",
 ]
 
-_GAUSSIAN = dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal, Values
+_GAUSSIAN = dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal
+_OF_GAUSSIANS = "log_prob", "sample", "mean", "variance", "cdf", "icdf"
 
 
 def moments_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
@@ -138,9 +140,11 @@ def observed_distribution(fit: Fit, target: Target, key: Array, sample: Any, arg
 
 def is_gaussian(fn: dist.Distribution) -> bool:
     """Whether every number of y is Gaussian."""
-    if isinstance(fn, dist.Independent):
-        return is_gaussian(unwrap(fn.base_dist))
-    return fn.closed.normal is not None if isinstance(fn, Likelihood) else isinstance(fn, _GAUSSIAN)
+    if is_family(fn, dist.Independent):
+        return is_gaussian(unwrap(fn.base_dist))  # type: ignore[attr-defined]
+    if isinstance(fn, Likelihood):
+        return fn.closed.normal is not None and is_gaussian(fn.per_number(fn.f_x.loc))
+    return isinstance(fn, Values) or is_family(fn, *_GAUSSIAN, methods=_OF_GAUSSIANS)
 
 
 def _log_density(fn: Any, y: Array) -> Array:
