@@ -172,6 +172,19 @@ def fragile(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
+def test_a_fit_that_ends_far_above_its_lowest_loss_says_so():
+    """Natural gradients of exponential tails: one step is too long, and none that is finite leads back."""
+    from numpyro_dgp.inference.fit_loop import _warn_of_overshoot
+
+    losses = np.array([2.5e13, 2.2e3, 2.1e3, *[4.6e29] * 9])
+    with pytest.warns(
+        UserWarning, match=r"fit: the fit ends at a loss of 4.6e\+29, after 2.1e\+03 at step 3: a step was"
+    ):
+        _warn_of_overshoot("fit", losses)
+    for sound in (losses[:3], losses[:1], losses[[3, 3]], np.append(losses, 2.0e3), np.array([-0.1, 500.0, 30.0])):
+        _warn_of_overshoot("fit", sound)
+
+
 def test_a_failed_factorisation_names_step_and_layer():
     """A kernel that stops being one, once the optimiser has made its lengthscale negative."""
     with pytest.raises(

@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.argument_indices import ArgumentIndices, require_inside
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.refusals import untransformed
 from numpyro_dgp.model.sites import Message, Trace, each_values_of, unwrap
@@ -86,7 +87,9 @@ def sites_of_fit(svi: SVI, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
         found.append(SitesOfFit(_sites(guide), _sites(model)))
         return ()
 
-    jax.eval_shape(run, jax.random.key(0), arrays)
+    closed = jax.make_jaxpr(run)(jax.random.key(0), arrays)
+    indices = ArgumentIndices(closed, [False, *(True for _ in jax.tree.leaves(arrays))])
+    require_inside("fit", indices.outside([None, *jax.tree.leaves(arrays)]))
     return found[0]
 
 
