@@ -81,8 +81,8 @@ def inside_transformation() -> bool:
 
 
 _CHECKS: ContextVar[tuple[Any, list[Any], bool] | None] = ContextVar("_CHECKS", default=None)
-"""The transformation that is being traced by ``with_checks``, the outcomes of checks in it so far, and that of one whose
-values it cannot have."""
+"""The transformation that is being traced by ``with_checks``, the outcomes of checks in it so far, and that of a check
+whose values it cannot have."""
 
 
 def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:

@@ -23,6 +23,7 @@ from scipy.stats import norm
 import numpyro_dgp as dgp
 from numpyro_dgp.diagnostics import (
     Simulated,
+    comparison,
     coverage,
     figures,
     khat,
@@ -33,7 +34,6 @@ from numpyro_dgp.diagnostics import (
     uniformity,
     vsbc,
 )
-from numpyro_dgp.diagnostics import comparison
 
 few, few_y = X[::3], Y[::3]
 x, y = np.asarray(few), np.asarray(few_y)

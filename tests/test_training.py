@@ -206,7 +206,7 @@ def hierarchy(y, plate=True, centred=True):
 def test_a_funnel_at_a_point_is_warned_of(plate, key):
     program, y = partial(hierarchy, plate=plate), jnp.array([0.3, -0.2, 0.1, 0.4])
     svi = SVI(program, AutoDelta(program), optax.adam(0.1), dgp.ELBO())
-    with pytest.warns(UserWarning, match="fit: 'tau' ends at .*, where all values of 'e' are equal: with a point for ea"):
+    with pytest.warns(UserWarning, match="fit: 'tau' ends at .*, where all values of 'e' are equal: with a point for"):
         result = dgp.fit(svi, key, 150, y, progress_bar=False)
     assert result.params["tau_auto_loc"] < 0.05
     apart = partial(hierarchy, plate=plate, centred=False)

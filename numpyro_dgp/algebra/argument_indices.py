@@ -1,8 +1,8 @@
 """Indices that a program computes from its arguments and that are outside of the arrays whose rows they pick.
 
-JAX does not fail there: it takes the last row instead, so that a group that a fit has not seen has the effect of the last
-one. The arithmetic of indices in a jaxpr is done again for known arguments; numbers that depend on anything else are
-unknown. What ``where`` replaces by a condition on arguments, as for rows without a group, is not looked at.
+JAX does not fail there: it takes the last row instead, so that a group that a fit has not seen has the effect of the
+last one. The arithmetic of indices in a jaxpr is done again for known arguments; numbers that depend on anything else
+are unknown. What ``where`` replaces by a condition on arguments, as for rows without a group, is not looked at.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["ArgumentIndices", "Outside", "require_inside"]
 
 _SAME_VALUES = frozenset("convert_element_type broadcast_in_dim reshape squeeze copy transpose".split())
 _ARITHMETIC = _SAME_VALUES | frozenset(
-    "slice concatenate iota add sub mul div rem neg sign floor ceil round lt le gt ge eq ne and or not select_n min max "
-    "clamp gather dynamic_slice".split()
+    "slice concatenate iota add sub mul div rem neg sign floor ceil round lt le gt ge eq ne and or not select_n min "
+    "max clamp gather dynamic_slice".split()
 )
 _PASSED_ON = _SAME_VALUES | {"add", "sub", "mul", "neg", "exp"}
 
@@ -54,9 +54,9 @@ def require_inside(owner: str, found: Sequence[Outside]) -> None:
     for worst, shape, axis in found:
         rows = shape[axis]
         raise ValueError(
-            f"{owner}: expected indices from 0 to {rows - 1} for an array of shape {shape}, which has {rows} row(s) along "
-            f"axis {axis}, got {worst} among the arguments: JAX would take the last row, as of another group; give a group "
-            f"without data a place of its own, numpyro.plate('groups', G + 1), or write what it has, "
+            f"{owner}: expected indices from 0 to {rows - 1} for an array of shape {shape}, which has {rows} row(s) "
+            f"along axis {axis}, got {worst} among the arguments: JAX would take another row, the last one; give a "
+            f"group without data a place of its own, numpyro.plate('groups', {rows + 1}), or write what it has, "
             f"jnp.where(i < {rows}, array[i], 0.0)"
         )
 
@@ -207,7 +207,7 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
         and len(equation.invars[0].aval.shape) == 1
     ):
         return dataclasses.replace(arguments[0], any_of=True)
-    if name not in _ARITHMETIC or not arguments and name != "iota" or any(a is None for a in arguments):
+    if name not in _ARITHMETIC or (not arguments and name != "iota") or any(a is None for a in arguments):
         return None
     if len(equation.outvars) != 1:
         return None
@@ -225,6 +225,8 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
     unwrapped = compared = None
     if name == "lt":
         compared = arguments[0]
+    elif name == "concatenate" and any(a.unwrapped for a in arguments):
+        unwrapped = _result(equation, [a.unwrapped if a.unwrapped and a.given else a for a in arguments])
     elif name in _SAME_VALUES and (before := arguments[0].unwrapped) is not None:
         unwrapped = _result(equation, [before])
     elif name == "select_n" and len(arguments) == 3 and arguments[0].compared is arguments[1]:

@@ -104,9 +104,9 @@ def compare(
 ) -> Comparison:
     r"""Fit several guides of one program, and compare them with each other and with MCMC.
 
-    How to read it. ``ranking`` has the posteriors in order. ``bound`` ranks guides of one program with the same hyperparameters, or points for them; bounds of
-    guides that integrate hyperparameters are lower by the divergence of these. ``loo`` and the columns of test data can
-    be compared between all guides and with chains. ``khat`` and ``high_k`` say whether ``loo`` is reliable. All are
+    How to read it. ``ranking`` has the posteriors in order. ``bound`` ranks guides of one program with the same
+    hyperparameters, or points for them; bounds of guides that integrate hyperparameters are lower by the divergence of
+    these. ``loo`` and the columns of test data can be compared between all guides and with chains. ``khat`` and ``high_k`` say whether ``loo`` is reliable. All are
     estimates: differences of about one standard error mean nothing.
 
     With ``evidence=True`` the ``gap`` of a guide is an estimate from below of its divergence from the posterior, for

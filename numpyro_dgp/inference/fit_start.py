@@ -160,9 +160,10 @@ def warn_of_funnel(owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, par
     points = {
         name: loc
         for name, site in sites.guide.items()
-        if site.kind == "sample" and site.distribution == "Delta" and name in sites.model
+        if site.kind == "sample" and site.distribution in ("Delta", "Independent") and name in sites.model
         for loc in params
         if loc.startswith(f"{name}_") and loc.endswith("_loc") and loc.count("_") == name.count("_") + 2
+        if not any(other.startswith(f"{loc.removesuffix('loc')}scale") for other in params)
     }
     several = {name: loc for name, loc in points.items() if np.shape(params[loc])[:1] > (1,)}
     if not several or len(points) < 2:
@@ -176,9 +177,10 @@ def warn_of_funnel(owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, par
         for other, theirs in several.items():
             if other != name and _deviation(np.asarray(params[theirs], float)) < _EQUAL * spread:
                 warnings.warn(
-                    f"{owner}: {name!r} ends at {spread:.2g}, where all values of {other!r} are equal: with a point for "
-                    f"each of them, Delta(), the density has no bound as the spread that they share goes to zero; give {name!r} and {other!r} "
-                    "Normal(), InducingPoint(model, latent=Normal()), or run NUTS on dgp.for_mcmc(model)",
+                    f"{owner}: {name!r} ends at {spread:.2g}, where all values of {other!r} are equal: with a point "
+                    "for each, Delta(), the density has no bound as the spread that they share goes to zero; give both a "
+                    "distribution, dgp.guides.InducingPoint(model, latent=dgp.guides.Normal(), "
+                    "other=dgp.guides.Normal()), or run NUTS on dgp.for_mcmc(model)",
                     stacklevel=3,
                 )
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 
 from numpyro_dgp._checks import (
     inside_transformation,
@@ -163,7 +164,8 @@ class Predictor:
         sample = {site: values[i] for site, values in samples.items()}
         args, kwargs = _arguments(treedef, constants, arrays)
         draw, target = jax.random.split(key, num_samples)[i], target._replace(batch=batch)
-        quantity.of_draw(*quantity.settings, self.fit, target, draw, sample, args, kwargs)
+        with numpyro.validation_enabled(not outside):  # the index is the reason of what NumPyro would say
+            quantity.of_draw(*quantity.settings, self.fit, target, draw, sample, args, kwargs)
         require_inside("Posterior", outside)
 
     def range(self, args: Any, kwargs: Any) -> Range:

@@ -15,8 +15,8 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, nugget, rows_times
 from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, relative_change
-from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.kernels.base import summands
+from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.means import Mean, Zero
 from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.model.induced_function import InducedFunction
@@ -195,7 +195,7 @@ class SparseFunction(InducedFunction):
 
         so that in a fit each has the posterior that the fit of the sum gives it, on which the others depend: variances
         of the parts are larger than that of the sum where data decide on the sum only. The kernel is a sum as it is
-        written, ``k1 + k2``; a product is one summand. With ``posterior.layers``, given one draw of the hyperparameters:
+        written, ``k1 + k2``; a product is one summand. With ``posterior.layers``, given a draw of the hyperparameters:
 
         ``f, inputs = posterior.layers(key, X)["y"]; trend, season = f.summands(); trend(X).variance``
 
@@ -260,7 +260,9 @@ class SummandFunction(SparseFunction):
         return InducedFunction.block_moments(self, rows)  # no derivative of L by this kernel
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
-        raise ValueError("f.summands: expected inputs at which parts are called or joint, got a draw of a whole function")
+        raise ValueError(
+            "f.summands: expected inputs at which parts are called or joint, got a draw of a whole function"
+        )
 
 
 def _whitened_values(ours: PointValues, theirs: PointValues) -> tuple[Array, Array]:
