@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -81,7 +82,7 @@ class _Known:
 
 
 class _Check(NamedTuple):
-    index: _Known
+    known: _Known
     column: int | None
     limit: int
     shape: tuple[int, ...]
@@ -108,8 +109,7 @@ class ArgumentIndices:
         self._checks: dict[int, _Check] = {}
         self._numbers = itertools.count()
         facts: list[Any] = [
-            _Known(lambda inputs, i=i: np.asarray(inputs[i]), given=True) if is_known else None
-            for i, is_known in enumerate(known)
+            _Known(partial(_input, i), given=True) if is_known else None for i, is_known in enumerate(known)
         ]
         constants = [_constant(c) if is_concrete(c) and _is_plain(c) else None for c in closed.consts]
         self._walk(closed.jaxpr, constants, facts, [frozenset()] * len(facts))
@@ -118,7 +118,7 @@ class ArgumentIndices:
         """What is outside where the inputs of the program are these."""
         found = []
         for check in self._checks.values():
-            known = check.index.unwrapped or check.index
+            known = check.known.unwrapped or check.known
             values = known.evaluate(inputs)
             values = values if check.column is None else values[..., check.column]
             low = 0 if known.given else -check.shape[check.axis]
@@ -142,7 +142,7 @@ class ArgumentIndices:
         for equation in jaxpr.eqns:
             arguments, taken = [read(a) for a in equation.invars], [rows_of(a) for a in equation.invars]
             name, outputs = equation.primitive.name, equation.outvars
-            inner, closed = called_jaxpr(equation), equation.params.get("jaxpr")
+            inner, closed = called_jaxpr(equation), cast(Any, equation.params.get("jaxpr"))
             if inner is not None:
                 held = getattr(closed, "consts", ())
                 known = [_constant(c) if _is_plain(c) else None for c in held]
@@ -187,6 +187,10 @@ class ArgumentIndices:
         numbered = {next(self._numbers): check for check in checks}
         self._checks |= numbered
         return frozenset(numbered)
+
+
+def _input(i: int, inputs: Sequence[Any]) -> np.ndarray:
+    return np.asarray(inputs[i])
 
 
 def _is_plain(constant: Any) -> bool:

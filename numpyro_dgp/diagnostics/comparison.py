@@ -106,8 +106,8 @@ def compare(
 
     How to read it. ``ranking`` has the posteriors in order. ``bound`` ranks guides of one program with the same
     hyperparameters, or points for them; bounds of guides that integrate hyperparameters are lower by the divergence of
-    these. ``loo`` and the columns of test data can be compared between all guides and with chains. ``khat`` and ``high_k`` say whether ``loo`` is reliable. All are
-    estimates: differences of about one standard error mean nothing.
+    these. ``loo`` and the columns of test data can be compared between all guides and with chains. ``khat`` and
+    ``high_k`` say whether ``loo`` is reliable. All are estimates: differences of about one standard error mean nothing.
 
     With ``evidence=True`` the ``gap`` of a guide is an estimate from below of its divergence from the posterior, for
     the values of ``numpyro.param`` hyperparameters that it has learned. A guide with points for hyperparameters with a

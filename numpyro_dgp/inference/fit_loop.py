@@ -145,8 +145,8 @@ def _warn_of_overshoot(owner: str, losses: np.ndarray) -> None:
     if np.isfinite(end) and end - finite[best] > _OVERSHOT * (1 + abs(finite[best])):
         warnings.warn(
             f"{owner}: the fit ends at a loss of {end:.3g}, after {finite[best]:.3g} at step {best + 1}: a step was "
-            "too long and the next ones did not lead back; lower the learning rate, or the step size of NaturalGradient, "
-            "dgp.optim.log_linear(1e-4, 0.1, 1000)",
+            "too long and the next ones did not lead back; lower the learning rate, or the step size of "
+            "NaturalGradient, dgp.optim.log_linear(1e-4, 0.1, 1000)",
             stacklevel=4,
         )
 

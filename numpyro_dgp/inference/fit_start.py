@@ -178,8 +178,8 @@ def warn_of_funnel(owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, par
             if other != name and _deviation(np.asarray(params[theirs], float)) < _EQUAL * spread:
                 warnings.warn(
                     f"{owner}: {name!r} ends at {spread:.2g}, where all values of {other!r} are equal: with a point "
-                    "for each, Delta(), the density has no bound as the spread that they share goes to zero; give both a "
-                    "distribution, dgp.guides.InducingPoint(model, latent=dgp.guides.Normal(), "
+                    "for each, Delta(), the density has no bound as the spread that they share goes to zero; give both "
+                    "a distribution, dgp.guides.InducingPoint(model, latent=dgp.guides.Normal(), "
                     "other=dgp.guides.Normal()), or run NUTS on dgp.for_mcmc(model)",
                     stacklevel=3,
                 )
