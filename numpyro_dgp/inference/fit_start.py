@@ -15,6 +15,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_dgp._checks import is_concrete, nearest
 from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.argument_indices import require_inside
 from numpyro_dgp.inference.initial_state import has_no_state, initial_state
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
 
@@ -80,7 +81,7 @@ def start_of_fit(
 
     Raises:
         ValueError: a guide of another model; initial values of unknown parameters, of other shapes, outside the
-            parameters' constraints, or not finite.
+            parameters' constraints, or not finite; an index among the arguments outside of the array that it is of.
     """
     # A guide with a state is set up by its first run.
     first = None if has_no_state(svi) else initial_state(svi, rng_key, rebuild, arrays, None)
@@ -93,9 +94,10 @@ def start_of_fit(
         )
     for name, value in (init_params or {}).items():
         _require_initial_value(owner, name, value, sites.parameters)
-    if first is not None and not init_params:
-        return first, sites
-    return initial_state(svi, rng_key, rebuild, arrays, init_params), sites
+    if first is None or init_params:
+        first = initial_state(svi, rng_key, rebuild, arrays, init_params)  # checks of kernels have more to say
+    require_inside(owner, sites.outside)
+    return first, sites
 
 
 def _sites(svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
