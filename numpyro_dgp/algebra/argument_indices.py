@@ -31,6 +31,10 @@ _ARITHMETIC = _SAME_VALUES | frozenset(
 _PASSED_ON = _SAME_VALUES | {"add", "sub", "mul", "neg", "exp"}
 
 
+# Indices are a few operations after arguments; what is computed by more is something else.
+_DEPTH = 40
+
+
 class Outside(NamedTuple):
     """Indices outside of an array.
 
@@ -64,21 +68,29 @@ def require_inside(owner: str, found: Sequence[Outside]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Known:
-    """An array that is known once arguments are: ``evaluate(arguments)``.
+    """An array that is known once arguments are.
 
     Args:
-        evaluate: from the arguments to it.
+        evaluate: from the arguments, and what is known of them already, to it.
         given: whether it depends on arguments, and not on constants only.
         any_of: whether only the set of its values is known: an array picks entries from it by unknown indices.
         unwrapped: the same before JAX has replaced negative indices by those from the end.
         compared: what ``lt`` has compared with zero.
+        depth: how many operations after the arguments.
     """
 
-    evaluate: Callable[[Sequence[Any]], np.ndarray]
+    evaluate: Callable[[Sequence[Any], dict[int, np.ndarray]], np.ndarray]
     given: bool
     any_of: bool = False
     unwrapped: _Known | None = None
     compared: _Known | None = None
+    depth: int = 0
+
+    def value(self, inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
+        """The array, computed once in one look at the arguments."""
+        if id(self) not in memo:
+            memo[id(self)] = self.evaluate(inputs, memo)
+        return memo[id(self)]
 
 
 class _Check(NamedTuple):
@@ -116,10 +128,11 @@ class ArgumentIndices:
 
     def outside(self, inputs: Sequence[Any]) -> list[Outside]:
         """What is outside where the inputs of the program are these."""
-        found = []
+        found: list[Outside] = []
+        memo: dict[int, np.ndarray] = {}
         for check in self._checks.values():
             known = check.known.unwrapped or check.known
-            values = known.evaluate(inputs)
+            values = known.value(inputs, memo)
             values = values if check.column is None else values[..., check.column]
             low = 0 if known.given else -check.shape[check.axis]
             bad = (values < low) | (values > check.limit)
@@ -189,7 +202,7 @@ class ArgumentIndices:
         return frozenset(numbered)
 
 
-def _input(i: int, inputs: Sequence[Any]) -> np.ndarray:
+def _input(i: int, inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
     return np.asarray(inputs[i])
 
 
@@ -198,7 +211,7 @@ def _is_plain(constant: Any) -> bool:
 
 
 def _constant(value: Any) -> _Known:
-    return _Known(lambda inputs: np.asarray(value), given=False)
+    return _Known(lambda inputs, memo: np.asarray(value), given=False)
 
 
 def _result(equation: Any, arguments: list[Any]) -> _Known | None:
@@ -213,7 +226,8 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
         return dataclasses.replace(arguments[0], any_of=True)
     if name not in _ARITHMETIC or (not arguments and name != "iota") or any(a is None for a in arguments):
         return None
-    if len(equation.outvars) != 1:
+    depth = 1 + max((a.depth for a in arguments), default=0)
+    if len(equation.outvars) != 1 or depth > _DEPTH:
         return None
     some = [a for a in arguments if a.any_of]
     if some and name in _SAME_VALUES and name != "convert_element_type":
@@ -221,8 +235,8 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
     if some and (name in ("slice", "concatenate", "gather", "dynamic_slice", "iota") or not _of_one(arguments)):
         return None
 
-    def evaluate(inputs: Sequence[Any]) -> np.ndarray:
-        values = [a.evaluate(inputs) for a in arguments]
+    def evaluate(inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
+        values = [a.value(inputs, memo) for a in arguments]
         with jax.ensure_compile_time_eval():
             return np.asarray(equation.primitive.bind(*values, **equation.params))
 
@@ -230,12 +244,17 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
     if name == "lt":
         compared = arguments[0]
     elif name == "concatenate" and any(a.unwrapped for a in arguments):
-        unwrapped = _result(equation, [a.unwrapped if a.unwrapped and a.given else a for a in arguments])
+        unwrapped = _result(equation, [_once(a.unwrapped) if a.unwrapped and a.given else a for a in arguments])
     elif name in _SAME_VALUES and (before := arguments[0].unwrapped) is not None:
-        unwrapped = _result(equation, [before])
+        unwrapped = _result(equation, [_once(before)])
     elif name == "select_n" and len(arguments) == 3 and arguments[0].compared is arguments[1]:
         unwrapped = arguments[1]
-    return _Known(evaluate, any(a.given for a in arguments), bool(some), unwrapped, compared)
+    return _Known(evaluate, any(a.given for a in arguments), bool(some), unwrapped, compared, depth)
+
+
+def _once(known: _Known) -> _Known:
+    """Indices whose negative ones are replaced once more are not unwrapped further."""
+    return dataclasses.replace(known, unwrapped=None, compared=None)
 
 
 def _of_one(arguments: list[Any]) -> bool:
