@@ -80,8 +80,9 @@ def inside_transformation() -> bool:
     return bool(current_trace() != _OUTSIDE)
 
 
-_CHECKS: ContextVar[tuple[Any, list[Any]] | None] = ContextVar("_CHECKS", default=None)
-"""The transformation that is being traced by ``with_checks``, and the outcomes of checks in it so far."""
+_CHECKS: ContextVar[tuple[Any, list[Any], bool] | None] = ContextVar("_CHECKS", default=None)
+"""The transformation that is being traced by ``with_checks``, the outcomes of checks in it so far, and that of a check
+whose values it cannot have."""
 
 
 def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
@@ -94,9 +95,9 @@ def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
     if is_concrete(*values):
         return not np.all(rule(*map(np.asarray, values)))
     if (checks := _CHECKS.get()) is not None:
-        trace, outcomes = checks
-        # A transformation inside of the traced one, as of a loop, keeps its values to itself: not known is not sound.
-        outcomes.append(jnp.all(rule(*map(jnp.asarray, values))) if current_trace() == trace else False)
+        trace, outcomes, hidden = checks
+        # A transformation inside of the traced one, as of a loop, keeps its values to itself.
+        outcomes.append(jnp.all(rule(*map(jnp.asarray, values))) if current_trace() == trace else hidden)
     return False
 
 
@@ -114,16 +115,20 @@ def without_checks() -> AbstractContextManager[None]:
     return _set(_CHECKS, None)
 
 
-def with_checks(function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+def with_checks(function: Callable[..., Any], hidden: bool = False) -> Callable[..., tuple[Any, Any]]:
     """``function``, to be compiled, with all checks of traced values in it: gives ``(sound, result)``.
 
     Where ``sound`` is false a check failed, or its values could not be had: calling ``function`` without compiling it
     raises the error, or gives the warning.
+
+    Args:
+        function: the function.
+        hidden: the outcome of a check whose values cannot be had, inside a loop.
     """
 
     def checked(*args: Any) -> tuple[Any, Any]:
         outcomes: list[Any] = []
-        with _set(_CHECKS, (current_trace(), outcomes)):
+        with _set(_CHECKS, (current_trace(), outcomes, hidden)):
             result = function(*args)
         return jnp.all(jnp.array(outcomes, bool)), result
 

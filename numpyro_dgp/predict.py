@@ -107,10 +107,12 @@ class Posterior(FunctionPredictions):
         Raises:
             ValueError: NaN or infinite inputs, observations of the predicted site among the arguments, a model that
                 subsamples or whose functions depend on the inputs, parameters or draws that are missing, a
-                distribution of y that has no mean, or ``batch_size`` with rows that are not predicted independently.
+                distribution of y that has no mean, an index among the arguments that is outside of its array, as of a
+            group that the fit has not seen, or ``batch_size`` with rows that are not predicted independently.
 
         Warns:
-            UserWarning: a mean or variance that is infinite or NaN.
+            UserWarning: a mean or variance that is infinite or NaN; inputs at which a representation says nothing, such
+                as those outside of a ``Basis``.
         """
         found = self._predictor(_MOMENTS, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs)
         quantities.warn_infinite(found)

@@ -396,3 +396,26 @@ def test_the_guide_keeps_its_own_data():
 def test_prediction_needs_the_data():
     with pytest.raises(ValueError, match=r"got a call without observations: .*guide.on\(X, y\)"):
         dgp.Posterior(shallow, G.Collapsed(shallow), {}).predict(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize(("rows", "noise", "found"), [(10, 1e-3, True), (5, 1e-4, False), (10, 1e-4, False)])
+def test_bounds_that_are_rounding_error_are_errors(rows, noise, found, key):
+    """With a smooth kernel, Z = X and single precision; without compilation a bound is right or an error."""
+    x = np.linspace(0.0, 3.0, rows, dtype=np.float32)[:, None]
+    y = np.sin(2 * x[:, 0])
+
+    def program(X, y):
+        f = dgp.gp("f", k.RBF(jnp.float32(1.0), jnp.float32(1.0)), dgp.Points(X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, jnp.float32(noise))), obs=y)
+
+    guide = dgp.guides.Collapsed(program)
+    if not found:
+        with pytest.raises(ValueError, match="Collapsed: expected a bound that is not lost in rounding, got NaN in fl"):
+            dgp.ELBO().loss(key, {}, program, guide, x, y)
+        return
+    wide = x.astype(float)
+    C = np.exp(-0.5 * (wide - wide.T) ** 2) + (noise**2 + 2 * rows * 2.0**-23) * np.eye(rows)  # the jitter of k(Z, Z)
+    evidence = -0.5 * (y @ np.linalg.solve(C, y) + np.linalg.slogdet(C)[1] + rows * np.log(2 * np.pi))
+    loss = dgp.ELBO().loss(key, {}, program, guide, x, y)
+    assert abs(loss + evidence) < 1 + 0.1 * abs(evidence)

@@ -10,7 +10,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pandas as pd
 import pytest
+from arviz_base import from_dict
 from dense import log_normal, rbf
 from matplotlib.patches import StepPatch
 from numpyro.infer import MCMC, NUTS, SVI, psis_diagnostic
@@ -21,6 +23,7 @@ from scipy.stats import norm
 import numpyro_dgp as dgp
 from numpyro_dgp.diagnostics import (
     Simulated,
+    comparison,
     coverage,
     figures,
     khat,
@@ -295,6 +298,56 @@ def test_simulated_calibration_notices_bias(key):
     assert found.uniform["rate"] < 1e-4
     with pytest.raises(ValueError, match=r"expected at least 10 replications, got 9"):
         vsbc(key, model, biased, optax.sgd(0.0), few, num_replications=9)
+
+
+@pytest.mark.slow
+def test_guides_of_one_program_are_not_ranked_by_unreliable_scores(key):
+    """A guide that is far too narrow has the best leave-one-out score, of weights that are all unreliable."""
+    guides = {"narrow": fit_of(few, width=0.05), "exact": fit_of(few), "wide": fit_of(few, width=1.3)}
+    found = dgp.compare(exact, guides, (few, few_y), key=key, num_samples=200)
+    assert found.table.loc["narrow", "high_k"] > 0.5
+    assert found.table["loo"].idxmax() == "narrow"
+    assert list(found.ranking.index) == ["exact", "wide", "narrow"]
+    assert list(found.ranking["rank"]) == [0, 1, 2]
+    assert "weight" not in found.ranking or np.isnan(float(found.ranking.loc["narrow", "weight"]))
+
+
+def test_ranking_is_by_densities_and_bounds():
+    def scores(*names):
+        # the best score is that of "bad"
+        tree = {name: rng.normal(0.0 if name == "bad" else -9.0, 0.1, size=(1, 400, 6)) for name in names}
+        trees = {
+            name: from_dict({"posterior": {"a": v[..., 0]}, "log_likelihood": {"y": v}}) for name, v in tree.items()
+        }
+        return {name: arviz_stats.loo(tree, pointwise=True) for name, tree in trees.items()}
+
+    table = pd.DataFrame(
+        {"bound": [-3.0, -7.0, -5.0, np.nan], "khat": [1.5, 0.3, 0.4, np.nan], "high_k": [1.0, 0.0, 0.1, 0.0]},
+        index=["bad", "worse", "good", "mcmc"],
+    )
+    found = comparison._ranking(table, scores(*table.index))
+    assert list(found.index) == ["mcmc", "good", "worse", "bad"]
+    assert np.isnan(found.loc["bad", "weight"])
+    np.testing.assert_allclose(found["weight"].sum(), 1.0)
+    tested = comparison._ranking(table.assign(test_log_density=[0.0, -1.0, -2.0, -3.0]), scores(*table.index))
+    assert list(tested.index) == ["worse", "good", "mcmc", "bad"]
+    two = table.loc[["bad", "good"]]
+    assert list(comparison._ranking(two, scores("bad", "good")).columns) == ["rank", "bound", "khat", "high_k"]
+    assert comparison._ranking(table.loc[["bad"]], scores("bad")) is None
+
+
+def test_intervals_of_labels_of_classes_are_not_counted(key):
+    def classes(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=3)
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Categorical(logits=v)), obs=y)
+
+    labels = jnp.arange(len(few)) % 3
+    posterior = dgp.Posterior(classes, samples={"f": jnp.zeros((2, 3, len(Z)))})
+    found = comparison._on_test(posterior, key, (few, labels), 2, 0.9)
+    assert np.isnan(found["coverage"])
+    assert np.isnan(found["rmse"])
+    assert np.isfinite(found["test_log_density"])
 
 
 @pytest.mark.slow

@@ -291,4 +291,8 @@ def test_wrong_calls(name):
 def test_degrees_without_variance_are_warned_of():
     with pytest.warns(UserWarning, match=r"its kernel has next to no variance in degrees \[3\] of its Harmonics"):
         opened(ArcCosine(), dgp.Harmonics(2, 3), jnp.zeros(16))
+    # All degrees that are kept are empty: the variance, 3, is left out.
+    with pytest.warns(UserWarning, match=r"its kernel has next to no variance in degrees \[3\] of its Harmonics"):
+        f = opened(ArcCosine(), dgp.Harmonics(2, (3,)), jnp.zeros(7))
+    np.testing.assert_allclose(f(jnp.ones((1, 2))).conditional_variance, 3.0, rtol=1e-6)
     assert dgp.Harmonics.around(ArcCosine(), 2, 40).degrees == (0, 1, 2, 4, 6)

@@ -38,7 +38,7 @@ def lv_gp(X, y=None, batch=None, dim=1):
 
 
 def lv_gp_gp(X, y=None, batch=None, noise=None):
-    f = dgp.gp("f", dgp.kernels.RBF(0.8, 1.1), dgp.Points(Z1), outputs=2, mean=lambda x: x[..., :1])
+    f = dgp.gp("f", dgp.kernels.RBF(0.8, 1.1), dgp.Points(Z1), outputs=2, mean=lambda x: x[..., :1] * jnp.ones(2))
     g = dgp.gp("g", dgp.kernels.RBF(1.0, 1.2), dgp.Points(jnp.hstack([Z2, -Z2])))
     with numpyro.plate("data", len(X), subsample_size=batch) as i:
         h = numpyro.sample("h", f(dgp.latent("w", X[i], 1), noise=noise))

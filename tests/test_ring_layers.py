@@ -607,3 +607,41 @@ def test_a_fit_whose_hidden_values_leave_a_ring_says_so(key):
     svi = SVI(deep, dgp.guides.InducingPoint(deep), optax.adam(0.05), dgp.ELBO())
     with pytest.raises(ValueError, match=r"fit: the loss became nan at step .*expected inputs on the ring"):
         dgp.fit(svi, key, 600, X, jnp.sin(25 * X[:, 0]), progress_bar=False)
+
+
+def test_the_nugget_is_the_same_in_both_precisions():
+    """The prior of the values on the grid has the same condition in float32 and in float64."""
+    grid = dgp.Grid(-6.0, 6.0, 24)
+    spectra = []
+    for dtype in (jnp.float32, jnp.float64):
+        ends = [np.asarray(end, dtype) for end in (-6.0, 6.0)]
+        with handlers.seed(rng_seed=0):
+            f = dgp.gp("f", RBF(dtype(1.0), dtype(1.0)), dgp.Grid(*ends, 24))
+        spectra.append(np.asarray(f.prior_covariance().spectrum, float))
+        assert f.prior_covariance().spectrum.dtype == dtype
+    np.testing.assert_allclose(spectra[0], spectra[1], rtol=1e-4)
+    # The smallest eigenvalue is the nugget's.
+    with handlers.seed(rng_seed=0):
+        fine = dgp.gp("f", RBF(2.0, 1.0), dgp.Grid(-6.0, 6.0, 48, nugget=1e-8)).prior_covariance()
+    np.testing.assert_allclose(fine.spectrum.min(), 2e-8, rtol=1e-3)
+    assert dgp.Grid.around(np.zeros((2, 1)), 1.0, nugget=1e-3).nugget == 1e-3
+    assert grid.local(RBF()).nugget == grid.nugget
+    with pytest.raises(ValueError, match=r"Grid: expected a nugget between 0 and 1, .*, got 0"):
+        dgp.Grid(-6.0, 6.0, 24, nugget=0.0)
+
+
+@pytest.mark.parametrize("rule", ["ScaledPrior", "ScaledCirculant", "ScaledProduct", "Circulant"])
+def test_scales_on_a_grid_with_a_tiny_nugget_are_stiff(rule):
+    def program(X, nugget):
+        f = dgp.gp("f", RBF(), dgp.Grid(-4.0, 4.0, 16, nugget=nugget))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.3)), obs=X[:, 0])
+
+    guide = dgp.guides.InducingPoint(program, inducing=getattr(dgp.guides, rule)())
+    run = handlers.seed(guide, 0)
+    run(jnp.zeros((2, 1)), 2.4e-5)
+    if rule == "Circulant":
+        run(jnp.zeros((2, 1)), 1e-10)
+        return
+    with pytest.warns(UserWarning, match=rf"rule {rule}: the values of 'f' on its dgp.Grid have a prior covariance of"):
+        run(jnp.zeros((2, 1)), 1e-10)

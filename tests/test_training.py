@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta
 from programs import X, Y, Z, bayesian, deep, random_params
 
 import numpyro_dgp as dgp
@@ -170,6 +172,45 @@ def fragile(X, y=None):
     g = dgp.gp("g", lambda A, B: jnp.exp(-0.5 * (A - B.T) ** 2 / ls), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+
+def test_a_fit_that_ends_far_above_its_lowest_loss_says_so():
+    """Natural gradients of exponential tails: one step is too long, and none that is finite leads back."""
+    from numpyro_dgp.inference.fit_loop import _warn_of_overshoot
+
+    losses = np.array([2.5e13, 2.2e3, 2.1e3, *[4.6e29] * 9])
+    with pytest.warns(
+        UserWarning, match=r"fit: the fit ends at a loss of 4.6e\+29, after 2.1e\+03 at step 3: a step was"
+    ):
+        _warn_of_overshoot("fit", losses)
+    for sound in (losses[:3], losses[:1], losses[[3, 3]], np.append(losses, 2.0e3), np.array([-0.1, 500.0, 30.0])):
+        _warn_of_overshoot("fit", sound)
+
+
+def hierarchy(y, plate=True, centred=True):
+    """Groups with a common spread: at points for both, the density has no bound as the spread goes to zero."""
+    tau = numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    prior = dist.Normal(mu, tau) if centred else dist.Normal(0.0, 1.0)
+    if plate:
+        with numpyro.plate("groups", 4):
+            e = numpyro.sample("e", prior)
+    else:
+        e = numpyro.sample("e", prior.expand([4]).to_event(1))
+    e = e if centred else mu + tau * e
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(e, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("plate", [True, False])
+def test_a_funnel_at_a_point_is_warned_of(plate, key):
+    program, y = partial(hierarchy, plate=plate), jnp.array([0.3, -0.2, 0.1, 0.4])
+    svi = SVI(program, AutoDelta(program), optax.adam(0.1), dgp.ELBO())
+    with pytest.warns(UserWarning, match="fit: 'tau' ends at .*, where all values of 'e' are equal: with a point for"):
+        result = dgp.fit(svi, key, 150, y, progress_bar=False)
+    assert result.params["tau_auto_loc"] < 0.05
+    apart = partial(hierarchy, plate=plate, centred=False)
+    dgp.fit(SVI(apart, AutoDelta(apart), optax.adam(0.1), dgp.ELBO()), key, 150, y, progress_bar=False)
 
 
 def test_a_failed_factorisation_names_step_and_layer():

@@ -23,7 +23,7 @@ ELEMENTWISE = frozenset(
     "sqrt square stop_gradient sub tan tanh xor "
     "bitcast_convert_type shift_left shift_right_arithmetic shift_right_logical".split()
 )
-_CALLS = frozenset("jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat checkpoint".split())
+_CALLS = frozenset("jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat remat2 checkpoint".split())
 
 
 def called_jaxpr(equation: Any) -> Any:

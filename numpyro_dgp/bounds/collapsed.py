@@ -73,13 +73,15 @@ class Quadratic(NamedTuple):
         :math:`\sum_n y_n^2 / s_n^2` and cancel. Their sum cannot be above ``peak``. Errors g of the gradient at the
         optimum m add :math:`\tfrac12 g^\top (I + \Phi)^{-1} g` to it, which must be below a tenth of the bound. Their
         size is taken as :math:`\epsilon\, \lvert \Phi \rvert \lvert m \rvert`, with :math:`\epsilon` half a unit in
-        the last place, and their signs alternate: smooth functions of ordered inducing inputs resolve these least.
+        the last place, and their signs alternate: smooth functions of ordered inducing inputs resolve these least. So
+        must the rounding of the two numbers themselves, as in :meth:`resolved_bound`.
         """
         L, half = self._whitened()
         found, m = self._bound(L, half), solve_lower(L, half, transpose=True)
         last = 0.5 * jnp.finfo(L.dtype).eps * (-1.0) ** jnp.arange(L.shape[-1], dtype=L.dtype)
         g = last[:, None] * matmul(jnp.abs(self.Phi), jnp.abs(m))
-        return jnp.where(_half_square(solve_lower(L, g)) > 1 + 0.1 * jnp.abs(found), jnp.nan, found)
+        error = jnp.maximum(_half_square(solve_lower(L, g)), _rounding(half))
+        return jnp.where(error > 1 + 0.1 * jnp.abs(found), jnp.nan, found)
 
     def resolved_bound(self) -> Array:
         r"""The bound at the optimum, NaN where rounding may change it by half a nat and a thousandth of ``peak``.
@@ -89,8 +91,7 @@ class Quadratic(NamedTuple):
         """
         L, half = self._whitened()
         peak = jnp.where(jnp.isfinite(self.peak), self.peak, 0.0)
-        error = 4 * jnp.finfo(L.dtype).eps * _half_square(half)
-        return jnp.where(error > 0.5 + 1e-3 * jnp.abs(peak), jnp.nan, self._bound(L, half))
+        return jnp.where(_rounding(half) > 0.5 + 1e-3 * jnp.abs(peak), jnp.nan, self._bound(L, half))
 
     def _bound(self, L: Array, half: Array) -> Array:
         fit = self.c + _half_square(half)
@@ -121,6 +122,11 @@ class Quadratic(NamedTuple):
 
     def _precision(self) -> Array:
         return jnp.eye(self.Phi.shape[-1], dtype=self.Phi.dtype) + self.Phi
+
+
+def _rounding(half: Array) -> Array:
+    """What rounding may change a half square by, as four units in its last place."""
+    return 4 * jnp.finfo(half.dtype).eps * _half_square(half)
 
 
 def _half_square(column: Array) -> Array:

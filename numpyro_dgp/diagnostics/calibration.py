@@ -112,10 +112,13 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
     with a hump means predictions that are too wide, one like a bowl predictions that are too narrow, a slope bias.
 
     Limits. Uniform values are necessary and not sufficient: a prediction that ignores the inputs can have them. Data
-    that the fit has seen lie too close to the middle: use held-out data, or ``arviz_stats.loo_pit``.
+    that the fit has seen lie too close to the middle: use held-out data, or ``arviz_stats.loo_pit``. Values need an
+    order, as numbers, counts and ordered categories have. Labels of classes have none: the transform depends on how
+    the classes are numbered, intervals of labels mean nothing, and from arrays of integers labels cannot be told from
+    counts. For classes look at ``posterior.probs``: a class that has probability p is right in a share p of the rows.
 
     Args:
-        draws: of y (S, N...), from ``posterior.sample``.
+        draws: of y (S, N...), from ``posterior.sample``, in an order.
         y: observations (N...).
         key: PRNG key, for U.
 

@@ -24,7 +24,7 @@ from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of
 from numpyro_dgp.diagnostics.ratios import map_draws
-from numpyro_dgp.diagnostics.reliability import khat, loo
+from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE, khat, loo
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
@@ -42,6 +42,8 @@ Candidate: TypeAlias = Callable[..., Any] | tuple[Callable[..., Any], SVIRunResu
 
 # Draws of the bound that its standard error is taken from.
 _BOUND_DRAWS = 200
+# A posterior of which a larger share of the leave-one-out weights is unreliable is ranked behind the others.
+_MOST_UNRELIABLE = 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +58,12 @@ class Comparison:
             ``dgp.diagnostics.evidence`` from that guide, its standard error ``evidence_se``, ``gap``, which is
             ``evidence`` less ``bound``, and beside chains the bound from above, ``evidence_upper``. NaN where a column
             does not apply.
-        ranking: ``arviz_stats.compare`` of the leave-one-out scores; ``None`` for a single posterior.
+        ranking: the posteriors of the same program, best first, with what they are ranked by; ``None`` for a single
+            one. Those most of whose leave-one-out weights are unreliable come last, the others in the order of
+            ``test_log_density``, where there are test data, then of ``bound`` and of ``khat``; chains, which have no
+            bound, come before guides without test data. Leave-one-out scores are shown, with the columns of
+            ``arviz_stats.compare``, for posteriors in which at most a tenth of the weights is unreliable, if there are
+            several; they decide nothing, since those of all guides estimate the same number.
         loo: ArviZ's ``ELPDData`` by name.
         trees: what ``to_arviz`` made, by name.
         posteriors: for predictions, by name.
@@ -97,10 +104,10 @@ def compare(
 ) -> Comparison:
     r"""Fit several guides of one program, and compare them with each other and with MCMC.
 
-    How to read it. ``bound`` ranks guides of one program with the same hyperparameters, or points for them; bounds of
-    guides that integrate hyperparameters are lower by the divergence of these. ``loo`` and the columns of test data can
-    be compared between all guides and with chains. ``khat`` and ``high_k`` say whether ``loo`` is reliable. All are
-    estimates: differences of about one standard error mean nothing.
+    How to read it. ``ranking`` has the posteriors in order. ``bound`` ranks guides of one program with the same
+    hyperparameters, or points for them; bounds of guides that integrate hyperparameters are lower by the divergence of
+    these. ``loo`` and the columns of test data can be compared between all guides and with chains. ``khat`` and
+    ``high_k`` say whether ``loo`` is reliable. All are estimates: differences of about one standard error mean nothing.
 
     With ``evidence=True`` the ``gap`` of a guide is an estimate from below of its divergence from the posterior, for
     the values of ``numpyro.param`` hyperparameters that it has learned. A guide with points for hyperparameters with a
@@ -188,7 +195,8 @@ def compare(
     if test is not None:
         for name in rows:
             rows[name] |= _on_test(posteriors[name], test_key, test, num_samples, level)
-    return Comparison(_table(rows), _ranking(scores), scores, trees, posteriors, level)
+    table = _table(rows)
+    return Comparison(table, _ranking(table.loc[list(scores)], scores), scores, trees, posteriors, level)
 
 
 def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any, level: Any) -> None:
@@ -312,10 +320,12 @@ def _on_test(
     with contextlib.suppress(NoMomentsError):  # labels have no mean
         mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean
     draws = posterior.sample(keys[2], *inputs, num_samples=num_samples)
+    ordered = posterior._predictor.range(inputs, {}).unordered is None  # intervals of labels of classes mean nothing
+    share = coverage(pit(draws, y, keys[3]), [level]).share[0] if ordered else np.nan
     return {
         "test_log_density": float(log_density.mean()),
         "rmse": float(jnp.sqrt(jnp.square(mean - y).mean())),
-        "coverage": float(coverage(pit(draws, y, keys[3]), [level]).share[0]),
+        "coverage": float(share),
     }
 
 
@@ -328,11 +338,23 @@ def _table(rows: dict[str, dict[str, float]]) -> DataFrame:
     return table[[name for name in order if name in table.columns]]
 
 
-def _ranking(scores: dict[str, Any]) -> DataFrame | None:
-    if len(scores) < 2:
+def _ranking(table: DataFrame, scores: dict[str, Any]) -> DataFrame | None:
+    """The rows of the table in order, and the leave-one-out scores of those that are reliable."""
+    if len(table) < 2:
         return None
+    by = ["test_log_density", "bound", "khat", "high_k"]
+    found = table.reindex(columns=by)
+    order = found.fillna({"bound": np.inf, "khat": -np.inf})
+    order["unreliable"] = found["high_k"] > _MOST_UNRELIABLE
+    keys = ["unreliable", "test_log_density", "bound", "khat"]
+    found = found.loc[order.sort_values(keys, ascending=[True, False, False, True], kind="stable").index]
+    found = found[[name for name in by if name in table]]
+    found.insert(0, "rank", range(len(found)))
+    sound = {name: score for name, score in scores.items() if table.loc[name, "high_k"] <= MANY_UNRELIABLE}
+    if len(sound) < 2:
+        return found
     import arviz_stats
 
     with warnings.catch_warnings():  # arviz-stats for Python 3.11 warns about the next version of pandas
         warnings.filterwarnings("ignore", message="The inplace keyword")
-        return arviz_stats.compare(scores)
+        return found.join(arviz_stats.compare(sound).drop(columns="rank"))

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.diagnostics.calibration import Simulated
+from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE
 from numpyro_dgp.plots import bounds
 from numpyro_dgp.plots.axes import figure_of, open_axes
 
@@ -23,8 +24,6 @@ __all__ = ["calibration", "comparison", "ranks"]
 
 # Pareto shapes above this: importance weights without usable moments.
 _HIGH = 0.7
-# If more than this share of the data have such weights, a leave-one-out score is doubtful.
-_MANY = 0.1
 
 
 class Compared(Protocol):
@@ -71,7 +70,7 @@ def comparison(found: Compared) -> Figure:
         ax.set(xlabel=label, yticks=rows, yticklabels=table.index if ax is axes[0, 0] else [])
         ax.set_ylim(-0.6, len(rows) - 0.4)
         if column == "loo":
-            doubtful = table["high_k"].to_numpy(float) > _MANY
+            doubtful = table["high_k"].to_numpy(float) > MANY_UNRELIABLE
             ax.plot(values[doubtful], rows[doubtful], "o", color="C0", mfc="w", ms=5, zorder=3)
         if column == "khat":
             ax.axvline(_HIGH, color="0.5", lw=1, ls="--")

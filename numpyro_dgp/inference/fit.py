@@ -25,7 +25,13 @@ from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
-from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit, warn_of_first_loss
+from numpyro_dgp.inference.fit_start import (
+    require_compiling_itself,
+    require_svi,
+    start_of_fit,
+    warn_of_first_loss,
+    warn_of_funnel,
+)
 from numpyro_dgp.inference.program_sites import Rebuild
 
 __all__ = ["fit", "split_arguments", "steps_of"]
@@ -70,6 +76,10 @@ def fit(
             the first difference, one that is damaged, that another process uses or that cannot be written; a loss that
             became NaN: the message says at which step and, where a Cholesky factorisation failed, in which layer.
         KeyboardInterrupt: after an interruption, with the number of steps that the checkpoint holds.
+
+    Warns:
+        UserWarning: data far from the scale of the program; a last loss far above the lowest one; a spread that values
+            in a plate share and that has gone to zero, where both are points (``Delta``).
 
     Example:
         >>> import jax, numpyro, optax
@@ -117,6 +127,7 @@ def fit(
 
         result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
     warn_of_first_loss("fit", sites, arrays, result.losses)
+    warn_of_funnel("fit", svi, sites, start, result.params)
     return result
 
 

@@ -22,6 +22,12 @@ __all__ = ["CHUNK", "Advance", "Evaluate", "run_steps"]
 CHUNK = 100
 """Steps whose losses are read from the device at once."""
 
+_LAST = 5
+"""Losses at the end that are all too large after a step that was too long."""
+
+_OVERSHOT = 1e3
+"""How often the lowest loss that is."""
+
 Advance = Callable[[SVIState, int, int], tuple[SVIState, "Array | np.ndarray"]]
 """``(state, step, count)`` to the state after steps ``step, ..., step + count - 1`` and their losses."""
 
@@ -91,6 +97,7 @@ def run_steps(
     _require_finite(checkpoint.owner, params, done)
     if skips:
         _require_steps(checkpoint.owner, evaluate, state, found_losses)
+    _warn_of_overshoot(checkpoint.owner, found_losses)
     return SVIRunResult(params, state, jnp.asarray(found_losses[:num_steps]))
 
 
@@ -122,6 +129,24 @@ def _require_steps(owner: str, evaluate: Evaluate, state: SVIState, losses: np.n
             "gradient was finite, and parameters have not changed since: lower the learning rate or clip gradients "
             "(optax.clip_by_global_norm)",
             RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_of_overshoot(owner: str, losses: np.ndarray) -> None:
+    """Warn if the last losses are all out of proportion to the lowest one, as after a step that was too long.
+
+    Natural gradients of a loss with exponential tails leave the fit there: no number of its next steps is finite, and
+    steps that are not finite are not taken.
+    """
+    finite = np.where(np.isfinite(losses), losses, np.inf)
+    best = int(finite.argmin())
+    end = finite[-min(_LAST, len(finite)) :].min()
+    if np.isfinite(end) and end - finite[best] > _OVERSHOT * (1 + abs(finite[best])):
+        warnings.warn(
+            f"{owner}: the fit ends at a loss of {end:.3g}, after {finite[best]:.3g} at step {best + 1}: a step was "
+            "too long and the next ones did not lead back; lower the learning rate, or the step size of "
+            "NaturalGradient, dgp.optim.log_linear(1e-4, 0.1, 1000)",
             stacklevel=4,
         )
 

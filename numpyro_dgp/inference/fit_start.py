@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -14,16 +15,24 @@ from numpyro.infer.svi import SVIState
 from numpyro_dgp._checks import is_concrete, nearest
 from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.argument_indices import require_inside
 from numpyro_dgp.inference.initial_state import has_no_state, initial_state
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
 
-__all__ = ["require_compiling_itself", "require_svi", "start_of_fit", "warn_of_first_loss"]
+__all__ = ["require_compiling_itself", "require_svi", "start_of_fit", "warn_of_first_loss", "warn_of_funnel"]
 
 _SHOWN = 12
 """Names that a message lists at most."""
 
 _LARGE_LOSS = 1e3
 """Of one observation, which is then some forty standard deviations off."""
+
+
+_EDGE = 0.05
+"""Of its initial value, below which a spread counts as one that has gone to zero."""
+
+_EQUAL = 10.0
+"""Spreads that values in a plate then lie apart at most."""
 
 
 def require_svi(owner: str, svi: Any) -> None:
@@ -72,7 +81,7 @@ def start_of_fit(
 
     Raises:
         ValueError: a guide of another model; initial values of unknown parameters, of other shapes, outside the
-            parameters' constraints, or not finite.
+            parameters' constraints, or not finite; an index among the arguments outside of the array that it is of.
     """
     # A guide with a state is set up by its first run.
     first = None if has_no_state(svi) else initial_state(svi, rng_key, rebuild, arrays, None)
@@ -85,9 +94,10 @@ def start_of_fit(
         )
     for name, value in (init_params or {}).items():
         _require_initial_value(owner, name, value, sites.parameters)
-    if first is not None and not init_params:
-        return first, sites
-    return initial_state(svi, rng_key, rebuild, arrays, init_params), sites
+    if first is None or init_params:
+        first = initial_state(svi, rng_key, rebuild, arrays, init_params)  # checks of kernels have more to say
+    require_inside(owner, sites.outside)
+    return first, sites
 
 
 def _sites(svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
@@ -135,6 +145,52 @@ def warn_of_first_loss(owner: str, sites: SitesOfFit, arrays: list[Array], losse
         first = f"{owner}, whose first loss is {losses[0]:.3g} for {count:.6g} observations"
         for i, array in enumerate(arrays):
             warn_of_units(first, f"the values of array {i + 1}", array, beyond=100.0, stacklevel=4)
+
+
+def warn_of_funnel(owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, params: dict[str, Array]) -> None:
+    r"""Warn of a spread of several values, as those in a plate, that has gone to zero because both are points.
+
+    The density :math:`\prod_g N(e_g; m, \tau^2)` is unbounded where all :math:`e_g = m` and :math:`\tau` tends to zero.
+
+    Args:
+        owner: the function that fits, called by the user.
+        svi: what is fitted.
+        sites: of the fit.
+        start: the state before the first step.
+        params: after the last one.
+    """
+    points = {
+        name: loc
+        for name, site in sites.guide.items()
+        if site.kind == "sample" and site.distribution in ("Delta", "Independent") and name in sites.model
+        for loc in params
+        if loc.startswith(f"{name}_") and loc.endswith("_loc") and loc.count("_") == name.count("_") + 2
+        if not any(other.startswith(f"{loc.removesuffix('loc')}scale") for other in params)
+    }
+    several = {name: loc for name, loc in points.items() if np.shape(params[loc])[:1] > (1,)}
+    if not several or len(points) < 2:
+        return
+    first = svi.get_params(start)
+    for name, loc in points.items():
+        before, after = np.asarray(first[loc]), np.asarray(params[loc])
+        if not after.size or not (before > 0).all() or not ((after > 0) & (after < _EDGE * before)).any():
+            continue
+        spread = float(after.min())
+        for other, theirs in several.items():
+            if other != name and _deviation(np.asarray(params[theirs], float)) < _EQUAL * spread:
+                warnings.warn(
+                    f"{owner}: {name!r} ends at {spread:.2g}, where all values of {other!r} are equal: with a point "
+                    "for each, Delta(), the density has no bound as the spread that they share goes to zero; give both "
+                    "a distribution, dgp.guides.InducingPoint(model, latent=dgp.guides.Normal(), "
+                    "other=dgp.guides.Normal()), or run NUTS on dgp.for_mcmc(model)",
+                    stacklevel=3,
+                )
+
+
+def _deviation(values: np.ndarray) -> float:
+    """Of values along the first axis, or of their logarithms."""
+    found = values.std(0).max()
+    return float(min(found, np.log(values).std(0).max()) if (values > 0).all() else found)
 
 
 def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, ProgramSite]) -> None:

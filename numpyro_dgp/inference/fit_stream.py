@@ -29,7 +29,13 @@ from numpyro_dgp.inference.array_files import is_key
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import run_steps
-from numpyro_dgp.inference.fit_start import require_compiling_itself, require_svi, start_of_fit, warn_of_first_loss
+from numpyro_dgp.inference.fit_start import (
+    require_compiling_itself,
+    require_svi,
+    start_of_fit,
+    warn_of_first_loss,
+    warn_of_funnel,
+)
 from numpyro_dgp.inference.row_counts import require_row_counts
 from numpyro_dgp.inference.streams import BatchSource
 
@@ -133,6 +139,7 @@ def fit_stream(
         place = partial(_everywhere, mesh=mesh)
         result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)
     warn_of_first_loss("fit_stream", sites, arrays, result.losses)
+    warn_of_funnel("fit_stream", svi, sites, start, result.params)
     return result
 
 

@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.argument_indices import ArgumentIndices, Outside
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.refusals import untransformed
 from numpyro_dgp.model.sites import Message, Trace, each_values_of, unwrap
@@ -55,10 +56,17 @@ class ProgramSite(NamedTuple):
 
 
 class SitesOfFit(NamedTuple):
-    """The sites of the guide, and of the model that is run with the guide's values, by name."""
+    """The sites of the guide, and of the model that is run with the guide's values, by name.
+
+    Args:
+        guide: the guide's.
+        model: the model's.
+        outside: indices among known arguments that are outside of arrays.
+    """
 
     guide: dict[str, ProgramSite]
     model: dict[str, ProgramSite]
+    outside: tuple[Outside, ...] = ()
 
     @property
     def parameters(self) -> dict[str, ProgramSite]:
@@ -86,8 +94,9 @@ def sites_of_fit(svi: SVI, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
         found.append(SitesOfFit(_sites(guide), _sites(model)))
         return ()
 
-    jax.eval_shape(run, jax.random.key(0), arrays)
-    return found[0]
+    closed, leaves = jax.make_jaxpr(run)(jax.random.key(0), arrays), jax.tree.leaves(arrays)
+    indices = ArgumentIndices(closed, [False, *(True for _ in leaves)])
+    return found[0]._replace(outside=tuple(indices.outside([None, *leaves])) if is_concrete(leaves) else ())
 
 
 def _sites(trace: Trace) -> dict[str, ProgramSite]:

@@ -23,7 +23,7 @@ from numpyro_dgp.kernels.state_space_forms import (
 )
 from numpyro_dgp.kernels.summands import Factor, Summand
 
-__all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel", "expand"]
+__all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel", "expand", "summands"]
 
 
 class Kernel(Covariance):
@@ -115,6 +115,19 @@ class Sum(Kernel):
 
     def state_space(self, order: int = 8) -> StateSpaceForm:
         return SumState(self.left.state_space(order), self.right.state_space(order))
+
+
+def summands(kernel: Kernel) -> tuple[Kernel, ...]:
+    """The kernels that a kernel is written as a sum of, ``k1 + k2``; itself where it is none.
+
+    Example:
+        >>> from numpyro_dgp.kernels import RBF
+        >>> len(summands(RBF() + 2.0 * RBF() + RBF() * RBF()))
+        3
+    """
+    if isinstance(kernel, ActiveDims):
+        return tuple(ActiveDims(part, kernel.dims) for part in summands(kernel.kernel))
+    return (*summands(kernel.left), *summands(kernel.right)) if isinstance(kernel, Sum) else (kernel,)
 
 
 @pytree

@@ -8,7 +8,7 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive, require_squares
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.means import Mean
+from numpyro_dgp.means import Constant, Mean, Zero
 
 __all__ = ["checked_inputs", "mean_values", "noise_covariance", "noise_variance", "require_noise"]
 
@@ -72,9 +72,11 @@ def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
             f"inputs {x.shape}: one output is a column, lambda x: x[..., :1] or (...)[..., None]; a number is "
             "dgp.means.Constant(3.0)"
         )
-    if values.shape[-1] not in (1, outputs or 1):
+    # A number is meant for all outputs; a column of values is one output.
+    if values.shape[-1] != (outputs or 1) and not (values.shape[-1] == 1 and isinstance(mean, Constant | Zero)):
         raise ValueError(
             f"expected a mean function with {outputs or 1} output(s), got one with {values.shape[-1]}: "
-            "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs"
+            "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs; one mean for all outputs "
+            f"is its column repeated, lambda x: jnp.repeat(m(x), {outputs or 1}, -1)"
         )
     return values[..., 0] if outputs is None else values

@@ -74,6 +74,17 @@ class InducedFunction(FeatureFunction):
             f"the layer {self.site!r} dgp.Points(Z)"
         )
 
+    def summands(self) -> tuple[InducedFunction, ...]:
+        """The functions that a function with a sum of kernels is the sum of.
+
+        Raises:
+            ValueError: a representation without them.
+        """
+        raise ValueError(
+            f"f.summands: expected a layer on dgp.Points, got {type(self).__name__} at site {self.site!r}: open it on "
+            "dgp.Points(Z), or make each part a layer of its own"
+        )
+
     def grad(
         self,
         x: ArrayLike,

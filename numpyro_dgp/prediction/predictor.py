@@ -8,9 +8,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 
-from numpyro_dgp._checks import inside_transformation, is_concrete, require_count, require_key, require_keywords
+from numpyro_dgp._checks import (
+    inside_transformation,
+    is_concrete,
+    require_count,
+    require_key,
+    require_keywords,
+    with_checks,
+)
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.argument_indices import ArgumentIndices, require_inside
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.draws import over_draws
 from numpyro_dgp.fitted import Fit, Target, as_data, is_array, require_arguments
@@ -50,6 +59,7 @@ class Predictor:
         self._programs: dict[Any, Compiled] = {}
         self._calls: dict[Any, _Seen] = {}
         self._rows: dict[Any, IndependentRows] = {}
+        self._indices: dict[Any, ArgumentIndices] = {}
 
     def __call__(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
         """The quantity of S draws.
@@ -108,7 +118,13 @@ class Predictor:
         name = quantity, num_samples, every, treedef, constants, target
         if name not in self._programs:
             self._programs[name] = Compiled(partial(_predicted, self.fit, *name))
-        run = partial(self._programs[name], key, samples)
+
+        def run(arrays: list[Any], batch: Any) -> Any:
+            sound, found = self._programs[name](key, samples, arrays, batch)
+            if is_concrete(sound, key, samples, arrays) and not inside_transformation():
+                self._require_sound(name, np.asarray(sound), key, samples, arrays, batch)
+            return found
+
         rows = self._independent(name, key, samples, arrays, seen.sizes, options.batch_size)
         if options.batch_size is None:
             found = run(arrays, None) if rows is None else filled(run, arrays, rows)
@@ -126,6 +142,36 @@ class Predictor:
             whole = partial(_predicted, self.fit, *name)
             jax.eval_shape(lambda key, samples: whole(key, samples, arrays, None), key, samples)
         return found
+
+    def _require_sound(
+        self, name: Any, sound: np.ndarray, key: Array, samples: dict[str, Array], arrays: list[Any], batch: Any
+    ) -> None:
+        """Raise, or warn, where a check of a prediction failed, or an argument picks a row that an array does not have.
+
+        Args:
+            name: of the program.
+            sound: whether all checks of each draw passed.
+            key: PRNG key.
+            samples: draws of MCMC.
+            arrays: the arguments.
+            batch: the number of the batch of rows.
+        """
+        inputs = key, samples, arrays, batch
+        closed = self._programs[name].trace(*inputs)
+        if closed.jaxpr not in self._indices:
+            given = [a is arrays for a in inputs for _ in jax.tree.leaves(a)]
+            self._indices[closed.jaxpr] = ArgumentIndices(closed, given)
+        outside = self._indices[closed.jaxpr].outside(jax.tree.leaves(inputs))
+        if sound.all() and not outside:
+            return
+        quantity, num_samples, _, treedef, constants, target = name
+        i = int(sound.argmin())
+        sample = {site: values[i] for site, values in samples.items()}
+        args, kwargs = _arguments(treedef, constants, arrays)
+        draw, target = jax.random.split(key, num_samples)[i], target._replace(batch=batch)
+        with numpyro.validation_enabled(not outside):  # the index is the reason of what NumPyro would say
+            quantity.of_draw(*quantity.settings, self.fit, target, draw, sample, args, kwargs)
+        require_inside("Posterior", outside)
 
     def range(self, args: Any, kwargs: Any) -> Range:
         """The range of y in a call with such arguments."""
@@ -232,5 +278,6 @@ def _predicted(
     width = max([len(a) for a in arrays if a is not None and a.ndim], default=1)
     dtype = jnp.result_type(jnp.float32, *(a for a in arrays if a is not None))
     draws = jax.random.split(key, num_samples), samples
-    found = over_draws(lambda key, sample: of_draw(key, sample, args, kwargs), draws, width, dtype, every=every)
-    return found if quantity.finish is None else quantity.finish(found)
+    checked = with_checks(lambda key, sample: of_draw(key, sample, args, kwargs), hidden=True)
+    sound, found = over_draws(checked, draws, width, dtype, every=every)
+    return sound, found if quantity.finish is None else quantity.finish(found)

@@ -50,8 +50,8 @@ class Basis(Box):
     constant, one weight, and ``Linear``, one for each column), which know no boundary, and products of these. For a
     periodic kernel a column of size m has the multiples of its frequency up to (m - 1) / 2.
 
-    At ``low`` and ``high``, and beyond them, the function is its mean, without variance. Inputs outside give a warning
-    where they are known; compiled programs, such as the steps of a fit, and predictions do not look. The inputs of a
+    At ``low`` and ``high``, and beyond them, the function is its mean, without variance. Inputs outside give a warning,
+    in predictions too; compiled programs of the user, and the steps of a fit, do not look. The inputs of a
     layer above a hidden one move while the program is fitted: give it an interval as wide as they may become.
 
     Args:

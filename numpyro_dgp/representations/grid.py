@@ -22,7 +22,7 @@ from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import whitened_values
-from numpyro_dgp.rings.features import RingFeatures
+from numpyro_dgp.rings.features import NUGGET, RingFeatures
 from numpyro_dgp.rings.ring_beliefs import RingPrior
 from numpyro_dgp.rings.ring_function import Component, RingFunction, covariance_on_grid
 from numpyro_dgp.rings.spectra import Ring, components
@@ -64,10 +64,13 @@ class Grid(Ring):
             where an array over all points would have more than 2**31 numbers, an error names the rules that need none.
             A lengthscale that grows, as it is learned, beyond what the neighbours reach is an error; in compiled
             programs values are then NaN, and :func:`~numpyro_dgp.fit` gives the reason.
+        nugget: variance of independent noise on the values on the grid, relative to that of the kernel, the same in
+            both precisions. The smaller, the stiffer are the bounds of the rules ``ScaledPrior``, ``ScaledCirculant``
+            and ``ScaledProduct``: at 1e-10 first-order optimisers do not train them.
 
     Raises:
-        ValueError: as :class:`~numpyro_dgp.rings.spectra.Ring`; neighbours that are not integers from 2 on; where
-            weights are known, fewer of them than the kernel reaches.
+        ValueError: as :class:`~numpyro_dgp.rings.spectra.Ring`; neighbours that are not integers from 2 on; a
+            nugget that is not between 0 and 1; where weights are known, fewer neighbours than the kernel reaches.
 
     Example:
         >>> import numpyro
@@ -83,9 +86,16 @@ class Grid(Ring):
     """
 
     neighbours: int | tuple[int, ...] | None = static(default=None)
+    nugget: float = static(default=NUGGET)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.nugget, int | float | np.floating) or not 0 < self.nugget < 1:
+            raise ValueError(
+                f"Grid: expected a nugget between 0 and 1, a share of the variance of the kernel, got {self.nugget!r}: "
+                "1e-10 for functions known nearly exactly, in double precision; leave it out otherwise"
+            )
+        object.__setattr__(self, "nugget", float(self.nugget))
         if self.neighbours is None:
             return
         D = len(self.sizes)
@@ -102,7 +112,15 @@ class Grid(Ring):
         object.__setattr__(self, "neighbours", found)
 
     @classmethod
-    def around(cls, X: ArrayLike, lengthscale: ArrayLike, *, per_lengthscale: float = 2.0, margin: float = 3.0) -> Grid:
+    def around(
+        cls,
+        X: ArrayLike,
+        lengthscale: ArrayLike,
+        *,
+        per_lengthscale: float = 2.0,
+        margin: float = 3.0,
+        nugget: float = NUGGET,
+    ) -> Grid:
         """A ring around data: longer by ``margin`` lengthscales on either side, ``per_lengthscale`` points in each.
 
         Args:
@@ -110,6 +128,7 @@ class Grid(Ring):
             lengthscale: the smallest that is expected, units of the input; a number, or (D,).
             per_lengthscale: grid points per lengthscale; two leave an RBF a conditional variance of 1e-7.
             margin: lengthscales on either side.
+            nugget: of the grid.
 
         Raises:
             ValueError: NaN or infinite inputs, more than three columns, numbers that are not positive.
@@ -134,7 +153,7 @@ class Grid(Ring):
         rows = X.reshape(-1, X.shape[-1])
         low, high = rows.min(0) - margin * scale, rows.max(0) + margin * scale
         wanted = np.ceil(per_lengthscale * (high - low) / scale - 1e-6)
-        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted))
+        return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted), nugget=nugget)
 
     def local(self, kernel: Kernel, *, tol: float = 1e-5, scaled: bool = False) -> Grid:
         """The same grid, on which values are computed from as many neighbours as the kernel reaches.
@@ -165,7 +184,7 @@ class Grid(Ring):
                 "Grid.local: expected a kernel with known hyperparameters, got traced ones: call it before the program "
                 "is compiled, with the largest lengthscale"
             )
-        counts = [neighbours(kernel, self, tol, power) for power in ((0.0, 0.5) if scaled else (0.0,))]
+        counts = [neighbours(kernel, self, tol, power, self.nugget) for power in ((0.0, 0.5) if scaled else (0.0,))]
         return dataclasses.replace(self, neighbours=tuple(map(max, *counts)) if scaled else counts[0])
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> RingFunction:
@@ -177,7 +196,8 @@ class Grid(Ring):
         prior = RingPrior((M,) if outputs is None else (outputs, M), K.spectrum, K.blocks)
         u, site = whitened_values(f"gp {name!r}", name, prior, "whitened values")
         near: Any = self.neighbours
-        return RingFunction(kernels, Ring(self.low, self.high, self.sizes), parts, u, outputs, mean, site, near)
+        ring = Ring(self.low, self.high, self.sizes)
+        return RingFunction(kernels, ring, parts, u, outputs, mean, site, near, self.nugget)
 
 
 def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:
@@ -188,7 +208,7 @@ def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...
             f"{[list(found) for found in per_output]}: open one layer per structure"
         )
     return tuple(
-        Component(dims, tuple(RingFeatures.of(found[dims], grid.on(dims)) for found in per_output))
+        Component(dims, tuple(RingFeatures.of(found[dims], grid.on(dims), grid.nugget) for found in per_output))
         for dims in per_output[0]
     )
 

@@ -168,10 +168,11 @@ def _dims(owner: str, kernel: Any, columns: int) -> int:
 
 
 def _warn_of_nothing(owner: str, function: HarmonicFunction) -> None:
-    shares = function.shares()
-    if is_concrete(shares):
+    """Warn of degrees in which a known kernel has next to none of its variance, in all outputs."""
+    shares, total = function.shares(), function.total()
+    if is_concrete(shares, total):
         known = np.atleast_2d(np.asarray(shares, float))
-        empty = (known < _NO_SHARE * known.sum(-1, keepdims=True)).all(0)
+        empty = (known < _NO_SHARE * np.asarray(total, float).reshape(-1, 1)).all(0)
         if empty.any():
             warnings.warn(
                 f"{owner}: its kernel has next to no variance in degrees "
@@ -179,6 +180,10 @@ def _warn_of_nothing(owner: str, function: HarmonicFunction) -> None:
                 "them out, or dgp.Harmonics.around(kernel, columns, size)",
                 stacklevel=4,
             )
+
+
+def _at_angle_zero(kernel: ZonalKernel, dtype: Any) -> Array:
+    return kernel.cast(dtype).by_angle(jnp.zeros((), dtype))
 
 
 @pytree
@@ -229,6 +234,10 @@ class HarmonicFunction(InducedFunction):
 
         return self._by_kernel(of)
 
+    def total(self) -> Array:
+        """Variances of all parts together, or (P,) where outputs differ."""
+        return self._by_kernel(lambda kernel: _at_angle_zero(kernel, jnp.result_type(*jax.tree.leaves(kernel), float)))
+
     def features(self, rows: Array) -> Array:
         shares = self.shares()
 
@@ -252,7 +261,7 @@ class HarmonicFunction(InducedFunction):
 
         def of(kernel: ZonalKernel, shares: Array) -> Array:
             kernel = kernel.cast(rows.dtype)
-            total = kernel.by_angle(jnp.zeros((), rows.dtype))
+            total = _at_angle_zero(kernel, rows.dtype)
             return jnp.square(kernel.factor(rows)) * jnp.maximum(total - shares.sum(), least * total)
 
         return self._by_kernel(of, self.shares())
@@ -276,7 +285,7 @@ class HarmonicFunction(InducedFunction):
 
         def of(kernel: ZonalKernel, shares: Array) -> Array:
             kernel = kernel.cast(rows.dtype)
-            total = kernel.by_angle(jnp.zeros((), rows.dtype))
+            total = _at_angle_zero(kernel, rows.dtype)
             every = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[open_]
             which = jax.random.categorical(degree_key, jnp.log(every), shape=(num,))
             cosine = matmul(kernel.directions(rows), ends)

@@ -15,8 +15,9 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.belief_moments import belief_moments
 from numpyro_dgp.algebra.linalg import jitter, matmul, nugget, rows_times
 from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, relative_change
+from numpyro_dgp.kernels.base import summands
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
-from numpyro_dgp.means import Mean
+from numpyro_dgp.means import Mean, Zero
 from numpyro_dgp.model.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.learned_inputs import learned_inputs
@@ -187,6 +188,51 @@ class SparseFunction(InducedFunction):
 
         return values(rows), whiten_columns(self.whiten, values(self.Z))
 
+    def summands(self) -> tuple[SparseFunction, ...]:
+        r"""The independent functions whose sum is this one, less its mean, where its kernel is :math:`\sum_i k_i`.
+
+        .. math:: p(f_i(x) \mid v) = N\bigl(A_i v,\; k_i(x, x) - A_i A_i^\top\bigr), \qquad A_i = k_i(x, Z) L^{-\top}
+
+        so that in a fit each has the posterior that the fit of the sum gives it, on which the others depend: variances
+        of the parts are larger than that of the sum where data decide on the sum only. The kernel is a sum as it is
+        written, ``k1 + k2``; a product is one summand. With ``posterior.layers``, given a draw of the hyperparameters:
+
+        ``f, inputs = posterior.layers(key, X)["y"]; trend, season = f.summands(); trend(X).variance``
+
+        Returns:
+            Functions to call on inputs, in the order of the kernels; their mean functions are zero.
+
+        Raises:
+            ValueError: a draw of the whole function; kernels of the outputs with different numbers of summands.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import numpyro_dgp as dgp
+            >>> x, k = jnp.linspace(0.0, 3.0, 5)[:, None], dgp.kernels
+            >>> f = dgp.gp("f", k.RBF(1.0, 2.0) + k.Periodic(1.0, 1.0, 1.0), None).condition(x, jnp.sin(x[:, 0]))
+            >>> trend, season = f.summands()
+            >>> bool(jnp.allclose(trend(x).mean + season(x).mean, f(x).mean, atol=1e-3))
+            True
+        """
+        if isinstance(self.u, FunctionDraw):
+            raise ValueError(
+                f"f.summands: expected a function with a posterior, got a draw of layer {self.site!r}: take it from "
+                "posterior.layers(key, X)"
+            )
+        several = self.kernels if isinstance(self.kernels, tuple) else (self.kernels,)
+        parts = [summands(kernel) for kernel in several]
+        if len({len(each) for each in parts}) > 1:
+            raise ValueError(
+                f"f.summands: expected kernels of all outputs with equally many summands, got "
+                f"{[len(each) for each in parts]} in layer {self.site!r}: add a kernel of a tiny variance"
+            )
+        chosen = zip(*parts, strict=True) if isinstance(self.kernels, tuple) else ((k,) for k in parts[0])
+        kernels = [tuple(each) if isinstance(self.kernels, tuple) else each[0] for each in chosen]
+        return tuple(
+            SummandFunction(k, self.Z, self.whiten, self.u, self.outputs, Zero(), self.site)  # type: ignore[arg-type]
+            for k in kernels
+        )
+
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
         if not isinstance(other, SparseFunction) or not isinstance(self.u, Array | Belief):
             return super().whitened_values_of(other)
@@ -201,6 +247,22 @@ class SparseFunction(InducedFunction):
         known = self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u)
         spread = self.u.spread_covariance(A) if isinstance(self.u, Belief) else 0.0
         return matmul(A, known[..., None])[..., 0] + shift, open_ + spread
+
+
+@pytree
+class SummandFunction(SparseFunction):
+    """One of the functions that a function with a sum of kernels is the sum of, given the values of the sum.
+
+    Its kernel is its own, L and v are those of the sum.
+    """
+
+    def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        return InducedFunction.block_moments(self, rows)  # no derivative of L by this kernel
+
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        raise ValueError(
+            "f.summands: expected inputs at which parts are called or joint, got a draw of a whole function"
+        )
 
 
 def _whitened_values(ours: PointValues, theirs: PointValues) -> tuple[Array, Array]:

@@ -30,17 +30,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array, pytree
-from numpyro_dgp.algebra.linalg import jitter, matmul, set_diagonal
+from numpyro_dgp.algebra.linalg import matmul, set_diagonal
 from numpyro_dgp.kernels.base import Kernel, expand
 from numpyro_dgp.kernels.stationary import Stationary
 from numpyro_dgp.kernels.summands import Summand
 from numpyro_dgp.rings.spectra import NEAR, Ring, aliases, frequencies, periodised, spectral_mass
 
-__all__ = ["RingFeatures", "Waves", "position", "random_waves"]
+__all__ = ["NUGGET", "RingFeatures", "Waves", "position", "random_waves"]
 
-# The nugget is the jitter of a Gram matrix of this many inputs: rounding errors of a Fourier transform hardly grow
-# with its size.
-_NUGGET_OF = 100
+# Rounding errors of a Fourier transform hardly grow with its size: what single precision needs for a Gram matrix of a
+# hundred inputs is enough for any grid, and in both precisions, so that these have the same model.
+NUGGET = 2.4e-5
 
 
 def _differences(alias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,14 +79,13 @@ class RingFeatures:
     between: Array
 
     @classmethod
-    def of(cls, kernel: Kernel, ring: Ring, nugget: float | None = None) -> RingFeatures:
+    def of(cls, kernel: Kernel, ring: Ring, nugget: float = NUGGET) -> RingFeatures:
         """From a stationary kernel with a spectral density.
 
         Args:
             kernel: k, before it is made periodic.
             ring: the grid.
-            nugget: variance of the noise on the grid's values, relative to the kernel's; by default the jitter of a
-                Gram matrix of 100 inputs.
+            nugget: variance of the noise on the grid's values, relative to the kernel's.
 
         Raises:
             ValueError: a kernel without one.
@@ -99,7 +98,7 @@ class RingFeatures:
         observed = mass.sum()
         variance = jnp.maximum(periodised(kernel, ring, origin, origin)[0, 0], observed)
         eigenvalues = len(k) * mass.sum(0)
-        spectrum = eigenvalues + (jitter(ring.dtype, _NUGGET_OF) if nugget is None else nugget) * variance
+        spectrum = eigenvalues + nugget * variance
         roots = mass * jnp.sqrt(len(k) / spectrum)
         noise = (eigenvalues * (spectrum - eigenvalues) / spectrum).mean()
         distinct, which = _differences(a)

@@ -19,7 +19,7 @@ from numpyro_dgp.model.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.model.induced_function import InducedFunction
 from numpyro_dgp.model.random_function import Moments
 from numpyro_dgp.rings.circulant import Circulant, hartley, split
-from numpyro_dgp.rings.features import RingFeatures, random_waves
+from numpyro_dgp.rings.features import NUGGET, RingFeatures, random_waves
 from numpyro_dgp.rings.ring_beliefs import RingBelief, require_room
 from numpyro_dgp.rings.spectra import Ring
 from numpyro_dgp.rings.windows import Window
@@ -64,6 +64,7 @@ class RingFunction(InducedFunction):
         mean: the mean function.
         site: name of the site of the whitened values.
         neighbours: grid points around an input that its value is computed from, per dimension; ``None`` for all.
+        nugget: variance of noise on the values on the grid, relative to the kernel's.
     """
 
     kernels: Kernels
@@ -74,6 +75,7 @@ class RingFunction(InducedFunction):
     mean: Mean
     site: str | None = static(default=None)
     neighbours: tuple[int, ...] | None = static(default=None)
+    nugget: float = static(default=NUGGET)
 
     @property
     def size(self) -> int:
@@ -128,7 +130,8 @@ class RingFunction(InducedFunction):
             near: Any = self.neighbours
             features = part.features[:1] if isinstance(self.kernels, Kernel) else part.features
             kernels = tuple(f.kernel for f in features)
-            return Window.of(kernels, features[0].ring, tuple(near[d] for d in part.dims), part.columns(rows))
+            few = tuple(near[d] for d in part.dims)
+            return Window.of(kernels, features[0].ring, few, part.columns(rows), self.nugget)
 
         return tuple(map(window, self.parts))
 

@@ -39,7 +39,7 @@ from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.rings.circulant import hartley
-from numpyro_dgp.rings.features import RingFeatures, position
+from numpyro_dgp.rings.features import NUGGET, RingFeatures, position
 from numpyro_dgp.rings.spectra import Ring, components
 
 __all__ = ["Window", "around", "neighbours"]
@@ -78,11 +78,14 @@ class Window:
     rows: Array
 
     @classmethod
-    def of(cls, kernels: tuple[Kernel, ...], ring: Ring, neighbours: tuple[int, ...], x: Array) -> Window:
-        """From the kernels, the whole grid, the number of ``neighbours`` in every dimension and inputs x (N, D)."""
+    def of(
+        cls, kernels: tuple[Kernel, ...], ring: Ring, neighbours: tuple[int, ...], x: Array, nugget: float = NUGGET
+    ) -> Window:
+        """From the kernels, the whole grid, the number of ``neighbours`` in every dimension, inputs x (N, D), and the
+        variance of noise on the grid's values, relative to the kernel's."""
         sizes = tuple(min(n, m) for n, m in zip(neighbours, ring.sizes, strict=True))
         small = around(ring, sizes)
-        features = tuple(RingFeatures.of(k, small) for k in kernels)
+        features = tuple(RingFeatures.of(k, small, nugget) for k in kernels)
         nearest, delta = position(ring, x, jnp.round)
         middle, whole = (jnp.asarray(s, jnp.int32) for s in ([n // 2 for n in sizes], ring.sizes))
         offset = delta * (ring.length.astype(x.dtype) / whole)
@@ -164,7 +167,7 @@ def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> Array:
     return beyond[1:] / beyond[0]
 
 
-def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[int, ...]:
+def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float, nugget: float = NUGGET) -> tuple[int, ...]:
     r"""How many grid points per dimension hold all but the share ``tol`` of the length of the weights of any input.
 
     Args:
@@ -172,6 +175,7 @@ def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[in
         ring: the grid.
         tol: square root of the sum of squares of the weights left out, relative to all weights.
         power: of :meth:`Window.weights`.
+        nugget: of :meth:`Window.of`.
 
     Example:
         >>> from numpyro_dgp.kernels import RBF
@@ -182,7 +186,7 @@ def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float) -> tuple[in
     for dims, part in components(as_kernel(kernel), len(ring.sizes)).items():
         whole = ring.on(dims)
         small = around(whole, tuple(min(_LARGEST[len(dims)], m) for m in whole.sizes))
-        weights = _sample((RingFeatures.of(part, small),), power)
+        weights = _sample((RingFeatures.of(part, small, nugget),), power)
         for i, d in enumerate(dims):
             left = np.asarray(_left_out(weights, small.sizes, i))
             enough = np.flatnonzero(left <= tol**2 / len(dims))

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import known_keywords
+from numpyro_dgp._checks import is_concrete, known_keywords
 from numpyro_dgp._data import indexable, own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
@@ -179,6 +180,7 @@ class Collapsed(Guide):
         companion = {} if self.companion is None else self.companion(*data[0], **data[1])
         solution = self._solve(*data, companion)
         if on_data:
+            _require_resolved(solution.bound)
             with _Announce(solution):
                 numpyro.deterministic(f"_{self.choices.prefix}_integrated", solution.bound)
         with _Optimal(self.choices, args, kwargs, companion, self.predicted, solution, on_data) as values:
@@ -279,6 +281,17 @@ class _Optimal(Replace):
         super().replace(msg, self.solution.followed.get(name, rule))
         if self.on_data or self.solution.kinds.get(name) == "other":
             msg["value"] = self.solution.drawn.get(name)
+
+
+def _require_resolved(bound: Array) -> None:
+    """Raise if a known bound is NaN, as ``Quadratic.bound`` is where it would be rounding error."""
+    if is_concrete(bound) and np.isnan(bound):
+        raise ValueError(
+            f"Collapsed: expected a bound that is not lost in rounding, got NaN in {bound.dtype}: terms of the size of "
+            "(y / noise) ** 2 cancel in it, and the noise is too small beside y, or the kernel so smooth that its "
+            "inducing inputs are too many; run in float64, give the noise a prior away from zero, or use "
+            "guides.InducingPoint()"
+        )
 
 
 class _Announce(Messenger):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from functools import partial
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_dgp._checks import violated
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
@@ -23,6 +26,10 @@ __all__ = [
     "SiteDiagonal",
     "WhitenedSites",
 ]
+
+
+# Condition of the covariance of the values on the grid: of a smooth kernel the points per lengthscale over the nugget.
+_STIFF = 1e8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +56,8 @@ class _RingRule(Rule):
     def __call__(self, site: Site) -> dist.Distribution:
         require_site(RingPrior, self, site, "the values of a layer on a dgp.Grid")
         prior: Any = site.fn
+        if self.powers == (0.5, 0.5) and "outer" in self.diagonals:
+            _warn_if_stiff(type(self).__name__, site.name, prior)
         shape, dtype = prior.event_shape, prior.dtype
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
 
@@ -62,6 +71,24 @@ class _RingRule(Rule):
     def unit(self, prior: RingPrior) -> Any:
         """The value of the first diagonal at which the posterior has the prior's scale."""
         return 1.0
+
+
+def _warn_if_stiff(rule: str, name: str, prior: Any) -> None:
+    r"""Warn of a prior so nearly singular that first-order optimisers do not move scales on the grid.
+
+    The divergence has :math:`\tfrac12 \mathrm{tr}(C^{-1} \Gamma C \Gamma)`: scales of neighbours that differ cost up to
+    the condition number of C.
+    """
+    spectrum = prior.spectrum
+    if violated(lambda s: s.max(-1) <= _STIFF * s.min(-1), spectrum):
+        worst = float((np.asarray(spectrum).max(-1) / np.asarray(spectrum).min(-1)).max())
+        warnings.warn(
+            f"rule {rule}: the values of {name!r} on its dgp.Grid have a prior covariance of condition {worst:.0e}, so "
+            "that the bound is stiff in scales on the grid, and optimisers like Adam end far from its optimum: leave "
+            "dgp.Grid(..., nugget=) at its default, take fewer grid points per lengthscale, or another rule: "
+            "Circulant(), WhitenedSites(), Full()",
+            stacklevel=2,
+        )
 
 
 class Circulant(_RingRule):
