@@ -20,6 +20,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._checks import require_finite, require_finite_leaves, require_key, with_nearest
 from numpyro_dgp._data import as_array, own
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.draws import BatchKeys, Whole, sample_values
 from numpyro_dgp.guides.guide import Guide, require_drawing
 from numpyro_dgp.guides.run import marginal, traces
@@ -89,6 +90,7 @@ class Fit:
         object.__setattr__(self, "params", own(self.params))
         object.__setattr__(self, "samples", own(self.samples))
 
+    @one_thread
     def call(self, args: Any, kwargs: Any, or_of_fit: bool = False) -> Call:
         """What a call at new inputs predicts; raises for a call that is not one.
 
@@ -109,6 +111,7 @@ class Fit:
         require_draws(self.samples or {}, call.sites)
         return call
 
+    @one_thread
     def trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
         """One run of the model: in marginal mode under the guide, or given one draw of MCMC.
 

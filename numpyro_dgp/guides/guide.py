@@ -26,6 +26,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproxi
 from numpyro_dgp._checks import known_keywords, require_count, require_key, require_levels
 from numpyro_dgp._shown import described
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
@@ -174,6 +175,7 @@ class Guide:
         guide.predicted = plates
         return guide
 
+    @one_thread
     def sample_posterior(
         self, rng_key: Array, params: dict[str, Array], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> dict[str, Array]:
@@ -257,6 +259,7 @@ class Guide:
                 f"{'' if method == 'median' else 'quantiles, '}X, y)"
             ) from error
 
+    @one_thread
     def _quantiles(
         self, params: dict[str, Array], quantiles: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.guides.importance import Copies, Weighted, weighted
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.beliefs import Belief
@@ -56,6 +57,7 @@ def mutable(sites: Trace) -> dict[str, Any]:
     return {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}
 
 
+@one_thread
 def traces(
     model: Callable[..., Any],
     guide: Callable[..., Any],

@@ -21,7 +21,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.algebra.compiled import Compiled, one_thread
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
@@ -112,6 +112,7 @@ def fit(
             state, losses = program(state, arrays, count)
             return state, np.asarray(losses)[:count]
 
+        @one_thread
         def evaluate(state: SVIState, step: int) -> Array:
             return svi.evaluate(state, *args, **kwargs)
 

@@ -24,7 +24,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.algebra.compiled import Compiled, one_thread
 from numpyro_dgp.inference.array_files import is_key
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
@@ -128,7 +128,9 @@ def fit_stream(
             return state, np.asarray([np.asarray(loss) for loss in losses])
 
         def evaluate(state: SVIState, step: int) -> Array:
-            return svi.evaluate(state, *batches(step), **kwargs)
+            batch = batches(step)
+            with one_thread:
+                return svi.evaluate(state, *batch, **kwargs)
 
         place = partial(_everywhere, mesh=mesh)
         result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)
