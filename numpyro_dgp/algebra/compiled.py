@@ -19,6 +19,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.export
 from jax.extend import core
 
 from numpyro_dgp._checks import inside_transformation, is_concrete
@@ -71,9 +72,10 @@ class _Operations:
 
     @cached_property
     def text(self) -> str:
-        """A digest of what is handed to the compiler."""
+        """A digest of what is handed to the compiler; inputs that are spread over devices name their mesh only."""
         inputs = [[v.aval for v in group] for group in (self.jaxpr.constvars, self.jaxpr.invars)]
-        lowered = jax.jit(partial(_evaluate, self.jaxpr)).lower(*inputs)
+        traced = jax.jit(partial(_evaluate, self.jaxpr)).trace(*inputs)
+        lowered = traced.lower(lowering_platforms=(jax.export.default_export_platform(),))
         return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
