@@ -43,11 +43,14 @@ __all__ = [
     "require_positive",
     "require_scalar",
     "require_squares",
+    "taking_the_loss",
     "violated",
     "with_checks",
     "without_checks",
     "with_nearest",
 ]
+
+_OF_LINE_SEARCHES = "value_fn", "grad_fn", "obj_fn", "grad"
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -219,6 +222,23 @@ def require_params(owner: str, params: Any) -> dict[str, Any]:
         for leaf in jax.tree.leaves(value):  # of a network, several arrays
             require_finite(f"params of {owner} at {name!r}", leaf, "check the losses of the fit they come from")
     return dict(params or {})
+
+
+@contextmanager
+def taking_the_loss(owner: str) -> Iterator[None]:
+    """Turn the error of an optax optimiser that needs more than gradients, parameters and the loss into one in words."""
+    try:
+        yield
+    except TypeError as error:
+        if "required keyword-only" not in str(error) or not any(
+            f"'{name}'" in str(error) for name in _OF_LINE_SEARCHES
+        ):
+            raise
+        raise ValueError(
+            f"{owner}: expected an optimiser that steps by a gradient and its loss, got one that evaluates the loss at "
+            f"other parameters ({error}): try optax.adam(0.01); for L-BFGS on all data, "
+            "numpyro_dgp.optim.minimize(svi, key, X, y)"
+        ) from error
 
 
 def require_key(owner: str, key: Any) -> None:

@@ -369,7 +369,7 @@ def test_few_rows_by_every_method(name, key, monkeypatch):
     for method, call in methods.items():
         for rows in (0, 1, 2, 3):
             few = [a[:rows] if len(a) == len(X) else a for a in args]
-            for size in (None, 1, 2, 5)[: None if method == "predict" or rows == 1 else 2]:
+            for size in (None, 1, 2, 5) if method == "predict" and rows else (1,):
                 options = {} if size is None else {"batch_size": size, "progress_bar": False}
                 if not rows and method == "log_density":  # ``observed`` needs a row itself
                     continue

@@ -18,7 +18,7 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
+from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords, taking_the_loss
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled, one_thread
@@ -103,10 +103,11 @@ def fit(
 
     with file.reserved(num_steps):
         start, sites = start_of_fit("fit", svi, rng_key, rebuild, arrays, init_params)
+        with taking_the_loss("fit"):
+            program = compiled.at(start, arrays, 1)
         if checkpoint is not None:
             step = compiled.trace(start, arrays, 1)
             file = dataclasses.replace(file, identity=identify("dgp.fit", svi, arguments, sites, start, step))
-        program = compiled.at(start, arrays, 1)
 
         def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
             state, losses = program(state, arrays, count)

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
+from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords, taking_the_loss
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled, one_thread
@@ -114,11 +114,12 @@ def fit_stream(
         arrays = list(map(jnp.asarray, first))
         start, sites = start_of_fit("fit_stream", svi, rng_key, lambda a: (tuple(a), kwargs), arrays, init_params)
         require_row_counts(sites, type(svi.guide).__name__, len(first[0]), stream.num_rows)
+        with taking_the_loss("fit_stream"):
+            update = compiled.at(start, tuple(arrays))
         if checkpoint is not None:
             step = compiled.trace(start, tuple(arrays))
             identity = identify("dgp.fit_stream", svi, _arguments(stream, first, kwargs), sites, start, step)
             file = dataclasses.replace(file, identity=identity)
-        update = compiled.at(start, tuple(arrays))
 
         def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
             losses = []

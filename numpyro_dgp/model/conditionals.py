@@ -174,7 +174,7 @@ def _part(
 
 def _parameters(d: dist.Distribution) -> tuple[dict[str, list[Any]], list[Any]]:
     """The named parameters of a distribution, and all arrays that it flattens into."""
-    named = {name: jax.tree.leaves(d.__dict__.get(name)) for name in type(d).gather_pytree_data_fields()}
+    named = {name: jax.tree.leaves(d.__dict__.get(name)) for name in sorted(type(d).gather_pytree_data_fields())}
     if isinstance(d, CENSORED):
         named |= _parameters(d.base_dist)[0]
     return named, jax.tree.leaves(d)

@@ -24,6 +24,7 @@ from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms
 from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
 from numpyro_dgp.model.correlated_values import CorrelatedValues, correlated
 from numpyro_dgp.model.exact_processes import require_site
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues, sum_event
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.missing import are_entries, observed_entries, of_entries, of_rows, with_entries
@@ -38,7 +39,7 @@ from numpyro_dgp.model.tails import log_density
 __all__ = ["Likelihood"]
 
 
-class Likelihood(dist.Distribution):
+class Likelihood(FieldsInOrder):
     r"""The distribution of observations y whose parameters are function values v = f(x).
 
     .. math:: \texttt{log\_prob}(y) = E_{p(v)}[\log p(y \mid v)]
