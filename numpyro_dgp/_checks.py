@@ -226,13 +226,12 @@ def require_params(owner: str, params: Any) -> dict[str, Any]:
 
 @contextmanager
 def taking_the_loss(owner: str) -> Iterator[None]:
-    """Turn the error of an optax optimiser that needs more than gradients, parameters and the loss into one in words."""
+    """Turn the error of an optax optimiser that needs more than gradients and the loss into one that says what to do."""
     try:
         yield
     except TypeError as error:
-        if "required keyword-only" not in str(error) or not any(
-            f"'{name}'" in str(error) for name in _OF_LINE_SEARCHES
-        ):
+        missing = "required keyword-only" in str(error)
+        if not missing or not any(f"'{name}'" in str(error) for name in _OF_LINE_SEARCHES):
             raise
         raise ValueError(
             f"{owner}: expected an optimiser that steps by a gradient and its loss, got one that evaluates the loss at "

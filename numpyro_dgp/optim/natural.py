@@ -122,8 +122,9 @@ class NaturalGradient(_NumPyroOptim):
 
     Raises:
         ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates, no
-            optax optimiser; in the first step, an optimiser that evaluates the loss itself (``optax.lbfgs``), or names of sites that have no Gaussian posterior in the guide; after a
-            step whose size in the schedule was negative or not finite.
+            optax optimiser; in the first step, an optimiser that evaluates the loss itself (``optax.lbfgs``), or names
+            of sites that have no Gaussian posterior in the guide; after a step whose size in the schedule was negative
+            or not finite.
 
     Example:
         >>> import jax, numpyro, optax
