@@ -226,7 +226,7 @@ def require_params(owner: str, params: Any) -> dict[str, Any]:
 
 @contextmanager
 def taking_the_loss(owner: str) -> Iterator[None]:
-    """Turn the error of an optax optimiser that needs more than gradients and the loss into one that says what to do."""
+    """Turn the error of an optax optimiser that needs more than gradients and the loss into one with advice."""
     try:
         yield
     except TypeError as error:

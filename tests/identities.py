@@ -33,13 +33,13 @@ CONDITIONALS = {
 }
 
 
-def program(X, y=None, *, name="Normal", inducing=None, latents=0, wide=1):
+def program(X, y=None, *, name="Normal", inducing=None, latents=0, wide=None):
     """Two layers, a hyperparameter, latents per row."""
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3))
     columns = 1 + latents
     first = dgp.gp("f", dgp.kernels.RBF(1.0, scale), dgp.Points(jnp.tile(Z, (1, columns))), outputs=wide)
-    outputs = 2 if name.endswith("of two") else 1
-    points = dgp.Points(jnp.tile(Z, (1, wide))) if inducing is None else inducing
+    outputs = 2 if name.endswith("of two") else None
+    points = dgp.Points(jnp.tile(Z, (1, wide or 1))) if inducing is None else inducing
     last = dgp.gp("g", dgp.kernels.RBF(), points, outputs=outputs)
     with numpyro.plate("data", len(X)):
         x = dgp.latent("w", X, latents) if latents else X
