@@ -31,6 +31,7 @@ __all__ = [
     "kept",
     "known_keywords",
     "nearest",
+    "require_call",
     "require_count",
     "require_finite",
     "require_finite_leaves",
@@ -222,6 +223,19 @@ def require_params(owner: str, params: Any) -> dict[str, Any]:
         for leaf in jax.tree.leaves(value):  # of a network, several arrays
             require_finite(f"params of {owner} at {name!r}", leaf, "check the losses of the fit they come from")
     return dict(params or {})
+
+
+def require_call(owner: str, program: Callable[..., Any], args: Any, kwargs: Any, hint: str) -> None:
+    """Raise unless a program can be called with arguments."""
+    try:
+        inspect.signature(program).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"{owner}: expected the arguments of the model, got {len(args)} positional and {sorted(kwargs)} ({error}): "
+            f"{hint}"
+        ) from error
+    except ValueError:  # a callable that has no signature
+        return
 
 
 @contextmanager

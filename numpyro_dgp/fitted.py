@@ -17,7 +17,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_finite, require_finite_leaves, require_key, with_nearest
+from numpyro_dgp._checks import require_call, require_finite, require_finite_leaves, require_key, with_nearest
 from numpyro_dgp._data import as_array, own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import one_thread
@@ -99,6 +99,8 @@ class Fit:
             kwargs: its keyword arguments.
             or_of_fit: take a call with all observations too, which is one at the rows of the fit.
         """
+        hint = "give those of the fit without observations, posterior.predict(key, X), posterior.layers(key, X)"
+        require_call("Posterior", self.model, args, kwargs, hint)
         call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
         require_own_functions(call)
         if or_of_fit and call.candidates and not call.predicted:

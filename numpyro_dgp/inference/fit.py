@@ -18,7 +18,14 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords, taking_the_loss
+from numpyro_dgp._checks import (
+    require_call,
+    require_count,
+    require_finite_leaves,
+    require_key,
+    require_keywords,
+    taking_the_loss,
+)
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled, one_thread
@@ -92,6 +99,7 @@ def fit(
     require_key("fit", rng_key)
     require_keywords("fit", fit.__kwdefaults__, svi.model, kwargs)
     require_count("fit", "num_steps", num_steps, "5000")
+    require_call("fit", svi.model, args, svi.static_kwargs | kwargs, "dgp.fit(svi, key, 1000, X, y)")
     file = Checkpoint("fit", checkpoint, checkpoint_every, force=force_resume)
     arguments = {f"argument {i + 1}": value for i, value in enumerate(args)}
     arguments |= {f"argument {name!r}": value for name, value in {**kwargs, **svi.static_kwargs}.items()}

@@ -21,7 +21,7 @@ from numpyro_dgp.algebra.product_grid import ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.model.around_peaks import Peaks, around_peaks
 from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
-from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
+from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, require_arguments, with_key
 from numpyro_dgp.model.correlated_values import CorrelatedValues, correlated
 from numpyro_dgp.model.exact_processes import require_site
 from numpyro_dgp.model.fields_in_order import FieldsInOrder
@@ -143,6 +143,8 @@ class Likelihood(FieldsInOrder):
             require_site(values)
         if collapse not in ("bound", "marginal"):
             raise ValueError(f'Likelihood: expected collapse="bound" or "marginal", got {collapse!r}')
+        if callable(conditional) and not isinstance(conditional, dist.Distribution):
+            require_arguments(conditional, len(several))
         self.f_x = side_by_side(several)  # type: ignore[arg-type]
         if isinstance(self.f_x, MixedValues) and collapse == "marginal":
             raise ValueError(
