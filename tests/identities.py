@@ -37,7 +37,7 @@ def program(X, y=None, *, name="Normal", inducing=None, latents=0, wide=None):
     """Two layers, a hyperparameter, latents per row."""
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3))
     columns = 1 + latents
-    first = dgp.gp("f", dgp.kernels.RBF(1.0, scale), dgp.Points(jnp.tile(Z, (1, columns))), outputs=wide)
+    first = dgp.gp("f", dgp.kernels.RBF(1.0, scale), dgp.Points(jnp.tile(Z, (1, columns))), outputs=wide or 1)
     outputs = 2 if name.endswith("of two") else None
     points = dgp.Points(jnp.tile(Z, (1, wide or 1))) if inducing is None else inducing
     last = dgp.gp("g", dgp.kernels.RBF(), points, outputs=outputs)
@@ -76,7 +76,7 @@ GUIDES = {
         lambda m: G.InducingPoint(m, sites={"g": G.MarkovInducing(below="f"), "h": G.GivenInducing("free")}),
         {},
     ),
-    "global": (G.GlobalInducing, {}),
+    "global": (lambda m: G.GlobalInducing(m, num_inducing=3), {}),
     "collapsed": (G.Collapsed, {}),
     "amortised": (lambda m: G.InducingPoint(m, latent=G.Amortised(hidden=(3,))), {"latents": 1}),
     "importance": (lambda m: G.ImportanceWeighted(m, num_samples=2), {"latents": 1}),

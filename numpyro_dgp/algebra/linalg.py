@@ -173,7 +173,7 @@ def checked_factor(factor: Array, owner: str, advice: str = _ADVICE, matrix: Arr
             advice = (
                 f"a kernel that is not positive definite: the smallest eigenvalue is {least:.2g} times the mean "
                 "variance, more than rounding explains. A function of a distance that is not Euclidean need not be a "
-                "kernel: for places on a sphere take dgp.kernels.Chordal() or dgp.kernels.GreatCircle()"
+                "kernel: for places on a sphere take dgp.kernels.Chordal or dgp.kernels.GreatCircle"
             )
         raise ValueError(
             f"Cholesky factorisation of {owner} failed: expected a positive definite matrix, got one of size "

@@ -113,8 +113,16 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
         )
     several = f_x.parts if isinstance(f_x, SeveralValues) else (f_x,)
     values = [part.loc for part in several]
+    invalid: ValueError | None = None  # of NumPyro, which does not say that the values of a function are any numbers
     with _NoSites():
-        example = _called(conditional, values, f_x)
+        try:
+            example = _called(conditional, values, f_x)
+        except ValueError as error:
+            if "distribution got invalid" not in str(error):
+                raise
+            invalid = error
+            with numpyro.validation_enabled(False):
+                example = _called(conditional, values, f_x)
     if not isinstance(example, dist.Distribution):
         raise ValueError(
             f"Likelihood: expected conditional(v) to return a NumPyro distribution, got {type(example).__name__}: for "
@@ -125,6 +133,8 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     parts = tuple(part for part, _ in found)
     for v, part in zip(values, parts, strict=True):
         _require_ranges(conditional, values, v, numbers, part.kinds)
+    if invalid is not None:
+        raise invalid
     if len(parts) == 1 and parts[0].own:
         return Reading(example, dict(parts[0].kinds))
     if len(parts) > 1:
