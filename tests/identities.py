@@ -44,7 +44,7 @@ def program(X, y=None, *, name="Normal", inducing=None, latents=0, wide=None):
     last = dgp.gp("g", dgp.kernels.RBF(), points, outputs=outputs)
     with numpyro.plate("data", len(X)):
         x = dgp.latent("w", X, latents) if latents else X
-        h = numpyro.sample("h", first(x))
+        h = numpyro.sample("h", first(x, noise=0.1))
         numpyro.sample("y", dgp.Likelihood(last(h), CONDITIONALS[name]), obs=y)
 
 

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +158,9 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
 
 
 def require_arguments(conditional: Callable[..., Any], count: int) -> None:
-    """Raise unless a conditional can be called with the values of so many functions."""
+    """Raise unless a conditional, where it is a function, can be called with the values of so many functions."""
+    if isinstance(conditional, dist.Distribution) or not callable(conditional):
+        return
     try:
         inspect.signature(conditional).bind(*[None] * count)
     except TypeError as error:
@@ -194,7 +196,7 @@ def _require_ranges(
     values: list[Array],
     v: Array,
     numbers: dist.Distribution,
-    kinds: dict[str, Dependence],
+    kinds: Mapping[str, Dependence],
 ) -> None:
     """Raise where a parameter that has a range, such as a probability, is v itself or a v + b, which are any number."""
     for name, constraint in numbers.arg_constraints.items():

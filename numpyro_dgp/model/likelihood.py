@@ -143,8 +143,7 @@ class Likelihood(FieldsInOrder):
             require_site(values)
         if collapse not in ("bound", "marginal"):
             raise ValueError(f'Likelihood: expected collapse="bound" or "marginal", got {collapse!r}')
-        if callable(conditional) and not isinstance(conditional, dist.Distribution):
-            require_arguments(conditional, len(several))
+        require_arguments(conditional, len(several))
         self.f_x = side_by_side(several)  # type: ignore[arg-type]
         if isinstance(self.f_x, MixedValues) and collapse == "marginal":
             raise ValueError(
