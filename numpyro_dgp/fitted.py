@@ -99,7 +99,10 @@ class Fit:
             kwargs: its keyword arguments.
             or_of_fit: take a call with all observations too, which is one at the rows of the fit.
         """
-        hint = "give those of the fit without observations, posterior.predict(key, X), posterior.layers(key, X)"
+        hint = (
+            "give those of the fit without observations, posterior.predict(key, X), posterior.layers(key, X), of a "
+            "program def model(X, y=None)"
+        )
         require_call("Posterior", self.model, args, kwargs, hint)
         call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
         require_own_functions(call)
