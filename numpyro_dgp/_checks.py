@@ -31,6 +31,7 @@ __all__ = [
     "kept",
     "known_keywords",
     "nearest",
+    "require_call",
     "require_count",
     "require_finite",
     "require_finite_leaves",
@@ -43,11 +44,14 @@ __all__ = [
     "require_positive",
     "require_scalar",
     "require_squares",
+    "taking_the_loss",
     "violated",
     "with_checks",
     "without_checks",
     "with_nearest",
 ]
+
+_OF_LINE_SEARCHES = "value_fn", "grad_fn", "obj_fn", "grad"
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -224,6 +228,35 @@ def require_params(owner: str, params: Any) -> dict[str, Any]:
         for leaf in jax.tree.leaves(value):  # of a network, several arrays
             require_finite(f"params of {owner} at {name!r}", leaf, "check the losses of the fit they come from")
     return dict(params or {})
+
+
+def require_call(owner: str, program: Callable[..., Any], args: Any, kwargs: Any, hint: str) -> None:
+    """Raise unless a program can be called with arguments."""
+    try:
+        inspect.signature(program).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"{owner}: expected the arguments of the model, got {len(args)} positional and {sorted(kwargs)} ({error}): "
+            f"{hint}"
+        ) from error
+    except ValueError:  # a callable that has no signature
+        return
+
+
+@contextmanager
+def taking_the_loss(owner: str) -> Iterator[None]:
+    """Turn the error of an optax optimiser that needs more than gradients and the loss into one with advice."""
+    try:
+        yield
+    except TypeError as error:
+        missing = "required keyword-only" in str(error)
+        if not missing or not any(f"'{name}'" in str(error) for name in _OF_LINE_SEARCHES):
+            raise
+        raise ValueError(
+            f"{owner}: expected an optimiser that steps by a gradient and its loss, got one that evaluates the loss at "
+            f"other parameters ({error}): try optax.adam(0.01); for L-BFGS on all data, "
+            "numpyro_dgp.optim.minimize(svi, key, X, y)"
+        ) from error
 
 
 def require_key(owner: str, key: Any) -> None:

@@ -17,9 +17,10 @@ import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_finite, require_finite_leaves, require_key, with_nearest
+from numpyro_dgp._checks import require_call, require_finite, require_finite_leaves, require_key, with_nearest
 from numpyro_dgp._data import as_array, own
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.draws import BatchKeys, Whole, sample_values
 from numpyro_dgp.guides.guide import Guide, require_drawing
 from numpyro_dgp.guides.run import marginal, traces
@@ -90,6 +91,7 @@ class Fit:
         object.__setattr__(self, "params", own(self.params))
         object.__setattr__(self, "samples", own(self.samples))
 
+    @one_thread
     def call(self, args: Any, kwargs: Any, or_of_fit: bool = False) -> Call:
         """What a call at new inputs predicts; raises for a call that is not one.
 
@@ -98,6 +100,11 @@ class Fit:
             kwargs: its keyword arguments.
             or_of_fit: take a call with all observations too, which is one at the rows of the fit.
         """
+        hint = (
+            "give those of the fit without observations, posterior.predict(key, X), posterior.layers(key, X), of a "
+            "program def model(X, y=None)"
+        )
+        require_call("Posterior", self.model, args, kwargs, hint)
         call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
         require_own_functions(call)
         if or_of_fit and call.candidates and not call.predicted:
@@ -110,6 +117,7 @@ class Fit:
         require_draws(self.samples or {}, call.sites)
         return call
 
+    @one_thread
     def trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
         """One run of the model: in marginal mode under the guide, or given one draw of MCMC.
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.densities import Mixture, log_mean_exp
 from numpyro_dgp.fitted import Target, as_data, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
@@ -330,6 +331,7 @@ class Posterior(FunctionPredictions):
         """
         return self._predictor(_HIDDEN, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
 
+    @one_thread
     def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[Any, Array]]:
         """Every layer's random function with one draw of the inputs (N, D) that reach it: ``{site: (f, inputs)}``.
 

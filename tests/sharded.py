@@ -7,6 +7,7 @@ processes with two devices each.
 import json
 import re
 import sys
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -60,5 +61,33 @@ if not HOST:
     found["alone"] = dgp.fit_stream(svi, jax.random.key(0), 5, stream, progress_bar=False).losses.tolist()
 result = dgp.fit_stream(svi, jax.random.key(0), 5, stream, devices=jax.devices(), progress_bar=False)
 found["together"] = result.losses.tolist()
+again = dgp.fit_stream(svi, jax.random.key(0), 5, stream, devices=jax.devices(), progress_bar=False)
+found["again"] = again.losses.tolist()
+other = dgp.fit_stream(svi, jax.random.key(1), 5, stream, devices=jax.devices(), progress_bar=False)
+found["other seed"] = other.losses.tolist()
+if not HOST:
+    with tempfile.TemporaryDirectory() as folder:
+        for steps in (3, 5):
+            resumed = dgp.fit_stream(
+                svi,
+                jax.random.key(0),
+                steps,
+                stream,
+                devices=jax.devices(),
+                checkpoint=f"{folder}/fit.npz",
+                progress_bar=False,
+            )
+    found["resumed"] = resumed.losses.tolist()
+    # What was fitted on all devices goes on at one: a fit, predictions by it, new data.
+    params = result.params
+    moved = dgp.fit(svi, jax.random.key(0), 2, X[:40], y[:40], init_params=params, progress_bar=False)
+    start = jax.tree.map(np.asarray, params)
+    alone = dgp.fit(svi, jax.random.key(0), 2, X[:40], y[:40], init_params=start, progress_bar=False)
+    found["from its parameters"] = np.abs(moved.losses / alone.losses - 1).max().item()
+    own = dgp.guides.InducingPoint(program)
+    predicted = [dgp.Posterior(program, own, p).predict(jax.random.key(0), X[:5]).mean for p in (params, start)]
+    found["predicted"] = np.abs(predicted[0] - predicted[1]).max().item()
+    posterior = dgp.Posterior(program, own, params)
+    dgp.update(posterior, jax.random.key(0), X[:4], y[:4], num_steps=2, progress_bar=False)
 found["devices"] = jax.device_count()
 print(json.dumps(found))

@@ -10,6 +10,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import identities
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +26,7 @@ from numpyro_dgp.inference.array_files import read_arrays, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.jaxpr_digest import digest
 from numpyro_dgp.inference.path_locks import locked
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 
 def line(X, y=None, count=None, *, site="slope", noise=0.5):
@@ -166,28 +168,62 @@ def test_files_of_an_older_version_are_refused(tmp_path):
         fit(tmp_path / "a.npz")
 
 
-@pytest.mark.slow
-def test_the_identity_is_the_same_in_every_process():
-    """Neither addresses nor the order of sets, which differ between processes, are in it."""
-    program = """
-import sys, jax, optax, numpyro_dgp as dgp
-jax.config.update("jax_enable_x64", True)
-from numpyro.infer import SVI
-from programs import X, Y, deep
-from numpyro_dgp.inference.jaxpr_digest import digest
-svi = SVI(deep, dgp.guides.InducingPoint(deep), optax.adam(0.01), dgp.ELBO())
-state = jax.eval_shape(lambda: svi.init(jax.random.key(0), X, Y))
-print(digest(jax.jit(svi.update).trace(state, X, Y).jaxpr))
-"""
+@pytest.mark.parametrize(
+    "names", [pytest.param(["mixture"], id="mixture"), pytest.param([], id="every", marks=pytest.mark.slow)]
+)
+def test_the_identity_is_the_same_in_every_process(names):
+    """Neither addresses nor the order of sets, which differ between processes, are in it: by guide and likelihood."""
+    tests = Path(__file__).parent
 
     def run(seed):
+        path = os.pathsep.join([str(tests), str(Path(dgp.__file__).parent.parent)])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(seed), "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, str(tests / "identities.py"), *names]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    first, second = (json.loads(process.communicate()[0]) for process in [run(5), run(9)])
+    assert [name for name in first if first[name] != second[name]] == []
+    assert len(first) == len(second) == (len(names) or len(list(identities.cases())))
+    assert all("operations with digest" in found for found in first.values())
+
+
+@pytest.mark.slow
+def test_a_mixture_is_resumed_in_another_process(tmp_path):
+    """Whatever the order of sets there is, and as if it had not been interrupted."""
+    program = """
+import sys, jax, optax, numpyro_dgp as dgp
+from numpyro.infer import SVI
+from programs import X, Y, shallow
+guide = dgp.guides.InducingPoint(shallow, inducing=dgp.guides.MixtureOfGaussians(2))
+svi = SVI(shallow, guide, optax.adam(0.01), dgp.ELBO())
+result = dgp.fit(svi, jax.random.key(0), int(sys.argv[2]), X, Y, checkpoint=sys.argv[1], progress_bar=False)
+print(result.losses.tolist())
+"""
+
+    def run(seed, file, steps):
         path = os.pathsep.join([str(Path(__file__).parent), str(Path(dgp.__file__).parent.parent)])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(seed), "JAX_PLATFORMS": "cpu"}
-        return subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", program, str(tmp_path / file), str(steps)]
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
-    found = [process.communicate()[0] for process in [run(1), run(2)]]
-    assert found[0] == found[1]
-    assert "operations with digest" in found[0]
+    run(5, "fit.npz", 3)
+    assert run(9, "fit.npz", 6) == run(9, "other.npz", 6)
+
+
+def test_arrays_of_distributions_have_an_order():
+    """NumPyro takes that of a set, which is another one in every process."""
+
+    def every(cls):
+        return [cls, *(found for c in cls.__subclasses__() for found in every(c))]
+
+    own = [c for c in every(FieldsInOrder) if c.__module__.startswith("numpyro_dgp")]
+    assert len(own) > 20
+    for cls in own:
+        fields = cls.gather_pytree_data_fields()
+        assert list(fields) == sorted(fields), cls
+    others = set(every(dist.Distribution)) - set(own)
+    fields = {c: c.gather_pytree_data_fields() for c in others if c.__module__.startswith("numpyro_dgp")}
+    assert {c: f for c, f in fields.items() if len(f) > 1 and not issubclass(c, dist.ExpandedDistribution)} == {}
 
 
 def test_digests_see_what_is_computed():

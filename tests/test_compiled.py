@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 from programs import X, Y, deep, shallow
 from test_initial_state import count_compilations
@@ -53,6 +54,17 @@ def test_a_program_for_many_calls():
         found = program({"a": a}, 3.0)
         np.testing.assert_array_equal(found["doubled"], 2 * a)
         np.testing.assert_array_equal(found["scaled"], 3 * a)
+
+
+def test_arrays_on_a_mesh():
+    """Functions with as many operations of every kind are compared although no device stands in the mesh of a trace."""
+    mesh = Mesh(np.asarray(jax.devices()[:1]), ("rows",))
+    for spec in (PartitionSpec(), PartitionSpec("rows")):
+        x = jax.device_put(jnp.arange(4.0), NamedSharding(mesh, spec))
+        for a in (jnp.full(4, 1.0), jnp.full(4, 2.0)):
+            expected = jnp.sin(a * jnp.arange(4.0))
+            np.testing.assert_allclose(Compiled(lambda x, a=a: jnp.sin(a * x))(x), expected, rtol=1e-12)
+            np.testing.assert_allclose(Compiled(lambda x, a=a: jnp.sin(a * x))(jnp.arange(4.0)), expected, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import gc
 import pickle
 import weakref
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -333,6 +334,94 @@ def test_batches_of_every_quantity(method, key, capsys):
     assert jax.tree.map(np.shape, found) == jax.tree.map(np.shape, together)
     if method != "sample":
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9), found, together)
+
+
+def with_columns(X, table, y=None):
+    """Axes that are longer than a batch and not those of the rows: outputs in a plate, a table among the arguments."""
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z[:2]), outputs=3)
+    with numpyro.plate("data", len(X), dim=-1), numpyro.plate("columns", 3, dim=-2):
+        numpyro.sample("y", dist.Normal(f(X).mean.T + table.sum(), 0.1), obs=y)
+
+
+FEW_ROWS = {name: APART[name] for name in ("shallow", "deep", "classes", "counts", "of_groups", "bayesian")} | {
+    "with_columns": (with_columns, X, jnp.ones((4, 1)))
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(["with_columns"], FEW_ROWS))
+def test_few_rows_by_every_method(name, key, monkeypatch):
+    """With and without batches, also of one row; shapes only."""
+
+    def on_shapes(self, *args):
+        return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), jax.eval_shape(self._jitted, *args))
+
+    monkeypatch.setattr(compiled.Compiled, "__call__", on_shapes)
+    model, *args = FEW_ROWS[name]
+    posterior = posterior_of(model, *args)
+    methods = {method: partial(result, posterior, method) for method in METHODS}
+    methods["quantile"] = lambda args, **options: posterior.quantile(key, [0.1, 0.2, 0.5, 0.9], *args, **options)
+    if name == "with_columns":  # y has its rows along the second axis
+        del methods["log_density"]
+    if name == "classes":
+        methods = {name: methods[name] for name in ("sample", "log_density")}
+        methods["probs"] = partial(result, posterior, "probs")
+        methods["predict_function"] = partial(result, posterior, "predict_function")
+    for method, call in methods.items():
+        for rows in (0, 1, 2, 3):
+            few = [a[:rows] if len(a) == len(X) else a for a in args]
+            for size in (None, 1, 2, 5) if method == "predict" and rows else (1,):
+                options = {} if size is None else {"batch_size": size, "progress_bar": False}
+                if not rows and method == "log_density":  # ``observed`` needs a row itself
+                    continue
+                if not rows:
+                    with pytest.raises(ValueError, match=r"expected (at least one row|plates with at least one row)"):
+                        call(few, num_samples=4, **options)
+                    continue
+                found = call(few, num_samples=4, **options)
+                shapes = {leaf.shape for leaf in jax.tree.leaves(found)}
+                assert all(rows in shape for shape in shapes), (method, rows, size, shapes)
+                assert size is None or all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_batches_of_one_row_have_the_values_of_all(rows, key):
+    posterior = posterior_of(shallow, X)
+    together = posterior.predict(key, NEW[:rows], num_samples=2)
+    found = posterior.predict(key, NEW[:rows], num_samples=2, batch_size=1, progress_bar=False)
+    np.testing.assert_allclose(found.means, together.means, rtol=1e-9)
+    np.testing.assert_allclose(found.variances, together.variances, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:Posterior. expected every row to be predicted by itself")
+def test_one_batch_of_rows_that_meet(key):
+    posterior = posterior_of(normalised, X)
+    together = posterior.predict(key, X[:4], num_samples=2)
+    found = posterior.predict(key, X[:4], num_samples=2, batch_size=4, progress_bar=False)
+    np.testing.assert_allclose(found.means, together.means, rtol=1e-9)
+    with pytest.raises(ValueError, match="expected rows that are predicted independently"):
+        posterior.predict(key, X[:4], num_samples=2, batch_size=3, progress_bar=False)
+
+
+def test_batches_of_rows_on_a_device_stay_there(key, monkeypatch):
+    seen = []
+
+    def on_shapes(self, key, samples, arrays, batch):
+        seen.append(arrays[0])
+        return jax.tree.map(
+            lambda a: np.zeros(a.shape, a.dtype), jax.eval_shape(self._jitted, key, samples, arrays, batch)
+        )
+
+    monkeypatch.setattr(compiled.Compiled, "__call__", on_shapes)
+    placed = jax.device_put(X[:3], jax.devices()[0])
+    posterior_of(shallow, X).predict(key, placed, num_samples=2, batch_size=2, progress_bar=False)
+    assert [a.shape for a in seen] == [(2, 1), (2, 1)]
+    assert all(a.committed for a in seen)
+
+
+def test_batches_of_traced_rows_are_refused(key):
+    posterior = posterior_of(shallow, X)
+    with pytest.raises(ValueError, match=r"expected arrays with batch_size=.*leave batch_size out"):
+        jax.eval_shape(lambda x: posterior.predict(key, x, batch_size=2).mean, X)
 
 
 @pytest.mark.filterwarnings("ignore:Posterior. expected every row to be predicted by itself")

@@ -320,3 +320,42 @@ def test_bad_input():
         minimize(svi, jax.random.key(0), X, Y, batch=10)
     with pytest.raises(ValueError, match=r"NaN or infinite|finite"):
         minimize(svi, jax.random.key(0), X.at[0].set(jnp.nan), Y)
+
+
+def with_scale(X, y=None):
+    scale = numpyro.param("scale", 1.0, constraint=dist.constraints.positive)
+    f = dgp.gp("f", dgp.kernels.RBF(scale), dgp.Points(jnp.linspace(-1, 1, 3)[:, None]))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_optimisers_beside_natural_gradients_get_the_loss(stable, key):
+    """Polyak's step size is the loss over the square of the gradient, here that of the one other parameter."""
+    x = jnp.linspace(-1, 1, 5)[:, None]
+    guide = dgp.guides.InducingPoint(with_scale)
+    svi = SVI(with_scale, guide, NaturalGradient(guide, 0.1, optax.polyak_sgd(1e9)), dgp.ELBO())
+    state = svi.init(key, x, x[:, 0])
+    free = svi.optim.get_params(state.optim_state)
+
+    def loss(scale):
+        params = svi.constrain_fn(free | {"scale": scale})
+        return dgp.ELBO().loss(key, params, with_scale, guide, x, x[:, 0])
+
+    value, slope = jax.value_and_grad(loss)(free["scale"])
+    step = svi.stable_update if stable else svi.update
+    moved = svi.optim.get_params(step(state, x, x[:, 0])[0].optim_state)
+    np.testing.assert_allclose(moved["scale"], free["scale"] - value / slope, rtol=1e-8)
+
+
+@pytest.mark.parametrize("natural", [False, True])
+def test_optimisers_that_evaluate_the_loss_are_refused(natural, key):
+    x = jnp.linspace(-1, 1, 5)[:, None]
+    guide = dgp.guides.InducingPoint(with_scale)
+    optimizer = NaturalGradient(guide, 0.1, optax.lbfgs()) if natural else optax.lbfgs()
+    svi = SVI(with_scale, guide, optimizer, dgp.ELBO())
+    with pytest.raises(
+        ValueError, match=r"expected an optimiser that steps by a gradient and its loss.*optim.minimize"
+    ):
+        dgp.fit(svi, key, 2, x, x[:, 0], progress_bar=False)
+    assert minimize(svi, key, x, x[:, 0], max_steps=1, progress_bar=False).params.keys() >= {"scale"}

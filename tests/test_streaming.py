@@ -164,6 +164,16 @@ def answers(*processes):
     return [json.loads(out.splitlines()[-1]) for out, _ in found]
 
 
+def test_two_fits_on_devices_in_one_process():
+    model = dgp.minibatch(shallow, data=len(X))
+    svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.05), dgp.ELBO())
+    first, second = (
+        dgp.fit_stream(svi, jax.random.key(0), 2, dgp.Stream((X, Y), 30), devices=jax.devices()[:1], progress_bar=False)
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(first.losses, second.losses)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [400, 4800])
 def test_eight_devices_agree_with_one(rows):
@@ -175,6 +185,10 @@ def test_eight_devices_agree_with_one(rows):
     assert found["collectives"] == ["all-reduce"]
     # Adam makes steps of full size out of gradients that are zero but for rounding.
     np.testing.assert_allclose(found["together"], found["alone"], rtol=1e-8)
+    assert found["again"] == found["resumed"] == found["together"]
+    assert found["other seed"] != found["together"]
+    assert found["from its parameters"] < 1e-8
+    assert found["predicted"] < 1e-8
 
 
 @pytest.mark.slow

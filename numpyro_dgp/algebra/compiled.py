@@ -12,17 +12,40 @@ What is compiled stays in JAX's cache, as of every jitted function, until newer 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
+from contextlib import ContextDecorator
 from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.export
 from jax.extend import core
 
 from numpyro_dgp._checks import inside_transformation, is_concrete
 from numpyro_dgp._typing import Array
 
-__all__ = ["Compiled"]
+__all__ = ["Compiled", "one_thread"]
+
+
+class _OneThread(ContextDecorator):
+    """Held while a program is run or traced, by one thread at a time; a thread that holds it may take it again.
+
+    NumPyro keeps its handlers in one list for the whole process, so that a program that runs in one thread would meet
+    those of another. What is compiled runs without it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+
+one_thread = _OneThread()
 
 
 class _Operations:
@@ -49,9 +72,10 @@ class _Operations:
 
     @cached_property
     def text(self) -> str:
-        """A digest of what is handed to the compiler."""
+        """A digest of what is handed to the compiler; inputs that are spread over devices name their mesh only."""
         inputs = [[v.aval for v in group] for group in (self.jaxpr.constvars, self.jaxpr.invars)]
-        lowered = jax.jit(partial(_evaluate, self.jaxpr)).lower(*inputs)
+        traced = jax.jit(partial(_evaluate, self.jaxpr)).trace(*inputs)
+        lowered = traced.lower(lowering_platforms=(jax.export.default_export_platform(),))
         return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
@@ -90,6 +114,7 @@ class Compiled:
         self._jitted = jax.jit(function)
         self._operations: dict[core.Jaxpr, _Operations] = {}
 
+    @one_thread
     def trace(self, *args: Any) -> core.ClosedJaxpr:
         """The operations of a call."""
         return self._jitted.trace(*args).jaxpr
@@ -97,9 +122,11 @@ class Compiled:
     def __call__(self, *args: Any) -> Any:
         # Inside another compiled function, or a derivative, which has rules to go by. The function may hold tracers.
         if not is_concrete(args) or inside_transformation():
-            return self._jitted(*args)
+            with one_thread:
+                return self._jitted(*args)
         return self.at(*args)(*args)
 
+    @one_thread
     def at(self, *args: Any) -> Callable[..., Any]:
         """The program for arguments of these shapes, for many calls: the function is not looked at again.
 

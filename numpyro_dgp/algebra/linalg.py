@@ -53,6 +53,10 @@ _JOINT_ADVICE = (
 )
 
 
+_ROUNDING = 10
+"""Eigenvalues that are so many jitters below zero are no rounding."""
+
+
 def jitter(dtype: jnp.dtype, size: int) -> float:
     r"""Relative diagonal jitter for a Gram matrix of ``size`` inputs: :math:`\max(2 M \epsilon, 10^{-10})`.
 
@@ -149,7 +153,7 @@ def cholesky(K: Array, owner: str = "K") -> Array:
         ValueError: the factorisation failed (only detectable outside ``jit``; inside, the factor
             is NaN and so is every quantity that follows, see ``dgp.fit``).
     """
-    return checked_factor(jnp.linalg.cholesky(with_jitter(K)), owner)
+    return checked_factor(jnp.linalg.cholesky(with_jitter(K)), owner, matrix=K)
 
 
 @fused
@@ -164,14 +168,36 @@ def nugget(K: Array) -> Array:
     return jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
 
 
-def checked_factor(factor: Array, owner: str, advice: str = _ADVICE) -> Array:
-    """``factor``; if it is concrete and not finite, an error that names the owner of the matrix, with ``advice``."""
+def checked_factor(factor: Array, owner: str, advice: str = _ADVICE, matrix: Array | None = None) -> Array:
+    """``factor``; if it is concrete and not finite, an error that names the owner of the matrix, with ``advice``.
+
+    Args:
+        factor: what came of the factorisation.
+        owner: whose matrix it is.
+        advice: for a matrix that rounding has made indefinite.
+        matrix: what was factorised, before jitter: one that no rounding explains is that of no kernel.
+    """
     if is_concrete(factor) and not np.isfinite(np.asarray(factor)).all():
+        least = None if matrix is None or not is_concrete(matrix) else _least_eigenvalue(np.asarray(matrix, float))
+        if least is not None and least < -_ROUNDING * jitter(factor.dtype, factor.shape[-1]):
+            advice = (
+                f"a kernel that is not positive definite: the smallest eigenvalue is {least:.2g} times the mean "
+                "variance, more than rounding explains. A function of a distance that is not Euclidean need not be a "
+                "kernel: for places on a sphere take dgp.kernels.Chordal or dgp.kernels.GreatCircle"
+            )
         raise ValueError(
             f"Cholesky factorisation of {owner} failed: expected a positive definite matrix, got one of size "
             f"{factor.shape[-1]} that is not (dtype {factor.dtype}), which usually means {advice}"
         )
     return factor
+
+
+def _least_eigenvalue(K: np.ndarray) -> float | None:
+    """The smallest of matrices (..., M, M) over their mean diagonal; ``None`` where they are not finite."""
+    if not np.isfinite(K).all():
+        return None
+    scale = np.abs(np.trace(K, axis1=-2, axis2=-1)) / K.shape[-1]
+    return float((np.linalg.eigvalsh(K).min(-1) / np.where(scale > 0, scale, 1)).min())
 
 
 def _least(dtype: jnp.dtype, size: int) -> float:
@@ -194,7 +220,7 @@ def rounding_scale(variances: Array, noise: Array) -> Array:
 
 def joint_cholesky(C: Array, scale: Array | None) -> Array:
     """Lower factors of joint covariances with :func:`joint_jitter`."""
-    return checked_joint(jnp.linalg.cholesky(joint_jitter(C, scale)))
+    return checked_joint(jnp.linalg.cholesky(joint_jitter(C, scale)), C)
 
 
 def joint_jitter(C: Array, scale: Array | None) -> Array:
@@ -203,9 +229,9 @@ def joint_jitter(C: Array, scale: Array | None) -> Array:
     return C if scale is None else conditional_jitter(C, scale)
 
 
-def checked_joint(factor: Array) -> Array:
+def checked_joint(factor: Array, matrix: Array | None = None) -> Array:
     """A factor of a joint covariance, or its inverse; an error if it is concrete and not finite."""
-    return checked_factor(factor, "the joint covariance of function values", _JOINT_ADVICE)
+    return checked_factor(factor, "the joint covariance of function values", _JOINT_ADVICE, matrix)
 
 
 def conditional_cholesky(C: Array, scale: Array) -> Array:

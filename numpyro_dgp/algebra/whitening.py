@@ -154,7 +154,7 @@ def inverse_cholesky(K: Array, owner: str = "K") -> Array:
     Raises:
         ValueError: as :func:`cholesky`.
     """
-    return checked_factor(inverse_factor(with_jitter(K)), owner)
+    return checked_factor(inverse_factor(with_jitter(K)), owner, matrix=K)
 
 
 def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:

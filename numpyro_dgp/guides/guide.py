@@ -27,6 +27,7 @@ from numpyro_dgp._checks import known_keywords, require_count, require_key, requ
 from numpyro_dgp._data import indexable
 from numpyro_dgp._shown import described
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
@@ -177,6 +178,7 @@ class Guide:
         guide.predicted = plates
         return guide
 
+    @one_thread
     def sample_posterior(
         self, rng_key: Array, params: dict[str, Array], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> dict[str, Array]:
@@ -261,6 +263,7 @@ class Guide:
                 f"{'' if method == 'median' else 'quantiles, '}X, y)"
             ) from error
 
+    @one_thread
     def _quantiles(
         self, params: dict[str, Array], quantiles: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Array]:

@@ -204,5 +204,5 @@ def _require_whole(name: str, plates: list[Message]) -> None:
 
 def _over(values: Array, extra: frozenset[Any]) -> Array:
     """Sums over plates beyond those of the latents, whose dimensions stay with size one."""
-    axes = tuple(frame.dim for frame in extra if -frame.dim <= values.ndim)
+    axes = tuple(sorted(frame.dim for frame in extra if -frame.dim <= values.ndim))
     return values.sum(axes, keepdims=True) if axes else values

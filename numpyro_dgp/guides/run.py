@@ -14,6 +14,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.guides.importance import Copies, Weighted, weighted
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.model.beliefs import Belief
@@ -58,6 +59,7 @@ def mutable(sites: Trace) -> dict[str, Any]:
     return {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}
 
 
+@one_thread
 def traces(
     model: Callable[..., Any],
     guide: Callable[..., Any],

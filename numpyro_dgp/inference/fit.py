@@ -18,10 +18,17 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
+from numpyro_dgp._checks import (
+    require_call,
+    require_count,
+    require_finite_leaves,
+    require_key,
+    require_keywords,
+    taking_the_loss,
+)
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.algebra.compiled import Compiled, one_thread
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
@@ -102,6 +109,7 @@ def fit(
     require_key("fit", rng_key)
     require_keywords("fit", fit.__kwdefaults__, svi.model, kwargs)
     require_count("fit", "num_steps", num_steps, "5000")
+    require_call("fit", svi.model, args, svi.static_kwargs | kwargs, "dgp.fit(svi, key, 1000, X, y)")
     file = Checkpoint("fit", checkpoint, checkpoint_every, force=force_resume)
     arguments = {f"argument {i + 1}": value for i, value in enumerate(args)}
     arguments |= {f"argument {name!r}": value for name, value in {**kwargs, **svi.static_kwargs}.items()}
@@ -113,15 +121,17 @@ def fit(
 
     with file.reserved(num_steps):
         start, sites = start_of_fit("fit", svi, rng_key, rebuild, arrays, init_params)
+        with taking_the_loss("fit"):
+            program = compiled.at(start, arrays, 1)
         if checkpoint is not None:
             step = compiled.trace(start, arrays, 1)
             file = dataclasses.replace(file, identity=identify("dgp.fit", svi, arguments, sites, start, step))
-        program = compiled.at(start, arrays, 1)
 
         def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
             state, losses = program(state, arrays, count)
             return state, np.asarray(losses)[:count]
 
+        @one_thread
         def evaluate(state: SVIState, step: int) -> Array:
             return svi.evaluate(state, *args, **kwargs)
 

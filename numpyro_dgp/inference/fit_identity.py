@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_dgp._shown import brief
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.inference.jaxpr_digest import Digest, array_digest, digest
 from numpyro_dgp.inference.program_sites import SitesOfFit
 
@@ -68,6 +69,7 @@ class FitIdentity(NamedTuple):
         return ", ".join(found) or None
 
 
+@one_thread
 def identify(
     function: str, svi: SVI, arguments: dict[str, Any], sites: SitesOfFit, state: SVIState, step: core.ClosedJaxpr
 ) -> FitIdentity:

@@ -12,10 +12,14 @@ import numpy as np
 import tqdm
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
+from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.sites import Message, unwrap
 
 __all__ = ["CHUNK", "Advance", "Evaluate", "run_steps"]
 
@@ -101,6 +105,32 @@ def run_steps(
     return SVIRunResult(params, state, jnp.asarray(found_losses[:num_steps]))
 
 
+class _MovingRanges(Messenger):
+    """``with _MovingRanges() as found`` collects observed likelihoods whose range of y depends on v, by site."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        super().__init__()
+
+    def __enter__(self) -> dict[str, str]:
+        super().__enter__()
+        return self.found
+
+    def postprocess_message(self, msg: Message) -> None:
+        fn: Any = unwrap(msg["fn"]) if msg["type"] == "sample" and msg["is_observed"] else None
+        if isinstance(fn, Likelihood) and _moves(fn):
+            self.found[msg["name"]] = fn.family
+
+
+def _moves(fn: Likelihood) -> bool:
+    """Whether y has another range at another value of the function; a point is a range that is its parameter."""
+    if fn.family == "Delta":
+        return True
+    v = fn.f_x.loc
+    ranges = [jax.tree.leaves(fn.per_number(u).support) for u in (jnp.zeros_like(v), jnp.ones_like(v))]
+    return is_concrete(ranges) and any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(*ranges, strict=True))
+
+
 def _interrupted(checkpoint: Checkpoint, state: SVIState, done: int, num_steps: int, losses: list[np.ndarray]) -> str:
     """Save what an interrupted fit has, and say where that is."""
     text = f"{checkpoint.owner}: interrupted after {done} of {num_steps} steps"
@@ -165,9 +195,16 @@ def _require_finite(owner: str, params: dict[str, Any], steps: int) -> None:
 def _explain(owner: str, evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoReturn:
     """Raise for a loss that is not finite, with the reason if a check finds one."""
     try:
-        evaluate(state, step)
+        with _MovingRanges() as moving:
+            evaluate(state, step)
     except ValueError as error:
         raise ValueError(f"{owner}: the loss became {loss} at step {step + 1}: {error}") from error
+    for name, family in moving.items():
+        raise ValueError(
+            f"{owner}: expected a density of {name!r} that is positive whatever the value of the function, got a loss "
+            f"of {loss} at step {step + 1} with {family}, whose range of y depends on it, so that the expected log "
+            "density is -inf: take a distribution of y with noise, such as dist.Normal(v, 0.1)"
+        )
     raise ValueError(
         f"{owner}: expected a finite loss, got {loss} at step {step + 1}: lower the learning rate, clip gradients "
         "(optax.clip_by_global_norm), bound the hyperparameters by priors, or run in float64"

@@ -16,6 +16,7 @@ from numpyro_dgp._checks import is_concrete, nearest
 from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.argument_indices import require_inside
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.inference.initial_state import has_no_state, initial_state
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
 
@@ -107,7 +108,8 @@ def _sites(svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array]) -> S
     except Exception as error:
         of_shapes = error
     args, kwargs = rebuild(arrays)  # outside the block above, so that a user sees one error and not two
-    svi.init(rng_key, *args, **kwargs)
+    with one_thread:
+        svi.init(rng_key, *args, **kwargs)
     raise of_shapes
 
 

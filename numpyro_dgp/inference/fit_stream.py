@@ -21,10 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords
+from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords, taking_the_loss
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.algebra.compiled import Compiled, one_thread
 from numpyro_dgp.inference.array_files import is_key
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
@@ -120,11 +120,12 @@ def fit_stream(
         arrays = list(map(jnp.asarray, first))
         start, sites = start_of_fit("fit_stream", svi, rng_key, lambda a: (tuple(a), kwargs), arrays, init_params)
         require_row_counts(sites, type(svi.guide).__name__, len(first[0]), stream.num_rows)
+        with taking_the_loss("fit_stream"):
+            update = compiled.at(start, tuple(arrays))
         if checkpoint is not None:
             step = compiled.trace(start, tuple(arrays))
             identity = identify("dgp.fit_stream", svi, _arguments(stream, first, kwargs), sites, start, step)
             file = dataclasses.replace(file, identity=identity)
-        update = compiled.at(start, tuple(arrays))
 
         def advance(state: SVIState, step: int, count: int) -> tuple[SVIState, np.ndarray]:
             losses = []
@@ -134,7 +135,9 @@ def fit_stream(
             return state, np.asarray([np.asarray(loss) for loss in losses])
 
         def evaluate(state: SVIState, step: int) -> Array:
-            return svi.evaluate(state, *batches(step), **kwargs)
+            batch = batches(step)
+            with one_thread:
+                return svi.evaluate(state, *batch, **kwargs)
 
         place = partial(_everywhere, mesh=mesh)
         result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)

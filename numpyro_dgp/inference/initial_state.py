@@ -14,7 +14,7 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_dgp._checks import is_concrete, with_checks
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.algebra.compiled import Compiled, one_thread
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.program_sites import Rebuild
 
@@ -55,4 +55,5 @@ def initial_state(
             sound = False
         if sound and is_concrete(svi.constrain_fn.args):
             return state
-    return init(rng_key, arrays, init_params)
+    with one_thread:
+        return init(rng_key, arrays, init_params)

@@ -15,6 +15,7 @@ from numpyro.infer import SVI
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.argument_indices import ArgumentIndices, Outside
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.model.observed_only import warn_unobserved
 from numpyro_dgp.model.refusals import untransformed
 from numpyro_dgp.model.sites import Message, Trace, each_values_of, unwrap
@@ -74,6 +75,7 @@ class SitesOfFit(NamedTuple):
         return {name: site for name, site in (self.model | self.guide).items() if site.kind == "param"}
 
 
+@one_thread
 def sites_of_fit(svi: SVI, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
     """Run the guide and the model of ``svi`` on shapes only. The guide must have been initialised."""
     found: list[SitesOfFit] = []

@@ -23,7 +23,18 @@ from numpyro_dgp.kernels.state_space_forms import (
 )
 from numpyro_dgp.kernels.summands import Factor, Summand
 
-__all__ = ["ActiveDims", "Constant", "FromCallable", "Kernel", "Product", "Sum", "as_kernel", "expand", "summands"]
+__all__ = [
+    "ActiveDims",
+    "as_kernel",
+    "ColumnError",
+    "Constant",
+    "expand",
+    "FromCallable",
+    "Kernel",
+    "Product",
+    "Sum",
+    "summands",
+]
 
 
 class Kernel(Covariance):
@@ -165,6 +176,25 @@ class Product(Kernel):
         return ProductState(self.left.state_space(order), self.right.state_space(order))
 
 
+class ColumnError(ValueError):
+    """A column of inputs with values that a kernel cannot take.
+
+    Args:
+        before: the message up to the name of the column.
+        column: its number.
+        after: the rest of the message.
+    """
+
+    def __init__(self, before: str, column: int, after: str) -> None:
+        self.parts = before, column, after
+        super().__init__(f"{before} column {column} of its inputs{after}")
+
+    def among(self, dims: tuple[int, ...]) -> ColumnError:
+        """The same error where the inputs of the kernel are the columns ``dims`` of others."""
+        before, column, after = self.parts
+        return ColumnError(before, dims[column], after)
+
+
 @pytree
 class ActiveDims(Kernel):
     """``kernel`` evaluated on some columns of its inputs; written ``kernel.on(0, 2)``.
@@ -209,7 +239,10 @@ class ActiveDims(Kernel):
         return self.kernel.diagonal(self._columns(X))
 
     def check_inputs(self, X: Any) -> None:
-        self.kernel.check_inputs(self._columns(X))
+        try:
+            self.kernel.check_inputs(self._columns(X))
+        except ColumnError as error:
+            raise error.among(self.dims) from None
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         return self.kernel.features(key, self._columns(X), num)

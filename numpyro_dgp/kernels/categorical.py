@@ -13,7 +13,7 @@ from numpyro_dgp._checks import require_count, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
-from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.base import ColumnError, Kernel
 from numpyro_dgp.kernels.covariance import of_both
 from numpyro_dgp.kernels.hyperparameters import lists_as_arrays, require_number
 from numpyro_dgp.kernels.stationary import RBF
@@ -42,7 +42,7 @@ def require_labels(owner: str, X: Any, levels: tuple[int, ...], where: str | Non
         owner: the kernel.
         X: the columns.
         levels: L of every column.
-        where: what to call the columns.
+        where: what to call the columns; by default each has its number, which ``kernel.on`` counts among all.
     """
     _require_columns(owner, X, levels)
     if not violated(lambda X: is_label(X, np.array(levels)), X):
@@ -50,17 +50,15 @@ def require_labels(owner: str, X: Any, levels: tuple[int, ...], where: str | Non
     bad = ~is_label(np.asarray(X), np.array(levels))
     column = int(np.argwhere(bad)[0][-1])
     worst = np.asarray(X)[bad][0]
-    what = where or ("column 0 of its inputs" if len(levels) == 1 else f"column {column} of its {len(levels)}")
     advice = (
         "count them with levels; a missing entry, -1 in pandas, is a level of its own"
         if worst % 1 == 0
         else "say which columns are not numbers, dgp.initial.Standardizer.fit(X, keep=[...]), "
         "dgp.initial.kmeans(X, M, labels=[...]), dgp.guides.GlobalInducing(model, labels=[...])"
     )
-    raise ValueError(
-        f"kernel {owner}: expected labels 0 to {levels[column] - 1} in {what}, got {worst:g} ({int(bad.sum())} such "
-        f"value(s)): {advice}"
-    )
+    before = f"kernel {owner}: expected labels 0 to {levels[column] - 1} in"
+    after = f", got {worst:g} ({int(bad.sum())} such value(s)): {advice}"
+    raise ColumnError(before, column, after) if where is None else ValueError(f"{before} {where}{after}")
 
 
 def _nothing(X: Array, levels: tuple[int, ...]) -> Array:

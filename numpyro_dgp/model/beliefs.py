@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpyro
-import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 from numpyro.primitives import Messenger
 
@@ -24,6 +23,7 @@ from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.algebra.gaussians import kl_diagonal, kl_full, log_density, log_determinant
 from numpyro_dgp.algebra.linalg import fused, matmul, solve_lower, times_transpose
 from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 __all__ = [
     "Belief",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-class StandardNormal(dist.Distribution):
+class StandardNormal(FieldsInOrder):
     """Independent N(0, 1) numbers in a dtype of their own, whatever the global x64 flag says.
 
     Args:
@@ -88,7 +88,7 @@ class InducingPrior(StandardNormal):
     suggested_rule = "dgp.guides.Full()"
 
 
-class Belief(dist.Distribution):
+class Belief(FieldsInOrder):
     r"""A Gaussian over whitened inducing values, event shape (P, M) or (M,).
 
     Subclasses say what the Gaussian adds to the covariance of the function at inputs whose whitened

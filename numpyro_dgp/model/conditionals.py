@@ -7,19 +7,24 @@ One call gives an example of the distribution; one trace of a second call, read 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.dependence import Dependence, explained
 from numpyro_dgp.algebra.product_grid import MOST_DIRECTIONS, ProductGrid
@@ -31,7 +36,7 @@ from numpyro_dgp.model.several_values import SeveralValues, of_columns
 from numpyro_dgp.model.shared_rows import Shared, shared_rows
 from numpyro_dgp.model.tails import CENSORED
 
-__all__ = ["Reading", "choose_rule", "elementwise", "read", "with_key"]
+__all__ = ["Reading", "choose_rule", "elementwise", "read", "require_arguments", "with_key"]
 
 # Folders of libraries: a warning points to the first line of code outside of them.
 _INSIDE = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(numpyro.__file__).parent))
@@ -109,8 +114,16 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
         )
     several = f_x.parts if isinstance(f_x, SeveralValues) else (f_x,)
     values = [part.loc for part in several]
+    invalid: ValueError | None = None  # of NumPyro, which does not say that the values of a function are any numbers
     with _NoSites():
-        example = conditional(*values)
+        try:
+            example = _called(conditional, values, f_x)
+        except ValueError as error:
+            if "distribution got invalid" not in str(error):
+                raise
+            invalid = error
+            with numpyro.validation_enabled(False):
+                example = _called(conditional, values, f_x)
     if not isinstance(example, dist.Distribution):
         raise ValueError(
             f"Likelihood: expected conditional(v) to return a NumPyro distribution, got {type(example).__name__}: for "
@@ -119,6 +132,10 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     numbers = elementwise(example)
     found = [_part(conditional, values, f, part.event_dim, numbers) for f, part in enumerate(several)]
     parts = tuple(part for part, _ in found)
+    for v, part in zip(values, parts, strict=True):
+        _require_ranges(conditional, values, v, numbers, part.kinds)
+    if invalid is not None:
+        raise invalid
     if len(parts) == 1 and parts[0].own:
         return Reading(example, dict(parts[0].kinds))
     if len(parts) > 1:
@@ -139,6 +156,81 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
             f"dist.{reading.family}(...), obs=y) given that draw"
         )
     return reading
+
+
+def require_arguments(conditional: Callable[..., Any], count: int) -> None:
+    """Raise unless a conditional, where it is a function, can be called with the values of so many functions."""
+    if isinstance(conditional, dist.Distribution) or not callable(conditional):
+        return
+    try:
+        inspect.signature(conditional).bind(*[None] * count)
+    except TypeError as error:
+        names = ", ".join(["v", "w", "u"][:count] if count <= 3 else [f"v{i}" for i in range(1, count + 1)])
+        raise ValueError(
+            f"Likelihood: expected a conditional of {count} argument(s), the values of each function, got one that "
+            f"cannot be called with these ({error}): lambda {names}: dist.Normal(v, 0.1), or several functions in a "
+            "tuple, dgp.Likelihood((f(X), g(X)), lambda v, w: dist.Normal(v, jnp.exp(w)))"
+        ) from error
+    except ValueError:  # a callable that has no signature
+        return
+
+
+def _called(conditional: Callable[..., Any], values: list[Array], f_x: FunctionValues) -> Any:
+    try:
+        return conditional(*values)
+    except (ValueError, TypeError) as error:
+        if "broadcast" not in str(error):
+            raise
+        rows = f_x.batch_shape
+        raise ValueError(
+            f"Likelihood: expected arrays in the conditional with a number for each of the rows of f(x), of shape "
+            f"{rows} or (), got others ({error}): pass noise, weights and columns of these rows, and in a plate that "
+            "takes some rows, with numpyro.plate(name, len(X), subsample_size=batch) as i, noise[i] beside X[i]"
+        ) from error
+
+
+_INSTEAD = {"probs": "logits=v, or probs=jax.nn.sigmoid(v) (jax.nn.softmax(v) of several)"}
+
+
+def _require_ranges(
+    conditional: Callable[..., Any],
+    values: list[Array],
+    v: Array,
+    numbers: dist.Distribution,
+    kinds: Mapping[str, Dependence],
+) -> None:
+    """Raise where a parameter that has a range, such as a probability, is v itself or a v + b, which are any number."""
+    for name, constraint in numbers.arg_constraints.items():
+        itself = getattr(numbers, name, None) is v and not _is_any_number(constraint)
+        if itself or (kinds.get(name) is Dependence.AFFINE and _leaves(conditional, values, v, name, constraint)):
+            family = type(numbers).__name__.removesuffix("Logits").removesuffix("Probs")
+            raise ValueError(
+                f"Likelihood: expected {name} of {family} in its range, {constraint}, at every value of the function, "
+                f"which is any number, got {'v itself' if itself else 'a line in v'}: write "
+                f"{_INSTEAD.get(name, f'{name}=jnp.exp(v)')}"
+            )
+
+
+def _is_any_number(constraint: Any) -> bool:
+    while isinstance(constraint, type(constraints.real_vector)):
+        constraint = constraint.base_constraint
+    return constraint is constraints.real or isinstance(constraint, type(constraints.dependent))
+
+
+def _leaves(conditional: Callable[..., Any], values: list[Array], v: Array, name: str, constraint: Any) -> bool:
+    """Whether a parameter that is a line in v leaves its range at large values, as far as the line is known."""
+    if _is_any_number(constraint):
+        return False
+    for far in (-1e6, 1e6):
+        with jax.ensure_compile_time_eval(), _NoSites():
+            moved = [jnp.full(u.shape, far, u.dtype) if u is v else u for u in values]
+            try:
+                found = getattr(elementwise(conditional(*moved)), name)
+                if is_concrete(found) and not np.all(constraint(found)):
+                    return True
+            except ValueError:  # of the distribution, which checks its arguments
+                return True
+    return False
 
 
 def _part(
@@ -175,7 +267,7 @@ def _part(
 
 def _parameters(d: dist.Distribution) -> tuple[dict[str, list[Any]], list[Any]]:
     """The named parameters of a distribution, and all arrays that it flattens into."""
-    named = {name: jax.tree.leaves(d.__dict__.get(name)) for name in type(d).gather_pytree_data_fields()}
+    named = {name: jax.tree.leaves(d.__dict__.get(name)) for name in sorted(type(d).gather_pytree_data_fields())}
     if isinstance(d, CENSORED):
         named |= _parameters(d.base_dist)[0]
     return named, jax.tree.leaves(d)

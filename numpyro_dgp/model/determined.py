@@ -5,6 +5,7 @@ Those of a projection, and those of a function that is a finite sum of known fun
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax.numpy as jnp
@@ -77,8 +78,14 @@ def require_following(owner: str, name: str, values: Any, q: Any) -> None:
         ValueError: such values, and a distribution that is not that of the model.
     """
     if isinstance(values, Determined | DeterminedJoint) and not isinstance(q, Propagated | DeterminedJoint):
+        has_noise = "noise" in inspect.signature(type(values.function).__call__).parameters
+        advice = (
+            "take dgp.guides.InducingPoint(model), under which hidden layers follow the model"
+            if owner == "Collapsed"
+            else f"give the site the rule Propagate, sites={{{name!r}: dgp.guides.Propagate()}}"
+            f"{', or the layer process noise, f(x, noise=s)' if has_noise else ''}"
+        )
         raise ValueError(
             f"{owner}: expected a guide under which values that v determines follow the model, got a distribution of "
-            f"its own for {name!r}, which a {type(values.function).__name__} gives no variance: give the site the rule "
-            f"Propagate, sites={{{name!r}: dgp.guides.Propagate()}}, or the layer process noise, f(x, noise=s)"
+            f"its own for {name!r}, which a {type(values.function).__name__} gives no variance: {advice}"
         )

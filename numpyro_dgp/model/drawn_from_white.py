@@ -14,12 +14,13 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 from numpyro_dgp.model.open_plates import require_outside
 
 __all__ = ["DrawnFromWhite"]
 
 
-class DrawnFromWhite(dist.Distribution):
+class DrawnFromWhite(FieldsInOrder):
     """A Gaussian process at given places as a distribution of its own; chains sample it by independent numbers.
 
     A subclass says for messages what a ``place`` is called, in which ``order`` values go, and what to do about values

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._shown import brief
@@ -14,11 +13,12 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.gaussians import kl_full, log_density, log_determinant
 from numpyro_dgp.algebra.linalg import matmul, solve_lower
 from numpyro_dgp.model.beliefs import InducingPrior
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 __all__ = ["JointInducing"]
 
 
-class JointInducing(dist.Distribution):
+class JointInducing(FieldsInOrder):
     r"""One covariance for the whitened values of all outputs together: :math:`\operatorname{vec}(v) = m + R\epsilon`.
 
     It is no ``Belief``: layers integrate outputs one by one, which would lose how these depend on each other.

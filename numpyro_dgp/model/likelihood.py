@@ -22,10 +22,11 @@ from numpyro_dgp.algebra.product_grid import ProductGrid
 from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.model.around_peaks import Peaks, around_peaks
 from numpyro_dgp.model.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
-from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, with_key
+from numpyro_dgp.model.conditionals import choose_rule, elementwise, read, require_arguments, with_key
 from numpyro_dgp.model.correlated_values import CorrelatedValues, correlated
 from numpyro_dgp.model.exact_processes import require_site
 from numpyro_dgp.model.families import follows
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 from numpyro_dgp.model.function_values import FunctionValues, MixedValues, sum_event
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.missing import are_entries, observed_entries, of_entries, of_rows, with_entries
@@ -40,7 +41,7 @@ from numpyro_dgp.model.tails import log_density
 __all__ = ["Likelihood"]
 
 
-class Likelihood(dist.Distribution):
+class Likelihood(FieldsInOrder):
     r"""The distribution of observations y whose parameters are function values v = f(x).
 
     .. math:: \texttt{log\_prob}(y) = E_{p(v)}[\log p(y \mid v)]
@@ -144,6 +145,7 @@ class Likelihood(dist.Distribution):
             require_site(values)
         if collapse not in ("bound", "marginal"):
             raise ValueError(f'Likelihood: expected collapse="bound" or "marginal", got {collapse!r}')
+        require_arguments(conditional, len(several))
         self.f_x = side_by_side(several)  # type: ignore[arg-type]
         if isinstance(self.f_x, MixedValues) and collapse == "marginal":
             raise ValueError(

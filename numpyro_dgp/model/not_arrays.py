@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import numpyro.distributions as dist
-
 from numpyro_dgp._shown import brief
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 __all__ = ["NotAnArray"]
 
@@ -26,7 +25,7 @@ class _Shape:
     __len__ = __getitem__ = __iter__  # type: ignore[assignment]
 
 
-class NotAnArray(dist.Distribution):
+class NotAnArray(FieldsInOrder):
     """A distribution that says what to do where a program computes with it: draw it, or integrate it."""
 
     __repr__ = brief

@@ -11,12 +11,13 @@ from numpyro_dgp._checks import violated
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.quadrature import GaussHermite
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 from numpyro_dgp.model.robustmax import of_class
 
 __all__ = ["OneVsEach"]
 
 
-class OneVsEach(dist.CategoricalLogits):
+class OneVsEach(FieldsInOrder, dist.CategoricalLogits):
     r"""A categorical distribution of logits v whose expected log density is bounded from below, class by class:
 
     .. math:: \log \frac{e^{v_y}}{\sum_c e^{v_c}} \ge \sum_{c \ne y} \log \frac{1}{1 + e^{v_c - v_y}} .

@@ -20,6 +20,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._checks import without_checks
 from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.algebra.index_bounds import short_arrays
 from numpyro_dgp.algebra.row_dependence import known_rows, mark, result_reasons
 from numpyro_dgp.model.beliefs import StandardNormal
@@ -127,6 +128,7 @@ def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     return dataclasses.replace(structure(sites), **coupling(sites, facts)._asdict())
 
 
+@one_thread
 def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Any, Any]:
     """A trace of ``model`` with shapes only, by site the rows that what :func:`seen_by_site` says depends on, and the
     same with the operations that combine rows.

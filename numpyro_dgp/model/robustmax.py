@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax.scipy.special import log_ndtr
 from numpyro.distributions import constraints
 
@@ -15,6 +14,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.algebra.peaked_integral import log_expectation
 from numpyro_dgp.algebra.quadrature import GaussHermite
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 __all__ = ["RobustMax", "of_class"]
 
@@ -27,7 +27,7 @@ def of_class(values: Array, y: ArrayLike) -> Array:
     return jnp.take_along_axis(values, index, -1)[..., 0]
 
 
-class RobustMax(dist.Distribution):
+class RobustMax(FieldsInOrder):
     r"""Robust-max classification: class :math:`\arg\max_p v_p` with probability :math:`1 - \epsilon`, else any other.
 
     Inside ``Likelihood`` its expectation needs only the probability that :math:`v_y` is the largest, one

@@ -22,11 +22,12 @@ from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import tensordot
 from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 __all__ = ["BeliefMixture", "Flowed", "Stratified"]
 
 
-class Stratified(dist.Distribution):
+class Stratified(FieldsInOrder):
     """A distribution over whitened inducing values, event shape (P, M) or (M,), with :attr:`num_strata` parts."""
 
     __repr__ = brief

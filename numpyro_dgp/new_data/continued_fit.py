@@ -15,7 +15,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import require_count, require_key, require_keywords
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.algebra.compiled import Compiled, one_thread
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit import split_arguments, steps_of
@@ -99,6 +99,7 @@ class Continued:
             state, losses = compiled(state, arrays, jnp.asarray(count))
             return state, np.asarray(losses)[:count]
 
+        @one_thread
         def evaluate(state: SVIState, step: int) -> Array:
             args, kwargs = rebuild(arrays)
             return svi.evaluate(state, *args, **kwargs)

@@ -19,7 +19,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import is_concrete, taking_the_loss
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.coordinates import Coordinates, Pair, natural_step, require_coordinates
@@ -114,15 +114,17 @@ class NaturalGradient(_NumPyroOptim):
     Args:
         guide: the guide that the ``SVI`` gets: one of ours, ``AutoNormal`` or ``AutoMultivariateNormal``.
         step_size: :math:`\gamma`, a number or an optax schedule such as :func:`log_linear`.
-        optimizer: an optax optimiser for all other parameters.
+        optimizer: an optax optimiser for all other parameters. One that needs the loss gets it (``optax.polyak_sgd``,
+            ``optax.contrib.reduce_on_plateau``).
         sites: ``"last"`` for the inducing values (or exact values) of layers under a likelihood, ``"all"``
             for all inducing, exact and hidden values and latents with Gaussian posteriors, or names of sites.
         coordinates: those in which the step is a straight line, see :mod:`numpyro_dgp.algebra.coordinates`.
 
     Raises:
         ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates, no
-            optax optimiser; in the first step, names of sites that have no Gaussian posterior in the guide; after a
-            step whose size in the schedule was negative or not finite.
+            optax optimiser; in the first step, an optimiser that evaluates the loss itself (``optax.lbfgs``), or names
+            of sites that have no Gaussian posterior in the guide; after a step whose size in the schedule was negative
+            or not finite.
 
     Example:
         >>> import jax, numpyro, optax
@@ -192,7 +194,7 @@ class NaturalGradient(_NumPyroOptim):
     ) -> tuple[tuple[Any, Any], Any]:
         """The loss and the state after one step on it, as in NumPyro's optimisers."""
         found, gradient, chosen = self._differentiate(fn, state, forward_mode_differentiation)
-        return found, self._step(chosen, gradient, state)
+        return found, self._step(chosen, gradient, state, found[0])
 
     def eval_and_stable_update(
         self, fn: Callable[[Any], tuple], state: Any, forward_mode_differentiation: bool = False
@@ -200,7 +202,7 @@ class NaturalGradient(_NumPyroOptim):
         """The same; where the loss or its gradient is not finite, the state stays and the loss is NaN."""
         (loss, aux), gradient, chosen = self._differentiate(fn, state, forward_mode_differentiation)
         sound = jnp.isfinite(loss) & jnp.isfinite(ravel_pytree(gradient)[0]).all()
-        moved = jax.lax.cond(sound, lambda: self._step(chosen, gradient, state), lambda: state)
+        moved = jax.lax.cond(sound, lambda: self._step(chosen, gradient, state, loss), lambda: state)
         return (jnp.where(sound, loss, jnp.nan), aux), moved
 
     def _differentiate(
@@ -241,11 +243,13 @@ class NaturalGradient(_NumPyroOptim):
         count = {name: jnp.zeros((), jnp.int32) for name in names}
         return State(params, self.optimizer.init(params), count)
 
-    def _step(self, chosen: dict[str, GaussianSite], gradient: Params, state: Any) -> Any:
+    def _step(self, chosen: dict[str, GaussianSite], gradient: Params, state: Any, loss: Array) -> Any:
         count, (params, inner, shortened) = state
         own = {name for site in chosen.values() for name in (site.loc, site.scale)}
         rest = {name: jnp.zeros_like(g) if name in own else g for name, g in gradient.items()}
-        updates, inner = self.optimizer.update(rest, inner, params)
+        optimizer = optax.with_extra_args_support(self.optimizer)
+        with taking_the_loss("NaturalGradient"):
+            updates, inner = optimizer.update(rest, inner, params, value=loss)
         new, shortened = dict(optax.apply_updates(params, updates)), dict(shortened)
         for name, site in chosen.items():
             new[site.loc], new[site.scale], halved = _step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from numpyro_dgp._checks import (
 )
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.argument_indices import ArgumentIndices, require_inside
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.algebra.compiled import Compiled, one_thread
 from numpyro_dgp.draws import over_draws
 from numpyro_dgp.fitted import Fit, Target, as_data, is_array, require_arguments
 from numpyro_dgp.model.call_checks import require_conditionals
@@ -39,12 +40,21 @@ _TRIED = 10
 
 
 class _Seen(NamedTuple):
-    """What a call of the program with arguments of these shapes predicts."""
+    """What a call of the program with arguments of these shapes predicts.
+
+    Args:
+        site: the observed site, if it is one.
+        plates: of every predicted site.
+        values: the range of y.
+        sizes: lengths of the batch axes of predicted sites, of which one is that of the rows, unless that is 1.
+        longest: no axis of rows is longer: neither a predicted site nor the first axis of an argument is.
+    """
 
     site: str | None
     plates: tuple[frozenset[str], ...]
     values: Range | None
     sizes: tuple[int, ...]
+    longest: int
 
 
 class Predictor:
@@ -93,7 +103,8 @@ class Predictor:
             target = Target(seen.site, seen.plates)
             for i, draw in enumerate(jax.random.split(key, num_samples)[:_TRIED]):
                 sample = {name: values[i] for name, values in samples.items()}
-                quantity.of_draw(*quantity.settings, self.fit, target, draw, sample, args, kwargs)
+                with one_thread:
+                    quantity.of_draw(*quantity.settings, self.fit, target, draw, sample, args, kwargs)
         return found
 
     def _run(
@@ -106,10 +117,15 @@ class Predictor:
         args: Any,
         kwargs: Any,
     ) -> Any:
-        if options.batch_size is not None:
-            require_count("Posterior", "batch_size", options.batch_size, "10_000")
         leaves, treedef = jax.tree.flatten((args, kwargs))
         require_arguments(key, leaves)
+        if options.batch_size is not None:
+            require_count("Posterior", "batch_size", options.batch_size, "10_000")
+            if not is_concrete(key, leaves) or inside_transformation():
+                raise ValueError(
+                    "Posterior: expected arrays with batch_size=, whose batches are predicted one after the other, got "
+                    "traced ones: under jax.jit, jax.grad or jax.vmap leave batch_size out"
+                )
         arrays = [leaf if is_array(leaf) else None for leaf in leaves]
         constants = tuple(None if is_array(leaf) else leaf for leaf in leaves)
         seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
@@ -128,19 +144,21 @@ class Predictor:
         rows = self._independent(name, key, samples, arrays, seen.sizes, options.batch_size)
         if options.batch_size is None:
             found = run(arrays, None) if rows is None else filled(run, arrays, rows)
-        elif rows is None or not rows.in_plates:
-            jax.eval_shape(run, arrays, None)  # raises what is wrong with the call itself
+        elif rows is not None and rows.in_plates:
+            found = in_batches(run, arrays, rows, options.progress_bar)
+        elif (seen.longest if rows is None else rows.total) <= options.batch_size:  # one batch, whatever its rows share
+            found = jax.tree.map(np.asarray, run(arrays, None))
+        else:
+            _shapes_of(run, arrays, None)  # raises what is wrong with the call itself
             raise ValueError(
                 "Posterior: expected rows that are predicted independently of each other with batch_size=, got a "
                 "program in which they are not known to be: joint values (f.joint, exact layers), rows that are added "
                 "up or compared, sites outside the plate of the rows, arguments in which rows are not the first axis, "
                 "or numbers computed from how many rows there are: leave batch_size out"
             )
-        else:
-            found = in_batches(run, arrays, rows, options.progress_bar)
         if not any(map(_is_float, jax.tree.leaves(found))):  # labels and counts cannot be NaN
             whole = partial(_predicted, self.fit, *name)
-            jax.eval_shape(lambda key, samples: whole(key, samples, arrays, None), key, samples)
+            _shapes_of(lambda key, samples: whole(key, samples, arrays, None), key, samples)
         return found
 
     def _require_sound(
@@ -212,19 +230,22 @@ class Predictor:
             call = self.fit.call(args, kwargs)
             require_conditionals(call, below=True)
             site = call.observed if needs_site or len(call.candidates) == 1 else None
-            shapes = [call.sites[y]["fn"].batch_shape for y in call.predicted]
-            sizes = sorted({n for shape in shapes for n in shape if n > 1}, reverse=True)
-            self._calls[name] = _Seen(site, call.plates, None if site is None else call.ranges[site], tuple(sizes))
+            predicted = [call.sites[y]["fn"] for y in call.predicted]
+            sizes = sorted({n for fn in predicted for n in fn.batch_shape if n > 1}, reverse=True)
+            axes = [n for fn in predicted for n in fn.shape()] + [n for a in leaves for n in np.shape(a)[:1]]
+            values = None if site is None else call.ranges[site]
+            self._calls[name] = _Seen(site, call.plates, values, tuple(sizes), max(axes, default=1))
         return self._calls[name]
 
+    @one_thread
     def _independent(
         self, name: Any, key: Array, samples: Any, arrays: list[Any], sizes: tuple[int, ...], batch_size: int | None
     ) -> Rows | None:
         """Where the rows of a call are that runs at another number of rows, if they are predicted independently and may
-        be moved to the host."""
+        be moved to the host. With ``batch_size`` a single row is found too."""
         given = [a for a in arrays if a is not None]
         traced = not is_concrete(given, key, samples) or inside_transformation()
-        if traced or any(getattr(a, "committed", False) for a in given):
+        if traced or (batch_size is None and any(getattr(a, "committed", False) for a in given)):
             return None
         quantity, _, _, treedef, constants, target = name
         shapes = [None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
@@ -234,8 +255,9 @@ class Predictor:
             args, kwargs = _arguments(treedef, constants, arrays)
             return quantity.of_draw(*quantity.settings, self.fit, target, key, sample, args, kwargs)
 
-        for count in sizes:
-            size = min(batch_size or 2 * count, round_up(count))
+        for count in sizes if batch_size is None else (*sizes, 1):
+            # A program is another one at a single row, where axes of length 1 broadcast.
+            size = min(count if count == 1 else max(batch_size or 2 * count, 2), round_up(count))
             if size == count and batch_size is None:
                 continue
             by_row = tuple(a is not None and a.shape[:1] == (count,) for a in shapes)
@@ -247,9 +269,14 @@ class Predictor:
                 self._rows[place] = IndependentRows(run, draw, shapes, by_row, target.plates)
             known = self._rows[place]
             rows = known.rows
-            if rows is not None and known.at(count) and known.at(size):
+            if rows is not None and (rows.are_found if count == 1 else known.at(count) and known.at(size)):
                 return rows._replace(total=count, size=size, results=quantity.axes_of_rows(rows.results))
         return None
+
+
+@one_thread
+def _shapes_of(function: Callable[..., Any], *args: Any) -> Any:
+    return jax.eval_shape(function, *args)
 
 
 def _is_float(leaf: Any) -> bool:

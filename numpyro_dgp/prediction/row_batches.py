@@ -40,10 +40,15 @@ class Rows(NamedTuple):
     size: int
     in_plates: bool
 
+    @property
+    def are_found(self) -> bool:
+        """Whether the results have these rows too: an argument with one row may be a table of one row."""
+        return not self.results or any(axis is not None for axis in self.results)
+
     def take(self, arrays: Sequence[Any], start: int = 0) -> list[Any]:
         """``size`` rows of the arguments from row ``start`` on; beyond the end, copies of the last one."""
         index = np.minimum(np.arange(start, start + self.size), self.total - 1)
-        return [np.asarray(a)[index] if by_row else a for a, by_row in zip(arrays, self.arguments, strict=True)]
+        return [_on_its_device(a, index) if by_row else a for a, by_row in zip(arrays, self.arguments, strict=True)]
 
 
 def round_up(count: int) -> int:
@@ -91,6 +96,13 @@ def in_batches(run: Callable[..., Any], arrays: Sequence[Any], rows: Rows, progr
             else:
                 _slice(out[i], axis, start + stop, start)[...] = _slice(value, axis, stop)
     return jax.tree.unflatten(tree, out)
+
+
+def _on_its_device(array: Any, index: np.ndarray) -> Array | np.ndarray:
+    """Rows of an array, in host memory unless the array was put on one device."""
+    rows = np.asarray(array)[index]
+    placed = getattr(array, "committed", False) and len(array.devices()) == 1
+    return jax.device_put(rows, *array.devices()) if placed else rows
 
 
 def _slice(array: np.ndarray, axis: int | None, stop: int, start: int = 0) -> Array | np.ndarray:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count
@@ -21,11 +20,12 @@ from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.networks import TanhNetwork, tanh_network
 from numpyro_dgp.guides.rules.rule import Site
 from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 __all__ = ["Diffused", "Diffusion"]
 
 
-class Diffused(dist.Distribution):
+class Diffused(FieldsInOrder):
     r"""What a chain of Gaussian steps ends at, :math:`v = m + R z_0`, with a density of its path in place of its own.
 
     .. math::

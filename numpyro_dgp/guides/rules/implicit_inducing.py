@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count
@@ -19,11 +18,12 @@ from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.networks import TanhNetwork, tanh_network
 from numpyro_dgp.guides.rules.rule import Site
 from numpyro_dgp.model.beliefs import Belief
+from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 __all__ = ["Implicit", "Sampled"]
 
 
-class Sampled(dist.Distribution):
+class Sampled(FieldsInOrder):
     r"""What a network makes of standard normal numbers, :math:`v = m + R z`, with an estimate of its density.
 
     .. math::
