@@ -88,7 +88,7 @@ def minimize(
     progress_bar: bool = ...,
     **kwargs: Any,
 ) -> Minimum: ...
-def minimize(
+def minimize(  # type: ignore[misc]  # a model may have arguments called svi and rng_key
     svi: Any,
     rng_key: Any,
     *args: Any,
@@ -123,8 +123,8 @@ def minimize(
         Parameters, losses and a report, as a :class:`Minimum`.
 
     Raises:
-        ValueError: a model without a guide, another method, NaN or infinite data, a program that subsamples, initial values that cannot be
-            those of the parameters, or a loss that is not finite at the start.
+        ValueError: a model without a guide, another method, NaN or infinite data, a program that subsamples, initial
+            values that cannot be those of the parameters, or a loss that is not finite at the start.
 
     Example:
         >>> import jax, numpyro
