@@ -1,4 +1,4 @@
-"""What users see of objects and modules: ``repr`` without large arrays and addresses, ``dir`` without imported names."""
+"""What users see of objects and modules: short texts without addresses, ``dir`` without imported names."""
 
 import importlib
 

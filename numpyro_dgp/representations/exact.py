@@ -13,7 +13,13 @@ from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean
-from numpyro_dgp.model.function_inputs import checked_inputs, mean_values, noise_covariance, require_noise
+from numpyro_dgp.model.function_inputs import (
+    checked_inputs,
+    mean_values,
+    noise_covariance,
+    noise_variance,
+    require_noise,
+)
 from numpyro_dgp.model.function_values import Origin
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.representations.points import SparseFunction, whiten_columns
@@ -88,15 +94,17 @@ class ExactFunction:
         """The process conditioned on ``values`` at ``x``, as :meth:`condition`."""
         return self.condition(x, values)
 
-    def condition(self, x: ArrayLike, values: ArrayLike) -> SparseFunction:
+    def condition(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> SparseFunction:
         """The process given its values at ``x``: a function to call on new inputs.
 
         Args:
             x: inputs (N, D) where the values are known.
             values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
+            noise: standard deviation of independent noise in the values, a number or one per output, where they are a
+                draw of ``f(x, noise=noise)``. The function returned is without it.
 
         Raises:
-            ValueError: values of another shape, NaN or infinite inputs or values.
+            ValueError: values of another shape, NaN or infinite inputs or values, noise that is not positive.
 
         Example:
             >>> import jax.numpy as jnp
@@ -107,7 +115,8 @@ class ExactFunction:
             >>> print(given(x).mean.round(3))
             [ 1. -1.]
         """
-        x = checked_inputs(x, None, None)
+        x = checked_inputs(x, None, noise)
+        require_noise(noise, self.outputs)
         expected = x.shape[:-1] + (() if self.outputs is None else (self.outputs,))
         if np.shape(values) != expected:
             raise ValueError(
@@ -116,9 +125,15 @@ class ExactFunction:
             )
         require_finite("values given to condition", values, "leave out the rows where they are not known")
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
-        whiten = inverse_cholesky(gram(self.kernels, x), "k(X, X) of an exact process")
+        kernels = self.kernels
+        s = noise_variance(noise, x.dtype)
+        if s.size > 1 and not isinstance(kernels, tuple):
+            kernels = (kernels,) * s.size
+        C = gram(kernels, x) + (s if s.size > 1 else s.reshape(1))[:, None, None] * jnp.eye(len(x), dtype=x.dtype)
+        C = C if isinstance(kernels, tuple) else C[0]
+        whiten = inverse_cholesky(C, "k(X, X) of an exact process")
         u = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
-        return SparseFunction(self.kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)
+        return SparseFunction(kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)
 
 
 def _refuse(name: str, call: str) -> NoReturn:

@@ -75,6 +75,7 @@ class NearestFunction:
         kernels: one kernel, or one per output.
         x: the inputs (N, D).
         residual: the values there less the mean function (N, P).
+        noise: standard deviation of the noise in them, a number or one per output; ``None`` for none.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         num: neighbours of a new input.
@@ -85,6 +86,7 @@ class NearestFunction:
     kernels: Kernels
     x: Array
     residual: Array
+    noise: ArrayLike | None
     outputs: int | None = static()
     mean: Mean
     num: int = static()
@@ -112,7 +114,8 @@ class NearestFunction:
         rows = x.reshape(-1, x.shape[-1])
         index = nearest(self.x, rows, self.num)
         present = jnp.ones(index.shape, bool)
-        b, d = conditionals(self.kernels, rows, self.x[index], present, nuggets(self.kernels, self.x, None))
+        b, d = conditionals(self.kernels, rows, self.x[index], present, nuggets(self.kernels, self.x, self.noise))
+        d = d - noise_variance(self.noise, x.dtype)  # that of the value itself, which counts as a noisy one
         known = self.residual[index]
         loc = einsum("npc,ncp->np", jnp.broadcast_to(b, (len(b), known.shape[-1], b.shape[-1])), known)
         shape = x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs)

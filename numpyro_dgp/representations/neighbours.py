@@ -204,15 +204,17 @@ class NeighbourFunction:
         """The process conditioned on ``values`` at ``x``, as :meth:`condition`."""
         return self.condition(x, values)
 
-    def condition(self, x: ArrayLike, values: ArrayLike) -> NearestFunction:
+    def condition(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> NearestFunction:
         """The process given its values at ``x``: a function to call on new inputs, each given its nearest values.
 
         Args:
             x: inputs (N, D) where the values are known.
             values: (N, P), or (N,) for a scalar function, for example the draw of ``f(x)``.
+            noise: standard deviation of independent noise in the values, a number or one per output, where they are a
+                draw of ``f(x, noise=noise)``. The function returned is without it.
 
         Raises:
-            ValueError: values of another shape, NaN or infinite inputs or values.
+            ValueError: values of another shape, NaN or infinite inputs or values, noise that is not positive.
 
         Example:
             >>> import jax.numpy as jnp
@@ -223,7 +225,8 @@ class NeighbourFunction:
             >>> print(given(x).mean.round(2) + 0.0, given(jnp.zeros((5, 1))).batch_shape)
             [ 1. -1.  0.] (5,)
         """
-        x = checked_inputs(x, None, None)
+        x = checked_inputs(x, None, noise)
+        require_noise(noise, self.outputs)
         expected = x.shape[:-1] + (() if self.outputs is None else (self.outputs,))
         if x.ndim != 2 or np.shape(values) != expected:
             raise ValueError(
@@ -233,7 +236,7 @@ class NeighbourFunction:
         require_finite("values given to condition", values, "leave out the rows where they are not known")
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
         residual = residual[:, None] if self.outputs is None else residual
-        return NearestFunction(self.kernels, x, residual, self.outputs, self.mean, self.num)
+        return NearestFunction(self.kernels, x, residual, noise, self.outputs, self.mean, self.num)
 
 
 def _order(order: Any, X: np.ndarray) -> np.ndarray:
