@@ -53,7 +53,8 @@ def to_arviz(
     - ``log_likelihood``: the normalised :math:`\log p(y_n \mid \phi_s)` of each datum, given a draw of the sites that
       all data share. The latents and hidden values of the datum are integrated by K importance samples from the guide
       (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, w_n^{(k)} \mid \phi_s) / q(w_n^{(k)})`: leaving
-      out a datum leaves out its latents too. The estimate is low by O(1/K).
+      out a datum leaves out its latents too. The estimate is low by O(1/K). Of several observed sites in the same
+      plates each has a variable, its density given the others of the datum, with which it shares the latents.
     - ``log_likelihood_uncorrected``: its name where ArviZ's own ``loo``, ``loo_pit`` and ``compare`` would be wrong,
       which look for ``log_likelihood`` and without it raise an error: under draws from a guide, which they would take
       for draws from the posterior, and under chains of which some datum was sampled with a density that differs by
@@ -87,7 +88,7 @@ def to_arviz(
 
     Raises:
         ValueError: numbers of draws that are not positive integers, NaN data, a program that subsamples or observes
-            nothing, observed sites that share plates, a guide or draws of another program, or names and losses that
+            nothing, observed sites in plates that overlap, a guide or draws of another program, or names and losses that
             fit nothing.
 
     Warns:
@@ -156,8 +157,10 @@ def to_arviz(
     constant, names = _constants(posterior, known, observed, args, kwargs)
     observed |= {name: with_gaps(observed[name], mask) for name, mask in masks.items()}
     tree = _tree(source, known, draws, before, observed, constant, params, losses, chains, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
-    for name, mask in masks.items():
-        if len(known.frames[name]) == 1:
+    for name in dict.fromkeys(known.first.values()):
+        beside = [y for y, first in known.first.items() if first == name]
+        if len(known.frames[name]) == 1 and masks.keys() >= set(beside):
+            mask = np.stack([np.reshape(masks[y], (len(masks[y]), -1)).any(1) for y in beside], 1)
             (row, *_), densities = (dims or {}).get(name, known.dims[name]), [n for n in tree if "log_lik" in n]
             for group in densities:
                 tree[group] = tree[group].map_over_datasets(without_empty_rows, name, row, mask)
@@ -235,7 +238,8 @@ def _tree(
         "constant_data": {name: np.asarray(value) for name, value in constant.items()},
     }
     if of_guide:
-        joint = sum((v.reshape(len(v), -1).sum(1) for v in draws.target.values()), draws.log_p)
+        rows = [draws.joint[name] for name in set(known.first.values())]
+        joint = sum((v.reshape(len(v), -1).sum(1) for v in rows), draws.log_p)
         groups["sample_stats"] = by_chain({"lp": joint, "log_q": draws.log_q})
     names = {name: list(of) for name, of in (known.dims | dims).items() if of}
     tree = arviz_base.from_dict(
