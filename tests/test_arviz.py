@@ -442,3 +442,26 @@ def test_two_families_at_the_same_rows(deep):
     for name, terms in expected.items():
         np.testing.assert_allclose(found[name].to_numpy()[0], np.broadcast_to(terms, (30, 3)), atol=tolerance)
     assert np.isfinite(dgp.diagnostics.loo(tree, site="counts").elpd)
+
+
+def slope(X, y=None):
+    b = numpyro.sample("b", dist.Normal())
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(b * X[:, 0], 0.5), obs=y)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("arviz_plots") is None, reason="needs arviz-plots")
+@pytest.mark.filterwarnings("default")
+def test_a_trace_plot():
+    """With the extras on every Python: arviz-plots 0.8 does not import beside matplotlib 3.11."""
+    import arviz_plots
+
+    tree = dgp.to_arviz(dgp.Posterior(slope, samples={"b": np.zeros(30)}), jax.random.key(0), X, Y)
+    assert {"b"} <= set(arviz_plots.plot_trace(tree, var_names=["b"], backend="matplotlib").viz["trace"].data_vars)
+
+
+def test_an_old_arviz_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.23.4")
+    posterior = dgp.Posterior(slope, samples={"b": np.zeros(30)})
+    with pytest.warns(UserWarning, match=r'got arviz 0.23.4, .* pip install arviz-plots "matplotlib<3.11"'):
+        dgp.to_arviz(posterior, jax.random.key(0), X, Y)

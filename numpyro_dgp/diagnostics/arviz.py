@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -88,11 +90,12 @@ def to_arviz(
 
     Raises:
         ValueError: numbers of draws that are not positive integers, NaN data, a program that subsamples or observes
-            nothing, observed sites in plates that overlap, a guide or draws of another program, or names and losses that
-            fit nothing.
+            nothing, observed sites in plates that overlap, a guide or draws of another program, or names and losses
+            that fit nothing.
 
     Warns:
-        UserWarning: chains in which hidden layers are sites of their own; ``dgp.for_mcmc`` was forgotten.
+        UserWarning: chains in which hidden layers are sites of their own; ``dgp.for_mcmc`` was forgotten. An ``arviz``
+            before 1.0, which cannot read trees.
 
     Example:
         >>> import jax, numpyro, optax
@@ -130,6 +133,7 @@ def to_arviz(
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
         return {n: to_arviz(s, key, *args, losses=of.get(n), **options, **kwargs) for n, s in source.items()}  # type: ignore[misc]
     posterior = as_posterior(source)
+    _warn_of_old_arviz()
     if losses is not None and (isinstance(losses, Mapping | str) or np.ndim(losses) != 1):
         raise ValueError(
             f"to_arviz: expected losses of shape (steps,), got {type(losses).__name__}: pass losses=result.losses"
@@ -165,6 +169,18 @@ def to_arviz(
             for group in densities:
                 tree[group] = tree[group].map_over_datasets(without_empty_rows, name, row, mask)
     return tree
+
+
+def _warn_of_old_arviz() -> None:
+    """Say what reads the tree where an ArviZ is installed that does not."""
+    with suppress(metadata.PackageNotFoundError):
+        found = metadata.version("arviz")
+        if found.startswith("0."):
+            warnings.warn(
+                f"to_arviz: expected ArviZ 1 or its parts to read the tree, got arviz {found}, which cannot: use "
+                'arviz_stats.summary and arviz_plots.plot_trace; on Python 3.11 pip install arviz-plots "matplotlib<3.11"',
+                stacklevel=3,
+            )
 
 
 def _require_names(known: LocalSites, coords: Mapping[str, Any], dims: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,7 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_key, require_keywords
+from numpyro_dgp._checks import inside_transformation, is_concrete, require_count, require_key, require_keywords
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.guides.guide import Guide
@@ -59,7 +60,8 @@ class Continued:
         """The posterior after the rows of ``args`` and ``kwargs``."""
         owner = self.owner
         _require_fit(owner, posterior, None if self.program is None else self.program[1])
-        require_compiling_itself(owner, rng_key, args, kwargs)
+        if self.moves:
+            require_compiling_itself(owner, rng_key, args, kwargs)
         require_key(owner, rng_key)
         require_count(owner, "num_steps", self.num_steps, "1000")
         require_count(owner, "num_particles", self.num_particles, "1")
@@ -104,6 +106,10 @@ class Continued:
             return svi.evaluate(state, *args, **kwargs)
 
         state, _ = start_of_fit(self.owner, svi, rng_key, rebuild, arrays, start)
+        if not is_concrete(arrays, state) or inside_transformation():
+            args, kwargs = rebuild(arrays)
+            state = jax.lax.fori_loop(0, self.num_steps, lambda _, s: svi.update(s, *args, **kwargs)[0], state)
+            return SVIRunResult(svi.get_params(state), state, jnp.zeros(0))
         no_file = Checkpoint(self.owner, None, self.num_steps)
         return run_steps(svi, state, self.num_steps, advance, evaluate, no_file, self.progress_bar)
 
