@@ -177,8 +177,8 @@ def _warn_of_old_arviz() -> None:
         found = metadata.version("arviz")
         if found.startswith("0."):
             warnings.warn(
-                f"to_arviz: expected ArviZ 1 or its parts to read the tree, got arviz {found}, which cannot: use "
-                'arviz_stats.summary and arviz_plots.plot_trace; on Python 3.11 pip install arviz-plots "matplotlib<3.11"',
+                f"to_arviz: expected ArviZ 1 or its parts to read the tree, got arviz {found}, which cannot: "
+                'arviz_plots.plot_trace does; on Python 3.11 pip install arviz-plots "matplotlib<3.11"',
                 stacklevel=3,
             )
 
