@@ -1,5 +1,5 @@
-"""Tests with the oldest dependencies that pyproject.toml allows, the newest, and the newest beside flax, on every Python
-that it names.
+"""Tests with the oldest dependencies that pyproject.toml allows, the newest, and the newest beside flax, on every
+Python that it names.
 
 Each combination gets a virtual environment of its own. ``python ci/matrix.py`` runs all of them, ``python ci/matrix.py
 --python 3.11 --ends oldest`` one. At the end it prints a table of what was installed and what came out, and exits with

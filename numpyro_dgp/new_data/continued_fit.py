@@ -25,6 +25,7 @@ from numpyro_dgp.inference.fit_start import require_compiling_itself, start_of_f
 from numpyro_dgp.inference.program_sites import Rebuild, SitesOfFit, sites_of_fit
 from numpyro_dgp.model.refusals import all_rows
 from numpyro_dgp.new_data.fitted_layers import OpenLayer, fitted_layers, open_layers
+from numpyro_dgp.new_data.latent_starts import best_of_prior
 from numpyro_dgp.new_data.moved_layers import kept_parameters, moved_parameters, require_layers, require_same_layers
 from numpyro_dgp.new_data.streaming_bound import StreamingBound
 from numpyro_dgp.predict import Posterior
@@ -45,6 +46,7 @@ class Continued:
         memory: how much what is known counts.
         progress_bar: show a progress bar.
         moves: whether hyperparameters, and what single rows have, are learned too.
+        rows_only: whether what single rows have is all that is learned; it starts at the best of draws from the prior.
     """
 
     owner: str
@@ -55,6 +57,7 @@ class Continued:
     memory: float
     progress_bar: bool
     moves: bool = True
+    rows_only: bool = False
 
     def run(self, posterior: Posterior, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posterior:
         """The posterior after the rows of ``args`` and ``kwargs``."""
@@ -87,9 +90,24 @@ class Continued:
             layers = open_layers(owner, model, guide, seeded, rebuild, arrays)
             require_same_layers(owner, fitted, layers)
             start |= moved_parameters(fitted, layers)
-        svi = SVI(model, guide, self.optimizer(guide, layers), bound)
+        optimizer = self.optimizer(guide, layers)
+        own = set[str]()
+        if self.rows_only:
+            own = {name for name, site in sites.parameters.items() if site.per_row}
+            if not own:
+                return Posterior(model, guide, start, site=posterior.site)
+            fit = Posterior(model, guide, start, site=posterior.site)
+            found = best_of_prior(fit, rng_key, rebuild, arrays)
+            named = {f"{name}_{guide.prefix}_loc": value for name, value in found.items()}
+            start |= {name: named[name] for name in own & named.keys()}
+            labels = {True: optimizer, False: optax.set_to_zero()}
+            optimizer = optax.multi_transform(labels, lambda params: {name: name in own for name in params})
+        svi = SVI(model, guide, optimizer, bound)
         result = self._fit(svi, rng_key, rebuild, arrays, start)
-        return Posterior(model, guide, result.params, site=posterior.site)
+        params = result.params
+        if self.rows_only:  # what stays, as it was: constraints round
+            params = params | {name: value for name, value in start.items() if name not in own}
+        return Posterior(model, guide, params, site=posterior.site)
 
     def _fit(
         self, svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array], start: dict[str, Array]
