@@ -23,10 +23,9 @@ PARTIAL = np.where(np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]], bool), np.nan, Y)
 KEY = jax.random.key(0)
 
 
-def model(y):
-    values, known = dgp.missing(y)
+def model(values, known=None):
     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=3)
-    with numpyro.plate("data", len(y)):
+    with numpyro.plate("data", len(values)):
         w = dgp.latent("w", None, dim=1)
         given = dgp.Likelihood(f(w), lambda v: dist.Normal(v, NOISE).to_event(1), observed=known)
         numpyro.sample("y", given, obs=values)
@@ -50,22 +49,25 @@ def by_quadrature(y):
 
 @pytest.mark.parametrize("y", [Y, PARTIAL], ids=["whole", "partial"])
 def test_latents_of_unseen_y(y):
-    fitted = dgp.Posterior(model, dgp.guides.InducingPoint(model), PARAMS)
-    found = dgp.project(fitted, KEY, jnp.asarray(y), num_steps=300, progress_bar=False)
+    guide = dgp.guides.InducingPoint(
+        model, latent=dgp.guides.Normal(0.1, loc=jnp.zeros((20, 1)))
+    )  # of the rows of a fit
+    fitted = dgp.Posterior(model, guide, PARAMS)
+    found = dgp.project(fitted, KEY, *dgp.missing(y), num_steps=300, progress_bar=False)
     for name, value in PARAMS.items():
         np.testing.assert_array_equal(found.params[name], value)
     expected = by_quadrature(y)
     np.testing.assert_allclose(found.params["w_auto_loc"][:, 0], expected[:, 0], atol=0.05)
-    draws = found.guide.sample_posterior(KEY, found.params, jnp.asarray(y), sample_shape=(2000,))["w"]
+    draws = found.guide.sample_posterior(KEY, found.params, *dgp.missing(y), sample_shape=(2000,))["w"]
     np.testing.assert_allclose(draws.std(0)[:, 0], expected[:, 1], rtol=0.15)
-    f, inputs = found.layers(KEY, jnp.asarray(y))["y"]
+    f, inputs = found.layers(KEY, *dgp.missing(y))["y"]
     assert np.abs(np.asarray(f(inputs).mean) - Y).max() < 0.8
 
 
 def test_guides_that_know_latents_take_no_step():
-    guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Quadrature(60))
-    found = dgp.project(dgp.Posterior(model, guide, PARAMS), KEY, jnp.asarray(PARTIAL), progress_bar=False)
-    draws = found.guide.sample_posterior(KEY, found.params, jnp.asarray(PARTIAL), sample_shape=(2000,))["w"]
+    guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Quadrature(300))
+    found = dgp.project(dgp.Posterior(model, guide, PARAMS), KEY, *dgp.missing(PARTIAL), progress_bar=False)
+    draws = found.guide.sample_posterior(KEY, found.params, *dgp.missing(PARTIAL), sample_shape=(2000,))["w"]
     np.testing.assert_allclose(draws.mean(0)[:, 0], by_quadrature(PARTIAL)[:, 0], atol=0.03)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -69,7 +70,7 @@ class Continued:
         require_count(owner, "num_steps", self.num_steps, "1000")
         require_count(owner, "num_particles", self.num_particles, "1")
         old: Any = posterior.guide
-        model, guide = self.program or (posterior.model, old)
+        model, guide = self.program or (posterior.model, _without_starts(old))
         require_keywords(owner, ("num_steps", "num_particles", "optimizer", "memory", "progress_bar"), model, kwargs)
         arrays, rebuild = split_arguments(args, kwargs)
         with all_rows(owner=owner):
@@ -138,6 +139,18 @@ class Continued:
                 f"{self.owner}: expected parameters that all rows share, got {own[0]!r} with values of every row: "
                 "call dgp.update, which learns those of the new rows"
             )
+
+
+def _without_starts(guide: Guide) -> Guide:
+    """The guide without initial means, which are those of the rows of the fit; what rows share has its value."""
+
+    def free(rules: dict[str, Any]) -> dict[str, Any]:
+        started = {name for name, rule in rules.items() if getattr(rule, "loc", None) is not None}
+        return {n: dataclasses.replace(rule, loc=None) if n in started else rule for n, rule in rules.items()}
+
+    found, choices = copy.copy(guide), guide.choices
+    found.choices = dataclasses.replace(choices, rules=free(choices.rules), sites=free(choices.sites))
+    return found
 
 
 def _require_fit(owner: str, posterior: Any, guide: Any) -> None:
