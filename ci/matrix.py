@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", c)]
 ENDS = ["oldest", "newest", "flax"]
-SHOWN = ["jax", "numpyro", "flax", "arviz-base", "numpy", "scipy", "optax"]
+SHOWN = ["jax", "numpyro", "arviz-base", "numpy", "scipy", "optax", "flax"]
 RUNNER = ["pytest", "pytest-xdist"]  # all that the tests marked smoke need beside the package
 
 
