@@ -267,6 +267,11 @@ def is_array(leaf: Any) -> bool:
 
 def as_data(leaf: Any) -> Any:
     """An argument of the model: a table as an array, a number or an object as it is."""
+    if not all(isinstance(n, int) for n in np.shape(leaf)):
+        raise ValueError(
+            f"Posterior: expected a number of rows, got a symbolic one, shape {np.shape(leaf)}: export the prediction "
+            "of a row over rows, jax.vmap(lambda x: posterior.predict(key, x[None]).mean[0])"
+        )
     return as_array("arguments of Posterior", leaf) if is_array(leaf) else leaf
 
 

@@ -103,7 +103,7 @@ def class_calibration(probs: ArrayLike, y: ArrayLike, *, bins: int = 10, label: 
     if not ((p >= -1e-6) & (p <= 1 + 1e-6)).all() or not np.isin(labels, np.arange(K)).all():
         raise ValueError(
             f"class_calibration: expected probabilities between 0 and 1 and labels from 0 to {K - 1}, got "
-            f"{p.min():.3g} to {p.max():.3g} and {labels.min():.6g} to {labels.max():.6g}: columns of probabilities are labels"
+            f"{p.min():.3g} to {p.max():.3g} and {labels.min():.6g} to {labels.max():.6g}: columns are labels"
         )
     if label is not None and label not in range(K):
         raise ValueError(f"class_calibration: expected label to be one of 0 to {K - 1}, got {label!r}: leave it out")
