@@ -1,4 +1,5 @@
-"""Tests with the oldest dependencies that pyproject.toml allows and with the newest, on every Python that it names.
+"""Tests with the oldest dependencies that pyproject.toml allows, the newest, and the newest beside flax, on every
+Python that it names.
 
 Each combination gets a virtual environment of its own. ``python ci/matrix.py`` runs all of them, ``python ci/matrix.py
 --python 3.11 --ends oldest`` one. At the end it prints a table of what was installed and what came out, and exits with
@@ -23,8 +24,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", c)]
-ENDS = ["oldest", "newest"]
-SHOWN = ["jax", "numpyro", "arviz-base", "numpy", "scipy", "optax"]
+ENDS = ["oldest", "newest", "flax"]
+SHOWN = ["jax", "numpyro", "arviz-base", "numpy", "scipy", "optax", "flax"]
 RUNNER = ["pytest", "pytest-xdist"]  # all that the tests marked smoke need beside the package
 
 
@@ -56,7 +57,8 @@ def environment(folder: Path, python: str, end: str, extra: str) -> str:
     inside = str(folder / "bin" / "python")
     limits = folder / "constraints.txt"
     limits.write_text("\n".join(oldest(python) if end == "oldest" else []))
-    package = [f"{ROOT}[{extra}]"] if extra else [str(ROOT), *RUNNER]
+    extras = ",".join(filter(None, [extra, "flax" if end == "flax" else ""]))
+    package = [f"{ROOT}[{extras}]" if extras else str(ROOT), *([] if extra else RUNNER)]
     install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, "-c", limits, *package], check=True)
     return inside

@@ -43,6 +43,7 @@ from numpyro_dgp.model.projections import projection
 from numpyro_dgp.model.random_function import RandomFunction, Representation
 from numpyro_dgp.model.robustmax import RobustMax
 from numpyro_dgp.new_data.condition import condition
+from numpyro_dgp.new_data.project import project
 from numpyro_dgp.new_data.update import update
 from numpyro_dgp.predict import Posterior
 from numpyro_dgp.prediction.joint_mixture import JointMixture
@@ -108,6 +109,7 @@ __all__ = [
     "Posterior",
     "update",
     "condition",
+    "project",
     "fit_best",
     "design",
     "Mixture",

@@ -18,6 +18,9 @@ __all__ = ["brief", "described", "public_dir"]
 _MOST = 6
 """Entries of a container that are shown, at most."""
 
+_NUMBERS = 8
+"""Numbers of an array that are shown; of one with more, type and shape."""
+
 _LONGEST = 60
 """Letters of a string that are shown, at most."""
 
@@ -33,8 +36,8 @@ def public_dir(namespace: Mapping[str, Any]) -> Callable[[], list[str]]:
 def brief(self: Any) -> str:
     """``Class(name=value, ...)`` of the values that are not defaults; to be the ``__repr__`` of a class.
 
-    Nothing is computed and no array is printed: of an array there are type and shape, of a single number that is
-    known its value, of a function its name.
+    Nothing is computed and no large array is printed: of an array of up to eight known numbers there are these, of
+    others type and shape, of a function its name.
 
     Args:
         self: a dataclass, a named tuple, a distribution, or an object that keeps the arguments of its constructor as
@@ -43,8 +46,10 @@ def brief(self: Any) -> str:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_dgp as dgp
-        >>> dgp.kernels.RBF(lengthscale=jnp.array(0.5)), dgp.Points(jnp.zeros((5, 1)))
-        (RBF(lengthscale=0.5), Points(Z=float32[5,1]))
+        >>> dgp.kernels.RBF(lengthscale=jnp.array(0.5)), dgp.Points(jnp.zeros((50, 1)))
+        (RBF(lengthscale=0.5), Points(Z=float32[50,1]))
+        >>> dgp.Basis(-5.0, [5.0], 20)
+        Basis(low=-5.0, high=[5], size=(20,))
     """
     if hasattr(self, "batch_shape") and hasattr(self, "event_shape"):
         return described(self, {"batch_shape": self.batch_shape, "event_shape": self.event_shape})
@@ -133,13 +138,18 @@ def _shown(value: Any) -> str:
 
 
 def _shown_array(value: Any) -> str:
-    """An array by type and shape, a known number by its value."""
-    traced = isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct)
-    number = not traced and value.shape == () and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
-    if number and not (isinstance(value, jax.Array) and (value.is_deleted() or not value.is_fully_addressable)):
-        found = np.asarray(value).item()
-        return f"{found:.6g}" if isinstance(found, float) else repr(found)
+    """An array of few numbers by these, where they are known, and another one by type and shape."""
+    known = not isinstance(value, jax.core.Tracer | jax.ShapeDtypeStruct) and 0 < value.size <= _NUMBERS
+    numbers = known and (jnp.issubdtype(value.dtype, np.number) or value.dtype == bool)
+    if numbers and not (isinstance(value, jax.Array) and (value.is_deleted() or not value.is_fully_addressable)):
+        return _shown_numbers(np.asarray(value).tolist())
     return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def _shown_numbers(numbers: Any) -> str:
+    if isinstance(numbers, list):
+        return f"[{', '.join(map(_shown_numbers, numbers))}]"
+    return f"{numbers:.6g}" if isinstance(numbers, float) else repr(numbers)
 
 
 def _listed(entries: Iterable[str], count: int) -> str:

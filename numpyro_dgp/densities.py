@@ -50,7 +50,7 @@ class Mixture(NamedTuple):
         >>> from numpyro_dgp import Mixture
         >>> mixture = Mixture(means=jnp.array([[0.0], [2.0]]), variances=jnp.array([[1.0], [3.0]]))  # S = 2, N = 1
         >>> mixture
-        Mixture(means=float32[2,1], variances=float32[2,1])
+        Mixture(means=[[0], [2]], variances=[[1], [3]])
         >>> print(mixture.mean, mixture.variance)
         [1.] [3.]
         >>> print(mixture.interval(0.5).round(2).ravel(), mixture.cdf(1.0).round(2))

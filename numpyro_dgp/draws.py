@@ -1,8 +1,9 @@
-"""Running a program once per draw, in blocks of draws; random numbers of single rows; draws of whole functions."""
+"""Running a program once per draw, in blocks of draws; random numbers of single rows; draws of whole functions; the
+values that a draw or parameters give to sites."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +13,12 @@ from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import _PYRO_STACK, Messenger
 
+from numpyro_dgp._checks import require_finite, with_nearest
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_blocks import rows_in_cache
 from numpyro_dgp.algebra.row_by_row import independent_draw
 from numpyro_dgp.model.beliefs import FunctionDraw
+from numpyro_dgp.model.program import Program
 from numpyro_dgp.model.refusals import whole_data
 from numpyro_dgp.model.sites import Message, Trace, site_kind
 
@@ -24,10 +27,14 @@ __all__ = [
     "DrawFunctions",
     "DrawnSite",
     "IndependentDraws",
+    "RequireParameters",
+    "Target",
     "Whole",
+    "given_draw",
     "hidden_values",
     "over_draws",
     "sample_values",
+    "without_value",
 ]
 
 
@@ -160,3 +167,97 @@ class DrawFunctions(Whole):
             key = jax.random.fold_in(self.key, self.count)
             whole = msg["name"] not in self.kept
             msg["value"] = FunctionDraw(msg["value"], key, self.num_features) if whole else self.kept[msg["name"]]
+
+
+class Target(NamedTuple):
+    """What a prediction is of.
+
+    Args:
+        site: the observed site; ``None`` where no single one is asked for.
+        plates: the plates of each predicted site.
+        batch: the number of the batch of rows; ``None`` for all rows at once.
+        of_fit: whether the rows are those of the fit, in their order, so that its values of single rows are theirs.
+    """
+
+    site: str | None
+    plates: tuple[frozenset[str], ...]
+    batch: Array | None = None
+    of_fit: bool = False
+
+
+class RequireParameters(Messenger):
+    """Raises an error for ``numpyro.param`` sites that have no value, all of them together, when the program has run.
+
+    Args:
+        fn: the program, in which handlers have given parameters their values.
+        params: these values, by name.
+
+    Raises:
+        ValueError: sites without a value, or with NaN in it.
+    """
+
+    def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        self.params = params
+        self.met: set[str] = set()
+        self.missing: set[str] = set()
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "param":
+            return
+        name = msg["name"]
+        (self.missing if msg["value"] is None else self.met).add(name)
+        for leaf in jax.tree.leaves(self.params.get(name)):  # of a network, several arrays
+            require_finite(f"parameter {name!r}", leaf, "the fit diverged: take smaller steps")
+
+    def __exit__(self, exc_type: Any, *exc: Any) -> None:
+        super().__exit__(exc_type, *exc)
+        if exc_type is None and self.missing:
+            raise ValueError(
+                "Posterior: expected params with a value for every numpyro.param, got none for "
+                f"{with_nearest(self.missing, self.params.keys() - self.met)}: pass svi_result.params of the fit of "
+                "this guide and model"
+            )
+
+
+def given_draw(sample: Mapping[str, Any], source: str, structure: Program, target: Target) -> Callable[[Message], Any]:
+    """From a site of a program to its value in a draw, ``None`` for sites that the program draws at these rows.
+
+    Args:
+        sample: values by site.
+        source: where they come from, for messages.
+        structure: of the program in this call.
+        target: what is predicted. Without plates, and at other rows than those of the fit, all sites of single data are
+            left to the program.
+
+    Raises:
+        ValueError: when the program meets a shared site that has no value, or one of another shape.
+    """
+
+    def value(msg: Message) -> Any:
+        name = msg["name"]
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return None
+        if not structure.is_given(msg, target.plates) and not (target.of_fit and name in sample):
+            return None
+        if name not in sample:
+            if name in structure.ends:
+                return None
+            raise without_value(source, {name}, sample)
+        if jnp.shape(sample[name]) != msg["fn"].shape():
+            raise ValueError(
+                f"Posterior: expected each draw of {name!r} to have shape {msg['fn'].shape()}, got "
+                f"{jnp.shape(sample[name])}: draws of several chains go along one axis, as in mcmc.get_samples(); "
+                "values of single data need the data of the fit"
+            )
+        return sample[name]
+
+    return value
+
+
+def without_value(source: str, missing: set[str], given: Iterable[str]) -> ValueError:
+    """That parameters or draws lack the value of a shared site."""
+    return ValueError(
+        f"Posterior: expected {source} with a value for every site that all data share, got none for "
+        f"{with_nearest(missing, given)}: without one it would be drawn from its prior; is it the model of the fit?"
+    )

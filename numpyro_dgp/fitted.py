@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_call, require_finite, require_finite_leaves, require_key, with_nearest
+from numpyro_dgp._checks import require_call, require_finite, require_finite_leaves, require_key
 from numpyro_dgp._data import as_array, own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.compiled import one_thread
-from numpyro_dgp.draws import BatchKeys, Whole, sample_values
+from numpyro_dgp.draws import (
+    BatchKeys,
+    RequireParameters,
+    Target,
+    Whole,
+    given_draw,
+    sample_values,
+    without_value,
+)
 from numpyro_dgp.guides.guide import Guide, require_drawing
 from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.model.call_checks import (
@@ -31,38 +37,21 @@ from numpyro_dgp.model.call_checks import (
     warn_rows_together,
 )
 from numpyro_dgp.model.calls import Call, inspect_call
+from numpyro_dgp.model.conditioned import Conditioned, ValuesOfFit, known_values
 from numpyro_dgp.model.other_rows import apart
-from numpyro_dgp.model.program import Program, inspect_program, structure
-from numpyro_dgp.model.sites import Message, Trace
+from numpyro_dgp.model.program import inspect_program, structure
+from numpyro_dgp.model.sites import Trace
 
 __all__ = [
     "Fit",
-    "RequireParameters",
     "Target",
     "as_data",
-    "given_draw",
     "is_array",
     "require_arguments",
     "require_draws",
     "require_fit",
     "require_rules",
 ]
-
-
-class Target(NamedTuple):
-    """What a prediction is of.
-
-    Args:
-        site: the observed site; ``None`` where no single one is asked for.
-        plates: the plates of each predicted site.
-        batch: the number of the batch of rows; ``None`` for all rows at once.
-        of_fit: whether the rows are those of the fit, in their order, so that its values of single rows are theirs.
-    """
-
-    site: str | None
-    plates: tuple[frozenset[str], ...]
-    batch: Array | None = None
-    of_fit: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,6 +64,7 @@ class Fit:
         params: parameters, from ``svi_result.params``.
         samples: draws of the latent sites, instead of a guide.
         site: the observed site.
+        data: arguments of the fit, positional ones and a dict, of programs with exact processes; :meth:`on` gives them.
 
     Raises:
         ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
@@ -85,11 +75,70 @@ class Fit:
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     samples: Mapping[str, Array] | None = None
     site: str | None = None
+    data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         require_fit(self.model, self.guide, self.params, self.samples, self.site)
         object.__setattr__(self, "params", own(self.params))
         object.__setattr__(self, "samples", own(self.samples))
+
+    def on(self, *args: Any, **kwargs: Any) -> Self:
+        """The same fit together with its data, ``posterior.on(X, y)``, from which exact processes are predicted.
+
+        Values of a layer with ``inducing=None`` at new rows depend on those at the rows of the fit. Given each draw of
+        hyperparameters and, where they are not observed, of these values, they have the closed form of
+        ``f.condition(X, v)``. Predictions of an observed ``f(X, noise=s)`` hold the noise, as those of every observed
+        site; ``predict_function`` is without it. Other programs do not need the data.
+
+        Args:
+            *args: arguments of the model as in the fit, observations included.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            A copy that predicts from these data.
+
+        Raises:
+            ValueError: data without the observations, NaN or infinite data.
+
+        Example:
+            >>> import jax, numpyro
+            >>> import jax.numpy as jnp
+            >>> import numpyro.distributions as dist
+            >>> import numpyro_dgp as dgp
+            >>> def model(X, y=None):
+            ...     scale = numpyro.sample("scale", dist.LogNormal())
+            ...     numpyro.sample("y", dgp.gp("f", dgp.kernels.RBF(1.0, scale), None)(X, noise=0.1), obs=y)
+            >>> X = jnp.linspace(0, 1, 9)[:, None]
+            >>> posterior = dgp.Posterior(model, samples={"scale": jnp.array([0.4, 0.5])}).on(X, jnp.sin(6 * X[:, 0]))
+            >>> print(posterior.predict(jax.random.key(0), jnp.array([[0.25]])).mean.round(1))
+            [1.]
+        """
+        data = jax.tree.map(as_data, (args, kwargs))
+        found = dataclasses.replace(self, data=data)
+        call = inspect_call(found._with_parameters(), None, *data)
+        if call.predicted or not call.candidates:
+            raise ValueError(
+                "Posterior.on: expected the data of the fit, observations included, got none of "
+                f"{', '.join(map(repr, call.predicted))}: posterior.on(X, y)"
+            )
+        guide = self.guide.on(*args, **kwargs) if isinstance(self.guide, Guide) else self.guide
+        exact = jax.eval_shape(lambda: found._known(jax.random.key(0), {})[0])
+        if exact:
+            require_finite_leaves("data of Posterior.on", jax.tree.leaves(data))
+        return dataclasses.replace(found, guide=guide, data=data if exact else None)
+
+    def _with_parameters(self) -> Callable[..., Any]:
+        substituted: Callable[..., Any] = handlers.substitute(self.model, data=dict(self.params))
+        return substituted
+
+    def _known(self, key: Array, values: Mapping[str, Any]) -> tuple[dict[str, ValuesOfFit], Trace]:
+        """Values of exact processes at the rows of the fit given a draw of the rest, and the run that they are from."""
+        assert self.data is not None
+        args, kwargs = self.data
+        sites = handlers.trace(handlers.substitute(self.seeded(self.model, key), data=dict(values))).get_trace(
+            *args, **kwargs
+        )
+        return known_values(sites), sites
 
     @one_thread
     def call(self, args: Any, kwargs: Any, or_of_fit: bool = False) -> Call:
@@ -105,7 +154,15 @@ class Fit:
             "program def model(X, y=None)"
         )
         require_call("Posterior", self.model, args, kwargs, hint)
-        call = inspect_call(handlers.substitute(self.model, data=dict(self.params)), self.site, args, kwargs)
+        call = own = inspect_call(self._with_parameters(), self.site, args, kwargs)
+        if self.data is not None and call.exact and not (or_of_fit and call.candidates and not call.predicted):
+
+            def conditioned(*args: Any, **kwargs: Any) -> Any:
+                with handlers.block():
+                    known, _ = self._known(jax.random.key(0), {})
+                return Conditioned(self._with_parameters(), {name: known[name] for name in own.exact})(*args, **kwargs)
+
+            call = inspect_call(conditioned, self.site, args, kwargs)
         require_own_functions(call)
         if or_of_fit and call.candidates and not call.predicted:
             require_single_values(self.guide)
@@ -113,8 +170,8 @@ class Fit:
             require_unobserved(call)
             require_new_rows(call)
             warn_rows_together(call)
-        require_rules(self.guide, self.params, call.sites)
-        require_draws(self.samples or {}, call.sites)
+        require_rules(self.guide, self.params, own.sites)
+        require_draws(self.samples or {}, own.sites)
         return call
 
     @one_thread
@@ -125,6 +182,8 @@ class Fit:
             ValueError: a site that all data share has no value in the guide or the draw.
         """
         with apart():
+            if self.data is not None and not target.of_fit:
+                return self._trace_given_data(target, key, sample, args, kwargs)
             return self._trace(target, key, sample, args, kwargs)
 
     def _trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
@@ -141,6 +200,28 @@ class Fit:
         values = sample_values(handlers.trace(integrated).get_trace(*args, **kwargs))
         return _whole(self.given(values, model, args, kwargs, target), args, kwargs)
 
+    def _trace_given_data(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
+        """One run of a model with exact processes, which are given the values that they have in a run at the data."""
+        assert self.data is not None
+        guide_key, fit_key, model_key = jax.random.split(key, 3)
+        values: Any = sample
+        if self.guide is not None:
+            guide = self.seeded(self.guide, guide_key)
+            values = guide(*self.data[0], **self.data[1])
+            if not isinstance(self.guide, Guide):
+                values = sample_values(handlers.trace(guide).get_trace(*self.data[0], **self.data[1]))
+        known, sites = self._known(fit_key, values)
+        unknown = {name for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
+        if missing := unknown - values.keys():
+            raise without_value("samples" if self.guide is None else "a guide", missing, values)
+        call = inspect_call(self._with_parameters(), self.site, args, kwargs)
+        rows = [plates for plates in (*call.program.data_plates, *target.plates) if plates]
+        shared = dataclasses.replace(call.program, data_plates=tuple(rows), ends=call.program.ends)
+        program = Conditioned(self.model, {name: known[name] for name in call.exact})
+        seeded = self.seeded(program, model_key, target)
+        source = given_draw(values, "samples" if self.guide is None else "a guide", shared, Target(None, ()))
+        return _whole(handlers.substitute(seeded, substitute_fn=source), args, kwargs)
+
     def _require_shared(self, drawn: Trace, sites: Trace, target: Target, args: Any, kwargs: Any) -> None:
         """Raise if the model has drawn a site that all data share from its prior, since the guide has none."""
         here = structure(sites)
@@ -152,7 +233,7 @@ class Fit:
             and here.is_given(sites[name], target.plates)
         }
         if left and (missing := left - inspect_program(self.model, args, kwargs).ends):
-            raise _without_value("a guide", missing, drawn)
+            raise without_value("a guide", missing, drawn)
 
     def guide_at(self, target: Target) -> Callable[..., Any] | None:
         """The guide at the rows that are predicted."""
@@ -192,41 +273,6 @@ def _whole(program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
     return handlers.trace(Whole(program)).get_trace(*args, **kwargs)
 
 
-class RequireParameters(Messenger):
-    """Raises an error for ``numpyro.param`` sites that have no value, all of them together, when the program has run.
-
-    Args:
-        fn: the program, in which handlers have given parameters their values.
-        params: these values, by name.
-
-    Raises:
-        ValueError: sites without a value, or with NaN in it.
-    """
-
-    def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any]) -> None:
-        self.params = params
-        self.met: set[str] = set()
-        self.missing: set[str] = set()
-        super().__init__(fn)
-
-    def process_message(self, msg: Message) -> None:
-        if msg["type"] != "param":
-            return
-        name = msg["name"]
-        (self.missing if msg["value"] is None else self.met).add(name)
-        for leaf in jax.tree.leaves(self.params.get(name)):  # of a network, several arrays
-            require_finite(f"parameter {name!r}", leaf, "the fit diverged: take smaller steps")
-
-    def __exit__(self, exc_type: Any, *exc: Any) -> None:
-        super().__exit__(exc_type, *exc)
-        if exc_type is None and self.missing:
-            raise ValueError(
-                "Posterior: expected params with a value for every numpyro.param, got none for "
-                f"{with_nearest(self.missing, self.params.keys() - self.met)}: pass svi_result.params of the fit of "
-                "this guide and model"
-            )
-
-
 def is_array(leaf: Any) -> bool:
     """Whether an argument of the model is data: a table, or an array, of a single number too, as traced numbers are."""
     return bool(np.ndim(leaf)) or isinstance(leaf, jax.Array | np.ndarray)
@@ -234,6 +280,11 @@ def is_array(leaf: Any) -> bool:
 
 def as_data(leaf: Any) -> Any:
     """An argument of the model: a table as an array, a number or an object as it is."""
+    if not all(isinstance(n, int) for n in np.shape(leaf)):
+        raise ValueError(
+            f"Posterior: expected a number of rows, got a symbolic one, shape {np.shape(leaf)}: export the prediction "
+            "of a row over rows, jax.vmap(lambda x: posterior.predict(key, x[None]).mean[0])"
+        )
     return as_array("arguments of Posterior", leaf) if is_array(leaf) else leaf
 
 
@@ -249,48 +300,6 @@ def require_arguments(key: Any, leaves: list[Any]) -> None:
     require_finite_leaves("inputs", leaves)
     if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
         raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
-
-
-def given_draw(sample: Mapping[str, Any], source: str, structure: Program, target: Target) -> Callable[[Message], Any]:
-    """From a site of a program to its value in a draw, ``None`` for sites that the program draws at these rows.
-
-    Args:
-        sample: values by site.
-        source: where they come from, for messages.
-        structure: of the program in this call.
-        target: what is predicted. Without plates, and at other rows than those of the fit, all sites of single data are
-            left to the program.
-
-    Raises:
-        ValueError: when the program meets a shared site that has no value, or one of another shape.
-    """
-
-    def value(msg: Message) -> Any:
-        name = msg["name"]
-        if msg["type"] != "sample" or msg["is_observed"]:
-            return None
-        if not structure.is_given(msg, target.plates) and not (target.of_fit and name in sample):
-            return None
-        if name not in sample:
-            if name in structure.ends:
-                return None
-            raise _without_value(source, {name}, sample)
-        if jnp.shape(sample[name]) != msg["fn"].shape():
-            raise ValueError(
-                f"Posterior: expected each draw of {name!r} to have shape {msg['fn'].shape()}, got "
-                f"{jnp.shape(sample[name])}: draws of several chains go along one axis, as in mcmc.get_samples(); "
-                "values of single data need the data of the fit"
-            )
-        return sample[name]
-
-    return value
-
-
-def _without_value(source: str, missing: set[str], given: Iterable[str]) -> ValueError:
-    return ValueError(
-        f"Posterior: expected {source} with a value for every site that all data share, got none for "
-        f"{with_nearest(missing, given)}: without one it would be drawn from its prior; is it the model of the fit?"
-    )
 
 
 def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) -> None:

@@ -61,7 +61,7 @@ class Standardizer:
         require_positive("Standardizer", "scale", self.scale, "Standardizer.fit(values) finds one")
 
     @classmethod
-    def fit(cls, values: ArrayLike, *, keep: Sequence[int] = ()) -> Standardizer:
+    def fit(cls, values: ArrayLike, *, keep: Sequence[int] = (), weights: ArrayLike | None = None) -> Standardizer:
         """From the mean and standard deviation of the rows of ``values`` (N, ...); constant columns keep their scale.
 
         Constant are columns that differ by rounding errors of double precision only, or by less than 1e-38, which is
@@ -70,10 +70,11 @@ class Standardizer:
         Args:
             values: the data.
             keep: columns that stay as they are, such as labels of categories or angles.
+            weights: how many times each row counts (N,), once by default.
 
         Raises:
             ValueError: values that are not numbers or not known, no rows, NaN or infinite values, columns to keep that
-                are not there.
+                are not there, weights that are not one per row, negative or all zero.
         """
         rows = known_numbers("data to standardise", values)
         require_finite("data to standardise", rows, "drop or impute the rows with missing values")
@@ -82,7 +83,18 @@ class Standardizer:
                 f"Standardizer.fit: expected values of shape (N, ...), got {rows.shape}: it needs the rows of all data"
             )
         rows = rows.astype(float)
-        loc, scale = rows.mean(0), rows.std(0)
+        if weights is None:
+            loc, scale = rows.mean(0), rows.std(0)
+        else:
+            counts = known_numbers("weights of Standardizer.fit", weights)
+            if counts.shape != rows.shape[:1] or not ((counts >= 0) & np.isfinite(counts)).all() or not counts.any():
+                raise ValueError(
+                    f"Standardizer.fit: expected weights of shape {rows.shape[:1]}, none of them negative and one "
+                    f"positive, got shape {counts.shape}: how many times each row counts"
+                )
+            rows, counts = rows[counts > 0], counts[counts > 0]
+            loc = np.average(rows, 0, counts)
+            scale = np.sqrt(np.average(np.square(rows - loc), 0, counts))
         varies = scale > np.maximum(1e-12 * np.abs(rows).max(0), np.finfo(np.float32).tiny)
         loc, scale = np.where(varies, loc, rows[0]), np.where(varies, scale, 1.0)
         if kept := _columns("Standardizer.fit", "keep", keep, rows):

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs
-from numpyro_dgp._data import as_floats, known_numbers
+from numpyro_dgp._data import as_floats, as_numbers, known_numbers
 from numpyro_dgp._shown import brief, public_dir
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.linalg import matmul
@@ -148,7 +149,7 @@ class FromCallable(Mean):
     """Any function from inputs (..., N, D) to values (..., N, P), as a mean function; static in a pytree.
 
     Args:
-        function: from inputs (..., N, D) to values (..., N, P).
+        function: from inputs (..., N, D) to values (..., N, P), or to one number for all rows and outputs.
 
     Example:
         >>> import jax.numpy as jnp
@@ -166,32 +167,40 @@ class FromCallable(Mean):
 
 
 def as_mean(mean: Any) -> Mean:
-    """``mean`` itself, zero for ``None``, or any callable wrapped.
+    """``mean`` itself, zero for ``None``, a constant for a number or one per output, or any callable wrapped.
 
     Args:
-        mean: a mean function, ``None``, or any callable from (..., N, D) to (..., N, P).
+        mean: a mean function, ``None``, a number, an array (P,), or any callable from (..., N, D) to (..., N, P).
 
     Returns:
         The mean function.
 
     Raises:
-        ValueError: it is neither a mean function nor callable.
+        ValueError: it is neither a mean function nor numbers nor callable.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.means import as_mean
-        >>> as_mean(None), as_mean(jnp.sin)(jnp.zeros((2, 1))).shape
-        (Zero(), (2, 1))
+        >>> as_mean(None), as_mean(0.5), as_mean(jnp.sin)(jnp.zeros((2, 1))).shape
+        (Zero(), Constant(value=0.5), (2, 1))
     """
     if mean is None:
         return Zero()
     if isinstance(mean, Mean):
         return mean
+    if isinstance(mean, list | tuple | int | float | np.number | np.ndarray | jax.Array) and not isinstance(mean, bool):
+        value = as_numbers("mean", mean)
+        require_finite("mean", value, "a number, or one per output")
+        if np.ndim(value) > 1:
+            raise ValueError(
+                f"expected a mean to be a number or one per output, got an array of shape {np.shape(value)}: of values "
+                "that differ between rows give the function of their inputs, mean=lambda x: ..."
+            )
+        return Constant(value)
     if not callable(mean) or isinstance(mean, type):
         raise ValueError(
-            "expected a mean function or any callable from (..., D) to (..., P), got "
-            f"{getattr(mean, '__name__', type(mean).__name__)}: for example dgp.means.Identity(), or "
-            "dgp.means.Constant(3.0) for a number"
+            "expected a mean function, any callable from (..., D) to (..., P), or a number, got "
+            f"{getattr(mean, '__name__', type(mean).__name__)}: for example dgp.means.Identity()"
         )
     return FromCallable(mean)
 

@@ -36,7 +36,7 @@ def gp(
     inducing: Points,
     *,
     outputs: int | None = ...,
-    mean: Callable[[Array], Array] | None = ...,
+    mean: Callable[[Array], ArrayLike] | ArrayLike | None = ...,
 ) -> SparseFunction: ...
 @overload
 def gp(
@@ -45,7 +45,7 @@ def gp(
     inducing: Grid,
     *,
     outputs: int | None = ...,
-    mean: Callable[[Array], Array] | None = ...,
+    mean: Callable[[Array], ArrayLike] | ArrayLike | None = ...,
 ) -> RingFunction: ...
 @overload
 def gp(
@@ -54,7 +54,7 @@ def gp(
     inducing: Basis,
     *,
     outputs: int | None = ...,
-    mean: Callable[[Array], Array] | None = ...,
+    mean: Callable[[Array], ArrayLike] | ArrayLike | None = ...,
 ) -> BasisFunction: ...
 @overload
 def gp(
@@ -63,7 +63,7 @@ def gp(
     inducing: Neighbours,
     *,
     outputs: int | None = ...,
-    mean: Callable[[Array], Array] | None = ...,
+    mean: Callable[[Array], ArrayLike] | ArrayLike | None = ...,
 ) -> NeighbourFunction: ...
 @overload
 def gp(
@@ -72,7 +72,7 @@ def gp(
     inducing: None,
     *,
     outputs: int | None = ...,
-    mean: Callable[[Array], Array] | None = ...,
+    mean: Callable[[Array], ArrayLike] | ArrayLike | None = ...,
 ) -> ExactFunction: ...
 @overload
 def gp(
@@ -81,7 +81,7 @@ def gp(
     inducing: Representation,
     *,
     outputs: int | None = ...,
-    mean: Callable[[Array], Array] | None = ...,
+    mean: Callable[[Array], ArrayLike] | ArrayLike | None = ...,
 ) -> Any: ...
 def gp(
     name: str,
@@ -89,7 +89,7 @@ def gp(
     inducing: Representation | None,
     *,
     outputs: int | None = None,
-    mean: Callable[[Array], Array] | None = None,
+    mean: Callable[[Array], ArrayLike] | ArrayLike | None = None,
 ) -> Any:
     r"""A Gaussian-process layer: a random function :math:`f \sim GP(m, k)`, independent over P outputs.
 
@@ -107,7 +107,8 @@ def gp(
             exact process, which opens no site and whose values are drawn at all inputs at once, as are those of
             ``dgp.Neighbours(X)``, in which each depends on its nearest neighbours.
         outputs: P for a function with values (..., P); ``None`` for a scalar function with values (...,).
-        mean: m, a mean function or any callable from (..., D) to (..., P); zero by default.
+        mean: m, a mean function, any callable from (..., D) to (..., P), a number, or one per output (P,); zero by
+            default.
 
     Returns:
         The random function.

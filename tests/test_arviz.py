@@ -346,7 +346,8 @@ def test_every_kind_of_program(model, make, args, dims, key):
 def overlapping(X, a=None, b=None):
     with numpyro.plate("data", len(X)):
         numpyro.sample("a", dist.Normal(0, 1), obs=a)
-        numpyro.sample("b", dist.Normal(0, 1), obs=b)
+        with numpyro.plate("replicates", 1):
+            numpyro.sample("b", dist.Normal(0, 1), obs=b)
 
 
 def test_bad_input(key):
@@ -360,8 +361,10 @@ def test_bad_input(key):
         dgp.to_arviz([FIT], key, X, Y)
     with pytest.raises(ValueError, match=r"an MCMC object that has run, got one that has not: call mcmc.run first"):
         dgp.to_arviz(MCMC(NUTS(shallow), num_warmup=1, num_samples=1), key, X, Y)
-    with pytest.raises(ValueError, match=r"expected one observed site in every plate, got \['a', 'b'\]"):
-        dgp.to_arviz(dgp.Posterior(overlapping, dgp.guides.InducingPoint(overlapping)), key, X, Y, Y)
+    with pytest.raises(
+        ValueError, match=r"expected observed sites in the same plates or in plates of their own, got \['a', 'b'\]"
+    ):
+        dgp.to_arviz(dgp.Posterior(overlapping, dgp.guides.InducingPoint(overlapping)), key, X, Y, Y[None])
     with pytest.raises(ValueError, match=r"expected finite data, got 1 NaN"):
         dgp.to_arviz(FIT, key, X, Y.at[0].set(jnp.nan))
 
@@ -398,3 +401,67 @@ def test_plots_of_arviz(tree, plot):
     drawn = getattr(arviz_plots, plot)(what, backend="matplotlib", **options)
     assert drawn is not None
     matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_two_families_at_the_same_rows(deep):
+    """Each has a variable, its density given the other of the row; densities by quadrature over the hidden value."""
+    x, counts = jnp.array([[0.0], [0.4], [1.0]]), jnp.array([0, 2, 1])
+    y = jnp.array([0.3, -0.2, 0.5])
+    scale = 0.5
+
+    def model(x, counts=None, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(x))
+        with numpyro.plate("data", len(x)):
+            h = numpyro.sample("h", dist.Normal(x[:, 0], 0.3)) if deep else None
+            v = f(x)
+            numpyro.sample("counts", dist.Poisson(jnp.exp(h if deep else v.loc)), obs=counts)
+            numpyro.sample("y", dist.Normal(h if deep else v.loc, scale), obs=y)
+
+    draws = {"f": jax.random.normal(jax.random.key(1), (30, 3))}
+    posterior = dgp.Posterior(model, samples=draws, site="y")
+    tree = dgp.to_arviz(posterior, jax.random.key(0), x, counts, y, local_samples=4000 if deep else 1)
+    found = tree["log_likelihood"]
+    assert set(found.data_vars) == {"counts", "y"}
+    assert dict(found.sizes) == {"chain": 1, "draw": 30, "data": 3}
+    if deep:
+        nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+        h = x[:, 0] + 0.3 * nodes[:, None]
+        of_counts, of_y = dist.Poisson(jnp.exp(h)).log_prob(counts), dist.Normal(h, scale).log_prob(y)
+
+        def integral(terms):
+            return np.log((np.exp(terms) * weights[:, None]).sum(0) / weights.sum())
+
+        both = integral(of_counts + of_y)
+        expected, tolerance = {"counts": both - integral(of_y), "y": both - integral(of_counts)}, 0.05
+    else:
+        L = jnp.linalg.cholesky(dgp.kernels.RBF().gram(x) + 1e-6 * jnp.eye(3))
+        v = draws["f"] @ L.T
+        expected = {"counts": dist.Poisson(jnp.exp(v)).log_prob(counts), "y": dist.Normal(v, scale).log_prob(y)}
+        tolerance = 1e-3
+    for name, terms in expected.items():
+        np.testing.assert_allclose(found[name].to_numpy()[0], np.broadcast_to(terms, (30, 3)), atol=tolerance)
+    assert np.isfinite(dgp.diagnostics.loo(tree, site="counts").elpd)
+
+
+def slope(X, y=None):
+    b = numpyro.sample("b", dist.Normal())
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(b * X[:, 0], 0.5), obs=y)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("arviz_plots") is None, reason="needs arviz-plots")
+@pytest.mark.filterwarnings("default")
+def test_a_trace_plot():
+    """With the extras on every Python: arviz-plots 0.8 does not import beside matplotlib 3.11."""
+    import arviz_plots
+
+    tree = dgp.to_arviz(dgp.Posterior(slope, samples={"b": np.zeros(30)}), jax.random.key(0), X, Y)
+    assert {"b"} <= set(arviz_plots.plot_trace(tree, var_names=["b"], backend="matplotlib").viz["trace"].data_vars)
+
+
+def test_an_old_arviz_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.23.4")
+    posterior = dgp.Posterior(slope, samples={"b": np.zeros(30)})
+    with pytest.warns(UserWarning, match=r'got arviz 0.23.4, .* pip install arviz-plots "matplotlib<3.11"'):
+        dgp.to_arviz(posterior, jax.random.key(0), X, Y)

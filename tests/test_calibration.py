@@ -157,3 +157,39 @@ def test_a_wrong_update_is_noticed():
     kernel = gibbs(collapse=False, blocks={"g": Cold()}, rest=dgp.updates.Slice())
     options = dict(program=under_a_likelihood, sites=("noise", "scale", "g"), kernel=kernel, warmup=100, thinning=10)
     assert min(p_values(ranks(1, 100, **options))) < 1e-4
+
+
+def test_reliability_of_class_probabilities():
+    """Against sums by hand, and the error of right probabilities against what chance gives."""
+    p = np.array([[0.9, 0.1, 0.0], [0.85, 0.1, 0.05], [0.2, 0.3, 0.5], [0.1, 0.45, 0.45], [0.0, 0.0, 1.0]])
+    y = np.array([0, 1, 2, 2, 2])
+    found = dgp.diagnostics.class_calibration(p, y, bins=5)
+    np.testing.assert_allclose(found.probability, [0.475, 2.75 / 3])  # 0.5 and 0.45, the first of two; 0.9, 0.85, 1
+    np.testing.assert_allclose(found.share, [0.5, 2 / 3])
+    np.testing.assert_array_equal(found.num_data, [2, 3])
+    np.testing.assert_allclose(found.ece, (2 * abs(0.5 - 0.475) + 3 * abs(2 / 3 - 2.75 / 3)) / 5)
+    variance = 0.25 + 0.45 * 0.55 + 0.09 + 0.85 * 0.15
+    np.testing.assert_allclose(found.ece_error, np.sqrt(variance) / 5)
+    np.testing.assert_allclose(found.error[0], np.sqrt(0.25 + 0.45 * 0.55) / 2)
+    one = dgp.diagnostics.class_calibration(p, y, bins=1, label=2)
+    np.testing.assert_allclose([one.probability[0], one.share[0]], [2.0 / 5, 3 / 5])
+    assert list(found.table.columns) == ["probability", "share", "error", "num_data"]
+    assert repr(one).startswith("ClassCalibration(probability=[0.4], share=[0.6]")
+    rng = np.random.default_rng(0)
+    q = rng.uniform(size=(2000, 300))
+    errors = [dgp.diagnostics.class_calibration(row, rng.uniform(size=300) < row) for row in q[:200]]
+    np.testing.assert_allclose(np.mean([e.ece for e in errors]), np.mean([e.ece_by_chance for e in errors]), rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("probs", "y", "message"),
+    [
+        (np.ones((3, 2)) / 2, np.zeros(2), r"got \(3, 2\) and \(2,\)"),
+        (np.full((3, 2), 1.5), np.zeros(3), "probabilities between 0 and 1"),
+        (np.ones((3, 2)) / 2, np.array([0, 1, 2]), "labels from 0 to 1"),
+        (np.full((3, 2), np.nan), np.zeros(3), "finite probabilities"),
+    ],
+)
+def test_wrong_class_probabilities(probs, y, message):
+    with pytest.raises(ValueError, match=message):
+        dgp.diagnostics.class_calibration(probs, y)

@@ -67,3 +67,25 @@ def test_networks_are_learned(kernel, tmp_path):
 def first(svi, X):
     """The parameters that a fit begins with."""
     return svi.get_params(svi.init(jax.random.key(0), X, jnp.sign(X[:, 0])))
+
+
+@pytest.mark.smoke
+def test_an_encoder_of_flax():
+    """Latents read off the observations by a network of the guide, with the JAX and flax that the extra brings."""
+    linen = pytest.importorskip("flax.linen")
+
+    def encoder(rows):
+        network = linen.Sequential([linen.Dense(4), jnp.tanh, linen.Dense(2)])
+        return flax_module("encoder", network, input_shape=(1, rows.shape[-1]))(rows)
+
+    def model(y):
+        f = dgp.gp("f", K.RBF(), dgp.Points(Z), outputs=2)
+        with numpyro.plate("data", len(y)):
+            w = dgp.latent("w", None, 1)
+            numpyro.sample("y", dgp.Likelihood(f(w), lambda v: dist.Normal(v, 0.1).to_event(1)), obs=y)
+
+    guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised(encoder))
+    svi = SVI(model, guide, optax.adam(0.02), dgp.ELBO())
+    result = dgp.fit(svi, jax.random.key(0), 20, jnp.ones((6, 2)), progress_bar=False)
+    assert np.mean(result.losses[-3:]) < np.mean(result.losses[:3])
+    assert any(name.startswith("encoder") for name in result.params)

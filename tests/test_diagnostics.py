@@ -34,6 +34,7 @@ from numpyro_dgp.diagnostics import (
     uniformity,
     vsbc,
 )
+from numpyro_dgp.diagnostics.comparison import _has_converged
 
 few, few_y = X[::3], Y[::3]
 x, y = np.asarray(few), np.asarray(few_y)
@@ -424,3 +425,18 @@ def test_comparison_refuses_bad_input(key):
     chain = dgp.Posterior(exact, samples={"g": jnp.zeros((2, 10))})
     with pytest.raises(ValueError, match=r"expected fits in guides=, got draws of MCMC"):
         dgp.compare(exact, {"a": chain}, (few, few_y), key=key)
+
+
+@pytest.mark.parametrize(
+    ("losses", "converged"),
+    [
+        (np.exp(-np.linspace(0, 20, 400)), True),
+        (50 - 20 * np.linspace(0, 1, 400), False),
+        (50 + np.random.default_rng(0).normal(0, 30, 400), True),
+        (100 + 50 * np.exp(-np.linspace(0, 2, 400)), False),
+    ],
+)
+def test_convergence_of_a_fit(losses, converged):
+    assert _has_converged(losses) is converged
+    assert np.isnan(_has_converged(None))
+    assert np.isnan(_has_converged(losses[:50]))

@@ -41,7 +41,7 @@ ALLOWED = {
     "prediction": "algebra model guides densities draws fitted",
     "predict": "algebra model densities fitted prediction",
     "deepening": "algebra guides guides.rules guides.collapsed inference model densities predict prediction",
-    "new_data": "algebra guides inference model optim prediction predict",
+    "new_data": "algebra guides inference model optim fitted prediction predict",
     "design": "algebra kernels means model representations primitives guides inference optim densities draws fitted "
     "prediction predict new_data layer_starts",
     "plots": "kernels rings densities predict design",

@@ -1,6 +1,10 @@
+import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
 import pytest
 
+import numpyro_dgp as dgp
 from numpyro_dgp import means
 
 X = np.random.default_rng(0).normal(size=(40, 3)) * [1.0, 3.0, 0.5]
@@ -13,6 +17,32 @@ def test_values():
     np.testing.assert_array_equal(means.Identity()(X), X)
     W = np.arange(6.0).reshape(3, 2)
     np.testing.assert_allclose(means.Linear(W, 1.0)(X), X @ W + 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("outputs", [None, 1, 2])
+@pytest.mark.parametrize(
+    "mean", [0.5, 1, np.float32(0.5), jnp.asarray(0.5), lambda x: 0.5, lambda x: jnp.asarray(0.5)], ids=str
+)
+def test_a_number_is_the_mean_at_all_rows(mean, outputs):
+    """In every representation, and in draws of functions."""
+    c = float(mean(X)) if callable(mean) else float(mean)
+    shape = () if outputs is None else (outputs,)
+    for inducing in (None, dgp.Points(X[:4]), dgp.Points(X[:4], learn=True)):
+        with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.substitute(data={"f": jnp.zeros((*shape, 4))}):
+            f = dgp.gp("f", dgp.kernels.RBF(), inducing, outputs=outputs, mean=mean)
+        np.testing.assert_allclose(f(X[:7]).mean, np.full((7, *shape), c), atol=1e-12)
+        np.testing.assert_allclose(f.joint(X[:7]).mean, np.full((7, *shape), c), atol=1e-12)
+    given = dgp.gp("g", dgp.kernels.RBF(), None, outputs=outputs, mean=mean).condition(X[:1], np.full((1, *shape), c))
+    np.testing.assert_allclose(given(X[:7]).mean, np.full((7, *shape), c), atol=1e-12)
+
+
+def test_numbers_one_per_output_and_traced_ones():
+    def means_of(m):
+        return dgp.gp("f", dgp.kernels.RBF(), None, outputs=2, mean=m)(X[:3]).mean
+
+    np.testing.assert_array_equal(means_of([1.0, 2.0]), np.tile([1.0, 2.0], (3, 1)))
+    np.testing.assert_array_equal(jax.jit(means_of)(jnp.array([1.0, 2.0])), np.tile([1.0, 2.0], (3, 1)))
+    np.testing.assert_array_equal(jax.grad(lambda m: means_of(m).sum())(2.0), 6.0)
 
 
 def test_pca_uses_the_principal_directions():

@@ -332,3 +332,20 @@ def test_single_precision(x32):
 def test_message(wrong):
     with pytest.raises(wrong.raises, match=wrong.match):
         wrong.call()
+
+
+def test_condition_on_traced_rows(key):
+    """Fantasies: many values of one row, against the closed form of each."""
+    fitted = dgp.Posterior(shallow, dgp.guides.InducingPoint(shallow), PRIOR)
+    rows, ys = X[:1], jnp.array([[-1.0], [0.5]])
+
+    def mean(y):
+        after = dgp.condition(fitted, key, rows, y, num_steps=1, progress_bar=False)
+        return after.predict_function(key, X[:4]).mean
+
+    found = jax.jit(jax.vmap(mean))(ys)
+    prior = fitted.predict_jointly(key, X[:4], num_samples=1)
+    gain = prior.covariances[0][:, 0] / (prior.covariances[0][0, 0] + NOISE**2)
+    np.testing.assert_allclose(found, gain * ys, atol=1e-3)
+    with pytest.raises(ValueError, match="update: expected arrays, got traced ones"):
+        jax.jit(lambda y: dgp.update(fitted, key, rows, y).params)(ys[0])

@@ -267,11 +267,15 @@ def test_full_batch_methods_reach_the_collapsed_optimum(method):
 
 
 def test_full_batch_reports_that_it_ran_out_of_steps():
-    svi = SVI(shallow, dgp.guides.InducingPoint(shallow), optax.sgd(0.0), dgp.ELBO())
-    found = minimize(svi, jax.random.key(0), X, Y, max_steps=2, progress_bar=False)
+    guide, key = dgp.guides.InducingPoint(shallow), jax.random.key(0)
+    found = minimize(shallow, guide, key, X, Y, max_steps=2, progress_bar=False)
     assert not found.converged
     assert len(found.losses) == 3
     assert "2 iterations" in found.report
+    svi = SVI(shallow, guide, optax.sgd(0.0), dgp.ELBO())
+    np.testing.assert_array_equal(minimize(svi, key, X, Y, max_steps=2, progress_bar=False).losses, found.losses)
+    named = minimize(shallow, guide, key, X, y=Y, max_steps=2, progress_bar=False)
+    np.testing.assert_array_equal(named.losses, found.losses)
 
 
 def slope(X, y):

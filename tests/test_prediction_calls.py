@@ -431,3 +431,27 @@ def test_an_observation_of_the_same_function_warns_and_names_condition():
     with pytest.warns(UserWarning, match=warning.format("z")):
         posterior.call((X[:2],), {"more": jnp.ones(3)})
     posterior.call((X[:2],), {})  # what the program itself observes is the same in the fit
+
+
+def test_export_with_a_symbolic_number_of_rows():
+    """Of one row, over rows: the program sees known shapes. Whole rows are refused in a sentence."""
+    from jax import export
+
+    def line(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 4)[:, None]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    params = {"f_auto_loc": jnp.arange(4.0), "f_auto_scale_tril": 0.1 * jnp.eye(4)}
+    posterior, key = dgp.Posterior(line, dgp.guides.InducingPoint(line), params), jax.random.key(0)
+    (n,) = export.symbolic_shape("n")
+    rows = jax.ShapeDtypeStruct((n, 1), jnp.result_type(float))
+    of_row = jax.jit(jax.vmap(lambda x: posterior.predict(key, x[None]).mean[0]))
+    exported = export.export(of_row)(rows)
+    for count in (1, 3):
+        X = jnp.linspace(0, 1, count)[:, None]
+        np.testing.assert_allclose(exported.call(X), posterior.predict(key, X).mean, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"expected a number of rows, got a symbolic one, .* jax.vmap\(lambda x"):
+        export.export(jax.jit(lambda X: posterior.predict(key, X).mean))(rows)
+    with pytest.raises(ValueError, match="a symbolic one"):
+        export.export(jax.jit(lambda X: posterior.log_density(key, X[:, 0], X)))(rows)

@@ -1,4 +1,4 @@
-"""What users see of objects and modules: ``repr`` without arrays and addresses, ``dir`` without imported names."""
+"""What users see of objects and modules: short texts without addresses, ``dir`` without imported names."""
 
 import importlib
 
@@ -76,14 +76,14 @@ SHOWN = [
         dgp.Gibbs(toy, blocks={"f": dgp.updates.Slice(2.0)}, collapse=False),
         "Gibbs(model=for_mcmc(model=toy, collapse=False), blocks={('f',): Slice(width=2.0)})",
     ),
-    (dgp.SGHMC(toy, {"s": jnp.ones(3)}, step_size=0.1), "SGHMC(model=toy, params={'s': float64[3]}, step_size=0.1)"),
+    (dgp.SGHMC(toy, {"s": jnp.ones(3)}, step_size=0.1), "SGHMC(model=toy, params={'s': [1, 1, 1]}, step_size=0.1)"),
     (dgp.for_mcmc(toy, noncentered=False), "for_mcmc(model=toy, noncentered=False)"),
     (dgp.NonCentered(), "NonCentered()"),
     (dgp.minibatch(toy, data=1000), "minibatch(data=1000, fn=toy)"),
     (
         dgp.Posterior(toy, G.MeanField(toy), {"f_auto_loc": jnp.zeros(5), "noise": jnp.array(0.25)}),
         "Posterior(model=toy, guide=MeanField(model=toy, inducing=Diagonal(), hidden=Normal(), latent=Normal(), "
-        "other=Delta(), exact=Normal()), params={'f_auto_loc': float64[5], 'noise': 0.25})",
+        "other=Delta(), exact=Normal()), params={'f_auto_loc': [0, 0, 0, 0, 0], 'noise': 0.25})",
     ),
     (
         dgp.Posterior(toy, samples={f"s{i}": np.zeros(9) for i in range(9)}),
@@ -97,23 +97,38 @@ SHOWN = [
     ),
     (dgp.Stream((X, X[:, 0]), 5), "Stream(arrays=(float64[1000,1], float64[1000]), batch_size=5)"),
     (K.RBF(1.0, np.ones(3)) + K.Matern52(lengthscale=jnp.array(0.5)) * 2.0,
-     "Sum(left=RBF(lengthscale=float64[3]), right=Product(left=Matern52(lengthscale=0.5), "
+     "Sum(left=RBF(lengthscale=[1, 1, 1]), right=Product(left=Matern52(lengthscale=0.5), "
      "right=Constant(variance=2.0)))"),
     (K.FromCallable(lambda a, b: a @ b.T), "FromCallable(function=<lambda>)"),
-    (dgp.means.Linear(np.eye(2), np.zeros(2)), "Linear(W=float64[2,2], b=float64[2])"),
-    (dgp.Points(jnp.zeros((4, 1))), "Points(Z=float64[4,1])"),
+    (dgp.means.Linear(np.eye(2), np.zeros(2)), "Linear(W=[[1, 0], [0, 1]], b=[0, 0])"),
+    (dgp.Points(jnp.zeros((4, 1))), "Points(Z=[[0], [0], [0], [0]])"),
+    (dgp.Points(jnp.zeros((9, 1))), "Points(Z=float64[9,1])"),
     (dgp.RobustMax(jnp.zeros((3, 4))), "RobustMax(batch_shape=(3,), event_shape=())"),
-    (dgp.initial.Standardizer.fit(X), "Standardizer(loc=float64[1], scale=float64[1])"),
-    (Box([[0.0, 1.0]]), "Box(bounds=float64[1,2])"),
+    (dgp.initial.Standardizer.fit(X), "Standardizer(loc=[0.5], scale=[0.288964])"),
+    (Box([[0.0, 1.0]]), "Box(bounds=[[0, 1]])"),
     (
         Search(toy, G.InducingPoint, [[0.0, 1.0]], lambda posterior, seen, key: None, q=2),
-        "Search(model=toy, guide=InducingPoint, bounds=Box(bounds=float64[1,2]), acquisition=<lambda>, q=2)",
+        "Search(model=toy, guide=InducingPoint, bounds=Box(bounds=[[0, 1]]), acquisition=<lambda>, q=2)",
     ),
     (
         LogExpectedImprovement(dgp.Posterior(toy, samples={"f": X}), jax.random.key(0), best=jnp.array(2.5)),
         "LogExpectedImprovement(posterior=Posterior(model=toy, samples={'f': float64[1000,1]}), key=key<fry>[], "
         "best=2.5)",
     ),
+    (dgp.Basis(np.array([-1.5, 0.0]), 2.0, 5), "Basis(low=[-1.5, 0], high=2.0, size=(5, 5))"),
+    (
+        dgp.diagnostics.coverage(np.linspace(0, 1, 101), [0.5, 0.9]),
+        "Coverage(levels=[0.5, 0.9], share=[0.50495, 0.90099], error=[0.0497519, 0.0298511])",
+    ),
+    (
+        dgp.diagnostics.Simulated.of({"f": np.arange(20)}, 19),
+        "Simulated(ranks={'f': int64[20]}, num_samples=19, symmetry={'f': 1}, uniform={'f': 1})",
+    ),
+    (dgp.means.Constant(jnp.array([1, 2])), "Constant(value=[1, 2])"),
+    (dgp.means.Constant(np.zeros(0)), "Constant(value=float64[0])"),
+    (dgp.means.Constant(jax.random.split(jax.random.key(0))), "Constant(value=key<fry>[2])"),
+    (dgp.means.Constant(np.array(["a", "b"])), "Constant(value=<U1[2])"),
+    (dgp.means.Constant(np.array([True, False])), "Constant(value=[True, False])"),
     (Checkpoint("fit", "fit.npz", 100), "Checkpoint(owner='fit', path='fit.npz', every=100)"),
 ]  # fmt: skip
 
@@ -145,6 +160,10 @@ def test_repr_computes_nothing():
     kernel = K.RBF(gone)
     gone.delete()
     assert repr(kernel) == "RBF(variance=float64[])"
+    few = jnp.ones(3)
+    kernel = K.RBF(lengthscale=few)
+    few.delete()
+    assert repr(kernel) == "RBF(lengthscale=float64[3])"
     shapes = jax.eval_shape(lambda: K.RBF(jnp.array(2.0)))
     assert repr(shapes) == "RBF(variance=float64[], lengthscale=float64[])"
 

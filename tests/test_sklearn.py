@@ -7,7 +7,10 @@ import re
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import optax
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -18,7 +21,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import numpyro_dgp as dgp
 from numpyro_dgp.sklearn import DeepGPClassifier, DeepGPRegressor
-from numpyro_dgp.sklearn.layered_program import starts_of
+from numpyro_dgp.sklearn.layered_program import LayeredProgram, Normal, starts_of
 from numpyro_dgp.sklearn.recipe import filled_up
 
 SMALL = {"layers": 1, "num_steps": 30, "num_inducing": 5, "num_samples": 5, "random_state": 0}
@@ -278,3 +281,62 @@ def test_in_a_search_and_a_pipeline():
     search = GridSearchCV(make_pipeline(StandardScaler(), DeepGPRegressor(**SMALL)),
                           {"deepgpregressor__kernel": ["RBF", "Matern32"]}, cv=2)  # fmt: skip
     assert np.isfinite(search.fit(X, y).cv_results_["mean_test_score"]).all()
+
+
+COUNTS = np.array([2, 1, 0, 3, 1, 1])
+
+
+@pytest.mark.parametrize("Estimator", [DeepGPRegressor, pytest.param(DeepGPClassifier, marks=pytest.mark.slow)])
+def test_a_weight_is_a_number_of_equal_rows(Estimator):
+    """And none a row that is not there: units, bound and predictions."""
+    X, y = rows(6)
+    y = y if Estimator is DeepGPRegressor else np.array(["a", "b", "c", "a", "b", "a"])
+    settings = SMALL | {"num_steps": 3}
+    weighted = Estimator(**settings).fit(X, y, sample_weight=COUNTS)
+    repeated = Estimator(**settings).fit(np.repeat(X, COUNTS, 0), np.repeat(y, COUNTS))
+    np.testing.assert_allclose(weighted.units_X_.loc, repeated.units_X_.loc, rtol=1e-12)
+    np.testing.assert_allclose(weighted.units_X_.scale, repeated.units_X_.scale, rtol=1e-12)
+    np.testing.assert_allclose(weighted.losses_[0], repeated.losses_[0], rtol=1e-9)
+    np.testing.assert_allclose(weighted.losses_, repeated.losses_, rtol=1e-3)
+    if Estimator is DeepGPRegressor:
+        np.testing.assert_allclose(weighted.units_y_.scale, repeated.units_y_.scale, rtol=1e-12)
+        found, expected = (e.predict(X, return_std=True) for e in (weighted, repeated))
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+    else:
+        assert list(weighted.classes_) == ["a", "b"]
+        np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), rtol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", ["InducingPoint", "MeanField", "Collapsed"])
+def test_weighted_bounds(guide):
+    """Of programs with weights, at parameters away from the start."""
+    X, y = rows(6)
+    inputs, targets = jnp.asarray(X / 1e3), jnp.asarray((y - 50) / 7)
+    program = LayeredProgram(starts_of(inputs, 1, 3, 0), dgp.kernels.RBF, Normal())
+    made = getattr(dgp.guides, guide)(program)
+
+    def loss(X, y, counts):
+        svi = numpyro.infer.SVI(program, made, optax.sgd(0.1), dgp.ELBO())
+        state = svi.init(jax.random.key(0), X, y, counts)
+        params = jax.tree.map(lambda a: a + 0.1, svi.get_params(state))
+        return dgp.ELBO().loss(jax.random.key(1), params, program, made, X, y, counts)
+
+    often = np.repeat(np.arange(6), COUNTS)
+    expected = loss(inputs[often], targets[often], jnp.ones(len(often), bool))
+    np.testing.assert_allclose(loss(inputs, targets, jnp.asarray(COUNTS, float)), expected, rtol=1e-6)
+
+
+def test_wrong_weights():
+    X, y = rows(6)
+    for bad, message in (
+        ([1, 1], "sample_weight.shape"),
+        (-COUNTS, "5 negative and 0 positive"),
+        (np.eye(6)[0], "1 p"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            DeepGPRegressor(**SMALL).fit(X, y, sample_weight=bad)
+    with pytest.raises(ValueError, match=r"NaN"):
+        DeepGPRegressor(**SMALL).fit(X, y, sample_weight=np.full(6, np.nan))
+    with pytest.raises(ValueError, match=r"Standardizer.fit: expected weights of shape \(6,\)"):
+        dgp.initial.Standardizer.fit(X, weights=[1.0])

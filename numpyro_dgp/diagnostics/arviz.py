@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -53,7 +55,8 @@ def to_arviz(
     - ``log_likelihood``: the normalised :math:`\log p(y_n \mid \phi_s)` of each datum, given a draw of the sites that
       all data share. The latents and hidden values of the datum are integrated by K importance samples from the guide
       (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, w_n^{(k)} \mid \phi_s) / q(w_n^{(k)})`: leaving
-      out a datum leaves out its latents too. The estimate is low by O(1/K).
+      out a datum leaves out its latents too. The estimate is low by O(1/K). Of several observed sites in the same
+      plates each has a variable, its density given the others of the datum, with which it shares the latents.
     - ``log_likelihood_uncorrected``: its name where ArviZ's own ``loo``, ``loo_pit`` and ``compare`` would be wrong,
       which look for ``log_likelihood`` and without it raise an error: under draws from a guide, which they would take
       for draws from the posterior, and under chains of which some datum was sampled with a density that differs by
@@ -87,11 +90,12 @@ def to_arviz(
 
     Raises:
         ValueError: numbers of draws that are not positive integers, NaN data, a program that subsamples or observes
-            nothing, observed sites that share plates, a guide or draws of another program, or names and losses that
-            fit nothing.
+            nothing, observed sites in plates that overlap, a guide or draws of another program, or names and losses
+            that fit nothing.
 
     Warns:
-        UserWarning: chains in which hidden layers are sites of their own; ``dgp.for_mcmc`` was forgotten.
+        UserWarning: chains in which hidden layers are sites of their own; ``dgp.for_mcmc`` was forgotten. An ``arviz``
+            before 1.0, which cannot read trees.
 
     Example:
         >>> import jax, numpyro, optax
@@ -129,6 +133,7 @@ def to_arviz(
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
         return {n: to_arviz(s, key, *args, losses=of.get(n), **options, **kwargs) for n, s in source.items()}  # type: ignore[misc]
     posterior = as_posterior(source)
+    _warn_of_old_arviz()
     if losses is not None and (isinstance(losses, Mapping | str) or np.ndim(losses) != 1):
         raise ValueError(
             f"to_arviz: expected losses of shape (steps,), got {type(losses).__name__}: pass losses=result.losses"
@@ -156,12 +161,26 @@ def to_arviz(
     constant, names = _constants(posterior, known, observed, args, kwargs)
     observed |= {name: with_gaps(observed[name], mask) for name, mask in masks.items()}
     tree = _tree(source, known, draws, before, observed, constant, params, losses, chains, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
-    for name, mask in masks.items():
-        if len(known.frames[name]) == 1:
+    for name in dict.fromkeys(known.first.values()):
+        beside = [y for y, first in known.first.items() if first == name]
+        if len(known.frames[name]) == 1 and masks.keys() >= set(beside):
+            mask = np.stack([np.reshape(masks[y], (len(masks[y]), -1)).any(1) for y in beside], 1)
             (row, *_), densities = (dims or {}).get(name, known.dims[name]), [n for n in tree if "log_lik" in n]
             for group in densities:
                 tree[group] = tree[group].map_over_datasets(without_empty_rows, name, row, mask)
     return tree
+
+
+def _warn_of_old_arviz() -> None:
+    """Say what reads the tree where an ArviZ is installed that does not."""
+    with suppress(metadata.PackageNotFoundError):
+        found = metadata.version("arviz")
+        if found.startswith("0."):
+            warnings.warn(
+                f"to_arviz: expected ArviZ 1 or its parts to read the tree, got arviz {found}, which cannot: "
+                'arviz_plots.plot_trace does; on Python 3.11 pip install arviz-plots "matplotlib<3.11"',
+                stacklevel=3,
+            )
 
 
 def _require_names(known: LocalSites, coords: Mapping[str, Any], dims: Mapping[str, Any]) -> None:
@@ -235,7 +254,8 @@ def _tree(
         "constant_data": {name: np.asarray(value) for name, value in constant.items()},
     }
     if of_guide:
-        joint = sum((v.reshape(len(v), -1).sum(1) for v in draws.target.values()), draws.log_p)
+        rows = [draws.joint[name] for name in set(known.first.values())]
+        joint = sum((v.reshape(len(v), -1).sum(1) for v in rows), draws.log_p)
         groups["sample_stats"] = by_chain({"lp": joint, "log_q": draws.log_q})
     names = {name: list(of) for name, of in (known.dims | dims).items() if of}
     tree = arviz_base.from_dict(

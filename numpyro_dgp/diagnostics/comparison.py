@@ -54,7 +54,8 @@ class Comparison:
         table: one row per posterior. ``bound`` and its standard error ``bound_se``; ``khat``; ``loo`` and ``loo_se``,
             and ``high_k``, the share of the data whose leave-one-out weights are unreliable; on test data
             ``test_log_density`` (per datum), ``rmse`` and ``coverage``; ``seconds`` (compilation included) and
-            ``parameters`` of the fit. With ``evidence=True`` the lower bound ``evidence`` of
+            ``parameters`` of the fit, and ``converged``: from the middle of its steps to their end the loss fell by no
+            more than a nat or two standard errors. With ``evidence=True`` the lower bound ``evidence`` of
             ``dgp.diagnostics.evidence`` from that guide, its standard error ``evidence_se``, ``gap``, which is
             ``evidence`` less ``bound``, and beside chains the bound from above, ``evidence_upper``. NaN where a column
             does not apply.
@@ -101,6 +102,7 @@ def compare(
     level: float = 0.9,
     evidence: bool = False,
     predictive: Collection[str] = (),
+    progress_bar: bool = True,
 ) -> Comparison:
     r"""Fit several guides of one program, and compare them with each other and with MCMC.
 
@@ -131,6 +133,7 @@ def compare(
             where the program has no ``numpyro.param`` of its own, which chains and fits might have at other values.
         predictive: names of guides that were fitted by ``dgp.PredictiveObjective``. These are no posteriors: their rows
             have the columns of test data only.
+        progress_bar: show a progress bar for every fit.
 
     Returns:
         A :class:`Comparison`: tables, trees and posteriors by name.
@@ -169,11 +172,12 @@ def compare(
     fit_key, bound_key, draw_key, test_key = jax.random.split(key, 4)
     chain = None if mcmc is None else mcmc.get_samples()
     sources: dict[str, Source] = {}
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     trees: dict[str, DataTree] = {}
     for i, (name, candidate) in enumerate(guides.items()):
-        posterior, losses, seconds = _fitted(model, candidate, jax.random.fold_in(fit_key, i), data, optim, num_steps)
-        rows[name] = {"seconds": seconds, "parameters": _size(posterior)}
+        fit_of = jax.random.fold_in(fit_key, i)
+        posterior, losses, seconds = _fitted(model, candidate, fit_of, data, optim, num_steps, progress_bar)
+        rows[name] = {"seconds": seconds, "parameters": _size(posterior), "converged": _has_converged(losses)}
         losses = None if name in predictive else losses
         sources[name] = posterior
         trees[name] = to_arviz(
@@ -244,7 +248,13 @@ def _require_predictive(guides: Mapping[str, Candidate], predictive: Any, mcmc: 
 
 
 def _fitted(
-    model: Callable[..., Any], candidate: Candidate, key: Array, data: tuple[Any, ...], optim: Any, num_steps: int
+    model: Callable[..., Any],
+    candidate: Candidate,
+    key: Array,
+    data: tuple[Any, ...],
+    optim: Any,
+    num_steps: int,
+    progress_bar: bool,
 ) -> tuple[Posterior, Any, float]:
     """A posterior, the losses of its fit (or ``None``) and the seconds it took here (NaN if it was fitted before)."""
     if isinstance(candidate, Posterior):
@@ -256,8 +266,19 @@ def _fitted(
         return Posterior(model, _bound_to(guide, data), result.params), result.losses, np.nan
     optim = optax.adam(optax.cosine_decay_schedule(0.02, num_steps)) if optim is None else optim
     start = time.perf_counter()
-    result = fit(SVI(model, candidate, optim, ELBO()), key, num_steps, *data, progress_bar=False)
+    result = fit(SVI(model, candidate, optim, ELBO()), key, num_steps, *data, progress_bar=progress_bar)
     return Posterior(model, _bound_to(candidate, data), result.params), result.losses, time.perf_counter() - start
+
+
+def _has_converged(losses: Any) -> Any:
+    """Whether the last tenth of the losses is as low as the one after their middle; NaN where that cannot be told."""
+    found = np.asarray([] if losses is None else losses, float)
+    size = len(found) // 10
+    if size < 10:
+        return np.nan
+    middle, end = found[5 * size : 6 * size], found[-size:]
+    error = np.sqrt((middle.var() + end.var()) / size)
+    return bool(middle.mean() - end.mean() <= max(1.0, 2 * error))
 
 
 def _bound_to(guide: Callable[..., Any], data: tuple[Any, ...]) -> Callable[..., Any]:
@@ -333,7 +354,7 @@ def _table(rows: dict[str, dict[str, float]]) -> DataFrame:
     import pandas
 
     order = ["bound", "bound_se", "evidence", "evidence_se", "evidence_upper", "gap", "khat", "loo", "loo_se", "high_k",
-             "test_log_density", "rmse", "coverage", "seconds", "parameters"]  # fmt: skip
+             "test_log_density", "rmse", "coverage", "seconds", "parameters", "converged"]  # fmt: skip
     table = pandas.DataFrame.from_dict(rows, orient="index")
     return table[[name for name in order if name in table.columns]]
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.diagnostics.calibration import Simulated
+from numpyro_dgp.diagnostics.class_probabilities import ClassCalibration
 from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE
 from numpyro_dgp.plots import bounds
 from numpyro_dgp.plots.axes import figure_of, open_axes
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from xarray import DataTree
 
-__all__ = ["calibration", "comparison", "ranks"]
+__all__ = ["calibration", "class_reliability", "comparison", "ranks"]
 
 # Pareto shapes above this: importance weights without usable moments.
 _HIGH = 0.7
@@ -101,6 +102,37 @@ def calibration(u: ArrayLike, *, bins: int = 20, ax: Axes | None = None) -> Figu
     _band_of_bars(ax, len(values), bins)
     ax.hist(values, bins=bins, range=(0, 1), color="C0", alpha=0.7)
     ax.set(xlabel="probability integral transform", ylabel="data", xlim=(0, 1))
+    return figure_of(ax)
+
+
+def class_reliability(found: ClassCalibration, *, ax: Axes | None = None) -> Figure:
+    """How often labels come true, by their probability: a bar for two standard errors, below it the number of data.
+
+    Args:
+        found: from ``diagnostics.class_calibration``.
+        ax: axes to draw into.
+
+    Returns:
+        A matplotlib figure.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.diagnostics import class_calibration
+        >>> from numpyro_dgp.diagnostics.figures import class_reliability
+        >>> p = np.linspace(0.05, 0.95, 100)
+        >>> len(class_reliability(class_calibration(p, p > 0.5)).axes)
+        2
+    """
+    ax = open_axes(ax)
+    ax.plot([0, 1], [0, 1], color="0.5", lw=1)
+    ax.errorbar(found.probability, found.share, yerr=2 * found.error, fmt="o", color="C0", ms=4)
+    title = f"calibration error {found.ece:.3f} ± {found.ece_error:.3f}, by chance {found.ece_by_chance:.3f}"
+    ax.set(xlabel="probability", ylabel="share that came true", xlim=(0, 1), ylim=(0, 1), title=title)
+    counts = ax.twinx()
+    counts.bar(found.probability, found.num_data, width=0.04, color="0.8", zorder=0)
+    counts.set(ylabel="data", ylim=(0, 4 * found.num_data.max()))
+    ax.set_zorder(counts.get_zorder() + 1)
+    ax.patch.set_visible(False)
     return figure_of(ax)
 
 

@@ -29,7 +29,8 @@ class LocalSites:
 
     Args:
         frames: plates of every observed site, outermost first.
-        local: for every latent site with one value per datum, the observed site of the same data.
+        first: for every observed site, the first one in the same plates, itself where there is no other.
+        local: for every latent site with one value per datum, the first observed site of the same data.
         weighted: whether the guide gives its latents importance weights or quadrature nodes.
         dims: names of the dimensions of every site, plates first.
         centred: hidden layers that are sites of the program as it is.
@@ -37,6 +38,7 @@ class LocalSites:
     """
 
     frames: dict[str, tuple[Any, ...]]
+    first: dict[str, str]
     local: dict[str, str]
     weighted: bool
     dims: dict[str, list[str]]
@@ -99,12 +101,14 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
                 f"{_listed(plates)}: for several y of one f(x) open another, "
                 f'numpyro.plate("replicates", {batch[0]}, dim={-len(batch)}), around it'
             )
+    first: dict[str, str] = {}
     taken: set[Any] = set()
-    for plates in frames.values():
-        if taken & set(plates):
+    for name, plates in frames.items():
+        first[name] = next((y for y in first if plates and frames[y] == plates), name)
+        if first[name] == name and taken & set(plates):
             raise ValueError(
-                f"diagnostics: expected one observed site in every plate, got {sorted(frames)} in plates that overlap: "
-                "join them to one site with two columns"
+                f"diagnostics: expected observed sites in the same plates or in plates of their own, got "
+                f"{sorted(frames)} in plates that overlap: join them to one site with two columns"
             )
         taken |= set(plates)
     # In an autoguide that draws all sites together, no site belongs to single data.
@@ -118,7 +122,7 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
     dims = {name: _dims(name, site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
     centred = [name for name, site in samples.items() if site_kind(site) == "hidden"]
     estimated = [n for n, site in guide_trace.items() if getattr(site.get("fn"), "density_is_estimated", False)]
-    return LocalSites(frames, local, weighted, dims, centred, estimated)
+    return LocalSites(frames, first, local, weighted, dims, centred, estimated)
 
 
 def _listed(plates: tuple[Any, ...]) -> str:

@@ -38,12 +38,15 @@ _BLOCK = 20_000
 class Draws(NamedTuple):
     """Draws from a posterior and their densities.
 
+    Observed sites in the same plates share the variables of single data; a density of one of them is given the others.
+
     Args:
         values: of latent and deterministic sites, (S, ...).
         log_p: log prior of the global sites (S,).
         log_q: their log density under the guide (S,); zero for draws from MCMC.
         target: by observed site, a summary of the log weights (K, N...) with its ``log_prob``, (S, ...).
         predictive: the same with the normalised density of y.
+        joint: by observed site, that of the log weights with the ``log_prob`` of all sites in its plates.
         replicated: by observed site, data drawn given the global sites (S, N...).
     """
 
@@ -52,6 +55,7 @@ class Draws(NamedTuple):
     log_q: Array
     target: dict[str, Array]
     predictive: dict[str, Array]
+    joint: dict[str, Array]
     replicated: dict[str, Array]
 
 
@@ -147,35 +151,57 @@ def _draw(
         return *_data_terms(known, guide_trace, sites), mine
 
     keys = jax.random.split(local_key, copies)
-    target, predictive, mine = _mapped(local, keys, copies, block)
+    target, predictive, ratios, mine = _mapped(local, keys, copies, block)
     for name, several in mine.items():
-        weights = target[known.local[name]]
+        weights = _joint(known, target, ratios)[known.local[name]]
         values[name] = _choose(jax.random.categorical(choice_key, weights, axis=0), several, sites[name])
 
     program = handlers.uncondition(posterior.seeded(posterior.model, data_key))
     program = posterior.given(sample, program, args, kwargs) if posterior.guide is None else program
     again = handlers.trace(handlers.substitute(program, data=shared)).get_trace(*args, **kwargs)
-    squeezed = {
-        kind: {name: summary(_squeeze(terms, known.frames[name])) for name, terms in by_site.items()}
-        for kind, by_site in (("target", target), ("predictive", predictive))
-    }
+
+    def each(terms: dict[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The density of every site given the others in its plates, and that of all of these."""
+
+        def summed(name: str, terms: Array) -> Array:
+            return summary(_squeeze(terms, known.frames[name]))
+
+        joint = _joint(known, terms, ratios)
+        alone = {name: list(known.first.values()).count(first) == 1 for name, first in known.first.items()}
+        together = {name: summed(name, joint[first]) for name, first in known.first.items()}
+        return {
+            name: together[name] if alone[name] else together[name] - summed(name, joint[first] - terms[name])
+            for name, first in known.first.items()
+        }, together
+
     replicated = {name: again[name]["value"] for name in known.frames}
-    return Draws(values, log_p, log_q, squeezed["target"], squeezed["predictive"], replicated)
+    return Draws(values, log_p, log_q, each(target)[0], each(predictive)[0], each(target)[1], replicated)
 
 
-def _data_terms(known: LocalSites, guide_trace: Trace, sites: Trace) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The log weights of one draw of the variables of single data, (N...) aligned with the plates."""
+def _joint(known: LocalSites, terms: dict[str, Array], ratios: dict[str, Array]) -> dict[str, Array]:
+    """The log weights of all observed sites in the same plates, by the first of them."""
+    joint = dict(ratios)
+    for name, first in known.first.items():
+        joint[first] = joint[first] + terms[name]
+    return joint
+
+
+def _data_terms(
+    known: LocalSites, guide_trace: Trace, sites: Trace
+) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """The log densities of observed sites in one draw of the variables of single data, and p over q of these, by the
+    first site of the data: (N...) aligned with the plates."""
     target = {name: _over(scaled_log_prob(sites[name]), known.frames[name]) for name in known.frames}
     predictive = {name: _over(log_marginal(sites[name]), known.frames[name]) for name in known.frames}
+    ratios = {first: jnp.zeros_like(target[first]) for first in known.first.values()}
     for name, beside in known.local.items():
         ratio = scaled_log_prob(sites[name])
         if not sites[name]["is_observed"]:  # all observed sites but factors
             if name not in guide_trace or isinstance(unwrap(guide_trace[name]["fn"]), Propagated | PropagatedJoint):
                 continue  # drawn from the model
             ratio = ratio - scaled_log_prob(guide_trace[name])
-        ratio = _over(ratio, known.frames[beside])
-        target[beside], predictive[beside] = target[beside] + ratio, predictive[beside] + ratio
-    return target, predictive
+        ratios[beside] = ratios[beside] + _over(ratio, known.frames[beside])
+    return target, predictive, ratios
 
 
 def _over(values: Array, frames: tuple[Any, ...]) -> Array:

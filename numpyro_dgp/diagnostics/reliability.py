@@ -191,7 +191,7 @@ def local_khat(
         name: np.full((len(terms), *terms.shape[2:]), -np.inf)
         if terms.shape[1] == 1
         else pareto_shape(np.moveaxis(np.asarray(terms), 1, 0))
-        for name, terms in jax.device_get(draws.target).items()
+        for name, terms in jax.device_get(draws.joint).items()
     }
 
 

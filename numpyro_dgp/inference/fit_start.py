@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import is_concrete, nearest
+from numpyro_dgp._checks import inside_transformation, is_concrete, nearest
 from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.argument_indices import require_inside
@@ -210,7 +210,7 @@ def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, P
     if found != expected:
         raise ValueError(f"{where} have shape {expected}, got {found}: pass one value for every entry")
     for given, like in zip(jax.tree.leaves(value), jax.tree.leaves(site.value), strict=True):
-        if not is_concrete(given):
+        if not is_concrete(given) or inside_transformation():  # where what is computed from known values is not known
             return
         if np.asarray(given).dtype.kind not in "biufcV":
             raise ValueError(f"{where} be numbers, got {type(given).__name__}: pass arrays, as in svi_result.params")

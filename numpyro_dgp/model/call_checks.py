@@ -80,18 +80,11 @@ def require_conditionals(call: Call, below: bool) -> None:
     for name in call.exact:
         of_data = name in call.predicted or not call.candidates
         if of_data or (below and name in above):
-            by_hand = (
-                "dgp.gp('f', kernel + dgp.kernels.White(noise**2), None).condition(X, y)(X_new), or with "
-                "dgp.Neighbours(X) in place of None, at the hyperparameters of the fit"
-                if of_data
-                else f"v = numpyro.sample({name!r}, f(X)) at inputs X of the fit, kept outside of the model, and "
-                "f.condition(X, v) at those of the call"
-            )
             raise ValueError(
                 "Posterior: expected functions with inducing points, got values of one without (inducing=None or "
                 f"dgp.Neighbours) at {name!r}: at new rows they depend on the data of the fit, which its parameters "
-                "and draws do not hold. Give the layer dgp.Points(X), and y a dgp.Likelihood; or condition it on the "
-                f"data, {by_hand}"
+                "and draws do not hold. Give the data, posterior.on(X, y), or give the layer dgp.Points(X), and y a "
+                "dgp.Likelihood"
             )
 
 

@@ -66,11 +66,12 @@ def noise_covariance(noise: ArrayLike | None, size: int, dtype: jnp.dtype) -> Ar
 def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
     """m(x) of shape (..., P), or (...,) for a scalar function."""
     values = mean(x)
+    if values is not None and np.ndim(values) == 0:  # one number for all rows
+        values = jnp.broadcast_to(jnp.asarray(values, x.dtype), (*x.shape[:-1], outputs or 1))
     if np.ndim(values) != x.ndim:
         raise ValueError(
             f"expected a mean function from inputs (..., D) to values (..., P), got {np.shape(values)} for "
-            f"inputs {x.shape}: one output is a column, lambda x: x[..., :1] or (...)[..., None]; a number is "
-            "dgp.means.Constant(3.0)"
+            f"inputs {x.shape}: one output is a column, lambda x: x[..., :1] or (...)[..., None]"
         )
     # A number is meant for all outputs; a column of values is one output.
     if values.shape[-1] != (outputs or 1) and not (values.shape[-1] == 1 and isinstance(mean, Constant | Zero)):

@@ -113,9 +113,9 @@ class Program:
         return site_kind(msg) == "latent" and not self.is_predicted(msg, plates) and self.is_conditioned(msg)
 
     def is_conditioned(self, msg: Message) -> bool:
-        """Whether this call observes anything in the plates of a per-datum site."""
+        """Whether this call observes anything in the plates of a per-datum site, or outside of all plates."""
         mine = _plates(msg)
-        return any(not mine or mine & plates for plates in self.observed_plates)
+        return any(not mine or not plates or mine & plates for plates in self.observed_plates)
 
 
 def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:

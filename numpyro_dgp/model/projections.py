@@ -151,7 +151,7 @@ def projection(
     outputs: int | None,
     scale: ArrayLike = 1.0,
     *,
-    mean: Callable[[Array], Array] | None = None,
+    mean: Callable[[Array], ArrayLike] | ArrayLike | None = None,
 ) -> Projection:
     r"""A linear projection of the inputs, :math:`z = m(x) + \Pi x`, with a Gaussian prior on the matrix :math:`\Pi`.
 
@@ -173,7 +173,7 @@ def projection(
         outputs: P, columns of the projection; ``None`` for a scalar function.
         scale: :math:`\sigma`, prior standard deviation of the entries, in units of z per unit of x: a number, or one
             per input column (D,). Its dtype is that of the site.
-        mean: m, a mean function such as ``dgp.means.pca(X, P)``; zero by default.
+        mean: m, a mean function such as ``dgp.means.pca(X, P)``, or a number; zero by default.
 
     Returns:
         The random projection.

@@ -36,6 +36,9 @@ def condition(
     where :math:`\theta_n` is that of the likelihood of a row. With one layer this is exact, and further steps change
     nothing. In a deep program the layers below stay, and the steps average over their draws.
 
+    It works with traced data inside ``jax.jit`` and ``jax.vmap``: fantasies, posteriors given many values of rows that
+    are not observed yet, are ``jax.vmap(lambda y: dgp.condition(fitted, key, X, y).predict(key, X_new).mean)(ys)``.
+
     Args:
         posterior: the fitted program, as for :func:`update`; q(v) of the last layers are ``Full()``.
         rng_key: PRNG key.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import tqdm
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
@@ -15,6 +17,8 @@ from numpyro.infer import SVI
 from numpyro_dgp._checks import require_count, require_key, require_keywords
 from numpyro_dgp._shown import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_svi, start_of_fit
 from numpyro_dgp.model.refusals import all_rows, whole_data
@@ -58,9 +62,35 @@ class Minimum(NamedTuple):
         return brief(self)
 
 
+@overload
 def minimize(
     svi: SVI,
     rng_key: Array,
+    *args: Any,
+    method: Literal["L-BFGS", "CG"] = ...,
+    max_steps: int = ...,
+    tol: float | None = ...,
+    init_params: dict[str, Array] | None = ...,
+    progress_bar: bool = ...,
+    **kwargs: Any,
+) -> Minimum: ...
+@overload
+def minimize(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    rng_key: Array,
+    /,
+    *args: Any,
+    method: Literal["L-BFGS", "CG"] = ...,
+    max_steps: int = ...,
+    tol: float | None = ...,
+    init_params: dict[str, Array] | None = ...,
+    progress_bar: bool = ...,
+    **kwargs: Any,
+) -> Minimum: ...
+def minimize(  # type: ignore[misc]  # a model may have arguments called svi and rng_key
+    svi: Any,
+    rng_key: Any,
     *args: Any,
     method: Literal["L-BFGS", "CG"] = "L-BFGS",
     max_steps: int = 1000,
@@ -69,14 +99,17 @@ def minimize(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Minimum:
-    """Minimise the loss of ``svi`` over all data by a quasi-Newton method of SciPy.
+    """Minimise a loss over all data by a quasi-Newton method of SciPy.
+
+    ``minimize(model, guide, key, X, y)`` is for ``dgp.ELBO()``, and ``minimize(svi, key, X, y)`` for the loss of an
+    ``SVI``, whose optimiser is not used.
 
     Use it for losses without random draws: one layer, quadrature, collapsed bounds. Where the loss draws hidden layers,
     the same draws are used throughout: the minimum is then that of one sample of the bound, and needs many particles
-    (``ELBO(num_particles=...)``) to be near that of the bound itself. The optimiser in ``svi`` is not used.
+    (``ELBO(num_particles=...)``) to be near that of the bound itself.
 
     Args:
-        svi: a NumPyro ``SVI``.
+        svi: a NumPyro ``SVI``; or a model and its guide, as two arguments.
         rng_key: PRNG key of the initial values and of the draws in the loss.
         *args: arguments of the model.
         method: limited-memory BFGS, or Polak-Ribiere conjugate gradients.
@@ -90,23 +123,22 @@ def minimize(
         Parameters, losses and a report, as a :class:`Minimum`.
 
     Raises:
-        ValueError: another method, NaN or infinite data, a program that subsamples, initial values that cannot be
-            those of the parameters, or a loss that is not finite at the start.
+        ValueError: a model without a guide, another method, NaN or infinite data, a program that subsamples, initial
+            values that cannot be those of the parameters, or a loss that is not finite at the start.
 
     Example:
-        >>> import jax, numpyro, optax
+        >>> import jax, numpyro
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
-        >>> from numpyro.infer import SVI
         >>> from numpyro_dgp.optim import minimize
         >>> def model(X, y):
         ...     f = dgp.gp("f", dgp.kernels.RBF(lengthscale=0.5), dgp.Points(X[::4]))
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 12)[:, None]
-        >>> svi = SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.0), dgp.ELBO())
-        >>> minimum = minimize(svi, jax.random.key(0), X, jnp.sin(X[:, 0]), progress_bar=False)
+        >>> guide = dgp.guides.InducingPoint(model)
+        >>> minimum = minimize(model, guide, jax.random.key(0), X, jnp.sin(X[:, 0]), progress_bar=False)
         >>> minimum.converged, bool(minimum.losses[-1] < minimum.losses[0])
         (True, True)
 
@@ -114,7 +146,7 @@ def minimize(
     """
     if method not in _NAMES:
         raise ValueError(f'minimize: expected method "L-BFGS" or "CG", got {method!r}: try "L-BFGS"')
-    require_svi("minimize", svi)
+    svi, rng_key, args = _loss_of(svi, rng_key, args)
     require_key("minimize", rng_key)
     require_keywords("minimize", minimize.__kwdefaults__, svi.model, kwargs)
     require_count("minimize", "max_steps", max_steps, "1000")
@@ -179,3 +211,19 @@ def minimize(
     params = svi.constrain_fn(unravel(jnp.asarray(found.x, flat.dtype)))
     report = f"{method}: {found.message} ({found.nit} iterations, {found.nfev} evaluations, loss {found.fun:.6g})"
     return Minimum(params, np.asarray(losses), bool(found.success), report)
+
+
+def _loss_of(first: Any, second: Any, others: tuple[Any, ...]) -> tuple[SVI, Any, tuple[Any, ...]]:
+    """The ``SVI``, the key and the arguments of the model from those of ``minimize``."""
+    if isinstance(first, SVI | type) or not callable(first):
+        require_svi("minimize", first)
+        return first, second, others
+    if isinstance(first, Guide) or not callable(second) or not others:
+        raise ValueError(
+            "minimize: expected a model, its guide and a key, or an SVI and a key, got "
+            f"{', '.join(type(a).__name__ for a in (first, second, *others[:1]))}: minimize(model, guide, "
+            "jax.random.key(0), X, y)"
+        )
+    svi = SVI(first, second, optax.set_to_zero(), ELBO())
+    require_svi("minimize", svi)
+    return svi, others[0], others[1:]

@@ -15,7 +15,7 @@ from numpyro import handlers
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import einsum, set_diagonal
-from numpyro_dgp.draws import DrawFunctions, sample_values
+from numpyro_dgp.draws import DrawFunctions, hidden_values, sample_values
 from numpyro_dgp.fitted import Fit, Target
 from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.model.beliefs import Belief
@@ -24,7 +24,7 @@ from numpyro_dgp.model.function_values import FunctionValues, MixedValues
 from numpyro_dgp.model.program import inspect_program
 from numpyro_dgp.model.random_function import FeatureFunction
 from numpyro_dgp.model.several_values import SeveralValues
-from numpyro_dgp.model.sites import unwrap
+from numpyro_dgp.model.sites import Trace, unwrap
 from numpyro_dgp.prediction.joint_mixture import JointMixture
 from numpyro_dgp.prediction.quantities import observed_function
 
@@ -37,6 +37,26 @@ def jointly_of(
     num_features: int, fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any
 ) -> JointMixture:
     """Joint moments of the function that the observed site is a ``Likelihood`` of."""
+    if fit.data is None:
+        sites = _functions_below(num_features, fit, target, key, sample, args, kwargs)
+    else:
+        sites = fit.trace(target, key, sample, args, kwargs)
+        if below := hidden_values(sites):
+            raise ValueError(
+                f"{_OWNER}: expected layers with inducing points below the last one, got {sorted(below)[0]!r} of an "
+                "exact process or above one, whose values are drawn row by row: give the layers dgp.Points(X)"
+            )
+    f_x = observed_function(_OWNER, unwrap(sites[target.site or ""]["fn"]), target.site)
+    covariances, priors = _covariances(f_x)
+    one = f_x.event_dim == 0
+    covariances = set_diagonal(covariances, f_x.variance[None] if one else f_x.variance.mT)
+    return JointMixture(f_x.loc, covariances[0], priors[0]) if one else JointMixture(f_x.loc, covariances, priors)
+
+
+def _functions_below(
+    num_features: int, fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any
+) -> Trace:
+    """A run with draws of whole functions below the last one."""
     draw_key, path_key = jax.random.split(key)
     guide = fit.guide_at(target)
     if guide is not None:
@@ -49,12 +69,7 @@ def jointly_of(
     structure = inspect_program(fit.model, args, kwargs)
     kept = {name: sample[name] for name in structure.inducing if name in sample.keys() - structure.hidden}
     program = fit.given(drawn, fit.seeded(fit.model, draw_key, target), args, kwargs, target)
-    sites = handlers.trace(DrawFunctions(program, path_key, num_features, kept)).get_trace(*args, **kwargs)
-    f_x = observed_function(_OWNER, unwrap(sites[target.site or ""]["fn"]), target.site)
-    covariances, priors = _covariances(f_x)
-    one = f_x.event_dim == 0
-    covariances = set_diagonal(covariances, f_x.variance[None] if one else f_x.variance.mT)
-    return JointMixture(f_x.loc, covariances[0], priors[0]) if one else JointMixture(f_x.loc, covariances, priors)
+    return handlers.trace(DrawFunctions(program, path_key, num_features, kept)).get_trace(*args, **kwargs)
 
 
 def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:

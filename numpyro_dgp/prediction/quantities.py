@@ -97,6 +97,8 @@ def function_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kw
 
 def observed_function(owner: str, fn: Any, site: str | None) -> FunctionValues:
     """Values of the function that the observed site is a ``Likelihood`` of."""
+    if isinstance(fn, FunctionValues) and fn.noise is None:
+        return fn
     if not isinstance(fn, Likelihood):
         raise ValueError(
             f"{owner}: expected an observed dgp.Likelihood, which has a function, got {type(fn).__name__} at site "
@@ -114,6 +116,11 @@ def functions_of(
     num_features: int, fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any
 ) -> dict[str, Array]:
     """Values of a draw of whole functions, of every hidden layer and of the function under the observed site."""
+    if fit.data is not None:
+        raise ValueError(
+            "Posterior.functions: expected functions with inducing points, got an exact process (inducing=None): draws "
+            "of its values at the rows of a call are posterior.predict_jointly(key, X).sample(key)"
+        )
     draw_key, path_key = jax.random.split(key)
     guide = fit.guide_at(target)
     if isinstance(guide, Guide):

@@ -14,7 +14,12 @@ from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.means import Mean
-from numpyro_dgp.model.function_inputs import checked_inputs, mean_values, noise_covariance, require_noise
+from numpyro_dgp.model.function_inputs import (
+    checked_inputs,
+    mean_values,
+    noise_covariance,
+    require_noise,
+)
 from numpyro_dgp.model.function_values import Origin
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.representations.points import SparseFunction, whiten_columns

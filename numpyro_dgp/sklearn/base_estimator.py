@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from numpyro_dgp import guides, kernels
 from numpyro_dgp._checks import nearest, require_count, require_squares
@@ -54,14 +54,14 @@ class DeepGPEstimator(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, X: np.ndarray, y: Array, outcome: Outcome) -> None:
+    def _fit(self, X: np.ndarray, y: Array, outcome: Outcome, weights: np.ndarray | None) -> None:
         """Fit to inputs (N, D) in their own units and observations in those of the program."""
         owner = type(self).__name__
         self._require_settings(owner)
         kernel = _named(owner, "kernel", self.kernel, kernels, _takes_lengthscales)
         guide = _named(owner, "guide", self.guide, guides, _is_guide)
         start, fit, draws = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=3).tolist()
-        self.units_X_ = Standardizer.fit(X)
+        self.units_X_ = Standardizer.fit(X, weights=weights)
         inputs = self.units_X_(X)
         num_inducing = self.num_inducing or default_num_inducing(len(X))
         self.model_ = LayeredProgram(starts_of(inputs, self.layers, num_inducing, start), kernel, outcome)
@@ -71,6 +71,7 @@ class DeepGPEstimator(BaseEstimator):
             self.guide_,
             inputs,
             y,
+            weights,
             num_steps=self.num_steps or default_num_steps(len(X)),
             learning_rate=self.learning_rate,
             batch_size=self.batch_size,
@@ -81,6 +82,20 @@ class DeepGPEstimator(BaseEstimator):
         fitted = self.guide_.on(*data) if isinstance(self.guide_, Guide) else self.guide_
         self.posterior_ = Posterior(self.model_, fitted, self.params_)
         self._predictions = SameDraws(self.posterior_, draws, self.num_samples)
+
+    def _counted(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+        """The rows with a weight, and their weights (N,), ``None`` where all count once."""
+        if sample_weight is None:
+            return X, y, None
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if not (weights >= 0).all() or (weights > 0).sum() < 2:
+            raise ValueError(
+                f"{type(self).__name__}.fit: expected sample_weight that is not negative, and positive for two rows at "
+                f"least, got {(weights < 0).sum()} negative and {(weights > 0).sum()} positive: a weight is how many "
+                "times a row counts"
+            )
+        kept = weights > 0
+        return X[kept], y[kept], weights[kept]
 
     def _inputs(self, X: Any) -> Array:
         """New inputs in standard units, checked against those of the fit.

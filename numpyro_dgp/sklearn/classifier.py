@@ -62,12 +62,14 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
     Source: Salimbeni (2020), section 3.4.5.
     """
 
-    def fit(self, X: Any, y: Any) -> DeepGPClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DeepGPClassifier:
         """Fit to inputs X (N, D) and labels y (N,), numbers or text.
 
         Args:
             X: inputs, or a table of numbers.
             y: labels.
+            sample_weight: how many times each row counts (N,): 2 as a row that is there twice, 0 as one that is left
+                out; once each by default.
 
         Raises:
             ValueError: as the class.
@@ -75,13 +77,15 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
+        X, y, weights = self._counted(X, y, sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
                 f"DeepGPClassifier: expected at least two classes, got one class, {self.classes_.tolist()}: give rows "
                 "of another class too"
             )
-        self._fit(X, jnp.asarray(labels), Bernoulli() if len(self.classes_) == 2 else Categorical(len(self.classes_)))
+        outcome = Bernoulli() if len(self.classes_) == 2 else Categorical(len(self.classes_))
+        self._fit(X, jnp.asarray(labels), outcome, weights)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -136,15 +137,18 @@ class LayeredProgram:
         Args:
             X: inputs (N, D), in standard units.
             y: observations.
-            known: which rows count (N,); all by default.
+            known: which rows count (N,), or how many times each does; all once by default.
             batch_size: rows of a minibatch.
         """
         functions = [self._layer(i) for i in range(len(self.starts))]
         settings = self.outcome()
         integrate = MonteCarlo() if isinstance(self.outcome, Categorical) else None
         with numpyro.plate("data", len(X), subsample_size=batch_size) as rows:
-            mask = known if isinstance(known, bool) else known[rows]
-            with handlers.mask(mask=mask):
+            counts = known if isinstance(known, bool) else known[rows]
+            weighted = not isinstance(known, bool) and known.dtype != bool
+            mask = counts > 0 if weighted else counts
+            scale = handlers.scale(scale=jnp.where(mask, counts, 1.0)) if weighted else nullcontext()
+            with handlers.mask(mask=mask), scale:
                 h = X[rows]
                 for i, f in enumerate(functions[:-1]):
                     h = numpyro.sample(f"h{i}", f(h))

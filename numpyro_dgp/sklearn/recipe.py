@@ -49,6 +49,7 @@ def train(
     guide: Callable[..., Any],
     X: Array,
     y: Array,
+    weights: np.ndarray | None = None,
     *,
     num_steps: int,
     learning_rate: float,
@@ -66,6 +67,7 @@ def train(
         guide: its guide.
         X: inputs (N, D).
         y: observations (N, ...).
+        weights: how many times each row counts (N,), once by default.
         num_steps: number of steps.
         learning_rate: of Adam in the first step.
         batch_size: rows of a minibatch, where there are more.
@@ -77,7 +79,9 @@ def train(
     """
     size = filled_up(len(X))
     index = np.minimum(np.arange(size), len(X) - 1)
-    data = jnp.asarray(np.asarray(X)[index]), jnp.asarray(np.asarray(y)[index]), jnp.arange(size) < len(X)
+    known = jnp.arange(size) < len(X)
+    counts = known if weights is None else known * jnp.asarray(weights[index], X.dtype)
+    data = jnp.asarray(np.asarray(X)[index]), jnp.asarray(np.asarray(y)[index]), counts
     fall = optax.cosine_decay_schedule(1.0, num_steps)
     adam = optax.adam(lambda step: learning_rate * fall(step))
     natural = isinstance(guide, Guide) and guide.choices.rules["inducing"].gaussian is not None

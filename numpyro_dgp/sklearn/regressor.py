@@ -106,12 +106,14 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         )
         self.likelihood = likelihood
 
-    def fit(self, X: Any, y: Any) -> DeepGPRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DeepGPRegressor:
         """Fit to inputs X (N, D) and targets y, (N,) or (N, P) for several outputs.
 
         Args:
             X: inputs, or a table of numbers.
             y: targets.
+            sample_weight: how many times each row counts (N,): 2 as a row that is there twice, 0 as one that is left
+                out; once each by default.
 
         Raises:
             ValueError: as the class.
@@ -122,12 +124,12 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
                 f"DeepGPRegressor: expected likelihood to be one of {', '.join(_LIKELIHOODS)}, got "
                 f"{self.likelihood!r}: student-t for data with outliers"
             )
-        y = np.asarray(y, float)
+        X, y, weights = self._counted(X, np.asarray(y, float), sample_weight)
         self._tail = y.shape[1:]
         columns = y.reshape(len(y), *(() if y[0].size == 1 else self._tail))
-        self.units_y_ = Standardizer.fit(columns)
+        self.units_y_ = Standardizer.fit(columns, weights=weights)
         outputs = columns.shape[1] if columns.ndim > 1 else None
-        self._fit(X, self.units_y_(columns), _LIKELIHOODS[self.likelihood](outputs))
+        self._fit(X, self.units_y_(columns), _LIKELIHOODS[self.likelihood](outputs), weights)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:

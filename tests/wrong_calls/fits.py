@@ -134,6 +134,16 @@ WRONG = [
     Wrong("fit of a model", lambda: fit(line), r"fit: expected a numpyro\.infer\.SVI, got function"),
     Wrong("fit of the class", lambda: fit(SVI), r"expected a numpyro\.infer\.SVI, got the class SVI"),
     Wrong(
+        "minimize of MCMC",
+        lambda: least(MCMC(NUTS(line), num_warmup=1, num_samples=1)),
+        r"a numpyro\.infer\.SVI, got MCMC",
+    ),
+    Wrong("minimize without a guide", lambda: least(line), "a model, its guide and a key, .* got function, "),
+    Wrong("minimize, the guide first", lambda: least(dgp.guides.MeanField(line), line, KEY, X), "got MeanField, func"),
+    Wrong("minimize without a key", lambda: minimize(line, AutoNormal(line)), "got function, AutoNormal: minimize"),
+    Wrong("minimize, no key", lambda: least(line, AutoNormal(line), X, Y), WITHOUT_KEY),
+    Wrong("minimize, a guide class", lambda: least(line, AutoNormal, KEY, X), "the class AutoNormal"),
+    Wrong(
         "a guide class", lambda: fit(make(guide=AutoNormal)), "expected a guide in the SVI, got the class AutoNormal"
     ),
     Wrong("an objective class", lambda: fit(make(loss=dgp.ELBO)), "an objective in the SVI, got the class ELBO"),
@@ -358,7 +368,6 @@ WRONG = [
     ),
     Wrong("load: a number", lambda: dgp.load(3), "load: expected path to be a path, got 3"),
     Wrong("load: a folder", lambda: dgp.load(FOLDER), "load: expected path to be the path of a file, got the folder"),
-    Wrong("minimize of a model", lambda: least(line), r"minimize: expected a numpyro\.infer\.SVI, got function"),
     Wrong("minimize with a seed", lambda: least(None, 3), f"minimize: {WITHOUT_KEY} 3"),
     Wrong("minimize by Adam", lambda: least(method="Adam"), 'method "L-BFGS" or "CG", got \'Adam\''),
     Wrong("minimize in no steps", lambda: least(max_steps=0), rf"max_steps {POSITIVE} 0"),

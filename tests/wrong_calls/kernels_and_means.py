@@ -76,9 +76,12 @@ WRONG = [
     Wrong("no features", lambda: K.as_kernel(of_points).features(jax.random.key(0), X, 3), "has no features"),
     Wrong("no spectrum", lambda: K.Linear().spectral_density(X), "Linear has no spectral density"),
     Wrong("no tilts", lambda: K.Matern12().tilts(1), "kernel with expectations in closed form"),
-    Wrong("mean: a word", lambda: M.as_mean("a"), "expected a mean function or any callable .*got str"),
-    Wrong("mean: a number", lambda: M.as_mean(3.0), "dgp.means.Constant.3.0. for a number"),
-    Wrong("mean: a class", lambda: layer(M.Identity), "expected a mean function .*got Identity"),
+    Wrong("mean: a word", lambda: M.as_mean("a"), "expected a mean function, any callable .*got str"),
+    Wrong("mean: yes", lambda: M.as_mean(True), "expected a mean function, any callable .*got bool"),
+    Wrong("mean: NaN", lambda: M.as_mean(float("nan")), "expected finite mean, got 1 NaN"),
+    Wrong("mean: a table", lambda: M.as_mean(jnp.ones((30, 1))), r"a number or one per output, .* \(30, 1\)"),
+    Wrong("mean: three of one", lambda: layer(jnp.ones(3)), r"a mean function with 1 output.s., got one with 3"),
+    Wrong("mean: a class", lambda: layer(M.Identity), "expected a mean function, .*got Identity"),
     Wrong("mean: a vector", lambda: layer(lambda x: x[:, 0]), r"to values \(..., P\), got \(30,\) for inputs"),
     Wrong(
         "mean: a vector, P = N", lambda: layer(lambda x: x[:, 0], 30), r"to values \(..., P\), got \(30,\) for inputs"
