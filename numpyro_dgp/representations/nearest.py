@@ -75,7 +75,6 @@ class NearestFunction:
         kernels: one kernel, or one per output.
         x: the inputs (N, D).
         residual: the values there less the mean function (N, P).
-        noise: standard deviation of the noise in them, a number or one per output; ``None`` for none.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         num: neighbours of a new input.
@@ -87,7 +86,6 @@ class NearestFunction:
     kernels: Kernels
     x: Array
     residual: Array
-    noise: ArrayLike | None
     outputs: int | None = static()
     mean: Mean
     num: int = static()
