@@ -243,7 +243,7 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
     unwrapped = compared = None
     if name == "lt":
         compared = arguments[0]
-    elif name == "concatenate" and any(a.unwrapped for a in arguments):
+    elif name == "concatenate" and any(a.unwrapped and a.given for a in arguments):
         unwrapped = _result(equation, [_once(a.unwrapped) if a.unwrapped and a.given else a for a in arguments])
     elif name in _SAME_VALUES and (before := arguments[0].unwrapped) is not None:
         unwrapped = _result(equation, [_once(before)])
