@@ -132,7 +132,10 @@ class ArgumentIndices:
         memo: dict[int, np.ndarray] = {}
         for check in self._checks.values():
             known = check.known.unwrapped or check.known
-            values = known.value(inputs, memo)
+            try:
+                values = known.value(inputs, memo)
+            except (TypeError, ValueError):  # entries of a set beside an array of other entries
+                continue
             values = values if check.column is None else values[..., check.column]
             low = 0 if known.given else -check.shape[check.axis]
             bad = (values < low) | (values > check.limit)
