@@ -79,18 +79,18 @@ class _Known:
         depth: how many operations after the arguments.
     """
 
-    evaluate: Callable[[Sequence[Any], dict[int, np.ndarray]], np.ndarray]
+    evaluate: Callable[[Sequence[Any], dict[Any, np.ndarray]], np.ndarray]
     given: bool
     any_of: bool = False
     unwrapped: _Known | None = None
     compared: _Known | None = None
     depth: int = 0
 
-    def value(self, inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
+    def value(self, inputs: Sequence[Any], memo: dict[Any, np.ndarray]) -> np.ndarray:
         """The array, computed once in one look at the arguments."""
-        if id(self) not in memo:
-            memo[id(self)] = self.evaluate(inputs, memo)
-        return memo[id(self)]
+        if self not in memo:
+            memo[self] = self.evaluate(inputs, memo)
+        return memo[self]
 
 
 class _Check(NamedTuple):
@@ -129,7 +129,7 @@ class ArgumentIndices:
     def outside(self, inputs: Sequence[Any]) -> list[Outside]:
         """What is outside where the inputs of the program are these."""
         found: list[Outside] = []
-        memo: dict[int, np.ndarray] = {}
+        memo: dict[Any, np.ndarray] = {}
         for check in self._checks.values():
             known = check.known.unwrapped or check.known
             try:
@@ -205,7 +205,7 @@ class ArgumentIndices:
         return frozenset(numbered)
 
 
-def _input(i: int, inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
+def _input(i: int, inputs: Sequence[Any], memo: dict[Any, np.ndarray]) -> np.ndarray:
     return np.asarray(inputs[i])
 
 
@@ -238,7 +238,7 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
     if some and (name in ("slice", "concatenate", "gather", "dynamic_slice", "iota") or not _of_one(arguments)):
         return None
 
-    def evaluate(inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
+    def evaluate(inputs: Sequence[Any], memo: dict[Any, np.ndarray]) -> np.ndarray:
         values = [a.value(inputs, memo) for a in arguments]
         with jax.ensure_compile_time_eval():
             return np.asarray(equation.primitive.bind(*values, **equation.params))
