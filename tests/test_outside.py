@@ -84,6 +84,7 @@ def test_indices_that_arguments_determine():
         (lambda g: jax.lax.map(lambda a: a[g], jnp.ones((5, 3))), outside),
         (lambda g: jax.vmap(lambda a: a[g])(jnp.ones((5, 3))), outside),
         (lambda g: e[g[jax.random.randint(jax.random.key(0), (2,), 0, 3)]], outside),
+        (lambda g: e[jnp.where(g[jax.random.randint(jax.random.key(0), (2,), 0, 3)] < 9, jnp.arange(2), 2)], fine),
         (lambda g: e[-1] * g, fine),
         (lambda g: e[jnp.arange(3) - 1] * g, fine),
     ):

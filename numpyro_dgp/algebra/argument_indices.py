@@ -79,18 +79,18 @@ class _Known:
         depth: how many operations after the arguments.
     """
 
-    evaluate: Callable[[Sequence[Any], dict[int, np.ndarray]], np.ndarray]
+    evaluate: Callable[[Sequence[Any], dict[Any, np.ndarray]], np.ndarray]
     given: bool
     any_of: bool = False
     unwrapped: _Known | None = None
     compared: _Known | None = None
     depth: int = 0
 
-    def value(self, inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
+    def value(self, inputs: Sequence[Any], memo: dict[Any, np.ndarray]) -> np.ndarray:
         """The array, computed once in one look at the arguments."""
-        if id(self) not in memo:
-            memo[id(self)] = self.evaluate(inputs, memo)
-        return memo[id(self)]
+        if self not in memo:
+            memo[self] = self.evaluate(inputs, memo)
+        return memo[self]
 
 
 class _Check(NamedTuple):
@@ -129,10 +129,13 @@ class ArgumentIndices:
     def outside(self, inputs: Sequence[Any]) -> list[Outside]:
         """What is outside where the inputs of the program are these."""
         found: list[Outside] = []
-        memo: dict[int, np.ndarray] = {}
+        memo: dict[Any, np.ndarray] = {}
         for check in self._checks.values():
             known = check.known.unwrapped or check.known
-            values = known.value(inputs, memo)
+            try:
+                values = known.value(inputs, memo)
+            except (TypeError, ValueError):  # entries of a set beside an array of other entries
+                continue
             values = values if check.column is None else values[..., check.column]
             low = 0 if known.given else -check.shape[check.axis]
             bad = (values < low) | (values > check.limit)
@@ -202,7 +205,7 @@ class ArgumentIndices:
         return frozenset(numbered)
 
 
-def _input(i: int, inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
+def _input(i: int, inputs: Sequence[Any], memo: dict[Any, np.ndarray]) -> np.ndarray:
     return np.asarray(inputs[i])
 
 
@@ -235,7 +238,7 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
     if some and (name in ("slice", "concatenate", "gather", "dynamic_slice", "iota") or not _of_one(arguments)):
         return None
 
-    def evaluate(inputs: Sequence[Any], memo: dict[int, np.ndarray]) -> np.ndarray:
+    def evaluate(inputs: Sequence[Any], memo: dict[Any, np.ndarray]) -> np.ndarray:
         values = [a.value(inputs, memo) for a in arguments]
         with jax.ensure_compile_time_eval():
             return np.asarray(equation.primitive.bind(*values, **equation.params))
@@ -243,7 +246,7 @@ def _result(equation: Any, arguments: list[Any]) -> _Known | None:
     unwrapped = compared = None
     if name == "lt":
         compared = arguments[0]
-    elif name == "concatenate" and any(a.unwrapped for a in arguments):
+    elif name == "concatenate" and any(a.unwrapped and a.given for a in arguments):
         unwrapped = _result(equation, [_once(a.unwrapped) if a.unwrapped and a.given else a for a in arguments])
     elif name in _SAME_VALUES and (before := arguments[0].unwrapped) is not None:
         unwrapped = _result(equation, [_once(before)])
