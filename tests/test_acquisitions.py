@@ -281,6 +281,7 @@ def test_gain_of_the_highest_of_lines():
     np.testing.assert_allclose(np.log(tiny), stats.norm.logpdf(30) + math.log(1 / 30**2 * (1 - 3 / 30**2)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_point_twice_tells_nothing_new():
     mice, kg = design.MICE(GP, KEY, SPACE), design.KnowledgeGradient(GP, KEY, SPACE, num_draws=512)
     for x in (ONE, SPACE[:1]):

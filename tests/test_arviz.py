@@ -131,6 +131,7 @@ def test_groups_names_and_coordinates(tree):
     assert (np.abs(found.posterior["g"].mean("draw")[0] - params["g_auto_loc"]) < 5 * error).all()
 
 
+@pytest.mark.slow
 def test_stock_calls_refuse_the_draws_of_a_guide(tree):
     """They would take them for draws from the posterior, and report good weights."""
     found, _ = tree
@@ -265,6 +266,7 @@ def square(X, weights, y=None):
         numpyro.sample("y", dist.Normal(loc + X.sum(-1)[:, None], 1.0), obs=y)
 
 
+@pytest.mark.slow
 def test_arguments_equal_to_the_observations_are_constants(key):
     """Of two equal arrays the one of the observed site is left out."""
 
@@ -280,6 +282,7 @@ def test_arguments_equal_to_the_observations_are_constants(key):
     assert tree.constant_data["before"].dims == ("data",)
 
 
+@pytest.mark.slow
 def test_constants_are_not_named_by_one_of_two_plates_of_a_size(key):
     """Three inputs are rows, and in a plate of three rows and one of three columns they were named columns."""
     args = jnp.arange(6.0).reshape(3, 2), jnp.arange(3.0), jnp.arange(9.0).reshape(3, 3)

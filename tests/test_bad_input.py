@@ -25,6 +25,7 @@ def test_message(wrong):
     assert not re.search(r"Traced<|JitTracer", message)
 
 
+@pytest.mark.slow
 def test_names_are_unique():
     names = [(table, wrong.name) for table, wrong in CASES]
     assert len(names) == len(set(names))

@@ -525,6 +525,7 @@ def test_sums_of_sines_are_cheaper_than_sines():
     assert "100x64x" in jax.jit(lambda t, w: sums_of_sines_reference(t, (64,), w)).lower(turns, weights).as_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel",
     [

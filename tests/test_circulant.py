@@ -279,6 +279,7 @@ def test_bad_rings(arguments, message):
         Ring(*arguments)
 
 
+@pytest.mark.slow
 def test_kernels_without_a_spectrum():
     with pytest.raises(ValueError, match="has no spectral density: expected a stationary kernel"):
         spectrum(K.Linear(), RINGS[0])

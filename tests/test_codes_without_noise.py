@@ -58,6 +58,7 @@ def test_rounding_error_is_no_bound(kernel):
         assert (lost > 0) == (kernel is dgp.kernels.RBF)
 
 
+@pytest.mark.slow
 def test_a_fit_that_rounding_would_guide_is_refused():
     noisy = lambda X, y=None: model(X, y, noise=np.float32(1e-6), kernel=dgp.kernels.RBF)  # noqa: E731
     svi = SVI(noisy, dgp.guides.Collapsed(noisy), optax.sgd(0.0), dgp.ELBO())
@@ -65,6 +66,7 @@ def test_a_fit_that_rounding_would_guide_is_refused():
         dgp.fit(svi, jax.random.key(0), 1, np.float32(X), np.float32(Y), progress_bar=False)
 
 
+@pytest.mark.slow
 def test_data_at_inducing_inputs_see_the_inducing_values():
     """Of equal inducing inputs the first; a datum between them sees what it did."""
     with jax.enable_x64(True):

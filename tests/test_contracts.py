@@ -58,6 +58,7 @@ def test_kernels_of_another_library():
     testing.check_kernel(tinygp.kernels.Matern52(0.7), np.linspace(0, 1, 9)[:, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(FEW, [n for n in SCALAR if n != "laplace"]))
 def test_likelihoods(name):
     conditional, y, _ = SCALAR[name]
@@ -73,6 +74,7 @@ def test_likelihoods_of_several_outputs():
     testing.check_likelihood(two, [0.1, 0.2, 0.3], outputs=2, integrate=draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "guide"), PAIRS)
 def test_guides(model, guide):
     model = MODELS[model]

@@ -50,6 +50,7 @@ def in_double_precision():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, 0.3])
 def test_differences_are_those_of_the_joint_gaussian(noise, key):
     program = duel(lambda v, w: dist.Normal(v - w, 0.2), noise=noise)
@@ -84,6 +85,7 @@ def test_the_function_itself_is_as_before(key):
     np.testing.assert_allclose(mixture.variance, jnp.diagonal(C, axis1=1, axis2=2), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_several_outputs_at_three_inputs(key):
     def program(a, b, y=None):
         f = dgp.gp("f", KERNEL, dgp.Points(Z), outputs=2)
@@ -101,6 +103,7 @@ def test_several_outputs_at_three_inputs(key):
         np.testing.assert_allclose(mixture.variance[:, p], weights @ C @ weights + 0.01, rtol=3e-4)
 
 
+@pytest.mark.slow
 def test_beside_another_function(key):
     """The noise of a difference."""
 
@@ -121,6 +124,7 @@ def test_beside_another_function(key):
     np.testing.assert_allclose(mixture.variance, variance + noise, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_bound_needs_no_draws(key):
 
     def program(a, b, y=None):
@@ -139,6 +143,7 @@ def test_the_bound_needs_no_draws(key):
     np.testing.assert_allclose(-ours, expected - kl, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_values_that_determine_each_other():
     """At one input twice, between rows that differ, there is no difference; slopes are finite."""
 
@@ -181,6 +186,7 @@ HELD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [None, 2])
 @pytest.mark.parametrize("name", HELD)
 def test_every_representation(name, outputs, key):
@@ -238,6 +244,7 @@ def test_slopes_and_sums_beside_values():
     np.testing.assert_allclose(found.variance, variance, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_single_precision_at_inducing_inputs():
     """What v leaves open is rounding there: of all differences the variance is that in double precision."""
     at = jnp.array([[-1.0], [0.0], [0.999], [-1.0], [0.1]]), jnp.array([[1.0], [0.001], [1.0], [-0.99], [0.3]])

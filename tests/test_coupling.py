@@ -145,6 +145,7 @@ def test_values_that_are_seen_together_are_found(model):
     assert inspect_program(model, (X, Y), {}).coupled == COUPLED[model]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", mostly_slow([bins], COUPLED), ids=lambda m: m.__name__)
 def test_values_that_are_seen_together_are_drawn_together(model):
     guide = dgp.guides.InducingPoint(model)

@@ -57,6 +57,7 @@ def warped(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.1)), obs=y)
 
 
+@pytest.mark.slow
 def test_of_increasing_rates_it_is_convex(key):
     """Where rates are integrals of positive numbers themselves, slopes rise; for any positive rates they do not."""
     knots, x = jnp.linspace(0, 1, 12), jnp.linspace(-0.5, 1.5, 60)

@@ -47,6 +47,7 @@ def test_whole_numbers_and_labels(make, key):
     assert (MIXED.snapped(X) == X).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [4, 5, 9])
 @pytest.mark.parametrize("make", [design.latin_hypercube, design.maximin])
 def test_every_whole_number_equally_often_or_one_time_more(make, num):

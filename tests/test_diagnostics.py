@@ -118,6 +118,7 @@ def test_shape_is_that_of_numpyro_where_nothing_is_local(key):
     assert khat(tree) > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "z"), [("exact", few), ("sparse", Z[::2])])
 def test_leave_one_out_is_the_closed_form(trees, name, z):
     score = loo(trees[name])

@@ -59,6 +59,7 @@ def test_one_layer_is_an_exact_process_in_the_units_of_the_runs():
     np.testing.assert_allclose(found, dense, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follow", [True, False])
 def test_deep_programs_are_those_of_standard_units(follow):
     """Densities differ by the logarithm of the unit of y for each run, hidden values not at all."""
@@ -91,6 +92,7 @@ def test_a_layer_without_variance_changes_nothing():
     np.testing.assert_allclose(ends[1].loc, ends[0].loc, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "width"), [(2, 1), (3, 1), (2, 3)])
 def test_hidden_layers_of_a_width_are_directions_of_the_inputs(depth, width):
     """Where hidden processes are zero the density is that of an exact process of the columns of W."""
@@ -208,6 +210,7 @@ def test_numbers_of_layers_are_counts():
         dgp.design.emulator_family(X, Y)(1, 2)
 
 
+@pytest.mark.slow
 def test_single_precision_says_what_it_does_not_resolve():
     with jax.enable_x64(False):
         with pytest.raises(ValueError, match=r"noise of 0.003 or more in float32.*numpyro.enable_x64\(\)"):

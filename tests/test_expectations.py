@@ -97,6 +97,7 @@ def test_statistics_against_quadrature(name, variance):
     close(E.psi2_times_h(kernel, *args, directions), np.einsum("q,nqm,nql,nqd,nd->ml", w, K, K, h, directions))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(FEW, KERNELS))
 def test_inputs_without_variance_give_gram_matrices(name):
     kernel = KERNELS[name]
@@ -256,6 +257,7 @@ def with_labels():
     return kernels, np.hstack([loc, labels]), np.hstack([[[0.4], [0.9], [0.2], [0.0]], np.zeros((4, 1))]), points
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["sum"], ["product", "sum"]))
 @pytest.mark.parametrize("full", mostly_slow([False], [False, True]))
 def test_products_with_kernels_of_labels(name, full):

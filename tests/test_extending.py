@@ -170,6 +170,7 @@ def test_importance_weights():
     assert np.isfinite(svi.run(jax.random.key(0), 3, X, Y, progress_bar=False).losses).all()
 
 
+@pytest.mark.slow
 def test_the_source():
     source = Rows(np.asarray(X), np.asarray(Y), size=10)
     assert isinstance(source, dgp.BatchSource)

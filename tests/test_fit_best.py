@@ -42,6 +42,7 @@ def test_the_evidence_of_one_layer_is_that_of_a_grid():
 NOISY = jnp.sin(6 * X[:, 0]) + 0.1 * jnp.cos(40 * X[:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_one_layer_predicts_at_the_largest_density_of_its_logarithms(dtype):
     """As a dense Gaussian process does with the hyperparameters of the highest point of a grid."""
@@ -165,6 +166,7 @@ def test_how_one_layer_predicts_does_not_change_what_is_said_of_it():
     assert len(draws.parts[1].posterior.samples["scale"]) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_layer", ["mode", pytest.param("draws", marks=pytest.mark.slow)])
 def test_hyperparameters_may_be_in_a_plate(one_layer):
     """They are those of one site with a dimension, and predictions know them."""
@@ -422,6 +424,7 @@ def test_a_previous_fit_may_have_another_prior():
     assert abs(jnp.log(found.posterior.samples["variance"]).mean() - mean) < 4 * spread / 50**0.5  # of 50 chains
 
 
+@pytest.mark.slow
 def test_a_previous_fit_is_one_of_the_same_sites():
     def renamed(depth):
         def model(X_, y=None):
@@ -458,6 +461,7 @@ def beside_a_table_as_long_and_as_wide(depth):
     return model
 
 
+@pytest.mark.slow
 def test_rows_are_left_out_only_where_programs_are_weighed():
     options = {"depths": (1,), "num_draws": 8, "num_sweeps": 1}
     best = dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, **options)

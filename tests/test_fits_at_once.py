@@ -32,6 +32,7 @@ def require_same(together, alone):
     assert np.ptp(together[:, -1]) > 1e-3, "three different fits"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("natural", [False, True], ids=["Adam", "natural gradients"])
 def test_fits_of_several_seeds(natural):
     guide = dgp.guides.InducingPoint(model)
@@ -45,6 +46,7 @@ def test_fits_of_several_seeds(natural):
     require_same(jax.jit(jax.vmap(fit))(keys), jnp.stack([jax.jit(fit)(key) for key in keys]))
 
 
+@pytest.mark.slow
 def test_fits_of_several_settings():
     """A setting of the program and one of the optimiser, for every fit."""
 

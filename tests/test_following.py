@@ -92,6 +92,7 @@ def test_no_other_weights_and_belief_do_better_at_the_same_moments(layer):
     assert best > without + 0.1  # mean field with its own optimal q(v)
 
 
+@pytest.mark.slow
 def test_the_limit_of_no_share_is_mean_field(layer):
     ratio, mu = jnp.full(N, 1e-9), layer["mu"]
     found = follow(quadratic(layer, mu), layer["alpha"].mean(1), layer["noise"], ratio, weights=layer["w"])

@@ -159,6 +159,7 @@ def test_samples_have_the_moments(key):
     np.testing.assert_allclose(empirical, values.covariance[0], atol=0.1 * float(values.variance.max()))
 
 
+@pytest.mark.slow
 def test_log_prob_with_a_belief_is_the_expected_log_density(key):
     """In marginal mode log_prob is the expectation over q(u) of log p(h | u)."""
     q, h = beliefs(), rng.normal(size=7)

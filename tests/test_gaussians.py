@@ -97,6 +97,7 @@ def test_density_given_a_covariance(key, n, shared):
     np.testing.assert_allclose(whiten @ C @ whiten.mT, jnp.broadcast_to(jnp.eye(n), C.shape), atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_derivatives_of_the_density_given_a_covariance(key, shared):
     C, r = covariances_and_residuals(key, 4, shared)
@@ -114,6 +115,7 @@ def test_derivatives_of_the_density_given_a_covariance(key, shared):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_density_given_a_covariance_in_single_precision(key):
     C, r = (a.astype(jnp.float32) for a in covariances_and_residuals(key, 60, False))
     density = lambda C, r: gaussians.given_covariance(C, r)[0].sum()  # noqa: E731
@@ -126,6 +128,7 @@ def test_density_given_a_covariance_in_single_precision(key):
     np.testing.assert_allclose(*symmetric, rtol=1e-3, atol=1e-3 * jnp.abs(symmetric[1]).max())
 
 
+@pytest.mark.slow
 def test_opper_archambeau_against_dense_algebra(key):
     """The form of Hensman (2016), with zeros among the lambdas, where the formula printed there divides by zero."""
     root = jax.random.normal(key, (6, 6))

@@ -251,6 +251,7 @@ def test_single_precision_stays(x32):
     assert {value.dtype for value in jax.tree.leaves((params, drawn))} == {np.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_start_is_at_centres_of_the_data():
     """Also where the first step is compiled, as in dgp.fit."""
     guide = G.GlobalInducing(one, num_inducing=3)

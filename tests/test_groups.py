@@ -62,6 +62,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "points", "belief"),
     [

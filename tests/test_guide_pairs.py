@@ -151,6 +151,7 @@ def test_the_table_has_every_pair():
 FAST = ("`InducingPoint`", "`Circulant` and others of rings", "`SparseFactor`", "`OpperArchambeau`", "`LowRank`")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [row if row in FAST else pytest.param(row, marks=pytest.mark.slow) for row in ROWS])
 def test_pairs(row):
     """What the table says works has a loss; what it says does not is refused, and the message names what to take."""

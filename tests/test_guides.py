@@ -167,6 +167,7 @@ def test_quantiles_are_of_probabilities():
             guide.quantiles(params, levels, X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inducing", [G.Diagonal(), G.MixtureOfGaussians(1, G.Diagonal())], ids=["one", "mixture"])
 def test_divergences_under_a_mask_count_nothing(inducing):
     def masked(counts, X, y):

@@ -288,6 +288,7 @@ def test_wrong_calls(name):
         call()
 
 
+@pytest.mark.slow
 def test_degrees_without_variance_are_warned_of():
     with pytest.warns(UserWarning, match=r"its kernel has next to no variance in degrees \[3\] of its Harmonics"):
         opened(ArcCosine(), dgp.Harmonics(2, 3), jnp.zeros(16))

@@ -255,6 +255,7 @@ def test_draws_from_the_implied_posterior():
     assert "w" not in deep.sample_posterior(jax.random.key(5), PARAMS, X[:1]), "left to the model without observations"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [{"num_samples": 3}, {"latent": Quadrature(5)}], ids=["samples", "nodes"])
 def test_draws_of_layers_are_those_of_the_functions_drawn(weighted):
     """h given the inducing values and latents of the same draw is the model's conditional, by dense algebra."""

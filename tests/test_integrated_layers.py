@@ -103,6 +103,7 @@ def integral(values, pairs):
     return at_zero[0] + 0.5 * mean @ precision @ mean - 0.5 * log_det, mean, np.linalg.inv(precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", mostly_slow(["bound"], list(CASES)))
 def test_the_density_is_the_integral(case):
     """Collapsed minus log of the integral over v of the program as it is sampled otherwise, at random other values."""
@@ -282,6 +283,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OUTSIDE)
 def test_a_condition_from_outside_is_refused_where_it_would_change_nothing(case):
     settings, data, names = OUTSIDE[case]
@@ -301,6 +303,7 @@ def test_a_condition_from_outside_is_refused_where_it_would_change_nothing(case)
     assert all(sites[name]["is_observed"] for name in data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [AutoNormal, AutoMultivariateNormal])
 def test_a_condition_from_outside_is_refused_in_coordinates_of_a_guide(make):
     """One number behind each site, or one vector behind all."""
@@ -345,6 +348,7 @@ def test_values_of_integrated_layers_may_be_substituted():
     assert Predictive(prepared, drawn)(jax.random.key(0), X[:3])["y"].shape == (3, 3)
 
 
+@pytest.mark.slow
 def test_draws_are_new_at_every_position_of_a_chain():
     program = dgp.for_mcmc(shallow_and_noise)
     at = lambda z: constrain_fn(program, (X, Y), {}, {"noise": z}, return_deterministic=True)["g"]  # noqa: E731

@@ -285,6 +285,7 @@ def test_scales_of_zero_are_no_obstacle():
     np.testing.assert_allclose(L @ L.T, C, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [None, 1, 2])
 def test_observations_of_another_shape_are_refused(outputs):
     """By whatever runs the program: they would be broadcast."""

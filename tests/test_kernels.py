@@ -291,6 +291,7 @@ def test_columns_of_fewer_columns():
         expand(kernel)
 
 
+@pytest.mark.slow
 @few
 def test_features_have_the_kernel_as_covariance(name, key):
     if name == "white":

@@ -39,6 +39,7 @@ def dense_left_out(K, y):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_densities_given_draws_are_those_of_dense_gaussians(depth, dtype):
@@ -77,6 +78,7 @@ def test_layers_that_are_not_integrated_count_as_what_they_are():
         np.testing.assert_allclose(found[s], dist.Bernoulli(logits=values).log_prob(y), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_masked_rows_and_missing_entries_say_nothing():
     X, y = jnp.asarray(ROWS), jnp.stack([jnp.asarray(VALUES), jnp.cos(3 * jnp.asarray(ROWS[:, 0]))], 1)
     known = jnp.array([[1, 1], [1, 0], [0, 0], [1, 1], [0, 1], [1, 1], [1, 1], [1, 1]], bool)
@@ -123,6 +125,7 @@ def test_it_has_to_be_plain_what_the_rows_are():
         require_rows(of_two_axes, (X, y))
 
 
+@pytest.mark.slow
 def test_a_point_is_a_draw():
     X, y = jnp.asarray(ROWS), jnp.asarray(VALUES)
     numbers = {n: u[:1] for n, u in some_numbers(family(1, X), (X, y), 1).items()}

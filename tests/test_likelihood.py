@@ -124,6 +124,7 @@ VARIANCES = jnp.array([[0.4, 0.2], [1.0, 0.3], [0.1, 0.1]])
 PAIRS = FunctionValues(MEANS, VARIANCES)
 
 
+@pytest.mark.slow
 def test_several_outputs_factorise():
     y = jnp.array([[0.0, 1.0], [0.5, 0.5], [1.0, 2.0]])
     together = dgp.Likelihood(PAIRS, lambda v: dist.StudentT(4.0, v, jnp.array([0.3, 0.5])).to_event(1))
@@ -264,6 +265,7 @@ def test_bad_input(build, message):
         build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conditional", [lambda v: dgp.RobustMax(v), lambda v: dist.Categorical(logits=v)])
 def test_every_label_at_every_row(conditional):
     """Labels with a batch dimension of their own, (classes, rows), give the probabilities of all classes."""

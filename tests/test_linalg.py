@@ -99,6 +99,7 @@ def test_cholesky_failure_is_reported():
     assert jnp.isnan(jax.jit(linalg.cholesky)(K)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 5, 60])
 def test_inverse_cholesky_and_its_derivative(key, size):
     root = jax.random.normal(key, (3, size, size)) + 3 * jnp.sqrt(size) * jnp.eye(size)
@@ -119,6 +120,7 @@ def test_inverse_cholesky_and_its_derivative(key, size):
         whitening.inverse_cholesky(jnp.array([[1.0, 2.0], [2.0, 1.0]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 5, 18, 61])
 def test_factors_by_halves_are_those_of_one_call(monkeypatch, key, size):
     tune(monkeypatch, single_factor=4, small_solve=3)

@@ -91,6 +91,7 @@ def test_a_belief_is_the_dense_gaussian(case):
     close(q.log_prob(draw, white), q.log_prob(draw))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", mostly_slow(["precision"], ["precision", "covariance"]))
 @pytest.mark.parametrize("model", mostly_slow([two_outputs], [shallow, two_outputs, separate, grid]))
 def test_bound_and_gradient_are_those_of_the_dense_gaussian(model, of):

@@ -65,6 +65,7 @@ GUIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", mostly_slow(["cuda"], ["cuda", "tpu"]))
 @pytest.mark.parametrize("name", mostly_slow(["inducing points"], GUIDES))
 def test_a_step_on_an_accelerator(accelerator, platform, name):

@@ -438,6 +438,7 @@ def test_closed_form_in_single_precision():
     np.testing.assert_allclose(value, jax.jit(markov_bound)(*wide, X, Y[:, None]), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_bad_layers():
     hidden, last = some_layers()
     with pytest.raises(ValueError, match=r"markov_bound: expected y of shape \(30, 1\), got \(30,\)"):

@@ -124,6 +124,7 @@ ONE_BY_ONE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["log_prob", "log_marginal"])
 @pytest.mark.parametrize("name", mostly_slow(["gamma"], ONE_BY_ONE))
 def test_entries_of_a_likelihood(name, method):

@@ -56,6 +56,7 @@ def test_paths_weigh_as_much_as_any_density():
     assert abs(bent.log_prob(draws, inside) - bent.base.log_prob(draws)).mean() > 0.1
 
 
+@pytest.mark.slow
 def test_a_path_by_hand():
     """The densities of all steps one by one, in both directions."""
     bent = away_from_the_start(RULES["diffusion"])

@@ -110,6 +110,7 @@ def test_ratio_with_other_inducing_points_and_hyperparameters(per_output):
     assert np.isclose(layers[0].log_ratio(layers[1].function), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_points_in_both_sets_leave_nothing_open():
     """Where old points are among the new ones, in any order and some of them twice, their values are known."""
     kernel, old = dgp.kernels.RBF(1.2, 0.7), jnp.array([[0.0], [1.0], [0.0]])

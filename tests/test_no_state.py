@@ -31,6 +31,7 @@ GUIDES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["inducing-point"], GUIDES))
 def test_calls_leave_no_trace(name):
     model, make = GUIDES[name]
@@ -69,6 +70,7 @@ def test_arrays_are_copied(make):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_medians_are_of_the_data_given():
     """Two data sets, one guide, in any order."""
     guide = G.Collapsed(shallow)

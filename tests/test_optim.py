@@ -284,6 +284,7 @@ def slope(X, y):
         numpyro.sample("y", dist.Normal(s * X[:, 0], 0.5), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [jnp.nan, -0.1, jnp.inf])
 def test_a_schedule_that_stops_being_a_step_size_is_an_error_that_names_the_step(value):
     """And not steps that are never taken, or that go uphill."""
@@ -303,6 +304,7 @@ def test_ramp():
     np.testing.assert_allclose(jnp.diff(jnp.log(jnp.stack([ramp(t) for t in range(6)]))), np.log(1e3) / 5, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_bad_input():
     guide = dgp.guides.InducingPoint(shallow)
     with pytest.raises(ValueError, match=r"expected one of dgp.guides, AutoNormal.*got function"):

@@ -89,6 +89,7 @@ FAMILIES = {
 OF_VECTORS = list(FAMILIES)[list(FAMILIES).index("Categorical") :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["Normal", "VonMises"], FAMILIES))
 def test_finite_or_refused(name, key):
     conditional, y, refused = FAMILIES[name]

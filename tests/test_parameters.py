@@ -32,6 +32,7 @@ def test_jacobian(key):
     np.testing.assert_allclose(transform.log_abs_det_jacobian(raw, transform(raw)), expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_slope_of_the_divergence_is_bounded_at_tiny_scales():
     from numpyro_dgp.algebra.gaussians import kl_full
 

@@ -72,6 +72,7 @@ def test_narrow_densities_are_those_of_adaptive_quadrature(name, dtype):
     np.testing.assert_allclose(found, true, atol=3e-3, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_counts():
     """Of a thousand and ten thousand events the rate is known to a few per cent, beside a Gaussian of width three."""
     with jax.enable_x64(True):
@@ -85,6 +86,7 @@ def test_counts():
         np.testing.assert_allclose(value, true, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_smooth_integrands_are_those_of_gauss_hermite():
     with jax.enable_x64(True):
         loc, variance = jnp.linspace(-2, 2, 7), jnp.linspace(0, 3, 7)
@@ -96,6 +98,7 @@ def test_smooth_integrands_are_those_of_gauss_hermite():
             np.testing.assert_allclose(log_expectation(log_value, loc, variance), expected, atol=error, rtol=0)
 
 
+@pytest.mark.slow
 def test_slopes_are_those_of_the_closed_form():
     def ours(loc, variance, scale):
         return log_expectation(lambda v: dist.Normal(v, scale).log_prob(0.7), loc, variance).sum()
@@ -159,6 +162,7 @@ SEVERAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["a location and a scale", "two columns of one function"], SEVERAL))
 @pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
 def test_narrow_densities_of_several_functions(name):
@@ -172,6 +176,7 @@ def test_narrow_densities_of_several_functions(name):
     np.testing.assert_allclose(twice, jnp.stack([found, found]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_columns_that_share_a_scale():
     """Given it they are independent, so that the expectation over it is outside the product."""
     log_p, (z, weights) = CASES["StudentT"][1], OUTER
@@ -185,6 +190,7 @@ def test_columns_that_share_a_scale():
     np.testing.assert_allclose(shared.log_marginal(y[None]), expected[None], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_gamma_density_with_a_large_concentration():
     """Shape and rate both move it: y / exp(v) is one to a hundredth, whatever s."""
     y = jnp.array([0.5, 1.0, 7.3])
@@ -201,6 +207,7 @@ def test_nodes_that_a_program_asks_for_stay():
     assert np.abs(asked.log_marginal(AT) - log_scale_references()).max() > 1  # why they are not the default
 
 
+@pytest.mark.slow
 def test_several_observations_of_one_value():
     f_x = FunctionValues(jnp.zeros(3), jnp.ones(3), event_dim=0)
     likelihood = dgp.Likelihood(f_x, lambda v: dist.StudentT(4.0, v, 0.05))
@@ -209,6 +216,7 @@ def test_several_observations_of_one_value():
     np.testing.assert_allclose(likelihood.log_marginal(y), each, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_density_of_a_new_row_integrates_to_one():
     """Far from the data, where the function varies twenty times more than the noise."""
     Z = jnp.array([[-0.5], [0.5]])

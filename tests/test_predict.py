@@ -47,6 +47,7 @@ def test_prediction_of_a_shallow_model_is_analytic(key):
     np.testing.assert_allclose(mixture.variance, mixture.variances[0], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_fits_and_rules_keep_arrays_of_their_own():
     loc, slopes = np.ones((30, 1)), np.ones((1, 1))
     sites = {"h": dgp.guides.Normal(loc=loc)}, {"h": dgp.guides.GivenBelow(slopes=slopes)}

@@ -94,6 +94,7 @@ def test_collapsed_keeps_its_data_where_another_site_is_observed(key):
     np.testing.assert_allclose(beside(NEW).mean, alone(NEW).mean)
 
 
+@pytest.mark.slow
 def test_a_guide_need_not_have_what_the_program_is_given(key):
     """By a handler, or among the parameters: then nothing is drawn from its prior."""
 

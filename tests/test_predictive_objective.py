@@ -172,6 +172,7 @@ def noisy(X, y=None):
     deep(X, y, noise=0.1)
 
 
+@pytest.mark.slow
 def test_guides_with_a_posterior_for_every_row_are_refused():
     def evaluate(model, guide):
         svi = SVI(model, guide, optax.adam(0.1), PredictiveObjective())

@@ -186,6 +186,7 @@ def test_several_outputs_with_kernels_of_their_own(family):
     np.testing.assert_allclose(kl_divergence(q, prior), total, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gp 'f'. a grid with steps of")
 def test_the_prior_comes_back():
     X = inputs(GRIDS["even"])
@@ -195,6 +196,7 @@ def test_the_prior_comes_back():
     np.testing.assert_allclose(f(X).variance, jnp.diagonal(expected), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_additive_kernels_have_one_ring_per_column():
     """Tebbutt (2016), section 3.5: two columns of 12 and 13 points need 25 values, not 156."""
     grid, X = dgp.Grid([-6.0, -6.0], 6.0, (12, 13)), rng.uniform(-4, 4, (9, 2))
@@ -530,6 +532,7 @@ def _on_ring(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(jnp.sin(0.1 * X) * 10), lambda v: dist.Normal(v, 0.1)), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", mostly_slow(["predict"], ["predict", "functions", "batches"]))
 def test_predictions_outside_of_the_ring_are_an_error(method):
     """Also where the program computes the layer's inputs, and where rows are filled up to a round number."""

@@ -147,6 +147,7 @@ def test_windows_that_are_too_small_give_nan(kernel):
     assert np.array(errors)[known].max() < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "scaled"), [(K.RBF, False), (K.Matern32, True)])
 def test_windows_that_are_chosen_are_large_enough(kernel, scaled):
     """For means too, where the rule's own weights are shorter: those of Matern32 are."""
@@ -394,6 +395,7 @@ def test_bad_input():
         dgp.Grid.around(np.array([[0.0], [np.nan]]), 1.0)
 
 
+@pytest.mark.slow
 def test_collapsed_guides_are_for_points():
     x, guide = jnp.linspace(10, 50, 20)[:, None], G.Collapsed(program)
     with pytest.raises(ValueError, match=r"layer at 'y' to be on dgp.Points or a dgp.Basis, got RingFunction"):

@@ -129,6 +129,7 @@ def test_padding_makes_it_the_process_on_the_line():
     assert abs(wrong.log_prob(y) - log_normal(y, np.zeros(len(x)), line)) > 0.1
 
 
+@pytest.mark.slow
 def test_divergence_and_the_stock_distribution():
     ring = GRIDS[1]
     q = dgp.rings.RingNormal(KERNEL, ring, noise=0.3, loc=0.2)

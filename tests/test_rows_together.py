@@ -82,6 +82,7 @@ def test_other_programs_are_not(name, rows):
     assert not found.together
 
 
+@pytest.mark.slow
 def test_a_prediction_warns():
     model = TOGETHER["mean"][0]
     posterior = dgp.Posterior(model, samples={"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8))})

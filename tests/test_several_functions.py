@@ -221,6 +221,7 @@ QUICK = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_expectations_are_those_of_a_dense_grid(name):
     values, conditional, of_all, y, how = CASES[name]
@@ -270,6 +271,7 @@ def test_more_nodes_are_more_exact():
     assert errors[1].max() < 5e-3
 
 
+@pytest.mark.slow
 def test_draws_and_four_functions(key):
     """More than three numbers of v per y: draws, with a warning unless they are asked for."""
     conditional = lambda v, s, w, t: dist.StudentT(3 + jnp.exp(w + t), v, jnp.exp(0.5 * s))  # noqa: E731
@@ -344,6 +346,7 @@ def test_values_given_their_neighbours_at_one_input_twice_are_refused():
     assert dgp.Likelihood((f(X), f(-X)), sums).variance.shape == (12,)
 
 
+@pytest.mark.slow
 def test_slopes_along_two_columns_are_two_functions():
     with handlers.seed(rng_seed=0):
         f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.5), dgp.Points(jnp.eye(2)))

@@ -382,6 +382,7 @@ def test_rows_that_single_precision_would_make_equal_are_refused(x32):
         run(dgp.minibatch(shallow, data=90), stream=stream)
 
 
+@pytest.mark.slow
 def test_a_guide_of_the_program_without_minibatch_is_refused():
     """Its latents would count once, and their densities in the model three times."""
     program = partial(shallow, width=1)

@@ -110,6 +110,7 @@ def test_transposed_weights_and_slopes_are_errors(rule, message):
         G.InducingPoint(deep, sites={"h": rule})(X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [G.GivenInducing("free"), G.GivenInducing(3), G.JointOutputs()], ids=str)
 def test_several_values_of_each_row(rule):
     """A second plate around the rows: the bound is that of the rows written out."""
@@ -134,6 +135,7 @@ def test_several_values_of_each_row(rule):
     assert agree(*draws)
 
 
+@pytest.mark.slow
 def test_medians_are_not_those_given_a_draw():
     """Of layers that follow drawn values there are none; those over all draws are in ``sample_posterior``."""
 

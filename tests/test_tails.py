@@ -49,6 +49,7 @@ def test_truncated_densities_are_those_of_scipy(name, kind, dtype):
     np.testing.assert_allclose(found, whole.logpdf(Y) - log_inside(whole), atol=error, rtol=error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [2.0, 0.3, 0.03])
 def test_predictive_densities_of_positive_observations(scale):
     """What v leaves open reaches hundreds of scales below zero, where NumPyro's density is infinite."""
@@ -62,6 +63,7 @@ def test_predictive_densities_of_positive_observations(scale):
         np.testing.assert_allclose(value, true, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_densities_that_are_infinite_far_away_do_not_mislead():
     """Of a distribution whose tail is not known here, where it is divided by a probability that rounds to zero."""
 

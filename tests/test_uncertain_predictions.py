@@ -67,6 +67,7 @@ def closed_form(posterior, key):
     return mean, 1.3 - np.einsum("nij,ij->n", second, B) + np.einsum("i,nij,j->n", a, second, a) - mean**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [64, 1000])
 def test_one_layer_as_in_closed_form(key, count):
     """The error falls nearly like 1/S, not like its root: at 1000 draws it is below 0.1 % of the spread."""
@@ -79,6 +80,7 @@ def test_one_layer_as_in_closed_form(key, count):
     np.testing.assert_allclose(observed.variance, found.variance + NOISE**2, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [one, two])
 def test_no_variance_is_no_change(key, model):
     posterior = fitted(model, key)
@@ -88,6 +90,7 @@ def test_no_variance_is_no_change(key, model):
     np.testing.assert_allclose(found.variance, known.variance, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_two_layers_as_over_many_inputs(key):
     """Against inputs that are drawn by hand, all at one row."""
     posterior = fitted(two, key)
@@ -103,6 +106,7 @@ def test_two_layers_as_over_many_inputs(key):
     np.testing.assert_allclose(found.variance[n], total, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_a_row_alone_and_in_batches(key):
     """The same numbers, whatever other rows are predicted with it and however many at a time."""
     posterior = fitted(two, key)
@@ -116,6 +120,7 @@ def test_a_row_alone_and_in_batches(key):
     np.testing.assert_allclose(one_by_five.mean, together.mean, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_other_predictions(key):
     posterior = fitted(one, key)
     y = np.sin(3 * X[:, 0])
@@ -131,6 +136,7 @@ def test_other_predictions(key):
     assert np.abs(p[:, 0] - p[:, 0].mean()).max() < np.abs(known[:, 0] - known[:, 0].mean()).max()
 
 
+@pytest.mark.slow
 def test_draws_of_a_chain(key):
     """With draws of the inducing values, one for each."""
     samples = {"f": jax.random.normal(key, (30, 6))}
@@ -141,6 +147,7 @@ def test_draws_of_a_chain(key):
     assert np.abs(found.mean[1:] - posterior.predict(key, X).mean[1:]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_traced_and_in_single_precision(key, x32):
     posterior = fitted(one, key)
     found = posterior.predict(key, X, X_variance=V)
