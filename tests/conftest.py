@@ -7,7 +7,7 @@ import pytest
 
 jax.config.update("jax_enable_x64", True)
 
-QUICK = "smoke and not slow"  # what -m smoke stands for: a test in the selection may have slow cases
+QUICK = "smoke and not slow and not long"  # what -m smoke stands for: a test in the selection may have slow cases
 
 
 def pytest_configure(config):
