@@ -226,9 +226,8 @@ def _cut(integrand: Function, offsets: Function | None, ends: Array, most: int) 
 
     def step(state: _State) -> _State:
         found, count, low, high, places, rounds = state
-        parts = jnp.stack(_measured(integrand, offsets, low, high), -1)
-        known = jnp.stack(found, -1).at[(places, *rows)].set(parts, mode="drop")  # what is beyond the end
-        found = _Intervals(*jnp.moveaxis(known, -1, 0))
+        parts, here = _measured(integrand, offsets, low, high), (places, *rows)  # what is beyond the end is dropped
+        found = _Intervals(*(x.at[here].set(part, mode="drop") for x, part in zip(found, parts, strict=True)))
         errors, worst = (jnp.moveaxis(x, -1, 0) for x in jax.lax.top_k(jnp.moveaxis(found.log_error, 0, -1), cuts))
         new = count + order[:cuts]
         needed = (errors > logsumexp(found.log_integral, 0) + tolerance) & (new < most)

@@ -218,8 +218,9 @@ def _around_location(conditional: Conditional, y: Array, loc: Array, variance: A
     centre, width = jax.lax.stop_gradient((jnp.clip(z, -_PLACED, _PLACED), width))
     low, high = jnp.arcsinh((-_REACH - centre) / width), jnp.arcsinh((_REACH - centre) / width)
     u = low + (high - low) * jnp.linspace(0, 1, _NODES, dtype=low.dtype).reshape(-1, *(1,) * low.ndim)
-    points = centre + width * jnp.sinh(u)
-    weights = jnp.exp(-0.5 * jnp.square(points)) * jnp.cosh(u)
+    e = jnp.exp(u)
+    points = centre + width * 0.5 * (e - 1 / e)
+    weights = jnp.exp(-0.5 * jnp.square(points)) * (e + 1 / e)
     values = jax.vmap(lambda v: conditional(v).log_prob(y))(loc + sd * points)
     return (weights * values).sum(0) / weights.sum(0)
 

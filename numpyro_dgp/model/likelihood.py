@@ -202,7 +202,7 @@ class Likelihood(FieldsInOrder):
         if how is None and isinstance(rule, MonteCarlo):
             how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
         elif how is None and self.collapse == "marginal" and self.peaks is not None:
-            how = "nodes around the peaks"
+            how = "nodes around the peak"
         elif how is None and self.collapse == "bound" and self.closed.around_location is not None:
             how = "48 nodes around the location"
         elif how is None:
