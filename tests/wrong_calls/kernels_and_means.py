@@ -88,7 +88,6 @@ WRONG = [
     ),
     Wrong("mean: one column for two outputs", lambda: layer(lambda x: x, 2), r"2 output\(s\), got one with 1.*repeat"),
     Wrong("mean: identity for two outputs", lambda: layer(M.Identity(), 2), r"2 output\(s\), got one with 1.*repeat"),
-    Wrong("mean: returns a number", lambda: layer(lambda x: 3.0), "a number is dgp.means.Constant"),
     Wrong("mean: returns nothing", lambda: layer(lambda x: None), r"to values \(..., P\), got \(\)"),
     Wrong(
         "mean: two of three",
