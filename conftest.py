@@ -1,22 +1,14 @@
-"""How the programs of tests and doctests are compiled and kept, and ``--minutes``."""
+"""How the programs of tests and doctests are compiled and kept."""
 
 import gc
 import os
 import subprocess
 import sys
-import time
-import zlib
 from pathlib import Path
 
 import jax
-import pytest
 
 jax.config.update("jax_disable_most_optimizations", True)
-
-_BEGIN = time.monotonic()
-
-# Files whose slow tests take longest. They come first, so that no worker is alone with one at the end.
-LONG = ("test_docs.py", "test_calibration.py", "test_gibbs.py")
 
 
 def _compile_quickly():
@@ -38,14 +30,6 @@ def _share_programs(folder):
             os.link(programs[name], worker / name)
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--minutes",
-        type=float,
-        help="begin no test after so many minutes, and skip the rest; long files first, others in a new order",
-    )
-
-
 def pytest_configure(config):
     """Compiled programs are kept between modules and runs: most of the time here goes into compilation."""
     folder = Path(config.cache.mkdir("jax"))
@@ -57,19 +41,3 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     gc.set_threshold(200_000, 50, 100)  # traces are many small objects, most of which live as long as their program
-
-
-def pytest_collection_modifyitems(config, items):
-    """With ``--minutes``, files in an order that differs between runs and is the same for all workers of one."""
-    if config.option.minutes is not None:
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
-        last = len(LONG)
-        place = {name: i for i, name in enumerate(LONG)}
-        items.sort(key=lambda item: (place.get(item.path.name, last), zlib.crc32(f"{run} {item.path}".encode())))
-
-
-def pytest_runtest_setup(item):
-    """Counted from the start of the worker."""
-    minutes = item.config.option.minutes
-    if minutes is not None and time.monotonic() - _BEGIN > 60 * minutes:
-        pytest.skip(f"more than {minutes:g} minutes, --minutes")

@@ -7,9 +7,9 @@ import pytest
 from numpyro_dgp.algebra import tuning
 
 
-def mostly_slow(few, values):
-    """Parameters of a test, of which only ``few`` run by default and the others with the slow tests."""
-    return [value if value in few else pytest.param(value, marks=pytest.mark.slow) for value in values]
+def mostly_long(few, values):
+    """Parameters of a test, of which only ``few`` run by default and the others with the long tests."""
+    return [value if value in few else pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 def tune(monkeypatch, **changes):

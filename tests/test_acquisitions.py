@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from programs import X, Y, deep, random_params
 from scipy import integrate, stats
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import design
@@ -114,20 +114,20 @@ def test_one_gaussian_in_closed_form(name):
     np.testing.assert_allclose(MAKE[name](GP)(ONE), dense(name, ONE), rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ALM", "ALC", "IMSE", "MICE"])
 def test_batches_in_closed_form(name):
     np.testing.assert_allclose(MAKE[name](GP)(THREE), dense(name, THREE), rtol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["EI", "KG"])
 def test_averages_over_a_mixture(name):
     expected = np.mean([dense(name, ONE, scale) for scale in MIXTURE.scales])
     np.testing.assert_allclose(MAKE[name](MIXTURE)(ONE), expected, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_large_values_are_good_on_request():
     m, C, _ = moments(ONE)
     z = (m[0] - 0.9) / math.sqrt(C[0, 0])
@@ -180,7 +180,7 @@ def brute(name, posterior, x, number=400_000):
     return -(p * logs).sum(), math.sqrt((p * logs**2).sum() - (p * logs).sum() ** 2) / math.sqrt(number)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "q"), [(n, 3) for n in (*DRAWS, "VIGF")] + [(n, 1) for n in ("UCB", "VIGF", "contour")]
 )
@@ -191,7 +191,7 @@ def test_brute_force(name, q):
     assert abs(found - value) < 4 * error + 2e-3 * abs(value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", MAKE)
 def test_slopes(name):
     """Compiled and mapped over batches; slopes by finite differences; single precision."""
@@ -214,7 +214,7 @@ def test_slopes(name):
     np.testing.assert_allclose(slope, slopes, rtol=0.05, atol=0.02 * abs(slopes).max())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "known"), [(n, False) for n in MAKE] + [(n, True) for n in ("LogEI", "KG", "contour")]
 )
@@ -227,7 +227,7 @@ def test_nothing_to_learn(name, known, x32):
     assert np.isfinite(slope).all()
 
 
-@pytest.mark.parametrize("dtype", mostly_slow([jnp.float32], [jnp.float32, jnp.float64]))
+@pytest.mark.parametrize("dtype", mostly_long([jnp.float32], [jnp.float32, jnp.float64]))
 def test_far_from_any_improvement(dtype):
     """At z standard deviations: the logarithm by an integral of positive numbers, its slope Phi(z) / h(z)."""
     z = np.array([-1e4, -200.0, -40.0, -8.0, -4.001, -3.999, -1.0, 0.0, 3.0, 40.0])
@@ -250,7 +250,7 @@ def test_far_from_any_improvement(dtype):
     np.testing.assert_allclose(slopes, expected_slopes, rtol=10 * rtol)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_improvement_in_the_tail(x32):
     """At -40 standard deviations EI is zero in single precision; its logarithm points the way."""
     x = jnp.asarray(ONE, jnp.float32)
@@ -289,14 +289,14 @@ def test_a_point_twice_tells_nothing_new():
     np.testing.assert_allclose(kg(np.repeat(ONE, 2, 0)), kg(ONE), rtol=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_batches_of_different_points():
     mice = design.MICE(GP, KEY, SPACE)
     pair = design.maximise(mice, [[0, 1], [0, 1]], KEY, q=2, num_candidates=64, num_starts=2)
     assert np.linalg.norm(pair.x[0] - pair.x[1]) > 0.3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_knowledge_gradient_is_negative():
     """Near runs nothing is left to learn: all of the value would be the error of the draws."""
     kg = design.KnowledgeGradient(GP, KEY, SPACE, 0.1, num_draws=8)
@@ -316,6 +316,7 @@ def test_noise_of_any_type():
     assert whole == number > 0
 
 
+@pytest.mark.slow
 def test_large_whole_numbers(x32):
     whole = np.array([3_000_000_000, -1, 0, 1])
     vigf = [design.VIGF(GP, KEY, RUNS, y)(RUNS[:1] + 0.01) for y in (whole, whole.astype(float))]
@@ -329,7 +330,7 @@ def test_candidates_in_single_precision_are_left_out_too():
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_a_deep_program():
     """Averages over the draws of the posterior, the same at every call."""
     guide = dgp.guides.InducingPoint(deep)
@@ -351,7 +352,7 @@ class Outputs(Emulator):
         return dgp.JointMixture(jnp.stack([m, 2 * m], -1), jnp.stack([C, 4 * C], 1), jnp.stack([K, 4 * K], 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_of_several_outputs():
     np.testing.assert_allclose(design.ALM(Outputs(0.35), KEY, output=1)(TWO), 4 * design.ALM(GP, KEY)(TWO), rtol=1e-12)
 

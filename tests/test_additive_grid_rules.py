@@ -28,9 +28,9 @@ def model(X, y=None):
 @pytest.mark.parametrize(
     ("rule", "shapes"),
     [
-        pytest.param(G.GivenInducing("free"), {"weights": (12, 2, 22)}, marks=pytest.mark.slow),
-        pytest.param(G.GivenInducing(3), {"basis": (2, 3, 22), "weights": (12, 2, 3)}, marks=pytest.mark.slow),
-        pytest.param(G.JointOutputs(), {"weights": (12, 2, 2, 22)}, marks=pytest.mark.slow),
+        pytest.param(G.GivenInducing("free"), {"weights": (12, 2, 22)}, marks=pytest.mark.long),
+        pytest.param(G.GivenInducing(3), {"basis": (2, 3, 22), "weights": (12, 2, 3)}, marks=pytest.mark.long),
+        pytest.param(G.JointOutputs(), {"weights": (12, 2, 2, 22)}, marks=pytest.mark.long),
     ],
     ids=["free", "rank", "joint outputs"],
 )
@@ -45,6 +45,7 @@ def test_weights_are_of_the_values_that_the_site_holds(rule, shapes):
     check_guide(model, guide, X, Y, num=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda u: u, lambda u: FunctionDraw(u, jax.random.key(0), 8)])
 def test_values_of_another_shape_are_refused(wrap):
     data = {"g": wrap(jnp.zeros(5))}

@@ -9,7 +9,7 @@ import optax
 import pytest
 from numpyro import handlers
 from numpyro.infer import SVI
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -168,7 +168,8 @@ def test_rounding_is_not_taken_for_a_function_that_is_no_kernel():
 RANGES = {"Uniform": lambda v: dist.Uniform(v - 0.1, v + 0.1), "Delta": lambda v: dist.Delta(v)}
 
 
-@pytest.mark.parametrize("name", mostly_slow(["Uniform"], RANGES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_long(["Uniform"], RANGES))
 def test_a_range_of_y_that_moves_with_the_function_is_named(name):
     model = lambda X, y=None: program(X, y, conditional=RANGES[name])  # noqa: E731
     svi = SVI(model, G.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
@@ -177,5 +178,6 @@ def test_a_range_of_y_that_moves_with_the_function_is_named(name):
         dgp.fit(svi, KEY, 1, X, Y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_constant_may_be_written_with_v():
     assert np.isfinite(likelihood(lambda v: dist.Normal(v, 0.1 + 0 * v)).log_prob(Y)).all()

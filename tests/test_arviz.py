@@ -43,7 +43,7 @@ def tree():
     return dgp.to_arviz(posterior, jax.random.key(0), X, Y, num_samples=100, losses=np.arange(7.0)), params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.smoke
 def test_densities_of_a_shallow_model_are_the_dense_ones(key):
     found = dgp.to_arviz(FIT, key, X, Y, num_samples=20)
@@ -60,7 +60,7 @@ def test_densities_of_a_shallow_model_are_the_dense_ones(key):
         np.testing.assert_allclose(found.log_likelihood_uncorrected["y"][0, s], exact, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hidden_values_are_integrated(key):
     """Whatever q(h) is, the average over its draws is the integral over the model's p(h | v)."""
     guide = dgp.guides.MeanField(noisy)
@@ -76,7 +76,7 @@ def test_hidden_values_are_integrated(key):
         assert (np.abs(terms.mean(0) - exact) < 4.5 * terms.std(0) / 4000**0.5 + 1e-6).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_latents_are_integrated_and_chosen_by_their_weights(key):
     """Also under a guide that weighs its latents; then the posterior is the one that the weights imply."""
     inducing = np.hstack([z, np.sin(9 * z)])
@@ -105,7 +105,7 @@ def test_latents_are_integrated_and_chosen_by_their_weights(key):
     assert (np.abs(scaled.mean(0)) < 4.5 * scaled.std(0) / 60**0.5).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_groups_names_and_coordinates(tree):
     found, params = tree
     assert set(found.children) == {
@@ -145,7 +145,7 @@ def test_stock_calls_refuse_the_draws_of_a_guide(tree):
     assert "log_likelihood" not in found.children
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_are_not_from_the_posterior_of_a_narrow_guide(key):
     """What a stock call says of them without the ratio of densities, and what the ratio says."""
     narrow = dgp.Posterior(shallow, POINTS, PARAMS | {"g_auto_scale_tril": 0.02 * jnp.eye(8)})
@@ -156,6 +156,7 @@ def test_draws_are_not_from_the_posterior_of_a_narrow_guide(key):
     assert (arviz_stats.loo(found, pointwise=True).pareto_k < score.good_k).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_round_trip_to_a_file(tree, tmp_path):
     pytest.importorskip("h5netcdf")
     found, _ = tree
@@ -164,7 +165,7 @@ def test_round_trip_to_a_file(tree, tmp_path):
         xarray.testing.assert_equal(again.load(), found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_names_of_ones_own(key):
     names = [f"row {n}" for n in range(30)]
     found = dgp.to_arviz(
@@ -176,7 +177,7 @@ def test_names_of_ones_own(key):
     assert found.fit.sizes == {"step": 3}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     model = partial(shallow, Z=np.float32(Z))
     fit = dgp.Posterior(model, dgp.guides.InducingPoint(model), jax.tree.map(np.float32, PARAMS))
@@ -193,7 +194,7 @@ def chains():
     return mcmc
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains(chains, key):
     found = dgp.to_arviz(chains, key, X[::3], Y[::3], num_samples=5, local_samples=300)
     assert found.posterior.sizes == {"chain": 2, "draw": 30, "f_output": 1, "f_inducing": 8, "g_inducing": 8,
@@ -210,7 +211,7 @@ def test_chains(chains, key):
     np.testing.assert_allclose(found.log_likelihood_uncorrected["y"][1, 7], exact, atol=0.4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_of_centred_layers_are_noticed(key):
     mcmc = MCMC(NUTS(deep, max_tree_depth=2), num_warmup=2, num_samples=3, progress_bar=False)
     mcmc.run(key, X[::3], Y[::3])
@@ -218,7 +219,7 @@ def test_chains_of_centred_layers_are_noticed(key):
         dgp.to_arviz(mcmc, key, X[::3], Y[::3], num_samples=2, local_samples=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_autoguide_over_all_sites_has_no_local_part(key):
     guide = AutoMultivariateNormal(noisy)
     svi = SVI(noisy, guide, optax.sgd(0.0), dgp.ELBO())
@@ -243,7 +244,7 @@ def two_sources(X, coarse=None, fine=None):
         numpyro.sample("fine", dist.Normal(h.sum(-1), NOISE), obs=fine)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_sources_of_data_masks_and_factors(key):
     guide = dgp.guides.InducingPoint(two_sources)
     args = X, jnp.stack([Y, -Y], -1), Y[:10]
@@ -318,7 +319,7 @@ def regression(X, y=None):
     numpyro.sample("y", dgp.gp("f", dgp.kernels.RBF(1.2, scale), None)(X, noise=NOISE), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "make", "args", "dims"),
     [
@@ -406,6 +407,7 @@ def test_plots_of_arviz(tree, plot):
     matplotlib.pyplot.close("all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deep", [False, True])
 def test_two_families_at_the_same_rows(deep):
     """Each has a variable, its density given the other of the row; densities by quadrature over the hidden value."""
@@ -463,6 +465,7 @@ def test_a_trace_plot():
     assert {"b"} <= set(arviz_plots.plot_trace(tree, var_names=["b"], backend="matplotlib").viz["trace"].data_vars)
 
 
+@pytest.mark.slow
 def test_an_old_arviz_is_named(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.23.4")
     posterior = dgp.Posterior(slope, samples={"b": np.zeros(30)})

@@ -19,7 +19,7 @@ from numpyro.handlers import seed, substitute
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from programs import NOISE, X, Y, agree, draws_of_bound, random_params
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.bessel import scaled_bessel
@@ -73,8 +73,9 @@ def with_latent(X, y=None):
 # --- features
 
 
+@pytest.mark.slow
 @SMALL
-@pytest.mark.parametrize("D", mostly_slow([2], [1, 2, 3]))
+@pytest.mark.parametrize("D", mostly_long([2], [1, 2, 3]))
 def test_features_are_sines_with_the_spectral_density(D):
     """Number by number, from the formulas."""
     low, high, sizes = np.array([-1.5, -2.0, -1.0])[:D], np.array([1.2, 1.5, 2.0])[:D], (4, 3, 2)[:D]
@@ -94,8 +95,8 @@ def test_features_are_sines_with_the_spectral_density(D):
 
 
 @SMALL
-@pytest.mark.parametrize("D", mostly_slow([1], [1, 2, 3]))
-@pytest.mark.parametrize("kernel", mostly_slow([RBF], [RBF, Matern32]))
+@pytest.mark.parametrize("D", mostly_long([1], [1, 2, 3]))
+@pytest.mark.parametrize("kernel", mostly_long([RBF], [RBF, Matern32]))
 def test_equal_to_numpyro(kernel, D):
     x, ell, m, scales = ROWS[:, :D], 1.5, [6, 4, 3][:D], np.array([0.4, 0.7, 0.9])[:D]
     if kernel is RBF:
@@ -124,7 +125,7 @@ def test_weights_determine_the_function():
     assert f(X).log_prob(f(X).mean + 1).max() == -np.inf
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slopes_and_sums_are_those_of_the_sum():
     f = layer(RBF(), BASIS, np.random.default_rng(1).normal(size=12))
     slopes = jax.vmap(jax.grad(lambda x: f(x[None]).mean[0]))(X)[:, 0]
@@ -135,7 +136,7 @@ def test_slopes_and_sums_are_those_of_the_sum():
     assert not f.linear(X, A, joint=True).covariance.any()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_outputs_have_kernels_of_their_own():
     kernels = [RBF(1.0, 0.5), Matern32(2.0, 0.8)]
     f = layer(kernels, BASIS, outputs=2)
@@ -149,7 +150,7 @@ def test_outputs_have_kernels_of_their_own():
 # --- kernels
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_additive_kernels_and_products():
     """Sums of terms on their own columns, in five columns; products of the functions of each factor."""
     kernel = 2.0 * RBF(1.0, 0.5).on(0) + Matern52().on(1, 2) + Matern32().on(0) + RBF().on(3) * Linear().on(4) + 0.5
@@ -166,7 +167,8 @@ def test_additive_kernels_and_products():
     np.testing.assert_allclose(f.covariance(ROWS)[0], kernel(ROWS, ROWS), atol=0.05)
 
 
-@pytest.mark.parametrize("a", mostly_slow([10.0], [1e-3, 10.0, 1e4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("a", mostly_long([10.0], [1e-3, 10.0, 1e4]))
 def test_bessel_functions(a):
     wanted = scipy.special.ive(np.arange(30), a)
     rtol = 1e-6 if a > 1e3 else 1e-12  # frequencies up to sqrt(a) matter
@@ -176,7 +178,7 @@ def test_bessel_functions(a):
     np.testing.assert_allclose(slope, 0.5 * (wanted[1] + wanted[3]) - wanted[2], rtol=100 * rtol)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @SMALL
 def test_periodic_kernels_by_their_fourier_series(monkeypatch):
     """Exact but for frequencies beyond the size, in one and two columns; NumPyro has the same squares of weights."""
@@ -195,7 +197,7 @@ def test_periodic_kernels_by_their_fourier_series(monkeypatch):
     np.testing.assert_allclose(products(layer(kernel, dgp.Basis(-1.0, 1.0, 31)), outside), kernel(outside, outside))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_periodic_kernels_in_two_columns():
     two = Periodic(1.3, np.array([0.7, 1.1]), np.array([0.8, 0.5]))
     g = layer(two, dgp.Basis(-1.0, 1.0, (25, 15)))
@@ -203,7 +205,7 @@ def test_periodic_kernels_in_two_columns():
     np.testing.assert_allclose(products(g, ROWS[:, :2]), two(ROWS[:, :2], ROWS[:, :2]), atol=1e-8)
 
 
-@pytest.mark.parametrize("i", mostly_slow([0], range(4)))
+@pytest.mark.parametrize("i", mostly_long([0], range(4)))
 def test_kernels_of_finite_rank_are_exact(i):
     kernel = [Linear(0.7) + Constant(0.5), Cosine(1.3, 0.7), Constant(0.5), Periodic(1.0, 2.0) + Linear()][i]
     f = layer(kernel, dgp.Basis(-1.0, 1.0, (15, 15)))
@@ -213,8 +215,9 @@ def test_kernels_of_finite_rank_are_exact(i):
 # --- the interval and the size
 
 
-@pytest.mark.parametrize("kernel", mostly_slow([RBF], [RBF, Matern12, Matern32, Matern52]))
-@pytest.mark.parametrize("error", mostly_slow([0.01], [0.1, 0.01]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", mostly_long([RBF], [RBF, Matern12, Matern32, Matern52]))
+@pytest.mark.parametrize("error", mostly_long([0.01], [0.1, 0.01]))
 def test_around_keeps_the_error(kernel, error):
     ends, x = np.array([[-1.0], [1.0]]), np.linspace(-1, 1, 101)[:, None]
     basis = dgp.Basis.around(ends, 0.25, longest=0.6, error=error, kernel=kernel)
@@ -225,7 +228,7 @@ def test_around_keeps_the_error(kernel, error):
     assert wrong > 0.2 * error
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @SMALL
 def test_around_and_the_published_rules():
     for kernel, factor in ((RBF, 1.75), (Matern32, 3.42), (Matern52, 2.65)):
@@ -237,7 +240,7 @@ def test_around_and_the_published_rules():
     assert sorted(basis.size, reverse=True) == list(basis.size)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @SMALL
 def test_outside_the_function_is_its_mean():
     f = layer(RBF(), BASIS, np.ones(12), mean=dgp.means.Constant(0.5))
@@ -252,7 +255,7 @@ def test_outside_the_function_is_its_mean():
     assert not slopes[np.array([0, 4])].any()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fit_begins_with_the_warning():
     model = partial(shallow, basis=dgp.Basis(-1.0, 4.0, 12))
     svi = SVI(model, G.InducingPoint(model, inducing=G.Diagonal()), optax.adam(0.01), dgp.ELBO())
@@ -296,7 +299,7 @@ def test_wrong_calls(make, match):
         make()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @SMALL
 def test_single_precision(x32):
     """Values keep their dtype, and the gradient is finite where the spectral density underflows."""
@@ -334,13 +337,15 @@ def linear_regression():
     return A @ S @ A.T @ Y / NOISE**2, np.diag(A @ S @ A.T)
 
 
+@pytest.mark.slow
 def test_the_evidence_is_that_of_linear_regression():
     """The bound has nothing to lose, as v determines the function."""
     bound = -dgp.ELBO().loss(KEY, {}, shallow, G.Collapsed(shallow), X, Y)
     np.testing.assert_allclose(bound, evidence(X, Y), rtol=1e-11)
 
 
-@pytest.mark.parametrize("kernel", mostly_slow([RBF], [RBF, Matern52]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", mostly_long([RBF], [RBF, Matern52]))
 def test_the_evidence_tends_to_that_of_the_process(kernel):
     k = kernel(1.2, 0.7)
     exact = scipy.stats.multivariate_normal.logpdf(Y, cov=np.asarray(k.gram(X)) + NOISE**2 * np.eye(len(X)))
@@ -386,7 +391,7 @@ REFUSES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", WORKS)
 def test_guides_that_work(name):
     model, make = WORKS[name]
@@ -401,14 +406,14 @@ def test_guides_that_work(name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
-@pytest.mark.parametrize("name", ["MeanField", *(pytest.param(n, marks=pytest.mark.slow) for n in REFUSES)])
+@pytest.mark.parametrize("name", ["MeanField", *(pytest.param(n, marks=pytest.mark.long) for n in REFUSES)])
 def test_guides_that_refuse(name):
     model, make, match = REFUSES[name]
     with pytest.raises(ValueError, match=match):
         SVI(model, make(model), optax.adam(0.02), dgp.ELBO()).init(KEY, X, Y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["InducingPoint", "GivenInducing, noise"])
 def test_bounds_agree(name):
     """With those of NumPyro, which draw the weights and take the density of hidden values where it is."""
@@ -425,7 +430,7 @@ def chain(kernel, warmup=10, samples=10):
     return mcmc.get_samples()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_move_weights_only():
     program = dgp.for_mcmc(deep, {"variance": 0.3})
     for kernel in (NUTS(program), dgp.Gibbs(deep, {"variance": 0.3})):
@@ -437,7 +442,7 @@ def test_chains_move_weights_only():
         chain(NUTS(dgp.for_mcmc(deep, {"variance": 0.3}, noncentered=False)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_functions_are_sums_too():
     beliefs = {f"{name}_auto_loc": jnp.ones(shape) for name, shape in (("f", (1, 12)), ("g", (12,)))}
     beliefs |= {name.replace("loc", "scale"): 0.3 * value for name, value in beliefs.items()}
@@ -446,7 +451,7 @@ def test_draws_of_functions_are_sums_too():
     np.testing.assert_allclose(draws(X[:4])["h"], draws(X)["h"][:, :4], rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_chain_of_the_bare_program_lands_on_linear_regression():
     draws = chain(NUTS(shallow), 200, 1000)["g"]
     values, (mean, variance) = draws @ layer(RBF(1.2, 0.7), BASIS).features(X).T, linear_regression()
@@ -454,7 +459,7 @@ def test_a_chain_of_the_bare_program_lands_on_linear_regression():
     np.testing.assert_allclose(values.var(0), variance, rtol=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_new_rows_and_a_deeper_start():
     """One natural step reaches the evidence, new rows take it to that of all rows."""
     guide = G.InducingPoint(shallow)
@@ -471,7 +476,7 @@ def test_new_rows_and_a_deeper_start():
     assert abs(start.bound - start.fitted) < 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_new_rows_compare_weights_at_other_hyperparameters():
     """The weights of an earlier fit are coefficients of the same sines."""
     v = np.random.default_rng(3).normal(size=12)
@@ -489,7 +494,7 @@ def test_new_rows_compare_weights_at_other_hyperparameters():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     "case",
-    mostly_slow(
+    mostly_long(
         [((50,), 1), ((25, 3), 2)],
         [((50,), 1), ((37,), 4), ((12,), 1), ((50,), 40), ((25, 3), 2), ((2, 3), 3), ((20, 5, 3), 2)],
     ),
@@ -517,6 +522,7 @@ def test_sums_of_sines_are_those_of_every_sine(case, dtype):
         np.testing.assert_allclose(found, np.sin(angles) @ weights.T.astype(float), atol=100 * sizes[0] * eps)
 
 
+@pytest.mark.slow
 def test_sums_of_sines_are_cheaper_than_sines():
     """Numbers that are kept and sines that are taken, in the lowered text: none for each row and weight."""
     turns, weights = jnp.zeros((100, 1)), jnp.zeros((1, 64))

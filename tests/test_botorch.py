@@ -39,7 +39,7 @@ def test_values_and_gradients_cross(example):
     np.testing.assert_allclose(X.grad, slope(jnp.asarray(X.detach().numpy())), rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_a_round(example, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["botorch_model.py", "--smoke"])

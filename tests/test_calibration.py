@@ -77,14 +77,14 @@ def p_values(found):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("layers", "repeats"), [(1, 120), (2, 60)])
 def test_ranks_of_the_truth_are_uniform(layers, repeats):
     found = p_values(ranks(layers, repeats))
     assert min(found) > 0.01 / len(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("layers", "repeats"), [(1, 120), (2, 60)])
 def test_ranks_with_an_integrated_layer_are_uniform(layers, repeats):
     """Of its inducing values too, which are drawn after the chain."""
@@ -92,7 +92,7 @@ def test_ranks_with_an_integrated_layer_are_uniform(layers, repeats):
     assert min(found) > 0.01 / len(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_wrong_data_are_noticed():
     """The same test sees data that are half as large again as the program makes them."""
     assert min(p_values(ranks(1, 120, error=1.5))) < 1e-4
@@ -125,7 +125,7 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_ranks_of_gibbs_are_uniform(name):
     layers, kernel = SAMPLERS[name]
@@ -134,7 +134,7 @@ def test_ranks_of_gibbs_are_uniform(name):
     assert min(found) > 0.01 / len(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("layers", [1, 2])
 def test_ranks_in_the_coordinates_of_a_guide_are_uniform(layers):
     kernel = in_coordinates(lambda X, y=None: under_a_likelihood(layers, X, y))
@@ -152,7 +152,7 @@ class Cold(dgp.updates.EllipticalSlice):
         return state, z, energy / 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wrong_update_is_noticed():
     kernel = gibbs(collapse=False, blocks={"g": Cold()}, rest=dgp.updates.Slice())
     options = dict(program=under_a_likelihood, sites=("noise", "scale", "g"), kernel=kernel, warmup=100, thinning=10)

@@ -10,7 +10,7 @@ import pytest
 from dense import gram
 from numpyro.infer import SVI
 from numpyro.infer.util import initialize_model
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as K
@@ -44,7 +44,7 @@ KERNELS = {
     ),
     "mixed": ((K.RBF().on(0) + 0.5) * HAMMING.on(1, 2) + 2.0 * K.Embedding(TABLE).on(1), mixed),
 }
-each = pytest.mark.parametrize("name", mostly_slow(["mixed"], KERNELS))
+each = pytest.mark.parametrize("name", mostly_long(["mixed"], KERNELS))
 
 
 def rows(n=9, seed=1):
@@ -61,13 +61,14 @@ def test_values(name):
     np.testing.assert_allclose(kernel(np.stack([X, X[::-1]]), Z)[0], kernel(X, Z), rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["hamming"], KERNELS))
-@pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.slow), np.float32])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_long(["hamming"], KERNELS))
+@pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.long), np.float32])
 def test_is_a_kernel(name, dtype):
     dgp.testing.check_kernel(KERNELS[name][0], rows().astype(dtype))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_features_have_the_kernel_as_covariance(name, key):
     kernel, X, num = KERNELS[name][0], jnp.asarray(rows(6)), 200_000
@@ -77,6 +78,7 @@ def test_features_have_the_kernel_as_covariance(name, key):
     assert jnp.abs((products.mean(-1) - kernel.gram(X)) / error).max() < 5
 
 
+@pytest.mark.slow
 def test_gradients_where_categories_coincide():
     X = jnp.asarray(np.vstack([rows(4), rows(4)]))
     total = lambda k, X: k(X, X).sum() + k.diag(X).sum()  # noqa: E731
@@ -184,7 +186,7 @@ def losses(guide, X, y, steps, **kwargs):
     return dgp.fit(svi, jax.random.key(0), steps, X, y, progress_bar=False, **kwargs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_deep_program_learns_and_predicts_with_labels():
     X, y = data()
     Z = dgp.initial.kmeans(X, 15, labels=[1])
@@ -202,7 +204,7 @@ def test_a_deep_program_learns_and_predicts_with_labels():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("guide", "noise"),
     [
@@ -222,7 +224,7 @@ def test_guides_that_take_labels(guide, noise):
         np.testing.assert_array_equal(labels % 1, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_chain_takes_labels():
     X, y = data()
     Z = dgp.initial.kmeans(X, 10, labels=[1])
@@ -234,7 +236,7 @@ def test_a_chain_takes_labels():
         initialize_model(jax.random.key(0), program, model_args=(X + 0.1, y))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("guide", "message"),
     [
@@ -258,7 +260,7 @@ def test_guides_that_refuse_labels(guide, message):
         losses(guide(model), X, y, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_standardised_labels_are_refused():
     X, _ = data()
     Z = dgp.initial.kmeans(X, 10, labels=[1])
@@ -268,7 +270,7 @@ def test_standardised_labels_are_refused():
             numpyro.handlers.seed(categories, 0)(X, Z=Z)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_standardised_labels_are_refused_before_a_fit():
     X, y = data()
     Z = dgp.initial.kmeans(X, 10, labels=[1])
@@ -277,6 +279,7 @@ def test_standardised_labels_are_refused_before_a_fit():
         losses(guide, dgp.initial.Standardizer.fit(X)(X), y, 2)
 
 
+@pytest.mark.slow
 def test_no_grid_of_labels():
     with (
         numpyro.handlers.seed(rng_seed=0),
@@ -298,7 +301,7 @@ def with_gaps(X, y=None, gone=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_numbers_that_are_missing_are_latents():
     X, y = data(20)
     X, gone = X[:, :2], jnp.arange(20) % 3 == 0
@@ -333,7 +336,7 @@ def test_numbers_that_are_missing_are_latents():
     np.testing.assert_allclose(mixed[0], expected, atol=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_groups_have_lengthscales_of_their_own():
     """Within a group an RBF with its lengthscale, between groups nothing, and a slope by every lengthscale."""
     lengthscales = jnp.array([0.3, 1.0, 2.0])

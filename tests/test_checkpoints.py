@@ -94,6 +94,7 @@ def test_another_fit_is_refused_with_the_first_difference(written, name):
         fit(written, *make_arguments())
 
 
+@pytest.mark.slow
 def test_the_same_fit_is_not_refused_and_traced_as_often(written, tmp_path):
     """Another call, with objects made anew, longer: nothing differs. The identity comes from the trace of the fit."""
 
@@ -120,7 +121,7 @@ def test_a_learning_rate_in_the_state_of_the_optimiser(tmp_path):
         fit(tmp_path / "a.npz", rate(0.02), steps=9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kernels_are_told_by_name_and_by_their_constants(tmp_path):
     program = lambda kernel: partial(shallow, kernel=kernel)  # noqa: E731
 
@@ -168,8 +169,9 @@ def test_files_of_an_older_version_are_refused(tmp_path):
         fit(tmp_path / "a.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "names", [pytest.param(["mixture"], id="mixture"), pytest.param([], id="every", marks=pytest.mark.slow)]
+    "names", [pytest.param(["mixture"], id="mixture"), pytest.param([], id="every", marks=pytest.mark.long)]
 )
 def test_the_identity_is_the_same_in_every_process(names):
     """Neither addresses nor the order of sets, which differ between processes, are in it: by guide and likelihood."""
@@ -187,7 +189,7 @@ def test_the_identity_is_the_same_in_every_process(names):
     assert all("operations with digest" in found for found in first.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mixture_is_resumed_in_another_process(tmp_path):
     """Whatever the order of sets there is, and as if it had not been interrupted."""
     program = """
@@ -370,6 +372,7 @@ def test_threads_that_write_one_file_never_leave_a_part(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
 
 
+@pytest.mark.slow
 def test_fit_and_fit_stream_do_not_take_each_others_files(tmp_path):
     file, rows = tmp_path / "fit.npz", (np.asarray(X), np.asarray(Y))
     stream = lambda seed=0, size=30: dgp.Stream(rows, size, seed=seed)  # noqa: E731
@@ -402,6 +405,7 @@ def test_an_identity_survives_its_file():
     assert here.other_versions(here._replace(versions={"jax": "2"})) == "jax 2 (here 1)"
 
 
+@pytest.mark.slow
 def test_initial_values():
     """Those of an earlier fit are accepted, and the fit that starts there is that of ``svi.run``."""
     svi = make()
@@ -411,7 +415,7 @@ def test_initial_values():
     np.testing.assert_allclose(again.losses, stock.losses, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_table_of_faults():
     """Every row of benchmarks/reliability.py that says whether a fit is the same, once."""
     script = Path(__file__).parent.parent / "benchmarks" / "reliability.py"

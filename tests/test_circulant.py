@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense import kl
-from sizes import mostly_slow
+from sizes import mostly_long
 
 from numpyro_dgp import kernels as K
 from numpyro_dgp.rings.circulant import Circulant, hartley, kl_between_circulants, kl_dense_to_circulant, sandwich_trace
@@ -47,8 +47,9 @@ def random_circulant(blocks, batch=()):
     return Circulant(jnp.array(even), blocks), dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("batch", mostly_slow([(3,)], [(), (3,)]))
+@pytest.mark.parametrize("batch", mostly_long([(3,)], [(), (3,)]))
 def test_algebra(blocks, batch):
     """Every verb is that of the dense matrix, odd and even, batched, in 1, 2 and 3 dimensions."""
     C, dense = random_circulant(blocks, batch)
@@ -116,7 +117,7 @@ def test_spectrum_is_that_of_the_sum_over_images(ring, kernel):
     assert (values > 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spectrum_of_sums_multiples_and_its_derivative():
     ring, k = RINGS[0], 2.0 * K.RBF(0.5, 1.5) + K.Matern52(1.0, 0.8)
     row = periodised(k, ring, ring.points()[:1], ring.points())[0]
@@ -128,7 +129,7 @@ def test_spectrum_of_sums_multiples_and_its_derivative():
     np.testing.assert_allclose(slope(1.1), jax.grad(dense)(1.1), rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("x32")
 def test_positive_in_single_precision():
     """Where the transform of a row has negative eigenvalues in single precision."""
@@ -146,6 +147,7 @@ def test_positive_in_single_precision():
     np.testing.assert_allclose(jnp.square(A).sum(-1) + conditional, 1.0, atol=3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x32")
 def test_sandwich_of_an_inverse_in_single_precision():
     """tr(K^-1 W K W) with a condition number of 3e5 loses five digits, and not all of them."""
@@ -158,9 +160,9 @@ def test_sandwich_of_an_inverse_in_single_precision():
     np.testing.assert_allclose(C.power(-1).sandwich(jnp.asarray(w), C, jnp.asarray(w)), expected, rtol=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ring", mostly_slow([RINGS[1], CUBE], [*RINGS, CUBE]))
-@pytest.mark.parametrize("kernel", mostly_slow([K.Matern52], [K.RBF, K.Matern52, K.Matern12]))
+@pytest.mark.long
+@pytest.mark.parametrize("ring", mostly_long([RINGS[1], CUBE], [*RINGS, CUBE]))
+@pytest.mark.parametrize("kernel", mostly_long([K.Matern52], [K.RBF, K.Matern52, K.Matern12]))
 def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
     """A and the conditional variance from a kernel that is an explicit sum of waves, also as the variance less A A'."""
     D, sizes = len(ring.sizes), np.array(ring.sizes)
@@ -186,7 +188,7 @@ def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
         np.testing.assert_allclose(Kxz, periodised(k, ring, X, Z), atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 3.0, 5.0, 10.0])
 def test_conditional_variance_is_never_negative(ratio):
     """Not below zero for lengthscales of 1 to 10 grid steps, and with finite gradients."""
@@ -199,7 +201,7 @@ def test_conditional_variance_is_never_negative(ratio):
     assert np.isfinite(slope)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mixing_periodic_and_plain_kernels_is_what_goes_wrong():
     """The same algebra with k(x, z) not periodic has no lower bound."""
     ring, k = Ring(0.0, 12.0, 40), K.RBF(1.0, 1.0)
@@ -210,7 +212,7 @@ def test_mixing_periodic_and_plain_kernels_is_what_goes_wrong():
     assert RingFeatures.of(k, ring).conditional_variance(X).min() > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_derivatives_by_inputs():
     features = RingFeatures.of(K.Matern52(1.0, 1.3), RINGS[1])
     x, step = jnp.array([[0.31], [8.6]]), 1e-6
@@ -219,13 +221,14 @@ def test_derivatives_by_inputs():
         np.testing.assert_allclose(jvp, (function(x + step) - function(x - step)) / (2 * step), atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_ring_closes():
     features = RingFeatures.of(K.RBF(1.0, 1.1), RINGS[2])
     x = jnp.array(rng.uniform(0, 5, (6, 2)))
     np.testing.assert_allclose(features.whitened(x), features.whitened(x + RINGS[2].length), atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -11,7 +11,7 @@ import optax
 import pytest
 from numpyro.infer import MCMC, NUTS, SVI
 from scipy import integrate, stats
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.model.function_values import FunctionValues
@@ -81,7 +81,8 @@ def expected(scipys, tail, n, exponential=False):
     return np.log(value) if exponential else value
 
 
-@pytest.mark.parametrize("name", mostly_slow(["censored weibull"], CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_long(["censored weibull"], CASES))
 def test_expectations_against_adaptive_quadrature(name):
     conditional, scipys, tail, closed = CASES[name]
     likelihood = dgp.Likelihood(F, conditional)
@@ -94,7 +95,7 @@ def test_expectations_against_adaptive_quadrature(name):
     np.testing.assert_allclose(fine.log_marginal(Y), found, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_censored_observations_in_the_tail_have_a_density_and_a_slope(x32):
     """Where the distribution function rounds to one, NumPyro's own density is that of the rounding error."""
     f = FunctionValues(jnp.array([0.0]), jnp.array([0.01]), event_dim=0)
@@ -139,7 +140,7 @@ def test_a_rate_of_zero_leaves_no_nan():
     np.testing.assert_allclose(slopes, [0.0, 2 - np.exp(LOC[1] + VARIANCE[1] / 2), 0.0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_censoring_is_not_a_bias(key):
     """Half of the times are cut off: with their flags the fit finds the median, without them it is too short."""
     x = jnp.linspace(-1, 1, 300)[:, None]
@@ -182,7 +183,7 @@ def censored_program(x, censored=False, y=None, *, deep=False):
 ROWS = jnp.linspace(-1, 1, 6)[:, None], jnp.arange(6) % 2 == 0, jnp.linspace(0.2, 3, 6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("make", [dgp.guides.InducingPoint, dgp.guides.MeanField])
 def test_guides_take_censored_times(make, key):
     model = partial(censored_program, deep=True)
@@ -190,7 +191,7 @@ def test_guides_take_censored_times(make, key):
     assert np.isfinite(svi.run(key, 3, *ROWS, progress_bar=False).losses).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_take_censored_times(key):
     mcmc = MCMC(NUTS(dgp.for_mcmc(censored_program)), num_warmup=5, num_samples=5, progress_bar=False)
     mcmc.run(key, *ROWS)
@@ -198,6 +199,7 @@ def test_chains_take_censored_times(key):
     assert np.isfinite(posterior.predict(key, ROWS[0]).mean).all()
 
 
+@pytest.mark.slow
 def test_the_collapsed_guide_refuses_censored_times(key):
     guide = dgp.guides.Collapsed(censored_program)
     with pytest.raises(ValueError, match=r"Collapsed: expected a Gaussian likelihood at 'y'"):

@@ -41,6 +41,7 @@ def test_inducing_inputs_at_the_data_cost_nothing(noise):
             np.testing.assert_allclose(bound(variance), exact(noise, variance), atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [dgp.kernels.RBF, dgp.kernels.Matern52])
 def test_rounding_error_is_no_bound(kernel):
     """In single precision a bound is never above that of the same features in double precision, or it is NaN."""
@@ -84,7 +85,7 @@ def test_data_at_inducing_inputs_see_the_inducing_values():
         np.testing.assert_allclose(left[2], 2.0 - (A[2] ** 2).sum(), rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_at_the_data_are_the_data():
     with jax.enable_x64(True):
         noisy = lambda X, y=None: model(X, y, noise=1e-6)  # noqa: E731
@@ -95,7 +96,7 @@ def test_predictions_at_the_data_are_the_data():
         assert np.all(found.variance > 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kernel", "precision"), [(dgp.kernels.RBF, 64), (dgp.kernels.Matern52, 64), (dgp.kernels.Matern52, 32)]
 )

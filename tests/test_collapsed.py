@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from programs import NOISE, X, Y, Z, draws_of_bound, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
@@ -66,7 +66,7 @@ def test_the_bound_of_the_program_at_the_optimum_and_below_it_elsewhere():
     assert evaluate(random_params(shallow, guide, X, Y)) < data.bound()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_evidence_between_the_bounds():
     exact = dense.log_normal(np.asarray(Y), np.zeros(30), np.asarray(RBF.gram(X)) + NOISE**2 * np.eye(30))
     for M in (2, 4, 8):
@@ -99,8 +99,8 @@ def test_slopes_weights_and_sums():
     np.testing.assert_allclose(part(weights=keep).bound(), cut.bound(), rtol=1e-10)
 
 
-@pytest.mark.parametrize("full", mostly_slow([True], [False, True]))
-@pytest.mark.slow
+@pytest.mark.parametrize("full", mostly_long([True], [False, True]))
+@pytest.mark.long
 def test_gaussian_inputs_against_draws_of_them(full):
     """Expectations of the quadratic over inputs, with a tilt: a mean function and observations linear in h."""
     kernel = RBF + k.Linear(0.4)
@@ -126,6 +126,7 @@ def test_gaussian_inputs_against_draws_of_them(full):
     assert draws.std() / np.sqrt(len(draws)) < 0.01 * abs(draws.mean())
 
 
+@pytest.mark.slow
 def test_inputs_without_variance_are_exact_inputs():
     whiten, A, variances = features(RBF, X, Z)
     W, noise = 0.7, jnp.linspace(0.2, 0.5, 30)
@@ -134,7 +135,7 @@ def test_inputs_without_variance_are_exact_inputs():
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_small_noise_and_a_smooth_kernel():
     """The precision of v has no negative eigenvalue beyond rounding, and the bound is that of q(v) in the layer."""
     points, inputs = jnp.linspace(-3, 3, 60)[:, None], jnp.array(rng.normal(size=(200, 1)))
@@ -158,7 +159,7 @@ def latent_model(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gplvm_bound_against_the_sampled_one():
     """For Gaussian latents beside inputs known exactly, the closed form is the mean of sampled bounds at that q(v)."""
     guide = dgp.guides.InducingPoint(latent_model)
@@ -175,7 +176,7 @@ def test_gplvm_bound_against_the_sampled_one():
     assert abs(draws.mean() - bound) < 3 * draws.std() / np.sqrt(len(draws))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     single = [jnp.asarray(a, jnp.float32) for a in (X, Y, Z)]
     whiten, A, variances = features(RBF, single[0], single[2])

@@ -127,7 +127,7 @@ def sampled_bound(model, guide, params, num=2500, marginal=()):
     return jax.lax.map(jax.jit(draw), jax.random.split(jax.random.key(5), num), batch_size=200)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bound_against_draws_of_everything(name):
     """The closed form for q(h | v) is the expectation of what the guide's own draws give."""
@@ -140,7 +140,7 @@ def test_bound_against_draws_of_everything(name):
     assert draws.std() / np.sqrt(len(draws)) < 0.02 * abs(exact)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["three layers", "one of two", "scalar"])
 def test_densities_given_inducing_values_at_data_inputs(name):
     """The same expectation with log p(h | v, x) where x are data; it is above the bound with E[log N(h; f(x), s^2)]."""
@@ -164,7 +164,7 @@ def sparse(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_open_variance_is_not_paid_twice():
     """The optimum over q(h) and q(v) of the bound with log p(h | v, x), by hand, at means and variances of h."""
     loc, scale = 0.5 * X, 0.2 + 0.1 * X**2
@@ -181,7 +181,7 @@ def test_open_variance_is_not_paid_twice():
     assert marginal > bound + 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optima_are_ordered():
     """At the optimum of each: the larger density and the larger family give the larger bound."""
 
@@ -200,7 +200,7 @@ def test_bad_density():
         G.Collapsed(sparse, hidden_density="exact")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_share_it_is_the_mean_field_bound():
     """At weights that tend to zero q(h | v) no longer depends on v."""
     follows = G.Collapsed(scalar, hidden=G.GivenInducing())
@@ -221,7 +221,7 @@ def few(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.4)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_between_mean_field_and_the_evidence():
     """At the optimum. In the evidence, too, the last layer enters by its bound."""
     x, y = X[:8], 0.7 * Y[:8]
@@ -259,7 +259,7 @@ def test_between_mean_field_and_the_evidence():
     assert predicted.mean.shape == (N,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_kernel_by_quadrature():
     def model(X, y=None):
         f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
@@ -275,7 +275,7 @@ def test_any_kernel_by_quadrature():
         value(model, G.Collapsed(model, hidden=G.GivenInducing()), params)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_layers_by_quasi_newton():
     """From the optimum of mean field, with its means, and shares that begin small."""
     model = PROGRAMS["three layers"][0]
@@ -291,7 +291,7 @@ def test_three_layers_by_quasi_newton():
     assert best(G.Collapsed(model, hidden=G.GivenInducing(scale=0.1)), init_params=means)[0] > mean_field + 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     points, x, y = (np.asarray(a, np.float32) for a in (Z, X, Y))
 

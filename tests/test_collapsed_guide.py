@@ -143,7 +143,7 @@ def sampled_bound(model, guide, params, y):
     return jax.lax.map(draw, jax.random.split(jax.random.key(5), 4000), batch_size=200)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bound_against_draws_of_hidden_layers(name):
     """The closed form is the mean of sampled bounds; an explicit guide with the same q has the same or a larger one."""
@@ -163,7 +163,7 @@ def test_bound_against_draws_of_hidden_layers(name):
         assert abs(value - same.mean()) < 3 * error + 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_latent_may_stand_beside_hidden_values():
     """Its prior does not depend on what it is appended to."""
     guide = G.Collapsed(latents_above_a_layer)
@@ -172,7 +172,7 @@ def test_a_latent_may_stand_beside_hidden_values():
     assert loss.shape == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_latents_as_numpyro_writes_them():
     """Their divergence is in closed form too: the bound has no noise, and that of dgp.latent for a standard normal."""
 
@@ -194,7 +194,7 @@ def test_latents_as_numpyro_writes_them():
     np.testing.assert_allclose(value(model, prior=(0.3, 2.0)) - value(model), shift.sum(), rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_layer_is_titsias_bound_and_predicts_as_it():
     guide = G.Collapsed(shallow)
     SVI(shallow, guide, optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)
@@ -211,7 +211,7 @@ def test_one_layer_is_titsias_bound_and_predicts_as_it():
     np.testing.assert_allclose(L @ guide.median({}, X, Y)["g"], mean, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hyperparameters_by_quasi_newton():
     """Type-II maximum likelihood; no other q(v) does better at the same hyperparameters."""
 
@@ -231,7 +231,7 @@ def test_hyperparameters_by_quasi_newton():
     assert max(abs(leaf).max() for leaf in slope(found.params).values()) < 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradient_is_that_at_the_optimum_held_fixed():
     """The envelope theorem: q(v) need not be differentiated, and differentiating it changes nothing."""
 
@@ -251,7 +251,7 @@ def test_gradient_is_that_at_the_optimum_held_fixed():
     assert max(abs(reference[n]).max() for n in ("g_auto_loc", "g_auto_scale_tril")) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mean_field_deep_bound_by_quasi_newton():
     guide = G.Collapsed(deep)
     svi = SVI(deep, guide, optax.sgd(0.0), dgp.ELBO())
@@ -265,7 +265,7 @@ def test_mean_field_deep_bound_by_quasi_newton():
     assert posterior.functions(jax.random.key(2), num_samples=3)(X[:4])["y"].shape == (3, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("other", [G.Normal(), AutoNormal])
 def test_posteriors_of_hyperparameters_are_drawn(other):
     """The same bound in expectation as NumPyro's, given the same q(v) as a function of the hyperparameters."""
@@ -287,7 +287,7 @@ def test_posteriors_of_hyperparameters_are_drawn(other):
     assert len(set(np.asarray(draws["noise"]).tolist())) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_kernel_by_quadrature():
     def one(X, y=None):
         f = dgp.gp("f", RBF, dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
@@ -304,7 +304,7 @@ def test_any_kernel_by_quadrature():
         dgp.ELBO().loss(jax.random.key(0), params, one, G.Collapsed(one), X, Y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_delta_hidden_layers_are_inputs_known_exactly():
     guide = G.Collapsed(deep, hidden=G.Delta())
     params = random_params(deep, guide, X, Y)
@@ -315,7 +315,7 @@ def test_delta_hidden_layers_are_inputs_known_exactly():
     np.testing.assert_allclose(other - entropy, value, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     points = np.asarray(Z, np.float32)
 
@@ -398,6 +398,7 @@ def test_prediction_needs_the_data():
         dgp.Posterior(shallow, G.Collapsed(shallow), {}).predict(jax.random.key(0), X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "noise", "found"), [(10, 1e-3, True), (5, 1e-4, False), (10, 1e-4, False)])
 def test_bounds_that_are_rounding_error_are_errors(rows, noise, found, key):
     """With a smooth kernel, Z = X and single precision; without compilation a bound is right or an error."""

@@ -67,7 +67,7 @@ def test_arrays_on_a_mesh():
             np.testing.assert_allclose(Compiled(lambda x, a=a: jnp.sin(a * x))(jnp.arange(4.0)), expected, rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", [shallow, deep])
 def test_a_second_fit_compiles_nothing(model, key):
 

@@ -12,7 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from programs import X, Y, Z, bayesian, deep, explicit, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra import compiled
@@ -39,7 +39,7 @@ def moved(posterior, factor=1.01):
     return dgp.Posterior(posterior.model, posterior.guide, params)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fits_and_numbers_of_rows_share_one_program(key, caplog):
     posterior = fitted(shallow)  # all these numbers of rows are filled up to 40
     with jax.log_compiles():
@@ -55,7 +55,7 @@ def test_fits_and_numbers_of_rows_share_one_program(key, caplog):
     assert not np.allclose(moved(posterior).predict(key, NEW, num_samples=3).mean, found.mean[:30])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_keeps_neither_model_nor_guide_nor_arrays(key):
     """Also those that the model closes over."""
     inducing = Z + 0
@@ -69,7 +69,7 @@ def test_a_program_keeps_neither_model_nor_guide_nor_arrays(key):
     assert [ref() for ref in left] == [None] * len(left)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_model_reads_from_outside_is_read_by_every_posterior(key):
     settings = {"noise": 0.1}
 
@@ -83,7 +83,7 @@ def test_what_a_model_reads_from_outside_is_read_by_every_posterior(key):
     np.testing.assert_allclose(after - before, 0.2**2 - 0.1**2, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_derivatives_of_predictions(key):
     posterior = fitted(shallow)
     slope = jax.grad(lambda x: posterior.predict(key, x[None, None], num_samples=1).mean[0])(0.3)
@@ -213,7 +213,7 @@ def rows_of(model, methods, *args):
     return [found.rows for found in posterior._predictor._rows.values()]
 
 
-@pytest.mark.parametrize("name", mostly_slow([], APART))
+@pytest.mark.parametrize("name", mostly_long([], APART))
 def test_rows_that_are_apart_are_found(name):
     model, *args = APART[name]
     methods = METHODS if model is not classes else [*METHODS[1:], "probs"]
@@ -222,13 +222,14 @@ def test_rows_that_are_apart_are_found(name):
     assert all(rows is not None and rows.in_plates for rows in found)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Posterior. expected every row to be predicted by itself")
-@pytest.mark.parametrize("model", mostly_slow([normalised, by_number, summed], TOGETHER))
+@pytest.mark.parametrize("model", mostly_long([normalised, by_number, summed], TOGETHER))
 def test_rows_that_meet_are_left_as_they_are(model):
     assert set(rows_of(model, ["predict"], X)) <= {None}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_branch_on_the_number_of_rows_is_seen(key):
     def model(X, y=None):
         shallow(X, y, noise=0.1 if len(X) < 40 else 0.3)
@@ -252,8 +253,8 @@ EXACT = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", mostly_slow([EXACT[0]], EXACT))
+@pytest.mark.long
+@pytest.mark.parametrize("case", mostly_long([EXACT[0]], EXACT))
 def test_rows_filled_up_change_nothing(case, monkeypatch):
     """Where all that is random is shared by the rows: the same numbers at 21 rows as at 40, and as at 21 alone."""
     model, method = case
@@ -264,7 +265,7 @@ def test_rows_filled_up_change_nothing(case, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), found, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", [deep, bayesian, explicit])
 def test_rows_filled_up_have_the_distribution_of_rows_alone(model, monkeypatch):
     posterior = fitted(model)
@@ -276,7 +277,7 @@ def test_rows_filled_up_have_the_distribution_of_rows_alone(model, monkeypatch):
         assert (jnp.abs(a.mean(0) - b.mean(0)) < 4.5 * jnp.sqrt((a.var(0) + b.var(0)) / 4000) + 1e-12).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_batches_share_one_draw_of_what_rows_share(key):
     """Of a chain."""
     posterior = posterior_of(shallow, X)
@@ -285,7 +286,7 @@ def test_batches_share_one_draw_of_what_rows_share(key):
     np.testing.assert_allclose(found.means, posterior.predict(key, NEW[:20], num_samples=3).means, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("source", [fitted, lambda model: posterior_of(model, X)], ids=["guide", "chain"])
 def test_batches_share_one_draw_of_functions(source, key):
     """Inducing values drawn from a guide, too, and paths through several layers."""
@@ -296,7 +297,7 @@ def test_batches_share_one_draw_of_functions(source, key):
         np.testing.assert_allclose(values, together[name], rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("model", mostly_slow([], [shallow, bayesian]))
+@pytest.mark.parametrize("model", mostly_long([], [shallow, bayesian]))
 def test_rows_of_different_batches_are_independent(model, key):
     """Given what all rows share: the same row again and again, in batches of two."""
     posterior = posterior_of(bayesian, X)
@@ -309,7 +310,7 @@ def test_rows_of_different_batches_are_independent(model, key):
     assert np.abs(correlations).max() < 4.5 / np.sqrt(500)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_of_different_batches_are_independent_under_a_guide(key):
     """With inducing values known almost exactly, so that nothing is shared."""
     guide = dgp.guides.InducingPoint(bayesian)
@@ -324,7 +325,7 @@ def test_rows_of_different_batches_are_independent_under_a_guide(key):
     assert (np.abs(mixture.mean - together.mean) < 4.5 * error).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", [*METHODS[1:], "probs"])
 def test_batches_of_every_quantity(method, key, capsys):
     posterior = posterior_of(classes, X)
@@ -348,7 +349,8 @@ FEW_ROWS = {name: APART[name] for name in ("shallow", "deep", "classes", "counts
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(["with_columns"], FEW_ROWS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_long(["with_columns"], FEW_ROWS))
 def test_few_rows_by_every_method(name, key, monkeypatch):
     """With and without batches, also of one row; shapes only."""
 
@@ -383,6 +385,7 @@ def test_few_rows_by_every_method(name, key, monkeypatch):
                 assert size is None or all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 3])
 def test_batches_of_one_row_have_the_values_of_all(rows, key):
     posterior = posterior_of(shallow, X)
@@ -402,6 +405,7 @@ def test_one_batch_of_rows_that_meet(key):
         posterior.predict(key, X[:4], num_samples=2, batch_size=3, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_batches_of_rows_on_a_device_stay_there(key, monkeypatch):
     seen = []
 

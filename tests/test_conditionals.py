@@ -157,6 +157,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTED)
 def test_calls_the_conditional_no_more_than_it_must(name):
     """An example and a trace at first; then once per density."""
@@ -175,6 +176,7 @@ def test_calls_the_conditional_no_more_than_it_must(name):
         assert len(calls) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["normal-affine", "poisson-exp", "student-t"])
 def test_conditional_may_close_over_tracers(name):
     """Of jit, vmap and grad around the program."""
@@ -207,6 +209,7 @@ def test_draws_take_their_key_from_the_program():
     assert (seeded[0] != seeded[2]).all()
 
 
+@pytest.mark.slow
 def test_an_integral_over_independent_values_is_not_used_for_mixtures(key):
     """Robust-max has one, but mixtures are correlated: draws of the functions instead."""
     mixed = PAIRS.mix(jnp.array([[1.0, 0.5], [-0.3, 1.0], [0.2, 0.2], [1.0, -1.0]]))
@@ -219,6 +222,7 @@ def test_an_integral_over_independent_values_is_not_used_for_mixtures(key):
     assert repr(likelihood) == "Likelihood(RobustMax, 50000 draws: its conditional mixes the 4 outputs of f)"
 
 
+@pytest.mark.slow
 def test_normal_form():
     slope, offset, scale = dgp.Likelihood(F, SCALAR["normal-affine"][0]).normal_form()
     np.testing.assert_allclose(slope, 2 * np.ones(3), rtol=1e-12)

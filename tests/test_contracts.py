@@ -15,7 +15,7 @@ import tinygp
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from programs import X, Y, bayesian, deep, explicit, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 from test_kernels import OWN
 from test_likelihood import FEW, SCALAR
 
@@ -42,8 +42,8 @@ GUIDES = {
 }
 MODELS = {"shallow": shallow, "deep": deep, "explicit": explicit, "bayesian": bayesian}
 # Every guide on the richest program, every program under the default guide.
-PAIRS = [pytest.param("bayesian", name, marks=pytest.mark.slow) for name in GUIDES]
-PAIRS += [pytest.param(name, "inducing-point", marks=pytest.mark.slow) for name in ("shallow", "deep")]
+PAIRS = [pytest.param("bayesian", name, marks=pytest.mark.long) for name in GUIDES]
+PAIRS += [pytest.param(name, "inducing-point", marks=pytest.mark.long) for name in ("shallow", "deep")]
 PAIRS += [("explicit", "inducing-point")]
 OBJECTIVES = {"one": dgp.ELBO(), "particles": dgp.ELBO(3), "sequential": dgp.ELBO(2, False)}
 
@@ -53,19 +53,19 @@ def test_kernels(name):
     testing.check_kernel(OWN[name], np.random.default_rng(0).normal(size=(12, 3)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kernels_of_another_library():
     testing.check_kernel(tinygp.kernels.Matern52(0.7), np.linspace(0, 1, 9)[:, None])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(FEW, [n for n in SCALAR if n != "laplace"]))
+@pytest.mark.parametrize("name", mostly_long(FEW, [n for n in SCALAR if n != "laplace"]))
 def test_likelihoods(name):
     conditional, y, _ = SCALAR[name]
     testing.check_likelihood(conditional, y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_likelihoods_of_several_outputs():
     draws = dgp.MonteCarlo(20)
     testing.check_likelihood(lambda v: dist.Categorical(logits=v), [0, 2, 1], outputs=3, integrate=draws)
@@ -86,6 +86,7 @@ def test_guides(model, guide):
     testing.check_guide(model, GUIDES[guide](model), X, Y)
 
 
+@pytest.mark.slow
 def test_guides_that_break_a_promise_are_caught():
     def forgets(X, y=None):
         numpyro.sample("g", dist.Normal(jnp.zeros(8), 1.0).to_event(1))
@@ -96,9 +97,9 @@ def test_guides_that_break_a_promise_are_caught():
         testing.check_kernel(lambda A, B: -jnp.ones((len(A), len(B))), np.eye(3))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", mostly_slow(["one"], OBJECTIVES))
-@pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.long
+@pytest.mark.parametrize("objective", mostly_long(["one"], OBJECTIVES))
+@pytest.mark.parametrize("x64", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_objectives_keep_the_dtype_of_the_data(objective, x64):
     """float32 data stay float32 in every parameter and gradient, whatever the global flag says."""
     jax.config.update("jax_enable_x64", x64)
@@ -127,6 +128,7 @@ def test_objectives_keep_the_dtype_of_the_data(objective, x64):
         jax.config.update("jax_enable_x64", True)
 
 
+@pytest.mark.slow
 def test_two_layers_of_one_kind_do_not_collide():
     def model(X, y=None):
         a, b = (dgp.gp(name, dgp.kernels.RBF(), dgp.Points(X[::4], learn=True)) for name in "ab")
@@ -146,7 +148,7 @@ def test_two_layers_of_one_kind_do_not_collide():
             dgp.gp("a", dgp.kernels.RBF(), dgp.Points(X[::4]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_objectives_under_vmap():
     """A batch of parameter sets at once, as in population training."""
     guide = G.InducingPoint(deep)
@@ -159,7 +161,7 @@ def test_objectives_under_vmap():
     assert together.shape == (2,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_float32_without_the_global_flag_in_a_new_process():
     """As most users run it: no x64 anywhere in the process."""
     program = """

@@ -52,7 +52,7 @@ def draws_of(count):
     return chain, other
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reflected_and_exchanged_outputs_are_the_same_function():
     chain, other = draws_of(60)
     samples = {name: jnp.concatenate([chain[name], other[name]]) for name in chain}
@@ -111,7 +111,7 @@ def exact(x, y=None):
     numpyro.sample("y", g(h, noise=noise), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exact_layers_are_conditioned_on_their_values():
     """The functions of a draw at other inputs, by dense algebra."""
     ends = x[::2]
@@ -127,7 +127,7 @@ def test_exact_layers_are_conditioned_on_their_values():
         np.testing.assert_allclose(there[i], rbf(mean, h[i], 1.0, 0.9) @ weights, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_latent_a_group_and_labels():
     """A latent is not identified, a hyperparameter in a plate is; the function is under Bernoulli labels."""
 
@@ -156,7 +156,7 @@ def test_a_latent_a_group_and_labels():
     np.testing.assert_allclose(found.values["function at y, test"][0, 0], f_x.loc, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_in_the_coordinates_of_a_guide():
     """Every site of the draws has a row, and the quantities are those of the program, not of the coordinates."""
 

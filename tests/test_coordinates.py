@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense import kl
-from sizes import mostly_slow
+from sizes import mostly_long
 
 from numpyro_dgp.algebra.coordinates import Coordinates, convert, natural_gradient, natural_step, sample
 from numpyro_dgp.algebra.gaussians import kl_between, kl_full
@@ -72,9 +72,9 @@ def test_diagonal_is_dense_number_by_number(key, name):
     np.testing.assert_allclose(dense[1][..., 0, 0], diagonal[1], rtol=1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["mean/sqrt", "natural", "expectation"], ALL))
-@pytest.mark.parametrize("start", mostly_slow(["random"], ["random", "prior"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", mostly_long(["mean/sqrt", "natural", "expectation"], ALL))
+@pytest.mark.parametrize("start", mostly_long(["random"], ["random", "prior"]))
 def test_natural_gradient_is_the_gradient_scaled_by_the_inverse_fisher_information(key, name, start):
     """Equation 3.8 by brute force: Fisher information as the Hessian of the divergence, over free numbers.
 
@@ -131,6 +131,7 @@ def test_a_step_in_units_of_the_gaussian_itself_is_the_step_in_the_coordinates(k
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_steps_in_single_precision_keep_digits_where_the_covariance_is_small(key, name):
     """A mean of 100 and a standard deviation of 1e-3: m m' + S would lose S altogether."""
@@ -185,6 +186,7 @@ def test_single_precision_stays(key, name, diagonal):
     np.testing.assert_allclose(back[1], root, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_unknown_coordinates():
     with pytest.raises(ValueError, match="expected coordinates among mean/sqrt"):
         convert((jnp.ones(1), jnp.ones((1, 1))), "mean/variance", "natural")

@@ -69,6 +69,7 @@ def test_differences_are_those_of_the_joint_gaussian(noise, key):
     np.testing.assert_allclose(draws.var(0), variance, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_duels(key):
     """Probabilities of labels, by quadrature of the difference."""
     post = posterior(duel(lambda v, w: dist.Bernoulli(logits=3 * (v - w))))
@@ -78,6 +79,7 @@ def test_duels(key):
     np.testing.assert_allclose(post.probs(key, A, B)[:, 1], nodes.mean(jax.nn.sigmoid(3 * nodes.points)), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_the_function_itself_is_as_before(key):
     loc, C = joint()
     mixture = posterior(duel(lambda v, w: dist.Normal(v - w, 0.2))).predict_function(key, A, B)
@@ -158,6 +160,7 @@ def test_values_that_determine_each_other():
     assert np.isfinite(jax.grad(lambda b: difference(b).log_prob(jnp.zeros(4)).sum())(same)).all()
 
 
+@pytest.mark.slow
 def test_bounds_are_expectations_under_the_joint_gaussian():
     """Given u, values are correlated by what it leaves open."""
     model = duel(lambda v, w: dist.Bernoulli(logits=3 * (v - w)))
@@ -223,6 +226,7 @@ def test_every_representation(name, outputs, key):
     require(posterior.predict(key, a, b), jnp.stack([whole.mean[:N], whole.mean[N:]], 1), C)
 
 
+@pytest.mark.slow
 def test_slopes_and_sums_beside_values():
     """Against finite differences of joint values, and against joint values of all points of a sum."""
     points, weights = jnp.array([[-0.3], [0.4]]), jnp.array([[0.5, 0.5], [1.0, -1.0], [2.0, 0.3]])

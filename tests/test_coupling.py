@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Trace_ELBO
 from programs import NOISE, X, Y, Z, agree, bayesian, deep, draws_of_bound, explicit, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.row_dependence import mark, row_dependence
@@ -146,7 +146,7 @@ def test_values_that_are_seen_together_are_found(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", mostly_slow([bins], COUPLED), ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", mostly_long([bins], COUPLED), ids=lambda m: m.__name__)
 def test_values_that_are_seen_together_are_drawn_together(model):
     guide = dgp.guides.InducingPoint(model)
     params = random_params(model, guide, X, Y)
@@ -162,8 +162,8 @@ def test_values_that_are_seen_row_by_row_stay_integrated(model):
     assert not found.aggregates
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", mostly_slow([skip], [grouped, two_tasks, skip]), ids=lambda m: m.__name__)
+@pytest.mark.long
+@pytest.mark.parametrize("model", mostly_long([skip], [grouped, two_tasks, skip]), ids=lambda m: m.__name__)
 def test_integrated_bounds_equal_the_stock_one(model):
     guide = dgp.guides.InducingPoint(model)
     params = random_params(model, guide, X, Y)
@@ -188,7 +188,7 @@ def test_joint_values_may_be_summed():
     assert not inspect_program(model, (X, Y), {}).coupled
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_of_sums_are_of_whole_draws():
     """The spread of a sum is that of one function, not of independent rows."""
     guide = dgp.guides.InducingPoint(mean_of_rows)
@@ -204,6 +204,7 @@ def test_predictions_of_sums_are_of_whole_draws():
     assert abs(draws.var() / wanted - 1) < 4 * np.sqrt(4 / 4000)
 
 
+@pytest.mark.slow
 def test_weights_of_single_data_need_densities_of_single_rows():
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.hstack([Z, Z])), outputs=1)
@@ -273,6 +274,7 @@ def test_several_rows(name):
     assert rows_of(SEVERAL[name]) is None
 
 
+@pytest.mark.slow
 def test_values_that_are_not_marked_are_constants():
     assert row_dependence(lambda h: {"out": h.sum()}, jnp.ones(3)) == {"out": {}}
     assert rows_of(lambda h: h[2] ** 2).axes == ()

@@ -68,13 +68,13 @@ def test_of_increasing_rates_it_is_convex(key):
     assert (jnp.diff(jnp.diff(dgp.cumulative(x, knots, bends))) < -1e-3).any()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_monotone_layer_under_a_guide():
     guide = dgp.guides.InducingPoint(warped)
     dgp.testing.check_guide(warped, guide, X, Y, num=50)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_monotone_layer_under_a_chain():
     program = dgp.for_mcmc(warped)
     mcmc = MCMC(NUTS(program), num_warmup=3, num_samples=3, progress_bar=False)
@@ -82,7 +82,7 @@ def test_a_monotone_layer_under_a_chain():
     assert (jnp.diff(mcmc.get_samples()["h"], axis=1) > 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_signs_of_slopes_make_a_function_increasing():
     x = jnp.linspace(0, 1, 8)[:, None]
     y = jnp.array([0.0, 0.3, 0.2, 0.25, 0.15, 0.5, 0.9, 1.0])

@@ -14,7 +14,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS, SVI
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import potential_energy
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import initial
@@ -173,7 +173,7 @@ def line(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tables_can_be_fitted_and_predicted():
     x = np.linspace(0.0, 1.0, 12)
     table = pd.DataFrame({"x": x, "y": np.sin(x)}).convert_dtypes()
@@ -259,12 +259,13 @@ FAST = ["a compiled bound", "for_mcmc"]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("path", mostly_slow(FAST, PATHS))
+@pytest.mark.parametrize("path", mostly_long(FAST, PATHS))
 def test_arrays_of_numpy_are_indexed_by_a_plate_everywhere(path):
     X, y = np.linspace(0.0, 1.0, 4)[:, None], np.array([0.1, 0.5, 0.4, -0.2])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(PATHS[path](X, y)))
 
 
+@pytest.mark.slow
 def test_arrays_of_numpy_stay_known_while_a_program_is_compiled():
     """Rows that a plate picks and settings that are read are arguments of one program."""
 

@@ -73,6 +73,7 @@ def test_bound_against_quadrature_over_the_hidden_layer():
     assert abs(draws.mean() - exact) < 3 * draws.std() / np.sqrt(4000)
 
 
+@pytest.mark.slow
 def test_bound_against_hand_written_loops():
     """The same hidden draw through dense algebra, one datum at a time."""
     with numpyro.handlers.seed(rng_seed=5), numpyro.handlers.substitute(data=PARAMS), numpyro.handlers.trace() as sites:
@@ -98,7 +99,7 @@ def test_vanishing_inner_layer_is_the_shallow_model():
         np.testing.assert_allclose(value, expected, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", [deep, bayesian])
 def test_minibatches_average_to_the_full_batch(model):
     """Over a partition, with common noise, local latents included."""
@@ -121,7 +122,7 @@ def test_minibatches_average_to_the_full_batch(model):
     np.testing.assert_allclose(np.mean([value(rows, 10) for rows in parts]), full, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_minibatch_bound_is_unbiased():
     full = draws_of_bound(dgp.ELBO(), PARAMS, deep, GUIDE, X, Y)
     batched = draws_of_bound(dgp.ELBO(), PARAMS, deep, GUIDE, X, Y, 7, num=6000)
@@ -148,7 +149,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow
+@pytest.mark.long
 def test_stock_objectives_agree_in_expectation(name):
     """Three estimators of one bound, ours with the smallest variance."""
     model, make = CASES[name]
@@ -161,7 +162,7 @@ def test_stock_objectives_agree_in_expectation(name):
         assert ours.std() <= 1.05 * stock.std()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_particles_share_a_minibatch_and_average():
     one = draws_of_bound(dgp.ELBO(), PARAMS, deep, GUIDE, X, Y, num=2000)
     for vectorize in (True, False):
@@ -176,7 +177,7 @@ def test_particles_share_a_minibatch_and_average():
         np.testing.assert_allclose(*values, rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_explicit_draw_has_the_same_bound():
     """Design section 2: the explicit last draw is a proper density with the same bound, only noisier."""
     guide = dgp.guides.InducingPoint(explicit)
@@ -226,7 +227,7 @@ def test_mean_field_bound_by_hand():
     assert abs(draws.mean() - exact) < 3.5 * draws.std() / np.sqrt(4000)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradient_is_the_derivative_of_the_bound():
     value = jax.jit(lambda p: bound(dgp.ELBO(), p, deep, GUIDE, X, Y, key=jax.random.key(2)))
     gradient = jax.grad(value)(PARAMS)
@@ -237,7 +238,7 @@ def test_gradient_is_the_derivative_of_the_bound():
         np.testing.assert_allclose((gradient[name] * direction).sum(), (ahead - behind) / 2e-6, rtol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_five_layers_have_a_finite_gradient_in_float32(x32):
     def model(X, y):
         x = X

@@ -37,7 +37,7 @@ def flax_parameters():
     return K.Transformed(K.RBF(), network.apply, parameters)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [equinox_kernel, flax_kernel, flax_parameters])
 def test_networks_are_learned(kernel, tmp_path):
     def model(X, y=None):

@@ -109,7 +109,7 @@ def shallow():
     return near_the_data()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_begins_at_the_fit(shallow):
     """Parameters are taken over, q(v) of the new layer is the prior, and of its own numbers only the variance moves."""
     start = deepen(shallow, 2)
@@ -191,7 +191,7 @@ def test_refusals(shallow, build, match):
         build(shallow)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("build", "match"),
     [
@@ -224,7 +224,7 @@ def test_refusals_that_take_values(shallow, build, match):
         build(shallow)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_depth_is_not_worse():
     """One layer, deepened twice: no start is below the fit it comes from, nor is the fit that begins there."""
     below = fit(model := program(1, priors=False), dgp.guides.InducingPoint(model), 600)
@@ -238,7 +238,7 @@ def test_depth_is_not_worse():
         assert is_not_lower(bounds(below), reference)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "guide",
     [
@@ -256,14 +256,14 @@ def test_other_guides(guide):
     np.testing.assert_array_equal(start.params["f1_Z"], posterior.params["f0_Z"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_refuses_hyperparameters_that_share_a_guide():
     guide = lambda m: dgp.guides.InducingPoint(m, other=AutoMultivariateNormal)  # noqa: E731
     with pytest.raises(ValueError, match=r"to have the shape of 'auto_loc' of the fit, .* rules of single sites"):
         deepen(fit(model := program(1), guide(model), 2), 2, guide=guide)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_latents():
     """LV-GP, importance weighted, deepened to LV-GP-GP."""
 
@@ -315,7 +315,7 @@ def carrying(depth):
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_latent_that_is_handed_on():
     """Amortised proposals, weights, minibatches, functions that are mixed: LV-GP-GP begins at the bound of LV-GP, and
     after some steps its bound is not lower."""

@@ -56,7 +56,7 @@ def test_normality_is_tested_point_by_point():
     assert shapiro_wilk(many).statistic > 0.998
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_y_follow_the_mixture(posterior, key):
     draws = posterior.sample(key, NEW, num_samples=4000)
     assert draws.shape == (4000, 4)
@@ -75,13 +75,14 @@ def test_draws_of_y_follow_the_mixture(posterior, key):
         assert p > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mixture_and_estimate_agree_on_smooth_densities(posterior, key):
     y = posterior.predict(key, NEW).mean
     estimate = kde_log_density(posterior.sample(key, NEW, num_samples=4000), y)
     np.testing.assert_allclose(estimate, posterior.log_density(key, y, NEW, num_samples=1000), atol=0.15)
 
 
+@pytest.mark.slow
 def test_draws_of_programs_with_explicit_last_draws_and_from_mcmc(key):
     def model(X, y=None):
         g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))

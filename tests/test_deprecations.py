@@ -93,6 +93,7 @@ def test_a_class_stays_a_class(seen):
     assert "Squares.twice is deprecated" in str(seen[1].message)
 
 
+@pytest.mark.slow
 def test_jax_rebuilds_an_object_without_a_warning(seen):
     import jax
 

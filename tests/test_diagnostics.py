@@ -97,7 +97,7 @@ def test_shapes_of_known_tails():
         pareto_shape(np.full(50, np.nan))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_shape_of_a_whole_fit(trees):
     """The exact posterior has equal weights, and they are the evidence; a narrow one has a heavy tail."""
     assert khat(trees["exact"]) < 0.5
@@ -108,7 +108,7 @@ def test_shape_of_a_whole_fit(trees):
     np.testing.assert_allclose(stats["lp"] - stats["log_q"], evidence, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_shape_is_that_of_numpyro_where_nothing_is_local(key):
     """NumPyro's own diagnostic, from its traces of the same guide, and other draws."""
     posterior = fit_of(Z[::2], 0.8)
@@ -135,6 +135,7 @@ def test_closed_form_is_that_of_the_process():
     np.testing.assert_allclose(leave_one_out(few), textbook, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
     tree = trees["exact"]
     chain = tree.copy()
@@ -158,7 +159,7 @@ def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
         loo(chain)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "z", "right"), [("exact", few, True), ("sparse", Z[::2], False)])
 def test_stock_scores_of_chains(trees, name, z, right, key):
     """They take a datum out by its normalised density; where it went in by another one, there is no stock call."""
@@ -179,7 +180,7 @@ def latent(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(dgp.latent("w", X, 1)), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_shapes_of_single_data(key):
     guide = dgp.guides.InducingPoint(latent)
     params = random_params(latent, guide, X, Y) | {"w_auto_loc": jnp.zeros((30, 1))}
@@ -221,7 +222,7 @@ def test_transforms_refuse_bad_input(key):
         uniformity(np.zeros(49))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_transforms_of_a_fit_on_data_of_its_own(key):
     """Drawn from the exact process given the training data, test data have uniform transforms."""
     posterior = fit_of(few)
@@ -267,7 +268,7 @@ def natural(guide):
     return dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_simulated_calibration_of_an_exact_guide():
     """One natural step gives the exact posterior, whose ranks are uniform; a prior's are too close to the middle."""
     guide = dgp.guides.InducingPoint(exact)
@@ -285,6 +286,7 @@ def test_simulated_calibration_of_an_exact_guide():
     assert found.symmetry["g"].min() > 0.05 / 10 / 2
 
 
+@pytest.mark.slow
 def test_simulated_calibration_notices_bias(key):
     def model(X, y=None):
         rate = numpyro.sample("rate", dist.Normal(1.0, 1.0))
@@ -302,7 +304,7 @@ def test_simulated_calibration_notices_bias(key):
         vsbc(key, model, biased, optax.sgd(0.0), few, num_replications=9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_guides_of_one_program_are_not_ranked_by_unreliable_scores(key):
     """A guide that is far too narrow has the best leave-one-out score, of weights that are all unreliable."""
     guides = {"narrow": fit_of(few, width=0.05), "exact": fit_of(few), "wide": fit_of(few, width=1.3)}
@@ -338,6 +340,7 @@ def test_ranking_is_by_densities_and_bounds():
     assert comparison._ranking(table.loc[["bad"]], scores("bad")) is None
 
 
+@pytest.mark.slow
 def test_intervals_of_labels_of_classes_are_not_counted(key):
     def classes(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=3)
@@ -352,7 +355,7 @@ def test_intervals_of_labels_of_classes_are_not_counted(key):
     assert np.isfinite(found["test_log_density"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_comparison_of_exact_fits(key):
     """Columns against closed forms where there are any; a guide that comes with its fit, and one to be fitted."""
     guide = dgp.guides.InducingPoint(exact)
@@ -388,7 +391,7 @@ def test_comparison_of_exact_fits(key):
     assert [ax.get_xlabel() for ax in figure.axes] == ["bound, nats", "leave-one-out score, nats", "Pareto k", "step"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_comparison_with_chains_and_autoguides(key):
     def model(X, y=None):
         noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))

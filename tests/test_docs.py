@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROO
 CODE = {page.name: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("page", [name for name, blocks in CODE.items() if blocks])
 def test_code_runs(page, x32, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -79,5 +79,6 @@ def test_no_description_is_a_single_letter(name):
     assert not re.findall(r"^\s+\w+: [A-Za-z]\.(?:\s|$)", PUBLIC[name].__doc__ or "", re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_collector_of_borrowed_names():
     assert borrowed(">>> import numpy as np\n>>> [np.sin(x) for x in y]\n>>> z = f(len(y))") == {"y", "f"}

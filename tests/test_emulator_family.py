@@ -79,6 +79,7 @@ def test_deep_programs_are_those_of_standard_units(follow):
     assert moved > 0.01 if follow else moved < 1e-12
 
 
+@pytest.mark.slow
 def test_a_layer_without_variance_changes_nothing():
     """Two layers, the hidden one with a variance of zero nearly, are one layer."""
     family = dgp.design.emulator_family(X, Y, bounds=BOUNDS)
@@ -113,6 +114,7 @@ def test_hidden_layers_of_a_width_are_directions_of_the_inputs(depth, width):
     np.testing.assert_allclose(found["fn"].log_prob(found["value"]), dense, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_directions_have_the_prior_of_the_docstring():
     program = dgp.design.emulator_family(X, Y, bounds=BOUNDS)(2, 1)
     trace = handlers.trace(handlers.seed(program, 1)).get_trace(X)
@@ -122,7 +124,7 @@ def test_directions_have_the_prior_of_the_docstring():
     np.testing.assert_allclose(scale["fn"].log_prob(scale["value"]), norm(0, 2).logpdf(scale["value"]).sum(), rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_function_of_one_direction_is_found():
     """A program with one hidden column predicts a wave across three inputs, which one layer cannot by 25 runs."""
     w = np.array([1.0, -0.6, 0.3])
@@ -155,7 +157,7 @@ def test_bounds_are_those_of_the_runs_if_none_are_given():
     assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_of_a_deep_emulator_are_in_units_of_the_runs():
     x = np.linspace(10.0, 30.0, 14)[:, None]
     y = 1e4 + 500.0 * np.where(x[:, 0] < 19.0, -1.0, 1.0)
@@ -166,7 +168,7 @@ def test_predictions_of_a_deep_emulator_are_in_units_of_the_runs():
     assert (predicted.variance**0.5 < 100).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_guides_take_deep_programs():
     """The one that integrates hidden layers, with inducing inputs at the runs, and one that draws them."""
     options = {"process_noise": 1e-2, "last_kernel": dgp.kernels.RBF, "noise": 0.1}
@@ -201,6 +203,7 @@ def test_what_does_not_fit_is_an_error(arguments, options, message):
         dgp.design.emulator_family(*arguments, **options)
 
 
+@pytest.mark.slow
 def test_numbers_of_layers_are_counts():
     with pytest.raises(ValueError, match=r"number of layers to be a positive integer, got 0: try 1"):
         dgp.design.emulator_family(X, Y)(0)

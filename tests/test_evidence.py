@@ -78,7 +78,7 @@ def noisy_layers():
     return model, chain(model, FEW, TARGET).get_samples(group_by_chain=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_have_the_ratio_as_their_mean_where_the_target_ends():
     """A half-space without density, as zero and as NaN: runs that begin there count as zero, and runs downwards, which
     never get there, give an upper bound that is too high by that share of the normal."""
@@ -115,7 +115,7 @@ def test_weights_have_the_ratio_as_their_mean_where_the_target_ends():
     assert abs(found.upper - (exact - scipy.stats.norm.logcdf(1))) < 4 * found.upper_se
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hyperparameters_by_quadrature():
     """The layer is integrated; its draws are not needed. Exact draws of the noise, grouped by chain."""
     weights = np.exp(quadrature() - quadrature().max())
@@ -128,7 +128,7 @@ def test_hyperparameters_by_quadrature():
     assert found.upper_ess > 16
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Delta", "AutoNormal", "AutoMultivariateNormal", "diagonal"])
 def test_every_guide_gives_the_same_number(name):
     guides = {
@@ -144,7 +144,7 @@ def test_every_guide_gives_the_same_number(name):
     near(found, EXACT, upper=samples is not None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_fixed_hyperparameters(dtype, request):
     if dtype == jnp.float32:
@@ -160,7 +160,7 @@ def test_fixed_hyperparameters(dtype, request):
     near(many, titsias(0.3), upper=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_likelihood_without_closed_form_by_quadrature():
     counts = jnp.array([0.0, 2.0, 1.0, 4.0])
 
@@ -183,7 +183,7 @@ def test_a_likelihood_without_closed_form_by_quadrature():
     near(found, exact)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["InducingPoint", "GivenInducing", "MeanField"])
 def test_two_layers_from_below_and_above(name):
     """The same number from both sides, integrated or not, by guides with bounds that are nats apart."""
@@ -204,7 +204,7 @@ def test_two_layers_from_below_and_above(name):
     assert abs(together.lower - apart.lower) < 4 * (together.lower_se + apart.lower_se)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_of_the_program_stay_and_latents_are_integrated():
     guide = G.InducingPoint(bayesian, other=G.Normal())
     params = fit(bayesian, guide, FEW, TARGET)
@@ -214,7 +214,7 @@ def test_parameters_of_the_program_stay_and_latents_are_integrated():
     assert -1 < found.upper - found.lower < 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_column_of_a_comparison(key):
     guide = G.InducingPoint(noisy, other=G.Normal())
     mcmc = chain(noisy, FEW, TARGET)
@@ -279,7 +279,7 @@ def test_wrong_calls(call, message):
         call()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("bad", ["density", "samples", "ring"])
 def test_wrong_calls_that_only_a_run_tells(bad):
     if bad == "ring":

@@ -42,6 +42,7 @@ def fitted():
     return dgp.Posterior(regression, samples={"scale": SCALES, "noise": NOISE}).on(X, Y)
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_dense_algebra(fitted):
     """Those of y with noise, those of the function without, hyperparameters in a plate of their own."""
     expected = [dense(Y, *draw) for draw in zip(SCALES, NOISE, strict=True)]
@@ -58,6 +59,7 @@ def test_predictions_are_those_of_dense_algebra(fitted):
     np.testing.assert_allclose(fitted.log_density(KEY, np.full(5, 0.7), NEW), density, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_points_of_a_guide_and_one_row(fitted):
     guide = dgp.guides.InducingPoint(regression, sites={"scale": dgp.guides.Delta()})
     svi = numpyro.infer.SVI(regression, guide, optax.adam(0.01), dgp.ELBO())
@@ -84,6 +86,7 @@ def test_several_outputs(noise):
         np.testing.assert_allclose(found.variance[:, p], np.diagonal(covariance) + s**2, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_values_below_other_likelihoods_and_layers():
     """Drawn at the rows of the fit, by a chain: predictions are given these draws, with the hidden values' noise."""
 
@@ -106,6 +109,7 @@ def test_values_below_other_likelihoods_and_layers():
         posterior.predict_jointly(KEY, NEW)
 
 
+@pytest.mark.slow
 def test_neighbours_of_all_rows_condition_as_exact_processes_do():
     kernel = dgp.kernels.RBF(1.3, SCALES[0])
     near, exact = (dgp.gp("f", kernel, how, mean=MEAN) for how in (dgp.Neighbours(X, num=7), None))
@@ -131,6 +135,7 @@ def test_wrong_calls(fitted):
     assert fitted.predict_jointly(KEY, NEW).sample(KEY).shape == (2, 5)
 
 
+@pytest.mark.slow
 def test_programs_without_exact_processes_keep_no_data():
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(ROWS))

@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 DOUBLE = [path.name for path in sorted(EXAMPLES.glob("*.py")) if "enable_x64" in path.read_text()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # a few steps do not always reach a maximum, about which Laplace's guide warns
 @pytest.mark.parametrize("name", DOUBLE)
 def test_runs_in_single_precision(name, x32, tmp_path, monkeypatch, capsys):

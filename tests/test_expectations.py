@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sizes import mostly_slow, tune
+from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
@@ -79,9 +79,9 @@ def quadrature(kernel, variance, size=90):
     return points, weights, values, np.stack([np.asarray(kernel.diag(p)) for p in points])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variance", [pytest.param(VARIANCE, marks=pytest.mark.slow), FULL], ids=["diagonal", "full"])
-@pytest.mark.parametrize("name", mostly_slow(FEW, KERNELS))
+@pytest.mark.long
+@pytest.mark.parametrize("variance", [pytest.param(VARIANCE, marks=pytest.mark.long), FULL], ids=["diagonal", "full"])
+@pytest.mark.parametrize("name", mostly_long(FEW, KERNELS))
 def test_statistics_against_quadrature(name, variance):
     kernel, args = KERNELS[name], (LOC, variance, Z)
     h, w, K, diagonal = quadrature(kernel, variance)
@@ -98,7 +98,7 @@ def test_statistics_against_quadrature(name, variance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(FEW, KERNELS))
+@pytest.mark.parametrize("name", mostly_long(FEW, KERNELS))
 def test_inputs_without_variance_give_gram_matrices(name):
     kernel = KERNELS[name]
     K = np.asarray(kernel(LOC, Z))
@@ -137,14 +137,15 @@ def test_terms_add_up_to_the_kernel(name):
     np.testing.assert_allclose(jax.jit(evaluate)(KERNELS[name]), KERNELS[name](LOC, Z), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_one_datum_at_a_time_is_the_sum():
     kernel = KERNELS["sum"]
     each = jax.vmap(lambda m, v: E.psi2(kernel, m[None], v[None], Z))(jnp.array(LOC), jnp.array(VARIANCE))
     np.testing.assert_allclose(each.sum(0), E.psi2(kernel, LOC, VARIANCE, Z), rtol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cells", mostly_slow([30], [1, 30, 50]))
+@pytest.mark.long
+@pytest.mark.parametrize("cells", mostly_long([30], [1, 30, 50]))
 @pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
 def test_blocks_of_data_change_nothing(monkeypatch, cells, variance):
     def statistics(loc):
@@ -158,7 +159,7 @@ def test_blocks_of_data_change_nothing(monkeypatch, cells, variance):
     np.testing.assert_allclose(blocked[1], slope, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
 def test_nodes_instead_of_the_closed_form(variance):
     nodes = dgp.GaussHermite(40)
@@ -173,6 +174,7 @@ def test_nodes_instead_of_the_closed_form(variance):
         np.testing.assert_allclose(E.psi0(kernel, LOC, variance, integrate=nodes), E.psi0(kernel, LOC, variance))
 
 
+@pytest.mark.slow
 def test_kernels_without_closed_form_by_nodes_and_by_draws():
     kernel = k.Matern52(1.2, 0.8)
     _, w, K, _ = quadrature(kernel, VARIANCE)
@@ -185,6 +187,7 @@ def test_kernels_without_closed_form_by_nodes_and_by_draws():
     assert (abs(E.psi2(kernel, LOC, VARIANCE, Z, integrate=draws) - exact) < 5 * spread).all()
 
 
+@pytest.mark.slow
 def test_a_kernel_far_away_underflows_to_zero_with_finite_slopes():
     far = jax.value_and_grad(lambda m: E.psi2(k.RBF(1.0, 0.01), m, jnp.full((1, 1), 1e-4), jnp.zeros((3, 1))).sum())
     value, slope = far(jnp.full((1, 1), 50.0))
@@ -192,7 +195,7 @@ def test_a_kernel_far_away_underflows_to_zero_with_finite_slopes():
     assert slope[0, 0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ARD", "columns"])
 @pytest.mark.parametrize("variance", [0 * VARIANCE, 0 * FULL], ids=["diagonal", "full"])
 def test_slopes_are_finite_where_the_variance_is_zero(name, variance):
@@ -204,7 +207,7 @@ def test_slopes_are_finite_where_the_variance_is_zero(name, variance):
         assert np.isfinite(slope).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["ARD", "sum", "product"])
 def test_single_precision(x32, name):
     kernel = KERNELS[name]
@@ -258,8 +261,8 @@ def with_labels():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["sum"], ["product", "sum"]))
-@pytest.mark.parametrize("full", mostly_slow([False], [False, True]))
+@pytest.mark.parametrize("name", mostly_long(["sum"], ["product", "sum"]))
+@pytest.mark.parametrize("full", mostly_long([False], [False, True]))
 def test_products_with_kernels_of_labels(name, full):
     kernels, loc, variance, points = with_labels()
     kernel, nodes = kernels[name], np.polynomial.hermite_e.hermegauss(60)

@@ -74,6 +74,7 @@ def test_features_are_covariances_with_whitened_averages():
     np.testing.assert_allclose(f(X).variance, np.diag(wanted), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_bound_is_below_the_evidence_and_near_it():
     guide = dgp.guides.InducingPoint(shallow)
     svi = SVI(shallow, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
@@ -92,7 +93,7 @@ GUIDES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_bounds_agree(name):
     guide = GUIDES[name](deep)
@@ -101,16 +102,17 @@ def test_bounds_agree(name):
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, deep, guide, X, Y))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_rule_keeps_the_promises_of_a_guide():
     dgp.testing.check_guide(deep, GUIDES["toy rule"](deep), X, Y)
 
 
+@pytest.mark.slow
 def test_the_kernel_is_a_kernel():
     dgp.testing.check_kernel(Sloped(0.5, 0.8), np.random.default_rng(0).normal(size=(9, 2)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_psi_statistics_of_the_kernel():
     """In closed form against nodes."""
     rng = np.random.default_rng(0)
@@ -123,7 +125,7 @@ def test_psi_statistics_of_the_kernel():
     assert np.isfinite(data.bound())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_and_function_draws():
     model = partial(deep, process_noise=None)
     guide = dgp.guides.InducingPoint(model)
@@ -136,7 +138,7 @@ def test_predictions_and_function_draws():
     assert set(posterior.layers(jax.random.key(2), new)) == {"h", "y"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_the_function_have_its_moments():
     guide = dgp.guides.InducingPoint(shallow)
     params = random_params(shallow, guide, X, Y)
@@ -148,14 +150,14 @@ def test_draws_of_the_function_have_its_moments():
     np.testing.assert_allclose(draws.var(0), variance, rtol=4 * np.sqrt(2 / 1000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains():
     mcmc = MCMC(NUTS(dgp.for_mcmc(deep)), num_warmup=20, num_samples=20, progress_bar=False)
     mcmc.run(jax.random.key(0), X, Y)
     assert all(np.isfinite(values).all() for values in mcmc.get_samples().values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_importance_weights():
     def model(X, y=None):
         f = dgp.gp("f", KERNEL, Averages(-4.0, 4.0, 6), outputs=1)

@@ -52,6 +52,7 @@ CASES = {
 MEAN, VARIANCE = 0.2, 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_expectations_are_those_of_the_density_of_the_subclass(name):
     conditional, y = CASES[name]
@@ -70,6 +71,7 @@ def test_expectations_are_those_of_the_density_of_the_subclass(name):
     assert likelihood.normal_form() is None
 
 
+@pytest.mark.slow
 def test_two_functions():
     f, g = (FunctionValues(jnp.full(1, m), jnp.full(1, 0.2), event_dim=0) for m in (0.2, -1.0))
     nodes = dgp.GaussHermite(60).nodes(jnp.zeros(()), jnp.full((), 0.2))
@@ -118,6 +120,7 @@ def test_tails_belong_to_a_distribution_function():
     np.testing.assert_allclose(log_density(truncated, 0.3), truncated.log_prob(0.3))
 
 
+@pytest.mark.slow
 def test_bounds_and_chains_see_the_density():
     """What a guide integrates in closed form for a Normal, it does not for the subclass."""
     X, y = jnp.linspace(0, 1, 4)[:, None], jnp.array([-0.4, 0.1, 0.5, -0.4])

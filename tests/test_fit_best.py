@@ -26,7 +26,7 @@ KEY = jax.random.key(0)
 STEP = jnp.where(X[:, 0] < 0.47, -1.0, 1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_evidence_of_one_layer_is_that_of_a_grid():
     with jax.enable_x64(True):
         x = jnp.asarray(np.asarray(X), float)
@@ -66,6 +66,7 @@ def test_one_layer_predicts_at_the_largest_density_of_its_logarithms(dtype):
     np.testing.assert_allclose(mixture.variance, spread, rtol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_noise", [-3.0, -7.0, -12.0, -14.0, -18.0, -20.0, -25.0])
 def test_an_integral_that_rounding_makes_has_no_density(log_noise):
     """Near the dense value, or none: samplers, and ascents, went to where rounding errors of tens of nats were."""
@@ -81,7 +82,7 @@ def test_an_integral_that_rounding_makes_has_no_density(log_noise):
         np.testing.assert_allclose(found, expected, atol=1e-4 if log_noise > -13 else 2.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [7, 12])  # fewer rows before, and the same rows in other units
 def test_a_fit_goes_on_from_the_draws_of_the_one_before(rows):
     """To the evidence of a grid and the posterior of a fit from the prior."""
@@ -102,7 +103,7 @@ def test_a_fit_goes_on_from_the_draws_of_the_one_before(rows):
     assert abs(means.mean() - expected.mean()) < 4 * error
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fit_of_two_layers_goes_on_with_more_rows():
     """Hidden values of the first rows are those of the draws before, with the same evidence as a fit from the prior."""
     options = {"depths": (1, 2), "num_draws": 200, "num_runs": 1}
@@ -126,6 +127,7 @@ def test_a_fit_of_two_layers_goes_on_with_more_rows():
     np.testing.assert_allclose(mixture.mean, y, atol=0.1)
 
 
+@pytest.mark.slow
 def test_every_number_moves_in_a_sweep():
     """Hyperparameters by site and all together, whitened values in ten parts of nearly one size."""
     program = family(2)
@@ -140,7 +142,7 @@ def test_every_number_moves_in_a_sweep():
     assert np.ptp(parts.sum(1)) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_two_runs_the_one_with_more_evidence_is_kept():
     options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1, "num_runs": 1}
     anew = dgp.fit_best(family, KEY, X, NOISY, **options)
@@ -156,7 +158,7 @@ def test_of_two_runs_the_one_with_more_evidence_is_kept():
     assert going_on(50.0) == pytest.approx(50.0)  # from data to the same data
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_how_one_layer_predicts_does_not_change_what_is_said_of_it():
     options = {"depths": (1,), "num_draws": 10, "num_sweeps": 1, "num_runs": 1}
     draws, mode = (dgp.fit_best(family, KEY, X, NOISY, one_layer=how, **options) for how in ("draws", "mode"))
@@ -167,7 +169,7 @@ def test_how_one_layer_predicts_does_not_change_what_is_said_of_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("one_layer", ["mode", pytest.param("draws", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("one_layer", ["mode", pytest.param("draws", marks=pytest.mark.long)])
 def test_hyperparameters_may_be_in_a_plate(one_layer):
     """They are those of one site with a dimension, and predictions know them."""
 
@@ -192,7 +194,7 @@ def test_hyperparameters_may_be_in_a_plate(one_layer):
     np.testing.assert_allclose(*(best.predict(KEY, new).mean for best in found), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_layers_that_are_not_integrated_predict_by_draws():
     """Under a Bernoulli likelihood, and with a latent input in a plate."""
 
@@ -225,7 +227,7 @@ def deep():
     return dgp.fit_best(family, KEY, X, STEP, depths=(1, 2), num_draws=20, num_sweeps=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_predicts_as_a_posterior(deep):
     assert sum(deep.weights.values()) == pytest.approx(1.0)
     new = X[:3] + 0.01
@@ -242,7 +244,7 @@ def test_it_predicts_as_a_posterior(deep):
     assert deep.weights[2] > 0.9  # a step
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("options", "odds"), [({}, 0.25), ({"layer_odds": 1.0}, 1.0)])
 def test_layers_have_the_odds_that_they_are_given(options, odds):
     best = dgp.fit_best(
@@ -286,7 +288,7 @@ def test_predictions_do_not_look_at_parts_without_weight():
     assert WeightedPosterior({1: alone, 2: few}, {1: 1.0, 2: 0.0}).predict(KEY, X[:3]).means.shape == (10, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_acquisitions_take_the_mixture(deep):
     """Its joint moments are those of the parts, in their shares, and a criterion of it can be compiled and mapped."""
     new = X[:3] + 0.03
@@ -304,7 +306,7 @@ def test_acquisitions_take_the_mixture(deep):
     np.testing.assert_allclose(values[1], vigf(batches[1]), rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("y", [STEP, 0.5 * jnp.square(X[:, 0])], ids=["a step", "a parabola"])
 def test_a_layer_has_to_predict_rows_that_are_left_out(y):
     """Weights are those of stacking, of what draws of two layers and one layer at its largest density say."""
@@ -317,7 +319,7 @@ def test_a_layer_has_to_predict_rows_that_are_left_out(y):
     assert best.weights[2] > 0.9 if y is STEP else best.weights == {1: 1.0, 2: 0.0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stacking_weighs_predictions_of_held_out_rows():
     best = dgp.fit_best(family, KEY, X, STEP, depths=(1,), weigh="stacking", folds=2, num_draws=20, num_sweeps=1)
     assert best.weights == {1: pytest.approx(1.0)}
@@ -325,7 +327,7 @@ def test_stacking_weighs_predictions_of_held_out_rows():
     assert np.isfinite(best.held_out[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tables_are_arrays_and_data_are_kept():
     """In folds too, whatever the index; what is written to the data after the fit does not change predictions."""
     pandas = pytest.importorskip("pandas")
@@ -348,7 +350,7 @@ def constant(value):
     return IntegratedFit(dgp.Posterior(model, samples={"f": jnp.zeros((10, 2))}), 0.0, 0.0, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_density_has_the_weights_and_the_draws_their_shares():
     mixture = WeightedPosterior({1: constant(0.0), 2: constant(1.0)}, {1: 0.7, 2: 0.3})
     y = np.array([0.0, 1.0])
@@ -391,7 +393,7 @@ def test_evidence_weights_are_posterior_probabilities():
 MIXTURE = WeightedPosterior({1: constant(0.0)}, {1: 1.0})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_previous_fit_may_have_another_prior():
     """The evidence, and the mean of the hyperparameter, are those of the prior of now, by a grid."""
     x, loc = np.linspace(0, 1, 6), 1.5

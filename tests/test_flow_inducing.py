@@ -67,7 +67,7 @@ def bent():
     return posterior_of(G.Flow(), params)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_starts_as_the_gaussian():
     """Draws and densities of ``Full()``, number by number."""
     q, params = posterior_of(G.Flow(), None)
@@ -77,7 +77,7 @@ def test_it_starts_as_the_gaussian():
     np.testing.assert_allclose(q.log_prob(draw, inside), full.log_prob(draw), rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_density_is_that_of_a_dense_jacobian(bent):
     """By a change of variables from the standard normal numbers, and of a given value by the inverse."""
     white = jax.random.normal(jax.random.key(1), (4,))
@@ -94,7 +94,7 @@ def test_density_is_that_of_a_dense_jacobian(bent):
     np.testing.assert_allclose(bent.log_prob(several)[1], bent.log_prob(several[1]), rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_antithetic_draws_are_mirrored(bent):
     pair = Flowed(bent.base, bent.transform, (1, -1))
     white = [pair.stratum(k).sample_with_intermediates(jax.random.key(0))[1][0] for k in (0, 1)]
@@ -102,7 +102,7 @@ def test_antithetic_draws_are_mirrored(bent):
     assert pair.num_strata * pair.weight(0) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision():
     q, _ = posterior_of(G.Flow(), None)
     q = jax.tree.map(lambda a: a.astype(jnp.float32), q.base), q.transform
@@ -112,7 +112,7 @@ def test_single_precision():
     np.testing.assert_allclose(*densities, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_parameter_has_a_gradient():
     guide = G.InducingPoint(labels, inducing=G.Flow())
     gradient = jax.jit(jax.grad(lambda p: bound(dgp.ELBO(), p, labels, guide, x, y)))(moved(start(guide, x, y)))
@@ -143,7 +143,7 @@ def test_wrong_calls(make, message):
         make()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_natural_gradients_are_refused():
     from numpyro_dgp.optim import NaturalGradient
 
@@ -153,6 +153,7 @@ def test_natural_gradients_are_refused():
         svi.run(jax.random.key(0), 1, x, y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_a_bijector_of_ones_own():
     """An affine one, with a parameter, is a Gaussian again."""
 
@@ -165,7 +166,7 @@ def test_a_bijector_of_ones_own():
     np.testing.assert_allclose(q.log_prob(v), DiagonalBelief(q.base.loc, 2 * q.base.scale).log_prob(v), rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_gains_on_a_skewed_posterior():
     """From the optimum of one Gaussian towards the evidence, by quadrature, and not above it."""
     truth = evidence()
@@ -183,7 +184,7 @@ def test_it_gains_on_a_skewed_posterior():
     assert truth - bent + 3 * error < 0.5 * (truth - one)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_same_bound_as_with_everything_drawn():
     """Of a base that follows the layer below; antithetic draws have less variance."""
     bounds = {}
@@ -199,7 +200,7 @@ def test_same_bound_as_with_everything_drawn():
     assert posterior.functions(jax.random.key(0), num_samples=2)(X[:4])["h"].shape == (2, 4, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_at_the_start_the_bound_is_that_of_the_gaussian():
     flow, full = (G.InducingPoint(labels, inducing=rule) for rule in (G.Flow(), G.Full()))
     params = start(flow, x, y)

@@ -64,7 +64,7 @@ def triangular(R):
     return jnp.tril(R, -1) + jnp.diag(jnp.exp(jnp.diag(R)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_other_weights_and_belief_do_better_at_the_same_moments(layer):
     """The maximum over T, m and the covariance of v, started at mean field."""
     ratio, mu = jnp.array(rng.uniform(0.1, 0.95, size=N)), layer["mu"]
@@ -102,7 +102,7 @@ def test_the_limit_of_no_share_is_mean_field(layer):
     np.testing.assert_allclose(found.scale_tril, mean_field.optimum()[1], atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_update_of_section_4_3_leaves_out_the_layer_above(layer):
     """At given T, M and S its q(v) is the optimum of the own term, and not of a bound in which another layer sees h."""
     T, shift = jnp.array(rng.normal(size=(N, M))) * 0.3, layer["mu"]
@@ -134,7 +134,7 @@ def test_the_update_of_section_4_3_leaves_out_the_layer_above(layer):
     np.testing.assert_allclose(jnp.linalg.inv(triangular(R) @ triangular(R).T), inverse + T.T @ T, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     A, mu, ratio = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((30, 5), (30,), (30,)))
     ratio = jax.nn.sigmoid(3 * ratio)

@@ -69,11 +69,11 @@ def fitted(make, steps=400, settings=None, **options):
 
 
 MAKERS = [
-    pytest.param(AutoNormal, marks=pytest.mark.slow),
-    pytest.param(AutoDelta, marks=pytest.mark.slow),
-    pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow),
-    pytest.param(AutoLowRankMultivariateNormal, marks=pytest.mark.slow),
-    pytest.param(None, id="by hand", marks=pytest.mark.slow),
+    pytest.param(AutoNormal, marks=pytest.mark.long),
+    pytest.param(AutoDelta, marks=pytest.mark.long),
+    pytest.param(AutoMultivariateNormal, marks=pytest.mark.long),
+    pytest.param(AutoLowRankMultivariateNormal, marks=pytest.mark.long),
+    pytest.param(None, id="by hand", marks=pytest.mark.long),
 ]
 
 
@@ -127,7 +127,7 @@ NEEDS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_guide_that_the_readme_names_runs():
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     line = next(line for line in readme.splitlines() if line.startswith("guide = "))

@@ -40,6 +40,7 @@ def dense(belief_loc, belief_cov, k=rbf, Zp=Z, variance=1.3, lengthscale=LS):
     )
 
 
+@pytest.mark.slow
 def test_marginal_mode_is_svgp():
     """Mean and covariance of one layer are those of dense algebra; the diagonal is the marginal variance."""
     q = beliefs()
@@ -116,7 +117,7 @@ def test_mixed_kernel_types_per_output():
     np.testing.assert_allclose(f(X).variance[:, 1], single(X).variance, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("outputs", [None, 3])
 def test_leading_dimensions_broadcast(outputs):
     f = open_gp(beliefs(outputs), KERNEL, dgp.Points(Z), outputs=outputs)
@@ -248,6 +249,7 @@ NOISES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", NOISES)
 def test_conditioning_on_values_with_noise(case):
     """The posterior of f in regression, by an exact process and by one with all values as neighbours."""
@@ -273,6 +275,7 @@ def test_conditioning_on_values_with_noise(case):
             np.testing.assert_allclose(np.broadcast_to(joint.covariance, covariance.shape), covariance, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [True, False])
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_keeps_float32(x64, outputs, key):
@@ -343,6 +346,7 @@ def test_bad_input(build, message):
         build()
 
 
+@pytest.mark.slow
 def test_a_layer_inside_a_plate_is_refused():
     with (
         numpyro.handlers.seed(rng_seed=0),

@@ -87,6 +87,7 @@ def by_factorisation(C, r):
     return -0.5 * jnp.square(white).sum(-1) - gaussians.log_determinant(L) - 0.5 * r.shape[-1] * jnp.log(2 * jnp.pi)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("n", [5, 230])  # the second is factorised by halves
 def test_density_given_a_covariance(key, n, shared):
@@ -147,7 +148,7 @@ def test_opper_archambeau_against_dense_algebra(key):
         np.testing.assert_allclose(printed, expected, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_covariance_for_all_outputs_is_one_for_each():
     rng, (P, N, M) = np.random.default_rng(0), (3, 5, 4)
     loc, value, white = (jnp.array(rng.normal(size=(P, M))) for _ in range(3))

@@ -119,7 +119,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_the_joint_distribution_is_invariant(case):
     """Chains that start at draws of the program, with data drawn anew after each sweep, stay draws of it.
@@ -182,7 +182,7 @@ def sites_of(program):
 # --- its parts
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("bracket", "most"), [(2 * np.pi, 6.0), (2.0, 2.5), (0.4, 1.3)])
 def test_elliptical_slices_leave_a_gaussian_posterior_as_it_is(bracket, most):
     """Draws of the posterior stay draws of it, with a prior that has a mean and a covariance."""
@@ -279,7 +279,7 @@ def unknown(X, y=None, Z=Z):
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("collapse", ["auto", False])
 def test_one_layer_against_the_exact_posterior(collapse):
     """With nothing else in the program its values move by slices; beside another site they are exact draws."""
@@ -300,7 +300,7 @@ def test_one_layer_against_the_exact_posterior(collapse):
     assert np.abs((np.cov(draws.T) - covariance) / scale / scale[:, None]).max() < 5.5 * np.sqrt(2 / np.min(size))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["vectorized", "sequential"])
 def test_several_chains(method):
     """The sites are those of NUTS on for_mcmc, whether the program was prepared or not, and predictions work."""
@@ -321,7 +321,7 @@ def test_several_chains(method):
         np.testing.assert_allclose(prepared["noise"], chains["noise"], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_float32(x32):
     x, y = X.astype(jnp.float32), Y.astype(jnp.float32)
     mcmc = run(unknown, x, y, x[::4], warmup=50, samples=100, chains=2)
@@ -331,7 +331,7 @@ def test_float32(x32):
     assert all(len(np.unique(np.asarray(value).reshape(200, -1)[:, 0])) > 50 for value in draws.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_progress_bar_and_what_a_block_says():
     kernel = dgp.Gibbs(unknown, {}, blocks={"f": Slice()})
     state = kernel.init(jax.random.key(0), 10, None, (X, Y), {})
@@ -343,7 +343,7 @@ def test_the_progress_bar_and_what_a_block_says():
     assert "h_white: " in shown
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_and_starts():
     def program(X, y):
         variance = numpyro.param("variance", 1.0, constraint=dist.constraints.positive)

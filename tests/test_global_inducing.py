@@ -116,7 +116,7 @@ def dense_posterior(A, root, residual):
     return gain @ residual, np.eye(A.shape[1]) - gain @ A
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_layer_holds_the_exact_posterior():
     """Pseudo-observations that are the data: the bound is the evidence."""
     guide = G.GlobalInducing(one, num_inducing=len(X))
@@ -132,6 +132,7 @@ def test_one_layer_holds_the_exact_posterior():
     assert loss(less) < evidence - 1e-3
 
 
+@pytest.mark.slow
 def test_two_layers_have_the_density_of_the_dense_formula():
     _, params, run = of_two()
     found = run(params)
@@ -190,7 +191,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow
+@pytest.mark.long
 def test_same_bound_as_with_everything_drawn(name):
     model, options, kwargs = CASES[name]
     guide = G.GlobalInducing(model, num_inducing=5, **options)
@@ -208,8 +209,8 @@ def test_only_what_others_depend_on_is_drawn():
     assert lower == {"f": frozenset(), "e": frozenset({"f"}), "g": frozenset({"f", "e"})}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [two, pytest.param(latents, marks=pytest.mark.slow)])
+@pytest.mark.long
+@pytest.mark.parametrize("model", [two, pytest.param(latents, marks=pytest.mark.long)])
 def test_gradients_are_slopes_for_every_parameter(model):
     guide = G.GlobalInducing(model, num_inducing=5)
     params = moved(model, guide, X, Y)
@@ -224,7 +225,7 @@ def test_gradients_are_slopes_for_every_parameter(model):
         np.testing.assert_allclose((up - down) / 2e-5, slope, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision_is_enough_at_the_start(x32):
     """Inner layers start with precisions of 10^4."""
     X32, Y32 = X.astype(np.float32), Y.astype(np.float32)

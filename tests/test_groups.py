@@ -68,7 +68,7 @@ KERNELS = {
     [
         ("own", "shared", "full"),
         *(
-            pytest.param(k, p, b, marks=pytest.mark.slow)
+            pytest.param(k, p, b, marks=pytest.mark.long)
             for k in KERNELS
             for p in ("shared", "own")
             for b in ("draw", "full", "diagonal")
@@ -97,7 +97,7 @@ def test_every_row_has_the_moments_of_its_group(kernel, points, belief):
     np.testing.assert_allclose(joint.covariance[0], covariance, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_group_is_the_plain_layer():
     u, X = rng.normal(size=M), rng.uniform(-1, 1, (6, 1))
     with handlers.seed(rng_seed=0), handlers.substitute(data={"f": jnp.array(u)}):
@@ -144,7 +144,7 @@ def data(n=12):
     return jnp.array(X), jnp.array(np.sin(2 * X[:, 0]) + 0.5 * X[:, 1] + NOISE * rng.normal(size=n))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_collapsed_bound_is_the_evidence_of_every_group():
     X, y = data()
     points = np.array(X[:, :1])
@@ -162,7 +162,7 @@ def test_the_collapsed_bound_is_the_evidence_of_every_group():
         np.testing.assert_allclose(by_mine[name], by_theirs[name], atol=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_chain_integrates_the_functions_of_all_groups():
     X, y = data()
     theta, points = hyperparameters(), np.array(X[:, :1])
@@ -172,7 +172,7 @@ def test_a_chain_integrates_the_functions_of_all_groups():
     assert sites["f"]["value"].shape == (L, len(X))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_bound_at_the_optimal_posterior_is_the_evidence():
     X, y = data()
     theta, points = hyperparameters(), np.array(X[:, :1])
@@ -224,19 +224,19 @@ GUIDES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_guides_take_groups(name):
     program, guide = GUIDES[name]
     assert np.isfinite(loss(program, guide(program)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_guide_of_a_program_with_groups_is_a_guide():
     dgp.testing.check_guide(flat, G.InducingPoint(flat), *data(), num=100)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_group_without_rows_is_predicted_by_the_prior_of_groups():
     X, y = data()
     seen = X.at[:, 1].set(X[:, 1] % 2)  # nothing of group 2
@@ -251,7 +251,7 @@ def test_a_group_without_rows_is_predicted_by_the_prior_of_groups():
     np.testing.assert_allclose(prediction.variance, result.params["variance_auto_loc"][2] + NOISE**2, rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_functions_have_the_covariance():
     f, X, num = opened(K.PerGroup(BATCHED)), jnp.array(rows(5)), 5000
     draw = lambda key: f.prior_draw(key, jax.random.normal(key, (1, 64)) / 8, X)[0][:, 0]  # noqa: E731
@@ -261,7 +261,7 @@ def test_draws_of_functions_have_the_covariance():
     assert jnp.abs((products.mean(0) - f.covariance(X)[0]) / error).max() < 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slopes_and_sums():
     f = opened(K.PerGroup(BATCHED), u=jnp.array(rng.normal(size=(L, M))))
     X = jnp.array(rows())
@@ -272,7 +272,7 @@ def test_slopes_and_sums():
     np.testing.assert_allclose(f.linear(X, A).variance, np.diag(A @ f.joint(X).covariance[0] @ A.T), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     f = opened(K.PerGroup(jax.tree.map(jnp.float32, BATCHED)), np.float32(Z), u=jnp.ones((L, M), jnp.float32))
     values = f(jnp.array(rows(), jnp.float32))
@@ -344,7 +344,7 @@ def test_refusals(build, message):
         build()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("build", "message"),
     [

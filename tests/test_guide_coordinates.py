@@ -97,7 +97,7 @@ def standard(prepared, args):
     return {name: jnp.zeros(shape) for name, shape in shapes.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "collapse"),
     [
@@ -111,6 +111,7 @@ def test_the_density_is_that_of_the_program_times_the_jacobian(name, collapse):
     require_jacobian(program, guide, params, latent, (ROWS, TARGET), collapse)
 
 
+@pytest.mark.slow
 def test_one_layer_times_the_jacobian():
     def model(X, y):
         shallow(X, y, Z=Z[::4], noise=numpyro.sample("noise", dist.LogNormal(-1.0, 0.5)))
@@ -133,7 +134,7 @@ def test_numbers_are_those_of_the_guide():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("collapse", [True, False])
 def test_a_condition_from_outside_is_refused(collapse):
     """What the program samples are the numbers of the guide."""
@@ -207,7 +208,7 @@ def test_wrong_calls(build, message):
         jax.eval_shape(lambda: (handlers.seed(build, 0)(), None)[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "collapse"),
     [("inducing points", "auto"), *((name, False) for name in ("normal", "mean field", "given inducing", "NumPyro's"))],
@@ -228,7 +229,7 @@ def test_numbers_behind_a_draw(name, collapse):
         np.testing.assert_allclose(found[site], numbers, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_start_at_draws_of_the_guide_and_have_all_sites():
     guide, params = fitted("inducing points")
     prepared = dgp.for_mcmc(program, params, guide=guide)
@@ -243,7 +244,7 @@ def test_chains_start_at_draws_of_the_guide_and_have_all_sites():
     assert tree["log_likelihood_target"]["y"].shape == (1, 10, len(ROWS))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_target_is_the_same():
     """Moments of chains in the coordinates of a guide, a bad one, and without it."""
     guide, params = fitted("normal")

@@ -152,7 +152,7 @@ FAST = ("`InducingPoint`", "`Circulant` and others of rings", "`SparseFactor`", 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [row if row in FAST else pytest.param(row, marks=pytest.mark.slow) for row in ROWS])
+@pytest.mark.parametrize("row", [row if row in FAST else pytest.param(row, marks=pytest.mark.long) for row in ROWS])
 def test_pairs(row):
     """What the table says works has a loss; what it says does not is refused, and the message names what to take."""
     for held, cell in table()[row].items():

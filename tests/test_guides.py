@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from programs import X, Y, Z, bayesian, deep, explicit, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -28,7 +28,7 @@ def shapes(params):
     return {name: jnp.shape(value) for name, value in params.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_of_the_presets():
     assert shapes(params_of(deep, G.InducingPoint(deep), X, Y)) == {
         "f_auto_loc": (1, 8), "f_auto_scale_tril": (1, 8, 8), "g_auto_loc": (8,), "g_auto_scale_tril": (8, 8),
@@ -44,7 +44,7 @@ def test_parameters_of_the_presets():
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_parameters_start():
     """Inner layers nearly deterministic, the last at the prior, hidden means where the untrained model is."""
     params = params_of(deep, G.InducingPoint(deep), X, Y)
@@ -80,6 +80,7 @@ def test_guide_returns_every_latent_and_hides_the_rest():
         assert "y" not in sites
 
 
+@pytest.mark.slow
 def test_what_data_would_stand_for_is_left_to_the_program():
     """Without plates too, and whatever the guide was called on before."""
 
@@ -94,6 +95,7 @@ def test_what_data_would_stand_for_is_left_to_the_program():
         assert sorted(guide(X, Y)) == ["f", "v"]
 
 
+@pytest.mark.slow
 def test_hyperparameters_in_a_plate_of_their_own():
     """A plate over dimensions or groups is not a data plate: its sites keep their posterior at test inputs."""
 
@@ -115,12 +117,12 @@ def test_hyperparameters_in_a_plate_of_their_own():
     assert sorted(drawn) == ["f", "ls", "offset"]
 
 
-@pytest.mark.parametrize("autoguide", mostly_slow([AutoNormal], [AutoMultivariateNormal, AutoNormal, AutoDelta]))
+@pytest.mark.parametrize("autoguide", mostly_long([AutoNormal], [AutoMultivariateNormal, AutoNormal, AutoDelta]))
 @pytest.mark.parametrize(
     "loss",
-    [dgp.ELBO(), *(pytest.param(loss, marks=pytest.mark.slow) for loss in (Trace_ELBO(), TraceMeanField_ELBO()))],
+    [dgp.ELBO(), *(pytest.param(loss, marks=pytest.mark.long) for loss in (Trace_ELBO(), TraceMeanField_ELBO()))],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_stock_autoguides_run_on_the_same_program(autoguide, loss):
     for model in (deep, bayesian):
         svi = SVI(model, autoguide(model), optax.adam(0.01), loss)
@@ -128,10 +130,10 @@ def test_stock_autoguides_run_on_the_same_program(autoguide, loss):
         assert np.isfinite(result.losses).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "other",
-    mostly_slow([AutoMultivariateNormal], [G.Normal(), AutoMultivariateNormal, G.Delta(), AutoNormal]),
+    mostly_long([AutoMultivariateNormal], [G.Normal(), AutoMultivariateNormal, G.Delta(), AutoNormal]),
 )
 def test_posteriors_for_hyperparameters(other):
     guide = G.InducingPoint(bayesian, other=other)
@@ -148,7 +150,7 @@ def test_posteriors_for_hyperparameters(other):
     assert median["w"].shape == (30, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sites_override_single_rules():
     rules = {"noise": G.Normal(0.2), "w": G.Prior(), "f": G.Diagonal(), "h": G.Normal(0.3)}
     params = params_of(bayesian, G.InducingPoint(bayesian, sites=rules), X, Y)
@@ -158,6 +160,7 @@ def test_sites_override_single_rules():
     assert {"noise_auto_loc", "auto_loc"} <= set(params_of(bayesian, mixed, X, Y))
 
 
+@pytest.mark.slow
 def test_quantiles_are_of_probabilities():
     guide = G.InducingPoint(shallow, inducing=G.Diagonal())
     params = {"g_auto_loc": jnp.zeros(8), "g_auto_scale": jnp.ones(8)}
@@ -185,7 +188,7 @@ def test_divergences_under_a_mask_count_nothing(inducing):
     np.testing.assert_allclose(of_all - of_none, 8 * 0.5 * (1 + 0.25 - 1 - np.log(0.25)), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quantiles_are_those_of_the_posterior():
     guide = G.MeanField(bayesian, other=G.Normal())
     params = random_params(bayesian, guide, X, Y)
@@ -252,7 +255,7 @@ def test_lift_turns_parameters_into_latents():
     assert "g_Z" not in params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_masked_data_do_not_count():
     keep = jnp.arange(30) < 20
 
@@ -291,6 +294,7 @@ def test_kl_annealing_by_scale():
     np.testing.assert_allclose(values[0] - values[1], 2 * (values[1] - values[2]), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_subsampled_per_datum_parameters_follow_the_batch():
     guide = G.MeanField(deep)
     params = random_params(deep, guide, X, Y)
@@ -300,7 +304,7 @@ def test_subsampled_per_datum_parameters_follow_the_batch():
     np.testing.assert_array_equal(sites["h"]["fn"].loc, params["h_auto_loc"][rows])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exact_layers():
     """inducing=None: values drawn at all inputs at once, full Gaussian or mean field, in any program."""
 

@@ -13,7 +13,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from programs import agree, draws_of_bound, random_params
 from scipy.integrate import quad
 from scipy.special import eval_gegenbauer
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -52,7 +52,7 @@ def opened(kernel, harmonics_, value, **kwargs):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("case", mostly_slow([(3, 5)], [(2, 7), (3, 5), (5, 3), (9, 2), (4, 0), (2, 0)]))
+@pytest.mark.parametrize("case", mostly_long([(3, 5)], [(2, 7), (3, 5), (5, 3), (9, 2), (4, 0), (2, 0)]))
 def test_harmonics_reproduce_the_zonal_polynomial(case):
     dims, degree = case
     x = rng.normal(size=(8, dims))
@@ -62,7 +62,7 @@ def test_harmonics_reproduce_the_zonal_polynomial(case):
     np.testing.assert_allclose(B @ B.T, polynomial(dims, degree, x @ x.T), atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_shares_are_the_expansion_of_the_kernel(name):
     kernel = KERNELS[name]
@@ -81,8 +81,8 @@ def test_shares_are_the_expansion_of_the_kernel(name):
         np.testing.assert_allclose(between, kernel(x, x), atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["zonal"], KERNELS))
+@pytest.mark.long
+@pytest.mark.parametrize("name", mostly_long(["zonal"], KERNELS))
 def test_values_given_v_are_the_parts_that_are_kept(name):
     """Mean, variance and joint covariance, against sums over degrees by SciPy."""
     kernel, degrees = KERNELS[name], (0, 1, 3) if name == "steps" else (0, 1, 2)
@@ -109,7 +109,7 @@ def model(X, y=None, kernel=KERNELS["zonal"], noise=0.3):
 Y = np.sin(2 * X[:, 0]) + X[:, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_is_that_of_dense_algebra():
     with jax.enable_x64(True):
         x, y, kernel = jnp.asarray(X), jnp.asarray(Y), KERNELS["zonal"]
@@ -121,7 +121,7 @@ def test_bound_is_that_of_dense_algebra():
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_best_bound_with_all_degrees_is_the_evidence():
     with jax.enable_x64(True):
         x, y, kernel = jnp.asarray(X), jnp.asarray(Y), Zonal(RBF(1.0, 0.7))
@@ -148,14 +148,14 @@ def deep(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_objectives_agree_on_two_layers():
     guide = G.InducingPoint(deep)
     params = random_params(deep, guide, X, Y)
     assert agree(*(draws_of_bound(loss, params, deep, guide, X, Y, num=500) for loss in (dgp.ELBO(), Trace_ELBO())))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_two_layers_fit_and_predict(dtype):
     with jax.enable_x64(dtype == "float64"):
@@ -173,7 +173,7 @@ def test_two_layers_fit_and_predict(dtype):
         np.testing.assert_allclose(curves.mean(0), band.mean, atol=5 * np.sqrt(band.variance.max() / 200) + 0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_take_them():
     kernel = MCMC(
         NUTS(dgp.for_mcmc(deep, params={"weights": jnp.ones(2)}, collapse=False)),
@@ -185,7 +185,7 @@ def test_chains_take_them():
     assert np.isfinite(kernel.get_samples()["g"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["rectified", "zonal", "chords"])
 def test_draws_of_functions_have_the_covariance_of_the_kernel(name):
     """A draw of the prior: v at random, and of the other degrees random zonal functions."""
@@ -204,7 +204,7 @@ def test_draws_of_functions_have_the_covariance_of_the_kernel(name):
     assert (abs(products.mean(0) - kernel(x, x)) < 4.5 * errors + 2e-3 * np.asarray(kernel.diag(x)).max()).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_outputs_may_have_kernels_of_their_own():
     kernels = [KERNELS["zonal"], KERNELS["rectified"]]
     with jax.enable_x64(True):
@@ -216,20 +216,20 @@ def test_outputs_may_have_kernels_of_their_own():
             np.testing.assert_allclose(both.variance[:, p], alone.variance, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["zonal", "rectified", "chords"])
 def test_kernels_keep_the_promises_of_kernels(kernel):
     dgp.testing.check_kernel(KERNELS[kernel], inputs(kernel))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slopes():
     f = opened(KERNELS["zonal"], dgp.Harmonics(2, 3), jnp.asarray(rng.normal(size=16), jnp.float32))
     slopes = jax.vmap(jax.grad(lambda x: f(x[None]).mean[0]))(jnp.asarray(X, jnp.float32))
     np.testing.assert_allclose(f.grad(X, 1).mean, slopes[:, 1], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_a_dense_layer_is_where_its_layer_starts(order):
     """With more degrees the error falls, up to the degrees that rectified units need."""

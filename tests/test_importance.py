@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp
 from numpyro.infer import SVI, Trace_ELBO
 from programs import agree, draws_of_bound, random_params
 from scipy.integrate import quad
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.gaussians import kl_full
@@ -70,7 +70,7 @@ PARAMS = random_params(lv_gp_gp, InducingPoint(lv_gp_gp), X, Y)
 SHALLOW = random_params(lv_gp, InducingPoint(lv_gp), X, Y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [None, 0.2])
 def test_copies_have_the_covariance_of_one_function(noise):
     kernel = dgp.kernels.RBF(0.8, 1.1)
@@ -94,7 +94,7 @@ def test_copies_have_the_covariance_of_one_function(noise):
 FULL = FullBelief(jnp.array(rng.normal(size=(2, 5))), jnp.tril(jnp.array(0.3 * rng.normal(size=(2, 5, 5)))))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_copies_of_outputs_with_kernels_of_their_own():
     kernels = [dgp.kernels.RBF(0.8, 1.1), dgp.kernels.Matern32(1.3)]
     xs = jnp.array(rng.normal(size=(3, 1, 2)))
@@ -106,7 +106,7 @@ def test_copies_of_outputs_with_kernels_of_their_own():
         assert np.allclose(np.cov(np.asarray(values[:, :, 0, p]).T), want[p], atol=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_gradient_by_inputs_is_that_of_the_law():
     """Derivatives along the interpolant and along the factor of the covariance have the same expectation."""
     xs = jnp.array(rng.normal(size=(3, 2)))
@@ -136,8 +136,8 @@ def exact_posterior_params():
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("K", mostly_slow([2, 20], [1, 2, 5, 20, 100]))
+@pytest.mark.long
+@pytest.mark.parametrize("K", mostly_long([2, 20], [1, 2, 5, 20, 100]))
 def test_toy_is_never_above_the_evidence(K, monkeypatch):
     """Joint draws of the function give log p(y) for every K; independent ones exceed it."""
     evidence = float(dist.Normal(0.0, jnp.sqrt(1.1)).log_prob(1.0))
@@ -151,7 +151,7 @@ def test_toy_is_never_above_the_evidence(K, monkeypatch):
         assert apart.mean() > evidence + 4 * apart.std() / np.sqrt(len(apart))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_sample_is_the_plain_bound():
     """In mean, and that is also what the stock objective sees for any number of samples."""
     plain = draws(lv_gp_gp, InducingPoint(lv_gp_gp), PARAMS)
@@ -161,7 +161,7 @@ def test_one_sample_is_the_plain_bound():
     assert agree(plain, stock)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [None, 0.3])
 def test_more_samples_never_lower_the_bound(noise):
     """Within errors between neighbours, and by a clear gain from one sample to thirty."""
@@ -198,7 +198,7 @@ def divergence(params):
     return float(kl_full(params["g_auto_loc"], params["g_auto_scale_tril"]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quadrature_is_the_integral():
     """Equation 4.8; a Gaussian q(w) is below it, and weighting tends to it with an error of order 1/K."""
     want = integrals(SHALLOW)[0].sum() - divergence(SHALLOW)
@@ -213,7 +213,7 @@ def test_quadrature_is_the_integral():
     assert abs(gaps[0][0] / gaps[1][0] - 4) < 0.7 + 4 * gaps[1][1] / gaps[1][0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quadrature_over_two_columns():
     params = random_params(lv_gp, InducingPoint(lv_gp), X, Y, dim=2)
     fine = draws(lv_gp, InducingPoint(lv_gp, latent=Quadrature(60)), params, 1, dim=2)
@@ -223,7 +223,7 @@ def test_quadrature_over_two_columns():
     assert weighted.mean() - 4 * weighted.std() / 20 < fine[0] < weighted.mean() + 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quadrature_under_a_second_layer_is_above_a_gaussian():
     """The best q(w) has a larger bound than a Gaussian, also with the inner layer drawn jointly over the nodes."""
     optimal = draws(lv_gp_gp, InducingPoint(lv_gp_gp, latent=Quadrature(30)), PARAMS, 500)
@@ -231,7 +231,7 @@ def test_quadrature_under_a_second_layer_is_above_a_gaussian():
     assert optimal.mean() > gaussian.mean() + 3 * gaussian.std() / np.sqrt(len(gaussian))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_from_the_implied_posterior():
     """Section 5.2.4: moments of the exact posterior of every latent."""
     _, integrand = integrals(SHALLOW)
@@ -296,10 +296,10 @@ def gradients(guide, params, names, num, key=jax.random.key(3)):
     return np.asarray(jax.lax.map(one, jax.random.split(key, num), batch_size=200))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "params"),
-    [(lv_gp, SHALLOW), pytest.param(lv_gp_gp, PARAMS, marks=pytest.mark.slow)],
+    [(lv_gp, SHALLOW), pytest.param(lv_gp_gp, PARAMS, marks=pytest.mark.long)],
     ids=["one layer", "two layers"],
 )
 def test_doubly_reparameterised_gradients_have_the_same_mean(model, params):
@@ -312,7 +312,7 @@ def test_doubly_reparameterised_gradients_have_the_same_mean(model, params):
         assert agree(a, b, width=4.5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_signal_to_noise_of_the_proposal():
     """Falls like K^(-1/2) for plain gradients, grows like K^(1/2) for doubly reparameterised ones."""
     params = SHALLOW | {"w_auto_loc": jnp.zeros((6, 1)), "w_auto_scale": jnp.full((6, 1), 0.9)}
@@ -330,10 +330,10 @@ def test_signal_to_noise_of_the_proposal():
     "latent",
     [
         pytest.param(dgp.guides.Normal(0.5), id="per datum"),
-        pytest.param(Amortised(hidden=(3,)), id="amortised", marks=pytest.mark.slow),
+        pytest.param(Amortised(hidden=(3,)), id="amortised", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_minibatches_are_unbiased(latent):
     guide = ImportanceWeighted(lv_gp_gp, num_samples=3, latent=latent)
     params = random_params(lv_gp_gp, guide, X, Y)
@@ -351,7 +351,7 @@ def test_minibatches_are_unbiased(latent):
     assert np.allclose(np.mean([rows([0, 1]), rows([2, 3]), rows([4, 5])]), whole, atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_latents_between_layers_and_another_likelihood():
     counts = jnp.array([0, 1, 3, 2, 0, 5])
     guide = ImportanceWeighted(gp_lv_gp, num_samples=5)
@@ -362,7 +362,7 @@ def test_several_latents_between_layers_and_another_likelihood():
     assert guide.sample_posterior(jax.random.key(0), params, X, counts)["w2"].shape == (6, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_latents_without_inputs():
     def gplvm(y=None, n=6):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z1), outputs=3)
@@ -379,7 +379,7 @@ def test_latents_without_inputs():
     assert posterior.predict(jax.random.key(1), n=4, num_samples=3).mean.shape == (4, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_network_sees_inputs_and_observations_of_the_minibatch():
     seen = []
 
@@ -415,7 +415,7 @@ def test_network_does_not_see_what_is_masked():
     np.testing.assert_allclose(sites["w"]["fn"].loc[:, 0], X[:, 0] + jnp.where(counted, Y, 0.0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     data = X.astype(jnp.float32), Y.astype(jnp.float32)
 
@@ -499,6 +499,7 @@ def skipping(X, y=None, widen=True):
         numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [{"num_samples": 3}, {"latent": Quadrature(4)}], ids=["importance", "quadrature"])
 def test_inputs_beside_hidden_values(rule):
     """They have to be widened by the dimension of the values; the error says how."""

@@ -70,7 +70,7 @@ def opened(kernel, inducing, value=None, **options):
         return dgp.gp("f", kernel, inducing, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_and_moments_are_those_of_the_dense_gaussian():
     guide = G.InducingPoint(model)
     params = random_params(model, guide, X, XS, Y, DY)
@@ -88,13 +88,13 @@ def test_bound_and_moments_are_those_of_the_dense_gaussian():
     close(f.grad(XS, direction=ES, joint=True).covariance[0], covariance[12:, 12:], 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_collapsed_bound_is_that_of_the_dense_gaussian():
     expected, *_ = titsias(np.concatenate([Y, DY]), NOISE, INDUCING, CROSS, DATA)
     close(bound(dgp.ELBO(), {}, model, G.Collapsed(model), X, XS, Y, DY), expected, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_the_limit_of_pairs_of_points():
     near = 1e-3 * E / np.linalg.norm(E, axis=1, keepdims=True)
     collapsed = G.Collapsed(model)
@@ -108,7 +108,7 @@ def test_it_is_the_limit_of_pairs_of_points():
     assert of(dgp.PointsAndSlopes.with_gradients(Z)) > of(dgp.Points(Z)) + 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_units_do_not_matter():
     """Rescaled columns with rescaled lengthscales, and longer directions."""
     scales = np.array([1e-3, 1e3])
@@ -122,7 +122,7 @@ def test_units_do_not_matter():
     close(g(X * scales).variance, f(X).variance, 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [k.RBF(V, L), k.Matern32(V, L), k.Matern52(V, L) * k.Linear() + k.RBF().on(1)])
 def test_single_precision(kernel):
     inducing = [dgp.PointsAndSlopes(*(a.astype(dtype) for a in (Z, AT, E))) for dtype in (np.float32, np.float64)]
@@ -137,7 +137,7 @@ def test_single_precision(kernel):
     assert (narrow(x).variance > 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("Z", [Z, None])
 @pytest.mark.parametrize("kernels", [k.Matern52(V, L), [k.RBF(), k.Matern32()]])
 def test_draws_of_functions_have_the_inducing_slopes(kernels, Z):
@@ -151,7 +151,7 @@ def test_draws_of_functions_have_the_inducing_slopes(kernels, Z):
     assert f.grad(AT, direction=E).variance.max() < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_integral_of_a_chain_is_that_of_the_dense_gaussian():
     def hyper(*args):
         model(*args, noise=numpyro.sample("noise", dist.LogNormal(0.0, 1.0)))
@@ -162,7 +162,7 @@ def test_integral_of_a_chain_is_that_of_the_dense_gaussian():
     close(density, expected + dist.LogNormal(0.0, 1.0).log_prob(NOISE), 1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_natural_gradients_reach_the_optimum():
     guide = G.InducingPoint(model)
     svi = SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
@@ -210,7 +210,7 @@ GUIDES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_guides(name):
     program, guide = GUIDES[name]
@@ -255,7 +255,7 @@ def grouped():
         dgp.gp("f", k.RBF(), dgp.PointsAndSlopes(Z, AT, E))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gaussian_inputs_and_updates_are_refused_by_name():
     with pytest.raises(ValueError, match="Collapsed: expected known inputs of layer 'g', a SlopedFunction, got Gau"):
         bound(dgp.ELBO(), {}, latent, G.Collapsed(latent), X, Y)
@@ -265,7 +265,7 @@ def test_gaussian_inputs_and_updates_are_refused_by_name():
         dgp.update(dgp.Posterior(model, guide, params, site="y"), jax.random.key(0), X, XS, Y, DY)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["RBF", "Matern32", "Matern52", "sum"])
 def test_slopes_along_a_direction(name):
     """The combination of slopes along columns, means, variances and further slopes."""

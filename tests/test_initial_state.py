@@ -50,7 +50,7 @@ def count_compilations(run):
     return len(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_state_is_that_of_init():
     svi, arrays, rebuild = make()
     key, given = jax.random.key(3), {"lengthscale": jnp.array([0.3])}
@@ -69,6 +69,7 @@ def test_one_program_is_compiled():
     assert count_compilations(lambda: initial_state(svi, jax.random.key(0), rebuild, arrays, None)) <= 3
 
 
+@pytest.mark.slow
 def test_values_that_only_a_compiled_program_knows_are_checked():
     with pytest.raises(ValueError, match="the lengthscale of RBF to be positive, got"):
         dgp.fit(make(program)[0], jax.random.key(0), 2, X, Y, jnp.float32(-0.5), -1.0, progress_bar=False)
@@ -82,7 +83,7 @@ def counts(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_coarse_grid_warns_under_learned_hyperparameters():
     def model(X, y=None):
         kernel = dgp.kernels.RBF(1.0, numpyro.param("lengthscale", 0.02, constraint=positive(0.0)))
@@ -94,7 +95,7 @@ def test_a_coarse_grid_warns_under_learned_hyperparameters():
         dgp.fit(make(model)[0], jax.random.key(0), 1, X, Y, progress_bar=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_constraints_that_are_computed_and_guides_with_a_state_are_not_compiled():
     def model(X, y=None):
         return program(X, y, low=0.1 * jnp.ptp(X))

@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.util import constrain_fn, log_density
 from programs import NOISE, X, Y, Z, deep, shallow
 from scipy.stats import multivariate_normal
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 
@@ -104,7 +104,7 @@ def integral(values, pairs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", mostly_slow(["bound"], list(CASES)))
+@pytest.mark.parametrize("case", mostly_long(["bound"], list(CASES)))
 def test_the_density_is_the_integral(case):
     """Collapsed minus log of the integral over v of the program as it is sampled otherwise, at random other values."""
     model, args = partial(program, **CASES[case]), data(case)
@@ -129,7 +129,7 @@ def test_the_density_is_the_integral(case):
     assert np.abs(np.linalg.solve(np.linalg.cholesky(covariance), draw.ravel() - mean)).max() < 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_have_the_moments_of_the_posterior():
     """At random hyperparameters near one place: the residuals from the exact means are independent and standard."""
     model = partial(program, noise=0.5)
@@ -176,6 +176,7 @@ def two_functions(x=ROWS, y=None):
         numpyro.sample("z", dgp.Likelihood(b(x), lambda v: dist.Poisson(jnp.exp(v))), obs=jnp.ones(len(x)))
 
 
+@pytest.mark.slow
 def test_which_sites_are_sampled():
     assert sampled(program, ROWS, TARGET) == {"s", "scale", "f", "h_white"}
     assert sampled(program, ROWS, TARGET, collapse=False) == {"s", "scale", "f", "h_white", "g"}
@@ -245,7 +246,7 @@ def test_other_layers(inducing, use, y, message):
         sampled(model, ROWS, y, collapse=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_numpy_arrays():
     """Rows that the indices of a plate pick, and settings of which the program needs the values; not both in one."""
 
@@ -321,6 +322,7 @@ def test_a_condition_from_outside_is_refused_in_coordinates_of_a_guide(make):
     np.testing.assert_allclose(again["noise"]["value"], draws["noise"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_condition_from_outside_on_all_that_is_sampled():
     """It would leave the integrated layer with a single draw."""
     wrong = handlers.condition(dgp.for_mcmc(shallow_and_noise), data={"noise": 0.3})
@@ -328,6 +330,7 @@ def test_a_condition_from_outside_on_all_that_is_sampled():
         wrong(X, Y)
 
 
+@pytest.mark.slow
 def test_a_condition_from_outside_on_what_is_sampled():
     """It is one of the program, also beside values of what follows from it."""
     inside = handlers.condition(program, data={"s": 0.2})
@@ -338,6 +341,7 @@ def test_a_condition_from_outside_on_what_is_sampled():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_values_of_integrated_layers_may_be_substituted():
     """As NumPyro does with the draws of a chain, among which they are."""
     prepared = dgp.for_mcmc(shallow_and_noise)
@@ -357,7 +361,7 @@ def test_draws_are_new_at_every_position_of_a_chain():
     assert (first != other).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_a_function_that_no_other_site_tells_about_are_new():
     """Its posterior is the same at every position of the chain, and its draws are not."""
     program = dgp.for_mcmc(two_functions)
@@ -366,7 +370,7 @@ def test_draws_of_a_function_that_no_other_site_tells_about_are_new():
     assert (draws.std(0) > 0.05).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_predict():
     mcmc = MCMC(NUTS(dgp.for_mcmc(shallow_and_noise)), num_warmup=100, num_samples=50, progress_bar=False)
     mcmc.run(jax.random.key(0), X, Y)
@@ -378,7 +382,7 @@ def test_chains_predict():
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_tree_of_a_chain():
     def model(X, y=None):
         noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
@@ -396,7 +400,7 @@ def test_the_tree_of_a_chain():
     assert trees[0]["log_likelihood_target"]["y"].shape == trees[1]["log_likelihood_target"]["y"].shape
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_posterior_of_the_rest_is_the_same():
     """Means and mean squares of all sites by NUTS with and without the last layer integrated."""
 

@@ -13,7 +13,7 @@ from numpyro.distributions import kl_divergence
 from numpyro.infer import MCMC, NUTS, Trace_ELBO
 from numpyro.infer.util import log_density
 from programs import X, Y, random_params
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels
@@ -75,8 +75,8 @@ def check_sizes(kernel, sizes, outputs=None):
         assert np.isfinite(values.log_prob(draw)), (M, N)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", mostly_slow([(5, 5), (20, 100)], SIZES))
+@pytest.mark.long
+@pytest.mark.parametrize("size", mostly_long([(5, 5), (20, 100)], SIZES))
 def test_draws_have_the_conditional_covariance(size):
     M, N = size
     values = opened(RBF, M).joint(inputs(N))
@@ -85,8 +85,8 @@ def test_draws_have_the_conditional_covariance(size):
     assert np.isfinite(values.log_prob(values.sample(jax.random.key(1))))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", mostly_slow([(5, 100), (20, 30)], SIZES))
+@pytest.mark.long
+@pytest.mark.parametrize("size", mostly_long([(5, 100), (20, 30)], SIZES))
 def test_draws_have_the_conditional_covariance_in_single_precision(size, x32):
     M, N = size
     values = opened(RBF, M).joint(inputs(N))
@@ -101,20 +101,20 @@ def test_every_kernel_in_single_precision(name, x32):
     check_sizes(KERNELS[name], [(10, 30)])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_at_every_size(name):
     check_sizes(KERNELS[name], SIZES, outputs=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_at_every_size_in_single_precision(name, x32):
     check_sizes(KERNELS[name], SIZES, outputs=2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("outputs", [pytest.param(None, marks=pytest.mark.slow), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("outputs", [pytest.param(None, marks=pytest.mark.long), 2])
 def test_on_a_grid(outputs, x32):
     with handlers.seed(rng_seed=0):
         f = dgp.gp("f", kernels.RBF(lengthscale=0.5), dgp.Grid(-3.0, 3.0, 24), outputs=outputs)
@@ -125,6 +125,7 @@ def test_on_a_grid(outputs, x32):
     assert np.isfinite(values.log_prob(values.sample(jax.random.key(1))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, 0.3])
 def test_density_where_the_covariance_is_well_conditioned(noise):
     values = opened(kernels.Matern12(), 4, outputs=2).joint(inputs(7), noise=noise)
@@ -151,6 +152,7 @@ def test_process_noise_needs_no_more_jitter(x32):
     assert np.isfinite(small.log_prob(small.sample(jax.random.key(0))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("belief", ["full", "diagonal"])
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_under_a_belief(belief, outputs, x32):
@@ -166,7 +168,7 @@ def test_under_a_belief(belief, outputs, x32):
     assert np.isfinite(values.log_prob(values.sample(jax.random.key(1))))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("M", [20])
 def test_gradients_are_finite(M, x32):
     def loss(lengthscale):
@@ -177,7 +179,7 @@ def test_gradients_are_finite(M, x32):
     assert np.isfinite(jax.grad(loss)(1.0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_scale_survives_what_is_done_to_distributions():
     values = opened(RBF, 20, outputs=2).joint(inputs(30))
     draw = values.sample(jax.random.key(1))
@@ -218,8 +220,8 @@ def areas_data():
     return inputs(24), jnp.sin(3 * jnp.linspace(-1, 1, 8))
 
 
-@pytest.mark.parametrize("rule", [dgp.guides.Full(), pytest.param(dgp.guides.Diagonal(), marks=pytest.mark.slow)])
-@pytest.mark.slow
+@pytest.mark.parametrize("rule", [dgp.guides.Full(), pytest.param(dgp.guides.Diagonal(), marks=pytest.mark.long)])
+@pytest.mark.long
 def test_bound_in_marginal_mode(rule):
     """The values follow the model: their two densities cancel, and so do the derivatives of these."""
     guide = dgp.guides.InducingPoint(areas, inducing=rule)
@@ -236,7 +238,7 @@ def test_bound_in_marginal_mode(rule):
         assert a.std() < 3 * b.std()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_in_marginal_mode_in_single_precision(x32):
     guide = dgp.guides.InducingPoint(areas)
     params = random_params(areas, guide, *areas_data())
@@ -247,7 +249,7 @@ def test_bound_in_marginal_mode_in_single_precision(x32):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_whole_functions(x32):
     guide = dgp.guides.InducingPoint(areas)
     params = random_params(areas, guide, *areas_data())
@@ -258,7 +260,7 @@ def test_whole_functions(x32):
     np.testing.assert_allclose(functions(areas_data()[0][::-1])["v"], found[:, ::-1], atol=2e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nuts(x32):
     """No divergence, and predictions take the draws of what is outside plates as the values are."""
     mcmc = MCMC(NUTS(dgp.for_mcmc(areas, {"ls": 0.7})), num_warmup=40, num_samples=40, progress_bar=False)
@@ -270,6 +272,7 @@ def test_nuts(x32):
     assert abs(given.predict(jax.random.key(0), areas_data()[0], num_samples=40).mean).max() < 0.2
 
 
+@pytest.mark.slow
 def test_a_failed_factor_blames_no_inducing_inputs():
     values = JointValues(jnp.zeros(3), jnp.full((1, 3, 3), jnp.nan), event_dim=1)
     with pytest.raises(ValueError, match="factorisation of the joint covariance of function values failed") as error:
@@ -277,7 +280,7 @@ def test_a_failed_factor_blames_no_inducing_inputs():
     assert "inducing" not in str(error.value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scales_of_zero_are_no_obstacle():
     """A row whose prior variance is zero, as of a linear kernel at the origin."""
     C = jnp.array([[0.0, 0.0], [0.0, 1.0]])

@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from programs import NOISE, X, Y, Z, deep, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 
@@ -31,6 +31,7 @@ def dense(Sigma=None, v=None):
     return A @ v, C if Sigma is None else C + A @ Sigma @ A.T
 
 
+@pytest.mark.slow
 def test_one_layer_is_dense_algebra(key):
     R = np.asarray(OWN["g_auto_scale_tril"])
     m, C = dense(R @ R.T, np.asarray(OWN["g_auto_loc"]))
@@ -47,7 +48,7 @@ def test_one_layer_is_dense_algebra(key):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_a_chain_condition_the_last_layer(key):
     v = np.random.default_rng(1).normal(size=(3, 8))
     found = dgp.Posterior(shallow, samples={"g": jnp.array(v)}).predict_jointly(key, NEW)
@@ -57,7 +58,7 @@ def test_draws_of_a_chain_condition_the_last_layer(key):
         np.testing.assert_allclose(found.covariances[s], C, atol=1e-9)  # the diagonal is at least the jitter
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_layers_below_are_whole_functions(key):
     """The same at every call, given other rows; and in expectation those of the draws of functions."""
     found = DEEP.predict_jointly(key, NEW, num_samples=6)
@@ -72,7 +73,7 @@ def test_layers_below_are_whole_functions(key):
     assert abs(np.cov(draws.T, bias=True) - many.covariance).max() < 0.1 * many.covariance.max()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_traced_rows(key):
     """Compiled, mapped over batches and differentiated by the rows, as finite differences say."""
 
@@ -106,7 +107,7 @@ def mixed(X, y=None):
         numpyro.sample("y", y_of, obs=y)
 
 
-@pytest.mark.parametrize("model", mostly_slow([], [mixed, two_functions]))
+@pytest.mark.parametrize("model", mostly_long([], [mixed, two_functions]))
 def test_outputs_one_by_one(model, key):
     """P covariance matrices between inputs, with the variances of ``predict_function`` on the diagonal."""
     samples = {"f": jnp.ones((2, 8)), "g": jnp.arange(32.0).reshape(2, 2, 8) / 9}
@@ -130,7 +131,7 @@ def within_itself(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(h), lambda v: dist.Normal(v, NOISE).to_event(1)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_function_within_itself_is_known_given_a_draw(key):
     posterior = dgp.Posterior(within_itself, samples={"f": jnp.ones((2, 1, 8))})
     found = posterior.predict_jointly(key, NEW)
@@ -150,7 +151,7 @@ def two_sources(X, y=None, coarse=None):
         numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_function_below_is_whole_even_if_it_is_observed(key):
     samples = {"f": jnp.ones((2, 8)), "g": jnp.arange(16.0).reshape(2, 8) / 9}
     fine = dgp.Posterior(two_sources, samples=samples, site="y")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sizes import mostly_slow
+from sizes import mostly_long
 
 from numpyro_dgp import kernels as K
 from numpyro_dgp.kernels.psi_statistics import psi1
@@ -43,7 +43,7 @@ every = pytest.mark.parametrize(
 )
 few = pytest.mark.parametrize(
     "name",
-    mostly_slow(["Periodic period", "Linear variance", "Polynomial variance", "Zonal weight_variances"], ALONE),
+    mostly_long(["Periodic period", "Linear variance", "Polynomial variance", "Zonal weight_variances"], ALONE),
 )
 WAYS = {
     "matrix": lambda k, x: k(x, x),
@@ -85,6 +85,7 @@ def test_other_shapes_are_refused_wherever_a_kernel_is_evaluated(name, build):
                 jax.eval_shape(lambda v, compute=compute, x=x: compute(build(v), x), jnp.ones(shape))
 
 
+@pytest.mark.slow
 @few
 def test_a_number_and_one_per_column(name):
     build = ALONE[name]

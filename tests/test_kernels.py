@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tinygp
 from dense import gram
-from sizes import mostly_slow
+from sizes import mostly_long
 
 from numpyro_dgp import kernels as K
 from numpyro_dgp._typing import Number, pytree
@@ -87,7 +87,7 @@ OWN = {name: kernel for name, (kernel, _) in TABLE.items() if name not in ("tiny
 every = pytest.mark.parametrize("name", TABLE)
 own = pytest.mark.parametrize("name", OWN)
 FEW = ["rbf", "matern32", "periodic", "linear", "product", "active-dims", "arc-cosine-1"]
-few = pytest.mark.parametrize("name", mostly_slow(FEW, OWN))
+few = pytest.mark.parametrize("name", mostly_long(FEW, OWN))
 
 
 def inputs(n=6, seed=0):
@@ -169,8 +169,8 @@ def test_keeps_float32(name, x64):
     np.testing.assert_allclose(value, gram(scalar, X, X[:4]), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("d", mostly_slow([1, 2], [1, 2, 3]))
+@pytest.mark.long
+@pytest.mark.parametrize("d", mostly_long([1, 2], [1, 2, 3]))
 @pytest.mark.parametrize("cls", [K.RBF, K.Matern12, K.Matern32, K.Matern52])
 def test_spectral_density_inverts_to_the_kernel(cls, d):
     # A separable sum over frequencies, along the first axis only: integrate the others out first.
@@ -357,6 +357,7 @@ def test_operators_accept_numbers_and_callables():
     assert list(itertools.chain(jax.tree.leaves(K.RBF() + 1.0))) == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_lengthscales_as_a_list():
     x = np.random.default_rng(0).normal(size=(3, 2))
     kernel = K.RBF(1.0, [1.0, 2.0])

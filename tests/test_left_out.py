@@ -62,6 +62,7 @@ def test_densities_given_draws_are_those_of_dense_gaussians(depth, dtype):
             np.testing.assert_allclose(found[s], expected, rtol=1e-4, atol=1e-4 if dtype == "float64" else 0.1)
 
 
+@pytest.mark.slow
 def test_layers_that_are_not_integrated_count_as_what_they_are():
     def counts(X, y=None):
         scale = numpyro.sample("scale", dist.LogNormal(-0.5, 1.0))
@@ -107,6 +108,7 @@ def test_masked_rows_and_missing_entries_say_nothing():
         np.testing.assert_allclose(found[s], expected, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_it_has_to_be_plain_what_the_rows_are():
     X, y = jnp.asarray(ROWS), jnp.asarray(VALUES)
 
@@ -133,7 +135,7 @@ def test_a_point_is_a_draw():
     np.testing.assert_allclose(left_out(family(1, X), KEY, (X, y), numbers), given[0], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_give_the_density_of_a_row_with_hyperparameters_integrated():
     """As a ratio of two integrals over a grid does."""
     with jax.enable_x64(True):

@@ -7,7 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.model.function_values import FunctionValues
@@ -38,7 +38,7 @@ SCALAR = {
 }
 every = pytest.mark.parametrize("name", SCALAR)
 FEW = ["normal-affine", "laplace", "bernoulli-logits", "poisson-exp", "ordered-logistic"]
-few = pytest.mark.parametrize("name", mostly_slow(FEW, SCALAR))
+few = pytest.mark.parametrize("name", mostly_long(FEW, SCALAR))
 
 
 def adaptive(function, n, loc=LOC, variance=VARIANCE):
@@ -57,6 +57,7 @@ def adaptive(function, n, loc=LOC, variance=VARIANCE):
     return value[0]
 
 
+@pytest.mark.slow
 @few
 def test_expectations_against_adaptive_quadrature(name):
     conditional, y, _ = SCALAR[name]
@@ -71,6 +72,7 @@ def test_expectations_against_adaptive_quadrature(name):
         np.testing.assert_allclose(likelihood.log_marginal(y)[n], expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @every
 def test_default_rule_is_accurate(name):
     conditional, y, closed = SCALAR[name]
@@ -95,6 +97,7 @@ def test_closed_form_equals_quadrature_equals_draws(name, key):
     ).all()
 
 
+@pytest.mark.slow
 @few
 def test_samples_and_moments(name, key):
     conditional, _, _ = SCALAR[name]
@@ -144,6 +147,7 @@ def test_several_outputs_factorise():
         np.testing.assert_allclose(getattr(together, method)(y), sum(parts), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_mixed_outputs_are_integrated_by_draws(key):
     """A mean and a log scale from two functions: no rule over single outputs is correct."""
     y = jnp.array([0.1, 0.2, 0.3])
@@ -161,7 +165,7 @@ def test_mixed_outputs_are_integrated_by_draws(key):
 CLASSES = FunctionValues(jnp.array([[0.3, -0.5, 1.0], [0.2, 1.0, -2.0]]), jnp.array([[0.4, 0.2, 0.3], [1.0, 0.3, 0.1]]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_softmax(key):
     y = jnp.array([2, 0])
     likelihood = dgp.Likelihood(CLASSES, lambda v: dist.Categorical(logits=v), integrate=dgp.MonteCarlo(200_000, key))
@@ -172,7 +176,7 @@ def test_softmax(key):
     assert likelihood.sample(key).shape == (2,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("epsilon", [1e-3, 0.3])
 def test_robust_max(key, epsilon):
     y = jnp.array([2, 0])
@@ -212,6 +216,7 @@ def test_joint_values_use_their_marginals():
     np.testing.assert_allclose(a, b.log_prob(y), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_conditional_may_index_its_argument_as_written():
     likelihood = dgp.Likelihood(PAIRS, lambda v: dist.Normal(v[:, 0] + v[:, 1], 0.5), integrate=dgp.MonteCarlo(10))
     assert likelihood.log_prob(jnp.zeros(3)).shape == (3,)
@@ -279,6 +284,7 @@ def test_every_label_at_every_row(conditional):
     np.testing.assert_allclose(likelihood.log_prob(labels)[0], likelihood.log_prob(np.zeros(rows, int)), rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["poisson-exp", "exponential", "gamma"])
 def test_closed_forms_end_where_the_range_does(name):
     """While a step is compiled nothing can look at y: a minibatch with a negative number has no finite bound."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from programs import sizes
-from sizes import mostly_slow, tune
+from sizes import mostly_long, tune
 
 from numpyro_dgp import kernels
 from numpyro_dgp.algebra import linalg, row_blocks, whitening
@@ -44,7 +44,7 @@ def test_squared_distances_within_one_array_keep_digits_in_float32():
     assert np.max(np.abs(squared_distances(X, X + 0) - exact)) > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_derivatives_within_one_array(key):
     X = jax.random.normal(key, (2, 7, 6), jnp.float32)
     direct = lambda X: jnp.square(X[:, :, None] - X[:, None]).sum(-1)  # noqa: E731
@@ -135,8 +135,9 @@ def test_factors_by_halves_are_those_of_one_call(monkeypatch, key, size):
     assert jnp.isfinite(broken[1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("lengthscale", mostly_slow([1.0], [0.05, 0.3, 1.0, 10.0, 100.0]))
+@pytest.mark.parametrize("lengthscale", mostly_long([1.0], [0.05, 0.3, 1.0, 10.0, 100.0]))
 def test_factors_by_halves_are_as_accurate_as_one_call(monkeypatch, dtype, lengthscale):
     """Of the matrix with the largest condition number that the jitter allows: L^{-1} K L^{-T} is the identity."""
     x = jnp.linspace(-1, 1, 300, dtype=dtype)[:, None]
@@ -149,9 +150,9 @@ def test_factors_by_halves_are_as_accurate_as_one_call(monkeypatch, dtype, lengt
     assert errors[0] < 2 * errors[1] + 10 * jnp.finfo(dtype).eps
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("size", mostly_slow([5], [1, 4, 5, 25]))
+@pytest.mark.parametrize("size", mostly_long([5], [1, 4, 5, 25]))
 def test_inverse_factors_of_many_small_matrices(key, dtype, size):
     """They take a way of their own; one of them that is not positive definite leaves the others alone."""
     root = jax.random.normal(key, (2, 6, size, size), dtype)
@@ -186,7 +187,8 @@ def test_solve_lower_broadcasts(key, transpose):
 SIZES = [(1, 4), (6, 32), (9, 70), (2000, 4), (2001, 4), (4501, 5), (2500, 200)]
 
 
-@pytest.mark.parametrize("sizes", mostly_slow([(9, 70), (4501, 5)], SIZES))
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", mostly_long([(9, 70), (4501, 5)], SIZES))
 def test_blocks_of_quadratic_forms(key, sizes):
     """In one block of rows, in several, and in several that do not divide the rows."""
     rows, size = sizes
@@ -207,7 +209,7 @@ def test_blocks_of_quadratic_forms(key, sizes):
         np.testing.assert_allclose(gradient, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quadratic_forms_have_second_derivatives(key):
     root, A = jax.random.normal(key, (2, 3, 3)), jax.random.normal(jax.random.key(1), (5, 3))
 
@@ -223,9 +225,9 @@ def test_quadratic_forms_have_no_forward_mode():
         jax.jvp(quadratic_forms, (jnp.ones((1, 2, 2)), jnp.ones((3, 2))), (jnp.ones((1, 2, 2)), jnp.ones((3, 2))))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("shape", mostly_slow([(5, 21)], [(1, 1), (3, 20), (5, 21)]))
+@pytest.mark.parametrize("shape", mostly_long([(5, 21)], [(1, 1), (3, 20), (5, 21)]))
 def test_sums_of_symmetric_matrices_in_blocks(monkeypatch, dtype, shape):
     """Value and derivatives in both modes; blocks of 2 to 20 data, the last one not always full."""
     size, N = shape
@@ -292,8 +294,8 @@ def test_blocks_of_rows_hold_no_more_than_a_block(monkeypatch):
     assert 2000 * P * M <= max(sizes(found.jaxpr)) <= N * M
 
 
-@pytest.mark.parametrize("mode", mostly_slow([jax.jacrev], [jax.jacfwd, jax.jacrev]))
-@pytest.mark.slow
+@pytest.mark.parametrize("mode", mostly_long([jax.jacrev], [jax.jacfwd, jax.jacrev]))
+@pytest.mark.long
 def test_derivatives_written_by_hand(mode, key):
     """Of squared distances by one matrix product, and of L L', in both modes and twice."""
     X, Z = jax.random.normal(key, (4, 5)), jax.random.normal(jax.random.key(1), (3, 5))
@@ -318,6 +320,7 @@ def test_safe_sqrt_has_finite_derivative_at_zero():
     np.testing.assert_allclose(slope, [0, 0, 0.25])
 
 
+@pytest.mark.slow
 def test_derivatives_of_safe_sqrt_of_any_order():
     """Forwards, backwards and in batches: those of the root above zero, and zero below."""
     x = jnp.array([-1.0, 0.0, 4.0])

@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import kl_divergence
 from numpyro.infer import SVI, Trace_ELBO
 from programs import NOISE, X, Y, Z, agree, bound, deep, draws_of_bound, shallow, sizes
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -62,9 +62,9 @@ def dense(loc, scale, factor, precision):
     return FullBelief(loc, jnp.linalg.cholesky(scale[..., None] * inside * scale[..., None, :]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "case", mostly_slow([((3, 5), 2, True)], [((3, 5), 2, True), ((6,), 1, False), ((6,), 2, True), ((2, 3), 7, False)])
+    "case", mostly_long([((3, 5), 2, True)], [((3, 5), 2, True), ((6,), 1, False), ((6,), 2, True), ((2, 3), 7, False)])
 )
 def test_a_belief_is_the_dense_gaussian(case):
     shape, rank, precision = case
@@ -92,8 +92,8 @@ def test_a_belief_is_the_dense_gaussian(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", mostly_slow(["precision"], ["precision", "covariance"]))
-@pytest.mark.parametrize("model", mostly_slow([two_outputs], [shallow, two_outputs, separate, grid]))
+@pytest.mark.parametrize("of", mostly_long(["precision"], ["precision", "covariance"]))
+@pytest.mark.parametrize("model", mostly_long([two_outputs], [shallow, two_outputs, separate, grid]))
 def test_bound_and_gradient_are_those_of_the_dense_gaussian(model, of):
     low, full = (G.InducingPoint(model, inducing=rule) for rule in (G.LowRank(3, of), G.Full()))
     shape = {"shallow": (8,), "grid": (12,)}.get(model.__name__, (2, 8))
@@ -122,7 +122,7 @@ def start(guide):
     return {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_start_is_almost_diagonal_and_every_column_moves():
     guide = G.InducingPoint(shallow, inducing=G.LowRank(3))
     params = start(guide)
@@ -134,7 +134,7 @@ def test_the_start_is_almost_diagonal_and_every_column_moves():
     np.testing.assert_allclose(at_zero, 0, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_start_of_an_inner_layer():
     inner = start(G.InducingPoint(deep, inducing=G.LowRank(2)))
     np.testing.assert_allclose(inner["f_auto_scale"], 1e-2)
@@ -155,7 +155,7 @@ def test_no_square_matrix():
     assert max(sizes(closed.jaxpr)) < 1024**2 / 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_and_whole_functions():
     guide = G.InducingPoint(deep, inducing=G.LowRank(2))
     posterior = dgp.Posterior(deep, guide, start(guide))
@@ -163,7 +163,7 @@ def test_predictions_and_whole_functions():
     assert posterior.functions(jax.random.key(0), num_samples=2)(X[:4])["h"].shape == (2, 4, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_natural_gradients_are_refused():
     from numpyro_dgp.optim import NaturalGradient
 
@@ -173,7 +173,7 @@ def test_natural_gradients_are_refused():
         svi.run(jax.random.key(0), 1, X, Y, progress_bar=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision():
     """With the small scale of an inner layer, to the digits that single precision has."""
     shape, ones = (2, 6), jnp.ones((2, 6), jnp.float32)
@@ -200,7 +200,7 @@ def test_wrong_calls(make, message):
         make()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_same_bound_as_with_everything_drawn():
     guide = G.InducingPoint(deep, inducing=G.LowRank(2))
     params = start(guide)
@@ -209,7 +209,7 @@ def test_same_bound_as_with_everything_drawn():
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, deep, guide, X, Y, num=3000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_higher_rank_is_closer_to_the_optimum():
     """Adam on one layer: between the independent and the full Gaussian, in the order of the ranks."""
 

@@ -12,7 +12,7 @@ import pytest
 from numpyro.infer import SVI
 from numpyro.infer.initialization import init_to_median
 from numpyro.infer.util import initialize_model
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -66,8 +66,8 @@ GUIDES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", mostly_slow(["cuda"], ["cuda", "tpu"]))
-@pytest.mark.parametrize("name", mostly_slow(["inducing points"], GUIDES))
+@pytest.mark.parametrize("platform", mostly_long(["cuda"], ["cuda", "tpu"]))
+@pytest.mark.parametrize("name", mostly_long(["inducing points"], GUIDES))
 def test_a_step_on_an_accelerator(accelerator, platform, name):
     text = lowered(platform, GUIDES[name])
     assert "callback" not in text
@@ -136,7 +136,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("platform", mostly_slow([], ["cuda", "tpu"]))
+@pytest.mark.parametrize("platform", mostly_long([], ["cuda", "tpu"]))
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_programs_on_an_accelerator(accelerator, platform, name):
     make, loops = OTHERS[name]
@@ -147,7 +147,7 @@ def test_other_programs_on_an_accelerator(accelerator, platform, name):
     assert not re.search(r"dot_general.*precision = \[DEFAULT", text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_step_on_the_cpu_has_blocks_of_rows(monkeypatch, x32):
     """The check above can fail: the same program, traced for a CPU."""
     jax.clear_caches()
@@ -163,7 +163,7 @@ def test_constants_go_with_the_backend(monkeypatch):
     assert tuning.tuned() is tuning.ACCELERATOR
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_ways_give_the_same_bound(monkeypatch):
     """The way of an accelerator, run on a CPU."""
     X, y = jnp.asarray(rng.normal(size=(1500, D))), jnp.asarray(rng.normal(size=1500))

@@ -59,9 +59,9 @@ def moved(model, guide, *args, **kwargs):
     return params
 
 
-@pytest.mark.parametrize("conditional", [G.Full(), pytest.param(G.Diagonal(), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rank", [None, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.slow
+@pytest.mark.parametrize("conditional", [G.Full(), pytest.param(G.Diagonal(), marks=pytest.mark.long)])
+@pytest.mark.parametrize("rank", [None, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_without_transition_it_is_the_conditional_alone(conditional, rank):
     """The same numbers where both guides draw v of the first layer, the same mean where only one does."""
     plain, guide = guide_of(conditional), guide_of(G.MarkovInducing("f", rank, conditional))
@@ -78,7 +78,7 @@ def test_without_transition_it_is_the_conditional_alone(conditional, rank):
     assert agree(ours, draws_of_bound(dgp.ELBO(), params, two, plain, X, Y))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_follow_the_dynamics():
     guide = G.InducingPoint(three, sites={"e": G.MarkovInducing(), "g": G.MarkovInducing("f", 2, G.Diagonal())})
     params = moved(three, guide, X, Y)
@@ -107,8 +107,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", ["dense", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rank", "diagonal"))])
-@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dense", *(pytest.param(n, marks=pytest.mark.long) for n in ("rank", "diagonal"))])
+@pytest.mark.long
 def test_same_bound_as_with_everything_drawn(name):
     guide = guide_of(RULES[name])
     params = moved(two, guide, X, Y)
@@ -118,7 +118,7 @@ def test_same_bound_as_with_everything_drawn(name):
     assert ours.std() < stock.std()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("hidden", [G.Propagate(), G.GivenInducing(), G.JointOutputs(), G.GivenBelow()])
 def test_beside_every_rule_for_hidden_values(hidden):
     guide = G.InducingPoint(three, sites={"e": RULES["dense"], "g": RULES["rank"], "h": hidden, "m": hidden})
@@ -127,7 +127,7 @@ def test_beside_every_rule_for_hidden_values(hidden):
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, three, guide, X, Y, num=6000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_by_hand():
     """The average over draws of v and h, written out from the definition of the bound."""
     guide = guide_of(RULES["dense"])
@@ -163,7 +163,7 @@ def test_bound_by_hand():
     assert agree(draws_of_bound(dgp.ELBO(), params, two, guide, X, Y, num=4000), by_hand)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_on_from_independent_layers_gains():
     """Never worse at the optimum: here from the optimum without a transition, with as many steps, on other draws."""
 
@@ -190,7 +190,7 @@ def fitted(model, guide, *args):
     return result.params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_low_rank():
     params = fitted(three, G.InducingPoint(three, sites={"e": G.MarkovInducing("f", 3)}))
     assert params["e_auto_transition"].shape == (2, 8, 3)
@@ -198,7 +198,7 @@ def test_low_rank():
     assert abs(params["e_auto_transition"]).min() > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_minibatches():
     guide = guide_of(RULES["dense"])
     params = fitted(two, guide, 10)
@@ -207,7 +207,7 @@ def test_minibatches():
     assert agree(whole, draws_of_bound(dgp.ELBO(), params, two, guide, X, Y, 10, num=4000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_keep_the_dependence():
     """Moments of predictions against those of everything drawn by the guide, with a transition that matters."""
     guide = guide_of(RULES["dense"], G.Propagate())
@@ -234,7 +234,7 @@ def test_predictions_keep_the_dependence():
     assert (abs(curves.mean(0) - loc.mean(0)) < 4 * np.sqrt(2) * error).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_layer_above_is_integrated_given_the_draw():
     guide = guide_of(RULES["dense"])
     params = moved(two, guide, X, Y)
@@ -245,7 +245,7 @@ def test_the_layer_above_is_integrated_given_the_draw():
     np.testing.assert_allclose(g.u.loc, params["g_auto_loc"] + U @ f.u.reshape(-1), rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_medians_are_of_values_that_follow_nothing():
     guide = guide_of(RULES["dense"])
     params = moved(two, guide, X, Y)
@@ -254,7 +254,7 @@ def test_medians_are_of_values_that_follow_nothing():
     assert set(guide.median(moved(two, guide, X, Y), X, Y)) == {"f", "h"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_natural_steps():
     guide = guide_of(RULES["dense"])
     optimiser = dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01))
@@ -262,7 +262,7 @@ def test_natural_steps():
     assert result.losses[-20:].mean() < result.losses[:20].mean() - 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     x, y, points = (jnp.asarray(np.asarray(a), jnp.float32) for a in (X, Y, Z))
     model = lambda X, y=None: two(X, y, points=points)  # noqa: E731
@@ -327,7 +327,7 @@ def coupled_gaussian(full):
     return jnp.array(loc), jnp.array(C)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "full"), [("rbf", False), ("sum", True)])
 def test_expectations_under_coupling(name, full):
     """Against quadrature over h, with v and t averaged given h by conditioning the dense joint Gaussian."""
@@ -352,7 +352,7 @@ def test_expectations_under_coupling(name, full):
         np.testing.assert_allclose(expected_square(*where)[n], square, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_expectations_against_draws():
     kernel, (loc, C) = KERNELS["rbf"], coupled_gaussian(False)
     points = jnp.array(np.random.default_rng(1).normal(size=(M, D)))
@@ -383,7 +383,7 @@ def closed_form(p, outputs=2):
     return markov_bound(hidden, last, X, Y[:, None])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_closed_form_of_the_bound():
     """Against the sampled bound of the same program and guide, and with several outputs at once."""
     guide = guide_of(RULES["dense"])
@@ -404,7 +404,7 @@ def some_layers(Q=1, kernel=k.RBF(1.1, 0.9)):
     return hidden, MarkovLayer(kernel, jnp.tile(Z, 2), normal(Q, 8, 2, 8), normal(Q, 8), roots, NOISE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_outputs_add_up():
     """What the hidden layer costs counts once, whatever the number of outputs."""
     hidden, last = some_layers(3)
@@ -419,7 +419,7 @@ def test_outputs_add_up():
     np.testing.assert_allclose(of(0) + of(0, 1, 2), of(0, 1) + of(0, 2), rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_blocks_of_data(monkeypatch):
     hidden, last = some_layers()
     value, slope = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
@@ -429,7 +429,7 @@ def test_blocks_of_data(monkeypatch):
     np.testing.assert_allclose(same.transition, slope.transition, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_closed_form_in_single_precision():
     wide = some_layers()
     narrow = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), wide)

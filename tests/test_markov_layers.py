@@ -133,7 +133,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.slow
+@pytest.mark.long
 def test_against_draws_of_everything(name):
     hidden, last, inner = layers(**CASES[name])
     y = normal(N, len(last.loc), scale=1.0)
@@ -143,7 +143,7 @@ def test_against_draws_of_everything(name):
     assert draws.std() / np.sqrt(len(draws)) < 0.05 * abs(value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_thin_couplings_are_the_dense_ones():
     """At full rank every U is a product of two thin matrices, and every W a diagonal and a matrix of low rank."""
     hidden, last, _ = layers(outputs=2, between=0)
@@ -162,7 +162,7 @@ def test_thin_couplings_are_the_dense_ones():
     assert thin.shape == last.transition.shape
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_inner_layers_without_mean_function_have_slope_zero():
     hidden, last, inner = layers()
     x, y = normal(N, 1), normal(N, 1)
@@ -170,7 +170,7 @@ def test_inner_layers_without_mean_function_have_slope_zero():
     np.testing.assert_array_equal(*(markov_bound(hidden, last, x, y, between=each) for each in (without, zero)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision():
     wide = (*layers(2, 1, lambda P: JointCovariance(roots(size=P * M))), normal(N, 1), normal(N, 2))
     narrow = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), wide)
@@ -203,6 +203,7 @@ def three(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(m), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
+@pytest.mark.slow
 def test_one_gaussian_over_all_outputs():
     """Density, divergence and draws against NumPyro's own multivariate normal."""
     loc, R = normal(P, M), jnp.tril(normal(P * M, P * M), -1) + 0.5 * jnp.eye(P * M)
@@ -225,7 +226,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", list(RULES))
-@pytest.mark.slow
+@pytest.mark.long
 def test_same_bound_as_with_everything_drawn(name):
     guide = G.InducingPoint(three, sites=RULES[name] | {"h": G.GivenInducing("free"), "m": G.GivenInducing("free")})
     params = random_params(three, guide, X, Y, scale=0.2)
@@ -236,7 +237,7 @@ def test_same_bound_as_with_everything_drawn(name):
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, three, guide, X, Y, num=6000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_block_diagonal_roots_are_those_of_single_outputs():
     """Drawn or integrated, a joint Gaussian without correlations between outputs is ``Full()``."""
     single, joint = (G.InducingPoint(three, sites={"e": rule}) for rule in (G.Full(), G.FullJoint()))
@@ -247,7 +248,7 @@ def test_block_diagonal_roots_are_those_of_single_outputs():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_fit_and_predict(dtype):
     sites = {"e": G.MarkovInducing("f", conditional=G.FullJoint())}
@@ -261,6 +262,7 @@ def test_fit_and_predict(dtype):
     assert posterior.functions(jax.random.key(2), num_samples=3)(x[:4])["y"].shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_bad_rules():
     with pytest.raises(ValueError, match="expected the scale of rule FullJoint to be positive, got -1"):
         G.FullJoint(-1.0)

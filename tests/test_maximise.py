@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sizes import mostly_slow
+from sizes import mostly_long
 
 from numpyro_dgp import design
 from numpyro_dgp.design.maximise import maximise
@@ -32,20 +32,20 @@ def test_finds_the_minimum_of_branin(key):
     assert (again.x == found.x).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_values_of_any_size_are_as_steep(key):
     big, tiny = (maximise(lambda x: s * jnp.cos(x.sum() - 1.0), [[-1.0, 2.0]], key, **FEW) for s in (1e9, 1e-9))
     assert big.x == pytest.approx(1.0, abs=1e-4)
     assert tiny.x == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_maximum_at_the_bounds_is_at_the_bounds(key):
     found = maximise(lambda x: x[0, 0] - x[0, 1], [[0.0, 3.0], [-2.0, 1.0]], key, **FEW)
     assert found.x.tolist() == [[3.0, -2.0]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_points_together(key):
     def spread(x):  # three points on a line, away from each other and from the middle
         distances = jnp.abs(x[:, None] - x[None]).sum(-1) + jnp.eye(3)
@@ -63,7 +63,7 @@ def mixed(x):
 MIXED = design.Box([[0.0, 1.0], [0, 6], [0, 3]], integers=[1], categories=[2])
 
 
-@pytest.mark.parametrize("starts", mostly_slow([4], [1, 4]))
+@pytest.mark.parametrize("starts", mostly_long([4], [1, 4]))
 def test_whole_numbers_and_labels_against_all_of_them(starts, key):
     found = maximise(mixed, MIXED, key, num_candidates=32, num_starts=starts)
     best = max(itertools.product(range(7), range(4)), key=lambda c: mixed(jnp.array([[0.2 * c[0], *c]])))
@@ -79,7 +79,7 @@ def test_nothing_but_labels(key):
     assert found.x.tolist() == [[1, 2]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_points_of_ones_own_are_candidates(key):
     def needle(x):
         return jnp.exp(-1e8 * jnp.square(x - 0.31415).sum())
@@ -100,7 +100,7 @@ def test_flat_acquisitions_are_announced(key):
     assert found.value == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(key, x32):
     found = maximise(lambda x: -branin(x[0]), SQUARE, key, **FEW)
     assert found.value == pytest.approx(-0.397887, abs=1e-4)

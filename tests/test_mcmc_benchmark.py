@@ -9,7 +9,7 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")  # guides of twenty steps warn
 def test_smoke(monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(BENCHMARKS)

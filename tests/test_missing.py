@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from programs import X, Z, bound, random_params
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -126,7 +126,7 @@ ONE_BY_ONE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["log_prob", "log_marginal"])
-@pytest.mark.parametrize("name", mostly_slow(["gamma"], ONE_BY_ONE))
+@pytest.mark.parametrize("name", mostly_long(["gamma"], ONE_BY_ONE))
 def test_entries_of_a_likelihood(name, method):
     """Against the sum of the densities of single entries; gradients are finite."""
     conditional, y = ONE_BY_ONE[name]
@@ -143,6 +143,7 @@ def test_entries_of_a_likelihood(name, method):
     assert np.isfinite(jax.grad(lambda t: total(t).sum())(1.0))
 
 
+@pytest.mark.slow
 def test_ways_to_write_a_mask():
     likelihood = dgp.Likelihood(VALUES, normal)
     expected = dgp.Likelihood(VALUES, normal, observed=OBSERVED).log_prob(GAPPY)
@@ -165,7 +166,7 @@ def test_ways_to_write_a_mask():
     np.testing.assert_allclose(both.log_prob(Y), dgp.Likelihood(VALUES, normal, observed=twice).log_prob(Y))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_entries_of_mixtures():
     """Marginal densities see the correlations of the columns that are there: against dense Gaussians."""
     mixed = FunctionValues(VALUES.loc[:, :2], VALUES.variance[:, :2]).mix(MIX)
@@ -178,7 +179,7 @@ def test_entries_of_mixtures():
         np.testing.assert_allclose(found[n], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_conditional_that_mixes_outputs():
     """Entries of a conditional that is integrated by draws, and whole rows of one with a single density."""
     rule = dgp.MonteCarlo(5, jax.random.key(1))
@@ -196,7 +197,7 @@ def test_a_conditional_that_mixes_outputs():
         one(observed=OBSERVED)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_own_integrals():
     classes = dgp.Likelihood(VALUES, dgp.RobustMax)
     labels, kept = jnp.arange(N) % P, OBSERVED[:, 0]
@@ -221,6 +222,7 @@ def test_wrong_masks(observed, says):
         dgp.Likelihood(VALUES, normal, observed=observed).log_prob(Y)
 
 
+@pytest.mark.slow
 def test_checks_see_what_is_observed():
     counts = dgp.Likelihood(VALUES, lambda v: dist.Poisson(jnp.exp(v)).to_event(1), observed=OBSERVED)
     counts.log_prob(jnp.where(OBSERVED, 1, -1))
@@ -233,7 +235,7 @@ def test_checks_see_what_is_observed():
 # Bounds.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_of_one_layer():
     guide, reference = G.InducingPoint(columns), G.InducingPoint(dropped)
     root = jnp.tril(0.5 * jnp.eye(len(Z)) + 0.1 * jax.random.normal(KEY, (P, len(Z), len(Z))))
@@ -242,7 +244,7 @@ def test_bound_of_one_layer():
     np.testing.assert_allclose(bound(dgp.ELBO(), params, columns, guide, X, GAPPY, OBSERVED), expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optimum_of_one_layer():
     """Collapsed, and one natural step of size one, against a function per column."""
     expected = float(bound(dgp.ELBO(), {}, one_by_one, G.Collapsed(one_by_one), X, Y))
@@ -269,7 +271,7 @@ def uncertain(X, y, observed, together):
             numpyro.sample(f"y{p}", column, obs=y[:, p])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optimum_above_gaussian_inputs():
     values = []
     for program in (partial(uncertain, together=True), partial(uncertain, together=False)):
@@ -315,13 +317,13 @@ def same_bound(guide, objective, latent=True):
     np.testing.assert_allclose(bound(objective, params, model, tested, X, GAPPY, OBSERVED), expected, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_guide(name):
     same_bound(GUIDES[name], dgp.ELBO())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective(name):
     same_bound(G.InducingPoint, OBJECTIVES[name], latent=False)
@@ -333,7 +335,7 @@ def minibatch_bounds(params, guide, batches):
         yield bound(dgp.ELBO(), params, program, dgp.minibatch(guide, data=N), X[i], GAPPY[i], OBSERVED[i])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_minibatches():
     """Their mean over a partition of the rows is the bound of all; the rows of a plate pick those of the mask."""
     guide = G.InducingPoint(columns)
@@ -353,7 +355,7 @@ def latents(X, y=None, observed=None):
         numpyro.sample("y", likelihood, obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_with_integrated_latents():
     """With quadrature a row without y contributes exactly nothing: against dropping it."""
     guide, kept = G.InducingPoint(latents, latent=G.Quadrature(6)), OBSERVED[:, 0]
@@ -369,7 +371,7 @@ SEVERAL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", SEVERAL)
 def test_entries_given_several_functions(name):
     """Columns whose mean and scale come from two layers, against the densities of single entries."""

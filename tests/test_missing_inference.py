@@ -55,7 +55,7 @@ def by_obs_mask(X, y=None, observed=None):
 # Chains.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("collapse", [True, False])
 def test_density_of_a_chain(collapse):
     """The density that NUTS sees, with the layer integrated or not, against a function and a plate per column."""
@@ -67,7 +67,7 @@ def test_density_of_a_chain(collapse):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_in_coordinates_of_a_guide():
     guide = G.InducingPoint(together, other=G.Normal())
     svi = SVI(together, guide, optax.sgd(0.0), dgp.ELBO())
@@ -77,7 +77,7 @@ def test_chains_in_coordinates_of_a_guide():
     np.testing.assert_allclose(*density, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_leave_one_out():
     """Rows without y count nothing: the densities and the estimate of the program without these rows."""
     kept, keys = OBSERVED[:, 0], jax.random.split(KEY)
@@ -104,7 +104,7 @@ def test_leave_one_out():
 # Predictions.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_of_what_is_missing():
     """Every entry is predicted, with the mask or without; the posterior is that of one function per column."""
     data = X, GAPPY, OBSERVED
@@ -119,7 +119,7 @@ def test_predictions_of_what_is_missing():
     assert (jnp.abs(found.mean - jnp.sin(2 * X))[~KNOWN[:, 0], 0] < 0.5).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_densities_of_predictions():
     posterior = dgp.Posterior(columns, G.Collapsed(columns).on(X, GAPPY, OBSERVED), {})
     found = posterior.log_density(KEY, GAPPY, X, observed=OBSERVED, num_samples=1)
@@ -137,7 +137,7 @@ def labels(X, y=None, observed=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Bernoulli(logits=v), observed=observed), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_probabilities_of_missing_labels():
     """Labels that are missing have probabilities too; -1 may stand for them."""
     kept, guide = OBSERVED[:, 0], G.InducingPoint(labels)
@@ -167,7 +167,7 @@ class Gaps:
         return np.asarray(X)[i], *self.read(WITH_NAN[i])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_streams():
     guide = G.InducingPoint(columns)
     svi = SVI(dgp.minibatch(columns, data=N), dgp.minibatch(guide, data=N), optax.adam(0.1), dgp.ELBO())
@@ -205,6 +205,7 @@ def test_obs_mask_beside_a_likelihood(name):
         REFUSED[name]()
 
 
+@pytest.mark.slow
 def test_obs_mask_under_samplers_and_autoguides_of_numpyro():
     says = r"expected observations in every run .*write dgp.Likelihood\(..., observed=mask\), and not obs_mask=mask"
     with pytest.raises(ValueError, match=says):
@@ -213,7 +214,7 @@ def test_obs_mask_under_samplers_and_autoguides_of_numpyro():
         AutoNormal(by_obs_mask)(X, Y, OBSERVED[:, 0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_obs_mask_of_other_distributions():
     """Where NumPyro infers the rest, it is a latent of the guide, and the posterior of all others is as if dropped."""
 

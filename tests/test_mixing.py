@@ -64,6 +64,7 @@ def test_moments_of_mixtures():
     np.testing.assert_array_equal(jax.tree.unflatten(treedef, leaves).variance, mixed.variance)
 
 
+@pytest.mark.slow
 def test_draws_have_the_covariance_of_mixtures(key):
     draws = G_X.mix(P).sample(key, (20_000,))
     centred = draws - draws.mean(0)
@@ -82,7 +83,7 @@ def test_joint_values_are_mixed_datum_by_datum():
     np.testing.assert_allclose(joint.mix(P).variance[1, 2], 1.5 * (P[2] ** 2) @ covariance[:, 1, 1], rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_is_the_evidence_of_the_multi_output_process():
     """Columns of P orthogonal, Z = X: one natural step reaches log N(y; 0, (P P') x K + s2 I)."""
 
@@ -98,7 +99,7 @@ def test_bound_is_the_evidence_of_the_multi_output_process():
     np.testing.assert_allclose(bound(dgp.ELBO(), result.params, model, guide, X, Y), evidence, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_agrees_with_mixing_in_the_conditional():
     """Closed form against the same model with the mixture written into the conditional, and against the stock ELBO."""
 
@@ -127,6 +128,7 @@ def test_log_marginal_of_several_outputs_is_joint():
     np.testing.assert_allclose(likelihood.log_marginal(Y[:3]), dense, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_log_marginal_of_other_conditionals(key):
     """Monte Carlo over the functions, against many draws."""
     counts = jnp.array([[0, 1, 2, 1], [3, 0, 0, 1], [1, 1, 1, 1]])
@@ -141,6 +143,7 @@ def test_log_marginal_of_other_conditionals(key):
     np.testing.assert_allclose(likelihood.log_marginal(counts), exact, atol=0.03)
 
 
+@pytest.mark.slow
 def test_a_conditional_that_mixes_outputs_sees_the_correlations(key):
     labels = jnp.array([0, 3, 2])
     rule = dgp.MonteCarlo(50_000, jax.random.key(1))
@@ -156,7 +159,7 @@ def test_a_conditional_that_mixes_outputs_sees_the_correlations(key):
         dgp.Likelihood(G_X.mix(P), normal, collapse="marginal")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_posterior_density_sees_the_correlations(key):
     guide = G.InducingPoint(coregionalised)
     params = random_params(coregionalised, guide, X, Y)
@@ -174,7 +177,7 @@ def test_posterior_density_sees_the_correlations(key):
     assert posterior.functions(key, num_samples=3)(X)["y"].shape == (3, 12, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_are_learned_or_random():
     def model(X, y=None):
         scale = numpyro.param("scale", jnp.ones(()))
@@ -194,7 +197,7 @@ def used_as_hidden(X, y=None):
         numpyro.sample("h", f(X).mix(P))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hidden_layer_recipe(key):
     """Draw the functions, mix the draw: correlated columns, the same bound as the stock ELBO."""
     guide = G.InducingPoint(hidden)
@@ -209,6 +212,7 @@ def test_hidden_layer_recipe(key):
         seeded(X)
 
 
+@pytest.mark.slow
 def test_float32(x32):
     g_x = jax.tree.map(lambda a: a.astype(jnp.float32), G_X)
     mixed = g_x.mix(np.asarray(P))

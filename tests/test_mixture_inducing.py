@@ -54,7 +54,7 @@ def fitted(rule, steps=600):
     return guide, svi.run(jax.random.key(0), steps, x, y, progress_bar=False).params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("of", ["Full", "LowRank"])
 def test_one_component_is_the_plain_rule(of):
     rule = {"Full": G.Full(), "LowRank": G.LowRank(2)}[of]
@@ -69,7 +69,7 @@ def test_one_component_is_the_plain_rule(of):
         np.testing.assert_allclose(by_one[name], by_two[name.replace("auto", "auto_0")], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_is_that_of_quadrature():
     """In expectation over the draws from the components, with its derivative by the weights."""
     guide = G.InducingPoint(squares, inducing=G.MixtureOfGaussians(2))
@@ -93,7 +93,7 @@ def test_bound_is_that_of_quadrature():
     assert values.std() < 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_modes_need_two_components():
     """One Gaussian finds one of the modes, and is log 2 below the evidence; two find both."""
     truth = evidence()
@@ -106,7 +106,7 @@ def test_two_modes_need_two_components():
     assert abs(gaps[2]) < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reflected_component_is_a_pair():
     guide = G.InducingPoint(squares, inducing=G.MixtureOfGaussians(1, G.Diagonal(), reflected=True))
     params = start(guide, x, y)
@@ -117,7 +117,7 @@ def test_a_reflected_component_is_a_pair():
     assert abs(draws["f"].mean()) < 5 * 3 / np.sqrt(2000)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_density_moments_and_draws():
     shape = (2, 3)
     parts = tuple(
@@ -144,7 +144,7 @@ def test_density_moments_and_draws():
         np.testing.assert_allclose(ratio, jax.nn.log_softmax(apart.logits)[k], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_components_start_apart():
     for rule, parts in ((G.MixtureOfGaussians(4), 4), (G.MixtureOfGaussians(2, reflected=True), 4)):
         with handlers.seed(rng_seed=0), handlers.trace() as sites:
@@ -155,7 +155,7 @@ def test_components_start_apart():
         assert abs(found).max() < 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_parameter_has_a_gradient():
     guide = G.InducingPoint(deep, sites={"f": G.MixtureOfGaussians(2)})
     gradient = jax.jit(jax.grad(lambda p: bound(dgp.ELBO(2), p, deep, guide, X, Y)))(start(guide, X, Y))
@@ -180,7 +180,7 @@ def test_wrong_calls(make, message):
         make()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_doors():
     """Natural gradients, chains in the coordinates of a guide and quantiles want a Gaussian."""
     from numpyro_dgp.optim import NaturalGradient
@@ -198,7 +198,7 @@ MOVED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", MOVED)
 def test_same_bound_as_with_everything_drawn(name):
     """Components of two layers in all pairs, and one that is drawn because another posterior depends on it."""

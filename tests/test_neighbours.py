@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, SVI, autoguide
 from numpyro.infer.util import log_density
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -127,7 +127,8 @@ def test_nearest_rows_of_traced_inputs():
 CASES = {"noise of two sizes": (K, jnp.array([0.1, 0.3])), "none": (K, None), "two kernels": (TWO, 0.2)}
 
 
-@pytest.mark.parametrize("case", mostly_slow(["noise of two sizes"], CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", mostly_long(["noise of two sizes"], CASES))
 def test_all_neighbours_are_the_exact_process(case):
     kernel, noise = CASES[case]
     y = jnp.asarray(values())
@@ -149,8 +150,8 @@ def test_all_neighbours_are_the_exact_process(case):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8 * abs(expected).max())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("outputs", mostly_slow([2], [None, 2]))
+@pytest.mark.long
+@pytest.mark.parametrize("outputs", mostly_long([2], [None, 2]))
 def test_predictions_from_all_neighbours_are_exact(outputs):
     y = values()[:, 0] if outputs is None else values()
     near, exact = pair(FULL, outputs=outputs, mean=dgp.means.Constant(0.7))
@@ -176,7 +177,8 @@ def few(x, noise, y, white):
     return q, matrix(q), q.precision_times(y - x), numbers
 
 
-@pytest.mark.parametrize("noise", mostly_slow([0.2], [None, 0.2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", mostly_long([0.2], [None, 0.2]))
 def test_few_neighbours_match_dense_algebra(noise):
     y = jnp.asarray(values())
     white = jnp.asarray(rng.normal(size=(N, 2)))
@@ -198,7 +200,7 @@ def test_few_neighbours_match_dense_algebra(noise):
     np.testing.assert_allclose(drawn, again, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_from_few_neighbours():
     y = values()[:, 0]
     found = pair(FEW, outputs=None, mean=None)[0].condition(X, y)(NEW)
@@ -209,7 +211,7 @@ def test_predictions_from_few_neighbours():
         np.testing.assert_allclose(variance, 1.3 - b @ K(X[c], x[None])[:, 0], atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_derivatives_of_draws():
     """By inputs and hyperparameters, twice: the solution by steps is differentiated as that of an equation."""
     white = jnp.asarray(rng.normal(size=(N,)))
@@ -226,7 +228,7 @@ def test_derivatives_of_draws():
     np.testing.assert_allclose(second(0.7), (first(0.7 + step) - first(0.7 - step)) / (2 * step), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_batches_of_inputs_and_draws():
     x = jnp.stack([X, X[::-1] * 0.9])
     q = pair(FEW)[0](x, noise=0.1)
@@ -241,7 +243,7 @@ def test_batches_of_inputs_and_draws():
     np.testing.assert_allclose(each[0].expand((3,)).log_prob(several), each[0].log_prob(several))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_blocks_of_rows_change_nothing():
     rows = jnp.arange(200.0)
     function = lambda a: (jnp.sin(a), jnp.stack([a, 2 * a]))  # noqa: E731
@@ -305,7 +307,7 @@ def test_sites_and_blocks():
     assert list(found) == ["rest", "h"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_density_of_a_program_is_that_of_the_exact_one():
     """As it is and in the coordinates of for_mcmc, value and gradient."""
     z = {"scale": jnp.array(0.8), "h_white": 0.3 * jnp.asarray(rng.normal(size=(N, 1)))}
@@ -350,7 +352,7 @@ REFUSES |= {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", WORKS)
 @pytest.mark.parametrize(("model", "args"), [(classed, (LABELS,)), (layered, (Y,))])
 def test_guides_that_serve(name, model, args):
@@ -371,7 +373,8 @@ def test_guides_that_refuse(name):
         REFUSES[name](classed)(LABELS)
 
 
-@pytest.mark.parametrize("rule", mostly_slow([G.SparseFactor()], [G.SparseFactor(), G.Diagonal()]))
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", mostly_long([G.SparseFactor()], [G.SparseFactor(), G.Diagonal()]))
 def test_a_factor_given_all_neighbours_is_a_full_one(rule):
     """The same Gaussian over the values of the exact process: the same divergence, draws and densities."""
     R = np.tril(0.2 * rng.normal(size=(2, N, N)), -1 if isinstance(rule, G.SparseFactor) else N) * (
@@ -400,7 +403,7 @@ def test_a_factor_given_all_neighbours_is_a_full_one(rule):
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_sparse_factor_comes_near_the_evidence():
     """Of a Gaussian likelihood the evidence is known; independent numbers lose ten times as much."""
     near = dgp.Neighbours(X, num=4)
@@ -424,7 +427,7 @@ def test_the_sparse_factor_comes_near_the_evidence():
     assert gaps["Diagonal"] > 5 * gaps["SparseFactor"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_natural_gradients_of_independent_numbers():
     guide = G.InducingPoint(classed, exact=G.Diagonal())
     optimiser = dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01))
@@ -447,7 +450,7 @@ def small(y, near):
     numpyro.sample("y", g(h, noise=0.5), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["NUTS", "Gibbs"])
 def test_chains_agree_with_those_of_the_exact_process(kind):
     """Moments of what the data identify, at all neighbours: h² and the logarithm of the scale."""
@@ -486,7 +489,7 @@ def predicting(X_new, y=None):
         return numpyro.sample("y", dist.Normal(v.mean, jnp.sqrt(v.variance)), obs=None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_at_new_rows():
     """A program that conditions on its data predicts anywhere, in batches of rows too."""
     samples = {"noise": jnp.full(400, 0.2), "h": jnp.tile(X[:, :1], (400, 1, 1))}
@@ -557,6 +560,7 @@ def test_the_sparse_factor_is_for_neighbours():
         G.InducingPoint(model, exact=G.SparseFactor())()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_observations_of_another_shape_are_refused(outputs):
     """They would be broadcast."""

@@ -65,7 +65,7 @@ def by_draws(key, layers, y, num):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.slow
+@pytest.mark.long
 def test_monte_carlo_form(depth):
     """The closed form is the mean of the same bound with inducing and hidden values drawn."""
     layers = LAYERS[:1] + (LAYERS[1 - depth :] if depth > 1 else [])
@@ -76,7 +76,7 @@ def test_monte_carlo_form(depth):
     assert error < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_below_the_evidence():
     """Evidence by brute force: hidden values from their exact prior, likelihood with the last function integrated."""
     x, y = X[:3], jnp.sin(2 * X[:3])
@@ -109,7 +109,7 @@ def test_below_the_evidence():
     assert nested_bound([NestedLayer(last, points, *params[1], 0.6)], x, y) < one
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     layers = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), jnp.float32), LAYERS)
     value = nested_bound(layers, *(jnp.asarray(np.asarray(a), jnp.float32) for a in (X, Y)))
@@ -117,6 +117,7 @@ def test_single_precision(x32):
     assert np.isfinite(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "message"),
     [

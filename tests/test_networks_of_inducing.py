@@ -31,7 +31,7 @@ def away_from_the_start(rule, scale=0.3):
     return posterior_of(rule, moved(posterior_of(rule, None)[1], scale))[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_they_start_as_the_gaussian():
     for rule in RULES.values():
         q, params = posterior_of(rule, None)
@@ -45,7 +45,7 @@ def test_they_start_as_the_gaussian():
         np.testing.assert_array_less(abs(covariance - jnp.kron(jnp.eye(2), full.covariance[0])), 4.5 * error)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_paths_weigh_as_much_as_any_density():
     """The mean of p(v) / q~ over paths is the integral of p, whatever p: here of the Gaussian at the base."""
     bent = away_from_the_start(RULES["diffusion"], 0.1)
@@ -82,7 +82,7 @@ def _normal(value, loc, scale):
     return jax.scipy.stats.norm.logpdf(value, loc, scale).sum()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_critic_learns_the_ratio_of_two_gaussians():
     """Of a generator that makes two columns one, of z_0 + c z_1 and z_1: moments do not tell that they are correlated.
 
@@ -119,7 +119,7 @@ def test_the_critic_learns_the_ratio_of_two_gaussians():
     assert abs(error.mean()) < 0.25 * abs(without.mean())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_density_and_critic_have_gradients_of_their_own():
     """The critic's is that of its loss, the others' that of the density with the critic fixed."""
     bent = away_from_the_start(RULES["implicit"])
@@ -136,7 +136,7 @@ def test_density_and_critic_have_gradients_of_their_own():
     assert all(not leaf.any() for leaf in jax.tree.leaves(loss.generator))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(RULES))
 def test_every_parameter_has_a_gradient(name):
     """The network of the published code of diffusions had none."""
@@ -177,7 +177,7 @@ def test_refused(make, message):
         make()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(RULES))
 def test_natural_gradients_are_refused(name):
     guide = G.InducingPoint(labels, inducing=RULES[name])
@@ -186,7 +186,7 @@ def test_natural_gradients_are_refused(name):
         svi.run(jax.random.key(0), 1, x, y, progress_bar=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(RULES))
 def test_same_objective_as_with_everything_drawn(name):
     """Of a base that follows the layer below, at parameters away from the start."""
@@ -201,7 +201,7 @@ def test_same_objective_as_with_everything_drawn(name):
     assert jnp.isfinite(posterior.predict(jax.random.key(0), X[:4], num_samples=5).mean).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision():
     with jax.enable_x64(False):
         for rule in RULES.values():
@@ -218,7 +218,7 @@ def fitted(rule, loss, steps):
     return guide, params, draws.mean(), draws.std() / np.sqrt(len(draws))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_diffusion_gains_on_a_skewed_posterior():
     """From the optimum of one Gaussian, -1.137, towards the evidence, -1.077, and not above it."""
     _, _, found, error = fitted(G.Diffusion(), dgp.ELBO(8), 3000)
@@ -226,7 +226,7 @@ def test_a_diffusion_gains_on_a_skewed_posterior():
     assert found < evidence() + 3 * error
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_implicit_posterior_is_skewed_where_the_posterior_is():
     """By quadrature. What it maximises is close to the evidence, but may be above it."""
     guide, params, found, _ = fitted(G.Implicit(draws=200), dgp.ELBO(4), 2000)
@@ -247,7 +247,7 @@ def _skewness(values, weights):
     return weights @ residual**3 / (weights @ residual**2) ** 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_diagnostics_of_an_estimated_density_warn():
     guide = G.InducingPoint(labels, inducing=RULES["implicit"])
     posterior = dgp.Posterior(labels, guide, moved(start(guide, x, y), 0.1))

@@ -10,7 +10,7 @@ import pytest
 from dense import rbf
 from numpyro.distributions import kl_divergence
 from programs import NOISE, X, Y, Z, bayesian, deep, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 from wrong_calls.new_data import TRACED
 
 import numpyro_dgp as dgp
@@ -48,7 +48,7 @@ def loss(objective, params, model, guide, *args, key=KEY):
     return jax.jit(lambda p: objective.loss(key, p, model, guide, *args))(params)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.smoke
 def test_bound_of_new_rows_and_a_fit_is_that_of_all_rows():
     """With the optimum of the first rows: at any q(v), up to the bound of the first rows, which no q changes. With a
@@ -88,8 +88,8 @@ def dense_ratio(old, new, means=(0.0, 0.0)):
     return expected(*q) - expected(np.zeros(len(m0)), K0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("per_output", mostly_slow([True], [False, True]))
+@pytest.mark.long
+@pytest.mark.parametrize("per_output", mostly_long([True], [False, True]))
 def test_ratio_with_other_inducing_points_and_hyperparameters(per_output):
     """Against dense Gaussians over the values at the old points, for three outputs."""
     P, ks = 3, [dict(variance=1.3, lengthscale=0.6), dict(variance=0.8, lengthscale=0.9)]
@@ -122,7 +122,7 @@ def test_points_in_both_sets_leave_nothing_open():
     np.testing.assert_allclose(values[1], values[0][[2, 0, 3]], atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_layers_remember_each_by_itself(key):
     """The difference to the bound of the new rows alone, against draws of the values at the old points."""
     guide = dgp.guides.InducingPoint(deep)
@@ -147,7 +147,7 @@ def test_two_layers_remember_each_by_itself(key):
     assert abs(losses[0] - losses[1] - draws.mean()) < 4 * draws.std() / np.sqrt(len(draws))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_wider_than_the_prior_counts_as_not_known():
     """Random steps leave it so; its ratio would grow without limit as values do."""
     layer = opened(shallow, dgp.guides.InducingPoint(shallow), PRIOR, X, Y)["g"]
@@ -165,7 +165,7 @@ def test_what_is_wider_than_the_prior_counts_as_not_known():
     assert ratios[1][1] > 1e6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_moved_points_start_as_the_fit(key):
     """At the new inducing inputs the function is that of the fit."""
 
@@ -183,7 +183,7 @@ def test_moved_points_start_as_the_fit(key):
     np.testing.assert_allclose(here.covariance, there.covariance, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_condition_is_exact(key):
     guide = dgp.guides.InducingPoint(shallow)
     fitted = dgp.Posterior(shallow, guide, optimum(FIRST)[0])
@@ -192,7 +192,7 @@ def test_condition_is_exact(key):
         np.testing.assert_allclose(after.params[name], value, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_pieces_in_any_order_are_the_whole(key, order):
     fitted = dgp.Posterior(shallow, dgp.guides.InducingPoint(shallow), PRIOR)
@@ -208,7 +208,7 @@ def counts(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_counts_in_two_pieces_are_nearly_the_whole(key):
     """The ratio is Gaussian, the likelihood of the first rows is not: means differ by 0.16 standard deviations."""
     y = jnp.array(rng.poisson(np.exp(np.asarray(Y))))
@@ -227,7 +227,7 @@ def test_counts_in_two_pieces_are_nearly_the_whole(key):
     assert max(float(jnp.abs(g).max()) for g in natural.values()) < 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_everything_is_learned_on(key):
     """Hyperparameters with priors, learned inducing inputs, a latent per row, minibatches."""
     guide = dgp.guides.ImportanceWeighted(bayesian, num_samples=2)
@@ -239,7 +239,7 @@ def test_everything_is_learned_on(key):
         assert 0 < np.abs(after.params[name] - fitted.params[name]).max() < 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_inducing_points_where_new_rows_are(key):
     """Rows to the right of the first ones: with points there the fit is that of all rows with all points."""
     low, high = (jnp.linspace(*ends, 6)[:, None] for ends in ((-2.0, 0.1), (0.4, 2.0)))
@@ -263,7 +263,7 @@ def test_more_inducing_points_where_new_rows_are(key):
     np.testing.assert_allclose(here.variance, there.variance, atol=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_collapsed_fit(key):
     """Its q(v) is computed from the data bound to it, and goes on as parameters of another guide."""
     collapsed = dgp.guides.Collapsed(shallow)
@@ -277,7 +277,7 @@ def test_after_a_collapsed_fit(key):
         np.testing.assert_allclose(after.params[name], value, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_guides_with_other_gaussians(key):
     """Independent numbers, low rank, a posterior for every hidden value: the streaming bound rises from the fit on."""
     guide = dgp.guides.MeanField(deep, sites={"g": dgp.guides.LowRank(2)})
@@ -293,7 +293,7 @@ def test_guides_with_other_gaussians(key):
     assert losses[1] < losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_condition_of_two_layers_averages_draws(key):
     """The layer below stays; the bound rises above that of the fit."""
     guide = dgp.guides.InducingPoint(deep)
@@ -309,7 +309,7 @@ def test_condition_of_two_layers_averages_draws(key):
     assert now < 0.05 * before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     x, y, z = (np.asarray(a, np.float32) for a in (X, Y, Z))
     kernel = dgp.kernels.RBF(1.2, 0.7)
@@ -328,7 +328,7 @@ def test_single_precision(x32):
     np.testing.assert_allclose(fitted.params["g_auto_loc"], loc, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [pytest.param(wrong, id=wrong.name) for wrong in TRACED])
 def test_message(wrong):
     with pytest.raises(wrong.raises, match=wrong.match):

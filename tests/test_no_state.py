@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoNormal
 from programs import X, Y, Z, bayesian, deep, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -32,7 +32,7 @@ GUIDES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["inducing-point"], GUIDES))
+@pytest.mark.parametrize("name", mostly_long(["inducing-point"], GUIDES))
 def test_calls_leave_no_trace(name):
     model, make = GUIDES[name]
     guide = make(model)
@@ -80,7 +80,7 @@ def test_medians_are_of_the_data_given():
     np.testing.assert_array_equal(guide.median({}, X, Y)["g"], first)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_data_stay_with_their_own_guide():
     guide = G.Collapsed(shallow)
     one, two = guide.on(X, Y), guide.on(X, -Y)
@@ -91,7 +91,7 @@ def test_bound_data_stay_with_their_own_guide():
     assert G.InducingPoint(shallow).on(X, Y).model is shallow
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_guide_in_threads():
     """Traced one at a time, since NumPyro's stack of handlers is one for all threads, and run at the same time."""
     guide, stack = G.InducingPoint(bayesian), threading.Lock()
@@ -167,6 +167,7 @@ def test_exact_processes_have_no_site():
     assert site_kind(sites["v"]) == "exact"
 
 
+@pytest.mark.slow
 def test_wrappers_go_around_what_replaces_a_distribution():
     values = opened()(X)
     q = dist.Normal(jnp.zeros((30, 2)), 1.0).to_event(1)
@@ -175,8 +176,8 @@ def test_wrappers_go_around_what_replaces_a_distribution():
     assert (found.batch_shape, found.event_shape) == (fn.batch_shape, fn.event_shape) == ((4,), (30, 2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", mostly_slow([G.MeanField], [G.InducingPoint, G.MeanField, AutoNormal]))
+@pytest.mark.long
+@pytest.mark.parametrize("make", mostly_long([G.MeanField], [G.InducingPoint, G.MeanField, AutoNormal]))
 def test_hidden_values_with_to_event(make):
     """A layer drawn as one event is a hidden layer all the same."""
 

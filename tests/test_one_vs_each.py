@@ -32,7 +32,7 @@ def test_the_bound_is_a_sum_over_pairs():
     np.testing.assert_allclose(likelihood.log_prob(jnp.array(Y)), by_quadrature(), atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_classes_are_without_bias_and_all_are_below_the_softmax():
     exact = by_quadrature()
     one_each = [F_others([c]).log_prob(jnp.array(Y)) for c in range(P)]
@@ -46,7 +46,7 @@ def F_others(others):
     return dgp.Likelihood(F, lambda v: dgp.OneVsEach(v, jnp.array(others)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_classes_are_the_logistic_model():
     two = FunctionValues(F.loc[:, :2], F.conditional_variance[:, :2])
     one = FunctionValues(F.loc[:, 1] - F.loc[:, 0], F.conditional_variance[:, :2].sum(1), event_dim=0)
@@ -56,7 +56,7 @@ def test_two_classes_are_the_logistic_model():
     np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_with_a_part_of_the_classes():
     X = jnp.linspace(-1, 1, 12)[:, None]
     labels = jnp.arange(12) // 2

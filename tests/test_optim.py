@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from programs import NOISE, X, Y, Z, bayesian, bound, deep, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.guides.gaussian_sites import gaussian_sites
@@ -40,7 +40,7 @@ def after_one_step(svi, *args, start=None, **kwargs):
     return state, svi.get_params(state)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.smoke
 @pytest.mark.parametrize("start", ["initial", "random"])
 def test_one_step_of_size_one_is_the_collapsed_optimum(start):
@@ -54,7 +54,8 @@ def test_one_step_of_size_one_is_the_collapsed_optimum(start):
     assert svi.optim.shortened(state)["g"] == 0
 
 
-@pytest.mark.parametrize("coordinates", mostly_slow(["natural", "expectation", "mean/sqrt"], ALL))
+@pytest.mark.slow
+@pytest.mark.parametrize("coordinates", mostly_long(["natural", "expectation", "mean/sqrt"], ALL))
 def test_all_coordinates_reach_the_same_optimum(coordinates):
     svi = natural(shallow, log_linear(1e-3, 0.5, 60), coordinates=coordinates)
     result = svi.run(jax.random.key(0), 150, X, Y, progress_bar=False)
@@ -64,8 +65,8 @@ def test_all_coordinates_reach_the_same_optimum(coordinates):
     np.testing.assert_allclose(L @ L.T, S, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("coordinates", mostly_slow(["natural", "mean/sqrt"], ALL))
+@pytest.mark.long
+@pytest.mark.parametrize("coordinates", mostly_long(["natural", "mean/sqrt"], ALL))
 def test_small_steps_go_the_same_way_in_all_coordinates(coordinates):
     """Per unit of step size, the mean and the covariance change as in natural coordinates."""
     start = random_params(shallow, dgp.guides.InducingPoint(shallow), X, Y)
@@ -88,7 +89,7 @@ def test_no_step_at_the_optimum():
         np.testing.assert_allclose(params[name], value, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_step_on_the_last_of_two_layers_is_its_collapsed_optimum():
     """With the same inner draws: after the step the bound of these draws has no slope in q(u) of the last layer."""
     svi = natural(deep)
@@ -118,8 +119,8 @@ def test_diagonal_posteriors_reach_the_diagonal_optimum():
     np.testing.assert_allclose(result.params["g_auto_scale"], np.diag(np.linalg.inv(S)) ** -0.5, rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("auto", [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.slow)])
+@pytest.mark.long
+@pytest.mark.parametrize("auto", [AutoNormal, pytest.param(AutoMultivariateNormal, marks=pytest.mark.long)])
 def test_stock_guides(auto):
     """Their inducing values are Gaussian too; slopes are Monte-Carlo averages there."""
     guide = auto(shallow)
@@ -143,7 +144,7 @@ def latent_mean(y, batch=None):
         numpyro.sample("y", dist.Normal(w, 0.5), obs=y[i])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_steps_of_latents_are_relative_to_one_datum():
     """A full step on half of the data: those rows are near their optimum whatever the scale, the others untouched."""
     guide = dgp.guides.InducingPoint(latent_mean, latent=dgp.guides.Normal(1.0, loc=0.0))
@@ -166,7 +167,7 @@ def test_the_scale_of_a_plate_is_that_of_this_fit():
         assert gaussian_sites(guide, sites)["w"].plate_scale == scale
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
 @pytest.mark.parametrize("batch", [None, 10])
 def test_all_sites_of_every_guide(guide, batch):
@@ -197,6 +198,7 @@ def test_a_step_out_of_the_cone_is_shortened_and_counted():
     assert growth.max() <= 2 * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_one_bad_gaussian_does_not_shorten_the_others():
     """Two outputs, one with a likelihood that pushes out of the cone."""
 
@@ -217,7 +219,7 @@ def test_one_bad_gaussian_does_not_shorten_the_others():
     np.testing.assert_allclose(params["g_auto_loc"][0], m, atol=0.02)  # Student-t is nearly normal
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision():
     svi = natural(bayesian, 0.05, optax.adam(0.01), sites="all")
     x, y = X.astype(jnp.float32), Y.astype(jnp.float32)
@@ -227,7 +229,7 @@ def test_single_precision():
     assert all(jnp.isfinite(v).all() for v in gaussians.values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpoints_and_stable_updates(tmp_path):
     """A resumed fit goes on bit by bit, its count of shortened steps included."""
 
@@ -252,7 +254,7 @@ def test_checkpoints_and_stable_updates(tmp_path):
     assert NaturalGradient.shortened(resumed.state) == NaturalGradient.shortened(whole.state)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["L-BFGS", "CG"])
 def test_full_batch_methods_reach_the_collapsed_optimum(method):
     svi = SVI(shallow, dgp.guides.InducingPoint(shallow), optax.sgd(0.0), dgp.ELBO())
@@ -266,6 +268,7 @@ def test_full_batch_methods_reach_the_collapsed_optimum(method):
     assert method in found.report
 
 
+@pytest.mark.slow
 def test_full_batch_reports_that_it_ran_out_of_steps():
     guide, key = dgp.guides.InducingPoint(shallow), jax.random.key(0)
     found = minimize(shallow, guide, key, X, Y, max_steps=2, progress_bar=False)
@@ -335,6 +338,7 @@ def with_scale(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stable", [False, True])
 def test_optimisers_beside_natural_gradients_get_the_loss(stable, key):
     """Polyak's step size is the loss over the square of the gradient, here that of the one other parameter."""
@@ -354,6 +358,7 @@ def test_optimisers_beside_natural_gradients_get_the_loss(stable, key):
     np.testing.assert_allclose(moved["scale"], free["scale"] - value / slope, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("natural", [False, True])
 def test_optimisers_that_evaluate_the_loss_are_refused(natural, key):
     x = jnp.linspace(-1, 1, 5)[:, None]

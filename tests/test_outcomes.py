@@ -6,7 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.model.function_values import FunctionValues
@@ -90,7 +90,7 @@ OF_VECTORS = list(FAMILIES)[list(FAMILIES).index("Categorical") :]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["Normal", "VonMises"], FAMILIES))
+@pytest.mark.parametrize("name", mostly_long(["Normal", "VonMises"], FAMILIES))
 def test_finite_or_refused(name, key):
     conditional, y, refused = FAMILIES[name]
     values, integrate = (VECTORS, dgp.MonteCarlo(20)) if name in OF_VECTORS else (F, None)
@@ -114,7 +114,7 @@ def test_finite_or_refused(name, key):
                 assert (found[0] <= found[1]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_moments_that_do_not_exist_are_said(key):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-2, 2, 5)[:, None]))

@@ -33,6 +33,7 @@ def with_groups(X, group, y=None, how="plain"):
 GROUPED = {"f": jnp.zeros((2, 4)), "e": jnp.arange(6.0).reshape(2, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["column", "take", "matrix"])
 def test_an_unseen_group_is_an_error_and_not_the_last_one(how, key):
     posterior = dgp.Posterior(partial(with_groups, how=how), samples=GROUPED)
@@ -45,6 +46,7 @@ def test_an_unseen_group_is_an_error_and_not_the_last_one(how, key):
             posterior.predict(key, inputs, other)
 
 
+@pytest.mark.slow
 def test_every_method_refuses_an_unseen_group(key):
     posterior = dgp.Posterior(with_groups, samples=GROUPED)
     X, group = jnp.linspace(0.0, 1.0, 3)[:, None], jnp.array([0, 3, 2])
@@ -92,6 +94,7 @@ def test_indices_that_arguments_determine():
         assert [found.worst for found in ArgumentIndices(closed, [True]).outside([group])] == expected
 
 
+@pytest.mark.slow
 def test_a_fit_with_an_index_beyond_the_groups_is_an_error(key):
     guide = dgp.guides.InducingPoint(with_groups)
     svi = numpyro.infer.SVI(with_groups, guide, optax.adam(0.1), dgp.ELBO())
@@ -100,6 +103,7 @@ def test_a_fit_with_an_index_beyond_the_groups_is_an_error(key):
         dgp.fit(svi, key, 2, X, jnp.array([1, 2, 3]), X[:, 0], progress_bar=False)
 
 
+@pytest.mark.slow
 def test_predictions_outside_of_a_basis_are_warned_of(key):
     posterior = dgp.Posterior(with_groups, samples=GROUPED)
     group, X = jnp.array([0, 1, 2]), jnp.array([[0.0], [5.0], [1.0]])

@@ -20,6 +20,7 @@ def test_round_trip(key, dtype):
     assert row_scaled_tril(row_scaled_tril.feasible_like(L)).all()
 
 
+@pytest.mark.slow
 def test_jacobian(key):
     transform = biject_to(row_scaled_tril)
     raw = jax.random.normal(key, (4, 4))

@@ -10,7 +10,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from programs import agree, draws_of_bound, random_params
-from sizes import mostly_slow, tune
+from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -87,7 +87,7 @@ def test_the_values_of_a_layer_are_an_image():
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-@pytest.mark.parametrize("dtype", mostly_slow(["float64"], ["float32", "float64"]))
+@pytest.mark.parametrize("dtype", mostly_long(["float64"], ["float32", "float64"]))
 def test_kernel_is_the_sum_over_pairs_of_patches(dtype, blocks, monkeypatch):
     """At once, and in blocks of images: no two shapes are the same, since a compiled kernel would serve both."""
     if blocks:
@@ -123,7 +123,7 @@ def test_kernel_is_the_covariance_of_sums_of_responses():
     np.testing.assert_allclose(kernel.diag(batch), kernel.diag(IMAGES[:6]).reshape(2, 3), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kernel_keeps_the_promises_of_kernels():
     dgp.testing.check_kernel(KERNEL, IMAGES)
     key = jax.random.key(0)
@@ -131,7 +131,8 @@ def test_kernel_keeps_the_promises_of_kernels():
     np.testing.assert_allclose(KERNEL.features(key, X, 50), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("blocks", mostly_slow([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", mostly_long([True], [False, True]))
 def test_features_are_covariances_with_whitened_responses(blocks, monkeypatch):
     """Against the dense joint covariance of the function and its responses, also for a multiple of a kernel."""
     if blocks:
@@ -149,14 +150,14 @@ def test_features_are_covariances_with_whitened_responses(blocks, monkeypatch):
         np.testing.assert_allclose(f(X).variance, np.diag(C), atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slopes_along_a_pixel():
     f = opened()
     slopes = jax.vmap(jax.grad(lambda x: f(x[None]).mean[0]))(X)[:, 4]
     np.testing.assert_allclose(f.grad(X, 4).mean, slopes, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_outputs_may_differ():
     """A kernel with weights of its own for every output, and separate inducing patches."""
     kernels = [KERNEL, dgp.kernels.Convolutional(RBF, PATCHES)]
@@ -170,6 +171,7 @@ def test_outputs_may_differ():
             np.testing.assert_allclose(f(X).variance[:, p], alone(X).variance, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_responses_to_all_patches_leave_nothing_open():
     with jax.enable_x64(True):
         X = jnp.asarray(IMAGES)
@@ -179,7 +181,7 @@ def test_responses_to_all_patches_leave_nothing_open():
         np.testing.assert_allclose(f(X).mean, f.responses(PATCHES(X)).mean @ WEIGHTS, atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_best_bound_with_all_patches_is_the_evidence():
     with jax.enable_x64(True):
         X, y = jnp.asarray(IMAGES), jnp.asarray(Y, float)
@@ -225,7 +227,7 @@ def test_patches_of_an_image_are_seen_together(how):
     assert inspect_program(hidden(how), (X, Y), {}).coupled == (set() if how == "joint" else {"f"})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["joint", "event", "plate"])
 def test_the_bound_of_a_hidden_layer_is_the_stock_one(how):
     program = hidden(how)
@@ -254,7 +256,7 @@ FITTED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "how"), FITTED)
 def test_guides_fit_and_predict(name, how):
     program = model if how == "one" else hidden(how)
@@ -269,7 +271,7 @@ def test_guides_fit_and_predict(name, how):
     assert np.isfinite(prediction.variance).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["one", "event"])
 def test_chains(how):
     program = dgp.for_mcmc(model if how == "one" else hidden(how))
@@ -278,7 +280,7 @@ def test_chains(how):
     assert all(np.isfinite(draws).all() for draws in mcmc.get_samples().values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_guides_refuse_what_they_cannot_integrate():
     def whole_images(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:3]), outputs=9, mean=dgp.means.Identity())
@@ -298,7 +300,7 @@ def test_guides_refuse_what_they_cannot_integrate():
         G.ImportanceWeighted(model, num_samples=3)(X, Y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_natural_gradients_functions_and_new_data():
     """One natural step is exact; a draw of the function is one function; an update adds what new images say."""
     with jax.enable_x64(True):
@@ -317,7 +319,7 @@ def test_natural_gradients_functions_and_new_data():
         assert later.predict(jax.random.key(1), X).mean.shape == (7,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_digits():
     """Ones, sevens and fours of scikit-learn's digits, 150 for training: fewer errors than guessing, by far."""
     datasets = pytest.importorskip("sklearn.datasets")

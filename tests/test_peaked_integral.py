@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
 from scipy.special import gammaln
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.peaked_integral import log_expectation
@@ -58,6 +58,7 @@ def references(name):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
@@ -163,7 +164,7 @@ SEVERAL = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["a location and a scale", "two columns of one function"], SEVERAL))
+@pytest.mark.parametrize("name", mostly_long(["a location and a scale", "two columns of one function"], SEVERAL))
 @pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
 def test_narrow_densities_of_several_functions(name):
     values, conditional = SEVERAL[name]
@@ -201,6 +202,7 @@ def test_a_gamma_density_with_a_large_concentration():
     np.testing.assert_allclose(likelihood.log_marginal(y), expected, atol=3e-4)
 
 
+@pytest.mark.slow
 def test_nodes_that_a_program_asks_for_stay():
     values, conditional = SEVERAL["a location and a scale"]
     asked = dgp.Likelihood(values, conditional, integrate=dgp.GaussHermite(15))

@@ -345,6 +345,7 @@ TOGETHER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOGETHER)
 def test_values_drawn_together_are_refused_in_a_plate_of_their_rows(name):
     """Log densities of the plate would be N times that of the one draw."""
@@ -399,6 +400,7 @@ def test_groups_of_values_drawn_together_count_once(count):
         np.testing.assert_allclose(log_density(model, (fn,), {}, {})[0], evidence, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_normal_of_all_rows_is_refused_in_their_plate():
     def model(X, y):
         with numpyro.plate("data", len(X)):

@@ -69,7 +69,7 @@ def test_observed_draws_into_given_axes():
     np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1.0, 1.0], [2.0, 2.0]])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_layers_shows_every_function_with_its_inducing_points(posterior, key):
     figure = plots.layers(posterior, key, X, num_points=20)
     assert [ax.get_ylabel() for ax in figure.axes] == ["h", "y"]
@@ -83,7 +83,7 @@ def test_layers_shows_every_function_with_its_inducing_points(posterior, key):
     assert posterior.layers(key, X)["y"][1].shape == hidden[0].shape
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_layers_of_mcmc_draws_and_exact_processes(key):
     def model(X, y=None):
         e = dgp.gp("e", dgp.kernels.RBF(), None, outputs=2)
@@ -101,6 +101,7 @@ def test_layers_of_mcmc_draws_and_exact_processes(key):
     assert [ax.get_ylabel() for ax in figure.axes if ax.get_visible()] == ["x[0]", "x[1]", "y"]
 
 
+@pytest.mark.slow
 def test_inducing_points_beyond_the_inputs_are_arrows_at_the_edges(key):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(places), mean=dgp.means.Linear(jnp.ones((1, 1)), jnp.zeros(1)))
@@ -190,7 +191,7 @@ def test_latents_of_one_column_lie_in_their_order():
     np.testing.assert_allclose(points.get_facecolors()[[1, 3]], plt.get_cmap("viridis")([0.0, 1.0]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_latent_space_of_a_guide(key):
     """Draws of a latent as a guide gives them, of latents without spread too."""
     guide = dgp.guides.InducingPoint(bayesian)
@@ -287,6 +288,7 @@ def test_main_effects_are_curves_with_two_bands(key):
         assert integration.max() == pytest.approx(widest.max())
 
 
+@pytest.mark.slow
 def test_figures_of_sensitivity_refuse_other_things(key):
     found = dgp.design.sobol_indices(lines, BOX, key, num_points=2, progress_bar=False)
     effects = dgp.design.main_effects(lines, BOX, key, num_points=2, num_values=2, progress_bar=False)

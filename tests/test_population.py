@@ -38,7 +38,7 @@ def run(key, count=300, log_ratios=log_ratios, sweeps=4):
     return populate(log_ratios, key, jax.random.split(start_key, 50 * count), draw, BLOCKS, count, sweeps)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sweeps", [1, 4, 7])
 def test_evidence_and_posterior_are_those_of_algebra(sweeps):
     mean, scale, log_integral = exact()
@@ -55,7 +55,7 @@ def test_evidence_and_posterior_are_those_of_algebra(sweeps):
     assert 3 <= found.temperatures.min() <= found.temperatures.max() <= 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_moves_need_few_evaluations_where_slices_are_narrow():
     """One sweep in eight searches the whole ellipse, which takes a dozen tries for each move at the end."""
     count, sweeps, chains = [], 8, 12
@@ -74,7 +74,7 @@ def test_moves_need_few_evaluations_where_slices_are_narrow():
     assert np.asarray(found.points).std(0) == pytest.approx(1e-4, rel=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_optimum_that_few_draws_are_near_is_found():
     """The narrow one, with most of the mass: from as many draws as points, two of these runs found it."""
 
@@ -86,7 +86,7 @@ def test_an_optimum_that_few_draws_are_near_is_found():
     assert np.mean(np.asarray(found.points)[..., 0] > 1.5) > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_points_that_are_impossible_have_no_weight():
     def half(z):
         prior, likelihood = log_ratios(z)

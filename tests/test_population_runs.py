@@ -41,7 +41,7 @@ def test_the_evidence_of_runs_is_their_mean():
     assert evidence_of_runs(np.array([-np.inf, 0.0]), np.zeros(2))[0] == pytest.approx(-np.log(2.0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_evidence_of_runs_is_that_of_algebra():
     keys, log_integral = jax.random.split(jax.random.key(2), 30), exact()[2]
 
@@ -86,14 +86,14 @@ def test_half_of_the_draws_are_of_further_runs():
     assert with_further_runs(at_the_mode, family(1, X), KEY, (x, y), 6, 1, 3) is at_the_mode
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_there_may_be_more_runs_than_draws():
     one = fit_integrated(family(2, X), KEY, (X, STEP), 3, 1, 1, False)
     found = with_further_runs(one, family(2, X), KEY, (X, STEP), 3, 1, 5)
     assert len(found.posterior.samples["noise"]) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_with_a_weight_have_further_runs():
     """A step is worth a layer; what one layer says alone is not run again."""
     options = {"depths": (1, 2), "num_draws": 40, "num_sweeps": 4}

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
 from programs import NOISE, X, Y, Z, bayesian, deep, explicit, random_params, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.guides.run import marginal
@@ -24,7 +24,7 @@ POSTERIOR = dgp.Posterior(deep, GUIDE, PARAMS)
 NEW = jnp.linspace(-2.5, 2.5, 9)[:, None]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mixture_moments_exactly(key):
     """Mean of means; mean of variances plus variance of means; log of the mean density."""
     mixture = POSTERIOR.predict(key, NEW, num_samples=7)
@@ -67,7 +67,7 @@ def test_fits_and_rules_keep_arrays_of_their_own():
         np.testing.assert_allclose(fit.predict(jax.random.key(0), NEW[:2], num_samples=3).mean, mean[:2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mixture_agrees_with_stock_predictive(key):
     draws = Predictive(deep, guide=GUIDE, params=PARAMS, num_samples=8000, parallel=True)(key, NEW)["y"]
     mixture = POSTERIOR.predict(key, NEW, num_samples=4000)
@@ -76,9 +76,9 @@ def test_mixture_agrees_with_stock_predictive(key):
     np.testing.assert_allclose(draws.var(0) / mixture.variance, 1, atol=0.12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", mostly_slow([1], [30, 7, 1]))
-@pytest.mark.parametrize("model", mostly_slow([bayesian], [deep, explicit, bayesian]))
+@pytest.mark.long
+@pytest.mark.parametrize("size", mostly_long([1], [30, 7, 1]))
+@pytest.mark.parametrize("model", mostly_long([bayesian], [deep, explicit, bayesian]))
 @pytest.mark.parametrize("make", [dgp.guides.InducingPoint, dgp.guides.MeanField])
 def test_stock_predictive_on_inputs_of_any_length(model, make, size, key):
     """Per-datum parameters of the training data, 30 rows, must not leak into predictions; least of all for one row."""
@@ -94,7 +94,7 @@ def test_stock_predictive_on_inputs_of_any_length(model, make, size, key):
     assert mixture.mean.shape == (size,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_guide_without_observations_uses_no_parameters_of_single_data(key):
     guide = dgp.guides.MeanField(bayesian)
     params = random_params(bayesian, guide, X, Y)
@@ -105,7 +105,7 @@ def test_guide_without_observations_uses_no_parameters_of_single_data(key):
     assert sorted(trained) == ["f", "g", "h", "noise", "scales", "w"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_function_draws_are_consistent_across_inputs(key):
     draws = POSTERIOR.functions(key, num_samples=6)
     first = draws(NEW)
@@ -126,9 +126,9 @@ KERNELS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", [KERNELS[0], *(pytest.param(k, marks=pytest.mark.slow) for k in KERNELS[1:])])
-@pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", [KERNELS[0], *(pytest.param(k, marks=pytest.mark.long) for k in KERNELS[1:])])
+@pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.long)])
 def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     """Mean and covariance of q(f) over many draws, each with random functions of its own."""
     from numpyro_dgp.model.beliefs import FullBelief
@@ -156,7 +156,7 @@ def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     assert jnp.abs(z).max() < 4.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_function_draws_need_features(key):
     kernel = dgp.kernels.as_kernel(lambda A, B: jnp.exp(-jnp.abs(A - B.T)))
 
@@ -172,7 +172,7 @@ def test_function_draws_need_features(key):
         posterior.functions(key)(NEW)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hidden_layer_draws(key):
     values = POSTERIOR.hidden(key, NEW, num_samples=4000)["h"]
     assert values.shape == (4000, 9, 1)
@@ -182,7 +182,7 @@ def test_hidden_layer_draws(key):
     assert (jnp.abs(values.mean(0) - q.mean) < 5 * jnp.sqrt(q.variance / 4000)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_inducing_values_drawn_once_for_every_draw(key):
     """The distribution at each input is the same as with inducing values integrated out draw by draw."""
     samples = GUIDE.sample_posterior(jax.random.key(3), PARAMS, X[:1], sample_shape=(4000,))
@@ -195,7 +195,7 @@ def test_inducing_values_drawn_once_for_every_draw(key):
     assert (drawn.means.var(0) > integrated.means.var(0)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_from_mcmc_draws(key):
     """Draws of the global sites; per-datum sites among them, with 30 rows, are ignored."""
     guide = dgp.guides.InducingPoint(bayesian, other=dgp.guides.Normal())
@@ -212,7 +212,7 @@ def test_from_mcmc_draws(key):
     assert (jnp.abs(many.mean - direct.mean) < 5 * error).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_outputs_and_other_likelihoods(key):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=3)
@@ -228,7 +228,7 @@ def test_several_outputs_and_other_likelihoods(key):
     np.testing.assert_allclose(y.mean(0), posterior.predict(key, NEW).mean, rtol=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_five_thousand_draws_in_under_a_second_once_compiled(key):
     rows = jnp.linspace(-2, 2, 200)[:, None]
     POSTERIOR.predict(key, rows, num_samples=5000).mean.block_until_ready()
@@ -244,6 +244,7 @@ def two_ends(X, y=None):
             numpyro.sample(name, dgp.Likelihood(g(X), lambda v: dist.Normal(v, 0.1)), obs=y)
 
 
+@pytest.mark.slow
 def test_the_observed_site_is_what_nothing_depends_on(key):
     """Of a program that draws its last function and then y."""
     draws = {"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8))}
@@ -251,7 +252,7 @@ def test_the_observed_site_is_what_nothing_depends_on(key):
     np.testing.assert_array_equal(found.variances, jnp.full((2, 9), 0.3**2))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_posterior_goes_with_its_last_reference():
     """Compiled predictions keep neither it nor its parameters alive: folds of a cross-validation do not add up."""
     params = {name: value + 0 for name, value in POSTERIOR.params.items()}
@@ -296,7 +297,7 @@ def test_bad_input(call, message, key):
         call(key)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_the_same_in_all_draws_is_computed_once():
     """One layer whose posterior is integrated: one draw by default, and as many copies of it as are asked for."""
 

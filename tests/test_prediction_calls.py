@@ -52,7 +52,7 @@ def test_latents_of_a_prediction_do_not_take_those_of_the_fit(source, rows, key)
     assert jnp.abs(inputs[:, 1]).max() < 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_guide_and_a_chain_give_one_prediction(key):
     """With equal posteriors of what is shared, whatever is observed beside."""
     params = PARAMS | {"f_auto_scale_tril": 1e-4 * jnp.eye(8)}
@@ -78,6 +78,7 @@ def test_an_observation_beside_leaves_no_fresh_parameters(key):
     assert found["v"][1].shape == (7, 2)
 
 
+@pytest.mark.slow
 def test_collapsed_keeps_its_data_where_another_site_is_observed(key):
     """It would otherwise compute q(v) from the observations of the call."""
 
@@ -123,7 +124,7 @@ def two_sources(X, group, y=None, sizes=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v + a[group], NOISE)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_latents_of_other_rows_keep_their_posterior_where_these_are_observed(key):
     sizes, group = jnp.array([10.0, 20.0, 30.0]), jnp.arange(30) % 3
     guide = dgp.guides.InducingPoint(two_sources)
@@ -205,8 +206,8 @@ def classifier(X, y=None, kind="softmax", explicit=False):
         numpyro.sample("y", observed, obs=y)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.slow), "robust-max", "bernoulli"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.long), "robust-max", "bernoulli"])
 def test_probabilities_are_those_of_draws(kind, key):
     K = 2 if kind == "bernoulli" else 3
     samples = {"f": jax.random.normal(key, (8,) if K == 2 else (3, 8))[None]}
@@ -223,7 +224,7 @@ def test_probabilities_are_those_of_draws(kind, key):
     np.testing.assert_allclose(density, jnp.log(p[:, 0]), rtol=1e-6 if kind != "softmax" else 0.2, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_probabilities_of_an_explicit_program(key):
     posterior = dgp.Posterior(lambda X, y=None: classifier(X, y, explicit=True), samples={"f": jnp.zeros((50, 3, 8))})
     p = posterior.probs(key, NEW[:4])
@@ -231,14 +232,14 @@ def test_probabilities_of_an_explicit_program(key):
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_draws_are_used_where_there_are_fewer_than_the_default(key):
     posterior = dgp.Posterior(shallow, samples={"g": jax.random.normal(key, (7, 8))})
     assert posterior.predict(key, NEW[:2]).means.shape == (7, 2)
     assert posterior.functions(key)(NEW[:2])["y"].shape == (7, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_of_single_data_are_not_missed_at_new_rows(key):
     """MeanField has a Gaussian per hidden value of the fit; a prediction needs none of them, and has them at hand."""
     guide = dgp.guides.MeanField(bayesian)
@@ -248,7 +249,7 @@ def test_parameters_of_single_data_are_not_missed_at_new_rows(key):
     assert {name: rows.shape for name, (_, rows) in layers.items()} == {"h": (7, 2), "y": (7, 1)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_layers_at_the_rows_of_the_fit(key):
     """A call with the observations is one at the rows of the fit: hidden values and latents are those of the fit."""
     guide = dgp.guides.MeanField(bayesian)
@@ -270,6 +271,7 @@ def test_layers_at_the_rows_of_the_fit(key):
         dgp.Posterior(bayesian, samples=drawn).layers(key, X[:7], Y[:7])
 
 
+@pytest.mark.slow
 def test_layers_of_an_exact_process_at_the_rows_of_the_fit(key):
     """Whoever passes the observations says which rows these are: there is nothing to warn of."""
 
@@ -339,7 +341,7 @@ def test_an_exact_process_at_fewer_rows_is_refused(rows, options, params, key):
         jax.eval_shape(lambda: handlers.seed(program, key)(X[:rows]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_exact_process_conditioned_on_its_values_predicts_anywhere(key):
     """As the message says: a program whose process stays at the rows of the fit."""
     model = partial(exact_at, X)
@@ -355,7 +357,7 @@ def of_lengthscale(X, y=None, lengthscale=0.7):
     shallow(X, y, kernel=dgp.kernels.RBF(1.2, lengthscale))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hyperparameters_of_a_prediction_may_be_traced(key):
     """As an argument of the model and as a number that the model holds, under ``vmap`` and ``grad``."""
     guide = dgp.guides.InducingPoint(shallow)
@@ -382,6 +384,7 @@ def test_hyperparameters_of_a_prediction_may_be_traced(key):
 HELD = ["predict", "predict_function", "hidden", "layers", "functions", "sample_posterior"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", HELD)
 def test_a_fit_within_another_program_has_no_sites_there(method, key):
     """A fitted function as a mean: the program has its own sites, and the prediction is that of outside."""
@@ -434,6 +437,7 @@ def test_an_observation_of_the_same_function_warns_and_names_condition():
     posterior.call((X[:2],), {})  # what the program itself observes is the same in the fit
 
 
+@pytest.mark.slow
 def test_export_with_a_symbolic_number_of_rows():
     """Of one row, over rows: the program sees known shapes. Whole rows are refused in a sentence."""
     from jax import export

@@ -77,7 +77,7 @@ def test_one_layer_is_the_dense_formula():
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_masked_rows_count_nothing_and_minibatches_are_scaled():
     params, guide = parameters(("f", (4,))), G.InducingPoint(shallow)
     keep = jnp.arange(9) % 3 != 1
@@ -92,7 +92,7 @@ def test_masked_rows_count_nothing_and_minibatches_are_scaled():
     assert abs(np.mean(singles) - value(X, Y)) < 4 * error
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_layers_tend_to_quadrature_over_the_hidden_value():
     params = parameters(("f", (1, 4)), ("g", (4,)))
     first = [np.asarray(params[f"f_auto_{part}"])[0] for part in ("loc", "scale_tril")]
@@ -118,7 +118,7 @@ def test_two_layers_tend_to_quadrature_over_the_hidden_value():
     assert few < many - 3 * error  # and of two draws
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_elbo_is_below_and_fits_trade_it_for_density():
     params, guide = parameters(("f", (1, 4)), ("g", (4,))), G.InducingPoint(deep)
     both = [
@@ -134,7 +134,7 @@ def _bernoulli(v):
     return dist.Bernoulli(logits=3 * v)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fit_has_a_higher_training_density_than_one_by_the_elbo():
     rng = np.random.default_rng(0)
     x = jnp.array(np.sort(rng.uniform(-1, 1, 80)))[:, None]
@@ -149,7 +149,7 @@ def test_a_fit_has_a_higher_training_density_than_one_by_the_elbo():
     assert density(PredictiveObjective(regularisation=0.1)) > density(dgp.ELBO()) + 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision():
     params = jax.tree.map(lambda a: a.astype(jnp.float32), parameters(("f", (1, 4)), ("g", (4,))))
     guide, objective = G.InducingPoint(deep), PredictiveObjective(3)

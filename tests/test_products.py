@@ -14,7 +14,7 @@ from numpyro.infer import SVI
 from numpyro.infer.initialization import init_to_median
 from numpyro.infer.util import initialize_model
 from programs import X, Y, bayesian, deep, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -26,6 +26,7 @@ ELSEWHERE = {"plots", "linalg.py"}
 BY_NAME = {"dot", "einsum", "inner", "matmul", "tensordot", "vdot", "dot_general"}
 
 
+@pytest.mark.slow
 def test_products_in_the_source_go_through_linalg():
     found = []
     for path in ROOT.rglob("*.py"):
@@ -75,8 +76,8 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["inducing points", "importance weights", "collapsed"], PROGRAMS))
+@pytest.mark.long
+@pytest.mark.parametrize("name", mostly_long(["inducing points", "importance weights", "collapsed"], PROGRAMS))
 def test_products_of_a_step_and_a_prediction(name):
     model, make = PROGRAMS[name]
     guide = make(model)
@@ -92,8 +93,8 @@ def test_products_of_a_step_and_a_prediction(name):
     in_full_precision(predictive, jax.random.key(1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", mostly_slow(["Circulant"], ["Full", "Circulant", "ScaledCirculant", "SiteDiagonal"]))
+@pytest.mark.long
+@pytest.mark.parametrize("rule", mostly_long(["Circulant"], ["Full", "Circulant", "ScaledCirculant", "SiteDiagonal"]))
 def test_products_of_a_ring(rule):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(1.2, 0.7), dgp.Grid(-6.0, 6.0, 24))
@@ -105,7 +106,7 @@ def test_products_of_a_ring(rule):
     in_full_precision(lambda state: svi.update(state, X, Y), state)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_products_of_a_potential():
     found = initialize_model(
         jax.random.key(0), dgp.for_mcmc(deep), model_args=(X, Y), init_strategy=init_to_median(num_samples=1)
@@ -113,6 +114,7 @@ def test_products_of_a_potential():
     in_full_precision(jax.grad(found.potential_fn), found.param_info.z)
 
 
+@pytest.mark.slow
 def test_the_package_agrees_with_jax_on_products():
     """The three functions are JAX's, with another precision."""
     a, b = jnp.arange(6.0).reshape(2, 3), jnp.arange(12.0).reshape(3, 4)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.handlers import seed, substitute
-from sizes import mostly_slow, tune
+from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.belief_moments import belief_moments, belief_moments_reference
@@ -73,8 +73,9 @@ def numbers(dtype, N, M, P):
     return [jnp.array(a, dtype) for a in weights], *(jnp.array(a, dtype) for a in arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("M", mostly_slow([16, 49], COLUMNS))
+@pytest.mark.parametrize("M", mostly_long([16, 49], COLUMNS))
 @pytest.mark.parametrize("kept", [True, False], ids=["products kept", "products not kept"])
 def test_quadratic_forms_are_those_of_the_reference(monkeypatch, dtype, M, kept):
     tune(monkeypatch, kept_products=2**30 if kept else 0, single_rows=5000)
@@ -85,8 +86,9 @@ def test_quadratic_forms_are_those_of_the_reference(monkeypatch, dtype, M, kept)
         same(lambda S, A: [quadratic_forms(S, A)], lambda S, A: [quadratic_forms_reference(S, A)], (S, A), weights[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("M", mostly_slow([49], COLUMNS))
+@pytest.mark.parametrize("M", mostly_long([49], COLUMNS))
 @pytest.mark.parametrize("way", ["few", "many", "many, variance only"])
 @pytest.mark.parametrize("halves", [49, 1000], ids=["by halves", "whole"])
 def test_moments_are_those_of_the_reference(monkeypatch, dtype, M, way, halves):
@@ -105,8 +107,9 @@ def test_moments_are_those_of_the_reference(monkeypatch, dtype, M, way, halves):
         same(fast, reference, (jnp.zeros_like(W), loc, root, cross), weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("explained", [0.0, 1.0], ids=["variance only", "its parts too"])
-@pytest.mark.parametrize("shape", mostly_slow(["many rows"], SHAPES))
+@pytest.mark.parametrize("shape", mostly_long(["many rows"], SHAPES))
 def test_derivatives_by_everything(shape, explained):
     X, weights, parameters = setting(SHAPES[shape])
     weights[1] = weights[1] * explained
@@ -143,6 +146,7 @@ def test_rows_times_is_a_product(N):
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [None, 3])
 def test_variance_is_the_sum_of_its_parts(monkeypatch, outputs):
     """Also over several blocks of rows, and where the inputs are the inducing ones."""
@@ -166,7 +170,7 @@ def test_variance_is_the_sum_of_its_parts(monkeypatch, outputs):
     np.testing.assert_allclose(values.variance[:12], diagonal.T if outputs else diagonal.reshape(-1), atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("single", ["inputs", "layer"])
 def test_layers_and_inputs_of_two_precisions(single):
     rng = np.random.default_rng(5)
@@ -185,7 +189,7 @@ def test_layers_and_inputs_of_two_precisions(single):
     assert abs(float(by_lengthscale)) < 1e-4  # S = I: the variance is that of the prior
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("extra", [0, 1], ids=["blocks", "blocks that do not divide the rows"])
 def test_derivatives_through_blocks_of_rows(extra):
     """What is prepared before the loop over blocks and finished after it, against dense autodiff without blocks."""

@@ -47,6 +47,7 @@ def by_quadrature(y):
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("y", [Y, PARTIAL], ids=["whole", "partial"])
 def test_latents_of_unseen_y(y):
     guide = dgp.guides.InducingPoint(
@@ -64,6 +65,7 @@ def test_latents_of_unseen_y(y):
     assert np.abs(np.asarray(f(inputs).mean) - Y).max() < 0.8
 
 
+@pytest.mark.slow
 def test_guides_that_know_latents_take_no_step():
     guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Quadrature(300))
     found = dgp.project(dgp.Posterior(model, guide, PARAMS), KEY, *dgp.missing(PARTIAL), progress_bar=False)
@@ -71,6 +73,7 @@ def test_guides_that_know_latents_take_no_step():
     np.testing.assert_allclose(draws.mean(0)[:, 0], by_quadrature(PARTIAL)[:, 0], atol=0.03)
 
 
+@pytest.mark.slow
 def test_wrong_calls():
     with pytest.raises(ValueError, match="project: expected a Posterior with a guide, got one with draws of MCMC"):
         dgp.project(dgp.Posterior(model, samples={"f": np.zeros((1, 3, 9))}), KEY, Y)

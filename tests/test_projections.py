@@ -127,7 +127,7 @@ def test_bound_and_divergence_in_closed_form(rule):
     np.testing.assert_allclose(bound(dgp.ELBO(), params, linear, guide, X, Y), fit - divergence, rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_natural_step_reaches_the_evidence():
     """Conjugate: at the optimum of q(A) the bound is the log evidence of Bayesian linear regression."""
     guide = G.InducingPoint(linear)
@@ -143,7 +143,7 @@ def test_one_natural_step_reaches_the_evidence():
     np.testing.assert_allclose(mixture.variance, np.diag(F @ S @ F.T) + NOISE**2, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_agrees_with_stock_elbo():
     guide = G.InducingPoint(layered, sites={"A": G.Diagonal()})
     params = random_params(layered, guide, X, Y)
@@ -155,12 +155,12 @@ def test_bound_agrees_with_stock_elbo():
     assert np.var(ours) < np.var(stock)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_guide_keeps_its_promises():
     testing.check_guide(layered, G.InducingPoint(layered), X, Y, num=200)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_minibatches_estimate_the_full_bound():
     guide = G.InducingPoint(layered)
     params = random_params(layered, guide, X, Y)
@@ -168,6 +168,7 @@ def test_minibatches_estimate_the_full_bound():
     assert agree(full, draws_of_bound(dgp.ELBO(), params, layered, guide, X, Y, 10))
 
 
+@pytest.mark.slow
 def test_joint_draws_share_one_matrix(key):
     """Rows that are multiples of each other are drawn as multiples; given the matrix nothing is drawn."""
     A = given(belief("full", (2, D), key), 2)
@@ -182,7 +183,7 @@ def test_joint_draws_share_one_matrix(key):
     assert known.log_prob(known.loc + 0.1) == -jnp.inf
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_joint_values_as_a_hidden_site():
     def model(X, y=None):
         A = dgp.projection("A", D, 2, 0.5)
@@ -203,7 +204,7 @@ def run(model, *args, warmup=50, samples=50, **kwargs):
     return mcmc.get_samples()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nuts_lands_on_bayesian_linear_regression():
     draws = run(linear, X, Y, warmup=300, samples=3000)["A"]
     mean, S = entries_posterior(X, Y)
@@ -212,7 +213,7 @@ def test_nuts_lands_on_bayesian_linear_regression():
     np.testing.assert_allclose(draws.std(0), sd, rtol=0.07)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nuts_through_a_hidden_projection():
     """Under ``for_mcmc`` the projected inputs are deterministic; on the bare program NUTS stops."""
     draws = run(dgp.for_mcmc(layered), X[:15], Y[:15])
@@ -225,7 +226,7 @@ def test_nuts_through_a_hidden_projection():
         run(layered, X, Y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_prediction_and_function_draws(key):
     guide = G.InducingPoint(layered)
     params = random_params(layered, guide, X, Y)
@@ -240,7 +241,7 @@ def test_prediction_and_function_draws(key):
     assert (jnp.abs(y.mean(0) - mixture.mean) < 5 * jnp.sqrt(mixture.variance / 2000)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mean_field_guides_need_a_rule():
     svi = SVI(layered, G.MeanField(layered), optax.adam(0.01), dgp.ELBO())
     with pytest.raises(
@@ -253,7 +254,7 @@ def test_mean_field_guides_need_a_rule():
     assert np.isfinite(svi.run(jax.random.key(0), 3, X, Y, progress_bar=False).losses).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_labels_of_many_classes_are_learned(key):
     """Each class has a mean of its own; the projection to one column must order them."""
     centres = jnp.linspace(-1.5, 1.5, 6)[jnp.array([2, 5, 0, 3, 1, 4])]
@@ -273,7 +274,7 @@ def test_labels_of_many_classes_are_learned(key):
     np.testing.assert_allclose(mixture.mean, centres, atol=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_float32(x32):
     x, y = X.astype(jnp.float32), Y.astype(jnp.float32)
     guide = G.InducingPoint(layered)
@@ -311,7 +312,7 @@ def test_bad_input(build, message):
         build()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_dtype_is_that_of_the_scale():
     """float32 data stay float32 whatever the global flag says."""
     x, y, z = (a.astype(jnp.float32) for a in (X, Y, Z))

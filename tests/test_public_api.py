@@ -31,6 +31,7 @@ def test_options_have_names():
     assert not [line for line in unnamed if not line.endswith(("**kwargs)", "dgp.minibatch(fn=None, **rows)"))]
 
 
+@pytest.mark.slow
 def test_signatures_without_what_differs_between_machines():
     def function(self, x: int, *rest, key=object(), size: float = 2.0, **options) -> str: ...
 

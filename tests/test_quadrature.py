@@ -52,6 +52,7 @@ def test_keeps_float32():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [GaussHermite, MonteCarlo])
 def test_bad_size(rule):
     with pytest.raises(ValueError, match=rf"expected {rule.__name__}\(size=...\) to be a positive integer, got 0"):

@@ -30,7 +30,7 @@ def root(n, q):
     return optimize.brentq(lambda y: below.cdf(y).mean() - q, -1e4, 1e4, xtol=1e-13)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quantiles_of_a_mixture_exactly():
     levels = [1e-9, 0.05, 0.37, 0.93, 1 - 1e-9]
     expected = [[root(n, q) for n in range(5)] for q in levels]
@@ -50,6 +50,7 @@ def test_quantiles_of_certain_values_and_of_numpy_arrays():
     np.testing.assert_allclose(one.interval(0.9)[:, 0], stats.norm.interval(0.9, 2, 3), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_quantiles_have_derivatives():
     def quantile(means, variances, q):
         return dgp.Mixture(means, variances).quantile(q)[1]
@@ -90,6 +91,7 @@ def test_known_levels_have_their_digits_in_float32(tail, x32):
     assert mixture.quantile(1 - tail).dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_traced_levels_that_are_rounded_to_one(x32):
     """Are the number below it; of a level that is none there is no quantile."""
     mixture = dgp.Mixture(jnp.zeros((1, 1)), jnp.ones((1, 1)))
@@ -142,7 +144,7 @@ def posterior_of(conditional, outputs=None, **kwargs):
     return dgp.Posterior(model, samples={"g": jax.random.normal(jax.random.key(3), shape)})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quantiles_of_y_are_those_of_the_mixture_where_it_is_gaussian(key):
     found = POSTERIOR.quantile(key, [0.05, 0.95], NEW, num_samples=2000)
     np.testing.assert_allclose(found, POSTERIOR.predict(key, NEW, num_samples=2000).interval(0.9), atol=0.1)
@@ -156,7 +158,7 @@ HEAVY = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", HEAVY)
 def test_quantiles_of_draws_have_their_level(name, key):
     posterior, levels = posterior_of(HEAVY[name]), np.array([0.05, 0.5, 0.9])
@@ -172,7 +174,7 @@ def test_quantiles_of_draws_have_their_level(name, key):
         posterior.predict(key, NEW).quantile(0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quantiles_of_labels_follow_their_probabilities(key):
     posterior = posterior_of(lambda v: dist.OrderedLogistic(2 * v, jnp.array([-1.0, 0.0, 2.0])))
     below = np.asarray(posterior.probs(key, NEW)).cumsum(-1)
@@ -182,7 +184,7 @@ def test_quantiles_of_labels_follow_their_probabilities(key):
     assert len(np.unique(found)) > 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quantiles_in_batches_of_rows(key):
     many, levels = jnp.linspace(-2, 2, 23)[:, None], np.linspace(0.1, 0.9, 23)  # as many levels as rows
     posterior = posterior_of(lambda v: dist.Normal(0, jnp.exp(v)).to_event(1), outputs=2)
@@ -193,7 +195,7 @@ def test_quantiles_in_batches_of_rows(key):
     assert POSTERIOR.quantile(key, 0.5, many, batch_size=10, progress_bar=False).shape == (23,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_function_without_noise(key):
     guide = dgp.guides.InducingPoint(shallow)
     posterior = dgp.Posterior(shallow, guide, {k: v for k, v in PARAMS.items() if k[0] == "g"})
@@ -204,7 +206,7 @@ def test_the_function_without_noise(key):
     np.testing.assert_allclose(f.variance, layer(x).variance, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_function_without_noise_is_gaussian_for_any_likelihood(key):
     posterior = posterior_of(HEAVY["counts"])
     band = posterior.predict_function(key, NEW).interval(0.9)
@@ -214,6 +216,7 @@ def test_the_function_without_noise_is_gaussian_for_any_likelihood(key):
     np.testing.assert_allclose(batched.interval(0.9), band, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_function_of_an_explicit_program_is_refused(key):
     def model(X, y=None):
         g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))

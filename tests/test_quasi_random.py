@@ -54,7 +54,7 @@ def losses(objective, repeats):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_unbiased_with_less_variance_of_bound_and_gradient():
     plain, plain_gradient = losses(dgp.ELBO(8), 150)
     even, even_gradient = losses(dgp.ELBO(8, quasi_random=True), 150)
@@ -68,7 +68,7 @@ def test_unbiased_with_less_variance_of_bound_and_gradient():
     assert ratio[:4].mean() < 1.2  # of the first, whose gradient has products of the numbers of all layers
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_numbers_are_standard_normal_and_particles_even():
     params = fitted()
 
@@ -90,7 +90,7 @@ def test_numbers_are_standard_normal_and_particles_even():
     assert even < 0.6 * random
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_particles_one_by_one_and_single_precision():
     params = fitted()
     both = [
@@ -107,7 +107,7 @@ def test_particles_one_by_one_and_single_precision():
     assert np.isfinite(dgp.PredictiveObjective(4, quasi_random=True).num_particles)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_same_expectation_as_numpyros_objective():
     params = fitted()
     loss = jax.jit(lambda key: Trace_ELBO(50).loss(key, params, program, GUIDE, X, Y))

@@ -14,7 +14,7 @@ options = dict(  # the same programs in every run, and no search for a smaller o
 seeds = st.integers(0, 10**6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(phases=[Phase.explicit], **options)
 @example(seed=2)
 @given(seed=seeds)
@@ -22,7 +22,7 @@ def test_a_few(seed, tmp_path_factory):
     check(*random_case(seed), tmp_path_factory.mktemp("params"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=8, phases=[Phase.generate], **options)
 @given(seed=seeds)
 def test_many(seed, tmp_path_factory):

@@ -20,6 +20,7 @@ def guide(y):
     numpyro.sample("m", dist.Normal())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("particles", [1, 2])
 def test_checks_of_values_raise(particles):
     with pytest.raises(ValueError, match="expected m to be another number"):

@@ -71,6 +71,7 @@ def test_shapes_of_noise_and_counts(noise, counts):
     np.testing.assert_allclose(within_replicates(noise, counts, squares), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.3, 1e-3])
 def test_one_layer_has_the_bound_of_all_rows(noise):
     """And its derivative by the noise."""
@@ -103,7 +104,7 @@ def test_two_layers_have_the_density_of_all_rows():
         np.testing.assert_allclose(slope(0.3, white, *rows), every, rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pooled_rows_can_be_fitted_and_predicted():
     guide = dgp.guides.InducingPoint(model)
     result = SVI(model, guide, optax.adam(0.1), dgp.ELBO()).run(

@@ -7,7 +7,7 @@ import pytest
 from dense import log_normal
 from numpyro.distributions import kl_divergence
 from scipy.linalg import toeplitz
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.algebra.toeplitz import toeplitz_log_determinant
@@ -45,8 +45,8 @@ def exact_posterior(y, keep, K, noisy):
     return gain @ y, np.diag(K) - np.einsum("ij,ji->i", gain, K[keep])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", mostly_slow(["gaps"], CASES))
+@pytest.mark.long
+@pytest.mark.parametrize("case", mostly_long(["gaps"], CASES))
 def test_conjugate_gradients_are_the_dense_process(case):
     """The density within its error, and the posterior on all points, exactly when the reach is the ring."""
     ring, observed, noise = CASES[case]
@@ -63,7 +63,7 @@ def test_conjugate_gradients_are_the_dense_process(case):
     np.testing.assert_allclose(variance, expected[1], atol=atol)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_dense_ways_are_exact(case):
     ring, observed, noise = CASES[case]
@@ -78,7 +78,7 @@ def test_dense_ways_are_exact(case):
     np.testing.assert_allclose(d.variance, np.diag(noisy), atol=atol)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fewer_observations_than_gaps_are_factorised_themselves():
     observed = np.arange(120) % 7 == 0
     keep, K, noisy = dense(LINE, observed, 0.3)
@@ -90,7 +90,7 @@ def test_fewer_observations_than_gaps_are_factorised_themselves():
     np.testing.assert_allclose(d.posterior(y), exact_posterior(y, keep, K, noisy), atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("roll", [0, -20])
 def test_one_gap_has_an_exact_determinant(roll):
     """Wherever the gap is, round the back too."""
@@ -121,7 +121,7 @@ def evidence(case, solver, y):
     return log_prob
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["gaps", "uneven", "plane"])
 def test_slopes_are_those_of_the_value(case):
     """Value and slope are of one function, that of the same probes, and the slope is near that of the exact density."""
@@ -137,7 +137,7 @@ def test_slopes_are_those_of_the_value(case):
     np.testing.assert_allclose(slope, exact, rtol=0.05, atol=5.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["gaps", "uneven"])
 def test_the_error_is_that_of_the_estimate(case):
     """Over seeds, differences to the exact density have the size that is reported; more probes bring them down."""
@@ -154,7 +154,7 @@ def test_the_error_is_that_of_the_estimate(case):
     np.testing.assert_allclose(more.log_prob_and_error(y)[1], error.mean() / 3, rtol=0.35)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_variances_from_points_nearby():
     """Below those of the whole ring, and the nearer the further they reach; by default to a thousandth."""
     size = 600
@@ -169,7 +169,7 @@ def test_variances_from_points_nearby():
     np.testing.assert_allclose(found[None], exact, atol=2e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_with_uneven_noise_have_the_covariance(key):
     ring, observed = Ring(0.0, 12.0, 16), np.arange(16) < 11
     noise = np.linspace(0.2, 1.0, 11)
@@ -196,6 +196,7 @@ def test_runs_of_gaps():
     assert Pattern(mask, (10,)) == Pattern(mask.copy(), (10,)) != Pattern(~mask, (10,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("margin", [60.0, [6.0, 2.0]])
 def test_product_grids(margin):
     """Rows of a table in order, some missing, on a torus; the evidence is that of the plane."""
@@ -227,7 +228,7 @@ def test_rings_of_series_with_many_gaps_have_fast_transforms():
 
 
 @pytest.mark.usefixtures("x32")
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["gaps", "uneven"])
 def test_single_precision(case):
     ring, observed, noise = CASES[case]
@@ -276,13 +277,14 @@ def test_bad_input():
         regular(grid, [1.0, 2.0, 3.0])
 
 
+@pytest.mark.slow
 def test_a_compiled_posterior_of_known_hyperparameters_finds_its_reach():
     y = rng.normal(size=SCATTERED.sum())
     d = RingNormal(KERNEL, LINE, 0.3 + 0 * y, SCATTERED, solver=ESTIMATED)
     assert [a.shape for a in jax.eval_shape(d.posterior, y)] == [(120,), (120,)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["gaps", "uneven"])
 def test_second_derivatives_are_refused_where_the_determinant_is_estimated(case):
     y = rng.normal(size=SCATTERED.sum())
@@ -292,7 +294,7 @@ def test_second_derivatives_are_refused_where_the_determinant_is_estimated(case)
     assert np.isfinite(jax.hessian(evidence(case, Solver(), y))(h)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["gaps", "uneven"])
 def test_near_hyperparameters_have_nearly_the_same_error(case):
     """The probes are the same, so that differences of densities are better than densities."""

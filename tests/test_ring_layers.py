@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.distributions import kl_divergence
 from numpyro.infer import SVI, Trace_ELBO
 from programs import agree, draws_of_bound, random_params
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -68,8 +68,8 @@ def belief(family, prior, shape):
     }[family]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("which", mostly_slow(["plane"], GRIDS))
+@pytest.mark.long
+@pytest.mark.parametrize("which", mostly_long(["plane"], GRIDS))
 def test_a_multiple_on_either_side(which):
     """The layer of ``Constant(2.0) * k`` is that of ``k`` with twice the variance, draws included."""
     grid, k = GRIDS[which], KERNELS[which]
@@ -85,7 +85,7 @@ def test_a_multiple_on_either_side(which):
             np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_multiple_of_an_additive_kernel():
     grid = GRIDS["plane"]
     value = jnp.array(rng.normal(size=sum(grid.sizes)))
@@ -117,9 +117,9 @@ def to_sites(which, v):
     return hartley(jnp.sqrt(prior.spectrum) * v, prior.blocks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("which", mostly_slow(["plane"], GRIDS))
-@pytest.mark.parametrize("family", mostly_slow(FEW, ["full", "diagonal", *FAMILIES]))
+@pytest.mark.long
+@pytest.mark.parametrize("which", mostly_long(["plane"], GRIDS))
+@pytest.mark.parametrize("family", mostly_long(FEW, ["full", "diagonal", *FAMILIES]))
 def test_a_layer_is_svgp_with_the_periodic_kernel(which, family):
     """Moments at inputs, joint covariance, and the divergence, for every family."""
     grid, k, X = GRIDS[which], KERNELS[which], inputs(GRIDS[which])
@@ -147,6 +147,7 @@ def test_a_layer_is_svgp_with_the_periodic_kernel(which, family):
     np.testing.assert_allclose(kl_divergence(q, prior), expected, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_densities_draws_and_moments_of_beliefs(family, key):
     C = prior_of("odd")
@@ -165,7 +166,7 @@ def test_densities_draws_and_moments_of_beliefs(family, key):
     assert batched.log_prob(batched.sample(key, (3,))).shape == (3,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_outputs_with_kernels_of_their_own(family):
     grid, kernels = GRIDS["odd"], [RBF(1.2, 1.1), dgp.kernels.Matern52(0.5, 2.0)]
@@ -220,7 +221,7 @@ def test_additive_kernels_have_one_ring_per_column():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("outputs", [None, 2])
 def test_leading_dimensions_broadcast(outputs):
     value = jnp.array(rng.normal(size=(12,) if outputs is None else (2, 12)))
@@ -251,10 +252,10 @@ def bayesian(X, y=None):
 
 
 RULES = [G.Circulant(), G.ScaledPrior(), G.ScaledCirculant(), G.ScaledProduct(), G.WhitenedSites(), G.SiteDiagonal()]
-EVERY = mostly_slow([RULES[0], RULES[3]], [G.Full(), G.Diagonal(), *RULES])
+EVERY = mostly_long([RULES[0], RULES[3]], [G.Full(), G.Diagonal(), *RULES])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rule", EVERY, ids=lambda r: type(r).__name__)
 def test_the_bound_is_that_of_dense_algebra(rule):
     """One program, and any of the rules; the stock estimator agrees in expectation."""
@@ -273,7 +274,7 @@ def test_the_bound_is_that_of_dense_algebra(rule):
     assert agree(draws, np.full(400, float(found)), width=4.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_rules_keep_the_contract_of_guides(rule):
     testing.check_guide(bayesian, G.InducingPoint(bayesian, inducing=rule), jnp.array(X), jnp.array(Y))
@@ -297,7 +298,7 @@ def test_rules_need_a_ring():
         G.ScaledPrior(-1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_function_draws_have_the_moments_of_the_posterior(key):
     """One draw is one function at any inputs; over draws, mean and covariance are those of q(f)."""
     guide = G.InducingPoint(shallow)
@@ -316,7 +317,7 @@ def test_function_draws_have_the_moments_of_the_posterior(key):
     assert (abs(products.mean(0) - joint.covariance[0]) < 5 * products.std(0) / np.sqrt(3000) + 1e-9).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("x64", [True, False])
 def test_single_precision_data_stay_single(x64):
     jax.config.update("jax_enable_x64", x64)
@@ -342,7 +343,7 @@ def test_single_precision_data_stay_single(x64):
 
 
 @pytest.mark.usefixtures("x32")
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_layers_on_rings_train_in_single_precision():
     """Smooth kernels, many grid points per lengthscale; the fit explains a step that a stationary layer cannot."""
     x = np.linspace(-2, 2, 80, dtype=np.float32)[:, None]
@@ -434,14 +435,14 @@ def families():
     ("family", "nats"),
     [("sites", 182.6), ("scaled prior", 75.7), ("whitened", 73.9), ("circulant", 24.9), ("scaled circulant", 22.1)],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_gaps_of_the_toy(families, family, nats):
     """How far each family is below the full covariance, with a nugget of 1e-6, to which the first two are sensitive."""
     A, prior, found = families
     np.testing.assert_allclose(gap(found[family], prior, A), nats, atol=0.6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_optimal_circulant_cannot_be_improved(families):
     """Every circulant covariance near the closed form is worse, and its slope is zero."""
     A, prior, found = families
@@ -454,7 +455,7 @@ def test_the_optimal_circulant_cannot_be_improved(families):
     np.testing.assert_allclose(slope * best.gain, 0, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scaled_prior_is_concave(families):
     """From another start, the same optimum."""
     A, prior, found = families
@@ -466,7 +467,7 @@ def test_scaled_prior_is_concave(families):
     np.testing.assert_allclose(loss(2 * w) - loss(w), 1.5 * w @ Q @ w - 75 * np.log(2), rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_closed_forms_are_the_optimum_of_the_bound():
     """The mean by conjugate gradients is that of a dense solve, and slopes are zero there and at equation 3.19."""
     f = open_gp(jnp.zeros(12), KERNELS["even"], GRIDS["even"])
@@ -506,7 +507,7 @@ def test_bad_input():
         open_gp(jnp.zeros(12), dgp.kernels.Linear(), GRIDS["even"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_natural_step_goes_to_the_optimal_mean():
     """Tebbutt (2016) takes other steps for the mean; one of size 1 in natural coordinates is enough."""
     grid = dgp.Grid(-2.0, 6.0, 16)
@@ -533,7 +534,7 @@ def _on_ring(X, y=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", mostly_slow(["predict"], ["predict", "functions", "batches"]))
+@pytest.mark.parametrize("method", mostly_long(["predict"], ["predict", "functions", "batches"]))
 def test_predictions_outside_of_the_ring_are_an_error(method):
     """Also where the program computes the layer's inputs, and where rows are filled up to a round number."""
     posterior, key = dgp.Posterior(_on_ring, samples={"f": jnp.zeros((10, 16))}), jax.random.key(0)
@@ -548,7 +549,7 @@ def test_predictions_outside_of_the_ring_are_an_error(method):
         calls[method](inside.at[1].set(4.0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_counts_outside_of_the_ring_are_an_error():
     """Programs with loops that end by chance cannot be compiled with their checks."""
 
@@ -563,7 +564,7 @@ def test_draws_of_counts_outside_of_the_ring_are_an_error():
         posterior.sample(key, jnp.array([[4.5]]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hidden_values_outside_of_the_ring_are_an_error_in_predictions():
     def model(X, y=None):
         f = dgp.gp("f", RBF(), dgp.Points(jnp.linspace(-1, 1, 5)[:, None]), outputs=1, mean=dgp.means.Identity())
@@ -579,7 +580,7 @@ def test_hidden_values_outside_of_the_ring_are_an_error_in_predictions():
         posterior.predict(key, jnp.array([[0.5], [9.0]]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_inputs_outside_of_a_ring_are_nan_where_they_are_traced():
     """Under ``jit`` no error can be raised; a wrapped input would have the value of another point."""
 
@@ -596,7 +597,7 @@ def test_inputs_outside_of_a_ring_are_nan_where_they_are_traced():
         program(x)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fit_whose_hidden_values_leave_a_ring_says_so(key):
     X = jnp.linspace(0, 1, 30)[:, None]
 
@@ -612,6 +613,7 @@ def test_a_fit_whose_hidden_values_leave_a_ring_says_so(key):
         dgp.fit(svi, key, 600, X, jnp.sin(25 * X[:, 0]), progress_bar=False)
 
 
+@pytest.mark.slow
 def test_the_nugget_is_the_same_in_both_precisions():
     """The prior of the values on the grid has the same condition in float32 and in float64."""
     grid = dgp.Grid(-6.0, 6.0, 24)
@@ -633,6 +635,7 @@ def test_the_nugget_is_the_same_in_both_precisions():
         dgp.Grid(-6.0, 6.0, 24, nugget=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["ScaledPrior", "ScaledCirculant", "ScaledProduct", "Circulant"])
 def test_scales_on_a_grid_with_a_tiny_nugget_are_stiff(rule):
     def program(X, nugget):

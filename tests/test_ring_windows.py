@@ -29,7 +29,7 @@ K = dgp.kernels
 LENGTH = {"line": 60.0, "odd": 60.5, "plane": np.array([10.0, 10.5])}
 SIZE = {"line": 120, "odd": 121, "plane": (20, 21)}
 FAMILIES = ["circulant", "scaled prior", "scaled circulant", "whitened sites", "sites"]
-slow = pytest.mark.slow
+slow = pytest.mark.long
 # One family for each of the two kinds of weights; the others take longer to compile than to test.
 FEW = [pytest.param(f, marks=() if f in ("scaled circulant", "whitened sites") else slow) for f in FAMILIES]
 CASES = [("line", K.RBF(1.2)), ("line", K.Matern52(1.2))]
@@ -83,8 +83,8 @@ def both(q, kernels, grid, neighbours, x, outputs=None):
     return tuple(open_gp(q, kernels, g, outputs=outputs)(x) for g in (grid, local))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("which", [pytest.param(name, marks=[pytest.mark.slow] * (name != "odd")) for name in SIZE])
+@pytest.mark.long
+@pytest.mark.parametrize("which", [pytest.param(name, marks=[pytest.mark.long] * (name != "odd")) for name in SIZE])
 @pytest.mark.parametrize("family", FEW)
 def test_all_points_as_neighbours_are_the_dense_layer(which, family):
     grid, x = grid_of(which), inputs(which)
@@ -93,7 +93,7 @@ def test_all_points_as_neighbours_are_the_dense_layer(which, family):
         np.testing.assert_allclose(getattr(near, name), getattr(dense, name), rtol=1e-9, atol=1e-11, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("which", "kernel"), CASES, ids=lambda v: v if isinstance(v, str) else type(v).__name__)
 @pytest.mark.parametrize("family", FEW)
 def test_neighbours_are_enough(which, kernel, family):
@@ -108,7 +108,7 @@ def test_neighbours_are_enough(which, kernel, family):
         np.testing.assert_allclose(getattr(near, name), getattr(dense, name), atol=4 * tol, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_error_falls_with_neighbours():
     grid, x = grid_of("line"), inputs("line")
     q = belief("whitened sites", prior_of(K.RBF(), grid))
@@ -125,7 +125,7 @@ def map_of_means(kernel, neighbours, x):
     return open_gp(jnp.zeros(120), kernel, grid_of("line", neighbours)).means_at(x)(jnp.eye(120))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [K.RBF, K.Matern32, K.Matern12])
 def test_windows_that_are_too_small_give_nan(kernel):
     """At growing lengthscales, compiled: as long as means are finite, their error is below 2 % of a prior deviation,
@@ -171,7 +171,7 @@ def test_a_fit_that_outgrows_its_window_says_so():
     assert np.isfinite(fit(100).losses).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_prior_comes_back():
     """With few neighbours too: the moments are those of a process on a small ring."""
     grid = grid_of("line", 12)
@@ -183,7 +183,7 @@ def test_the_prior_comes_back():
         np.testing.assert_allclose(open_gp(q, K.Matern32(1.2, 0.7), grid)(x).variance, expected, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_additive_kernels_and_outputs_with_kernels_of_their_own():
     grid, x = dgp.Grid([0.0, 0.0], [40.0, 36.0], (80, 80)), rng.uniform(0, 36, (6, 2))
     kernels = [K.Matern52(1.2).on(0) + K.Matern52(0.7, s).on(1) for s in (1.2, 0.9)]
@@ -196,6 +196,7 @@ def test_additive_kernels_and_outputs_with_kernels_of_their_own():
     assert all(16 <= n < 60 for n in grid.local(kernels[0]).neighbours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["scaled product", "diagonal"])
 def test_families_that_are_not_local_keep_all_points(family):
     grid, x = grid_of("line"), inputs("line")
@@ -204,7 +205,7 @@ def test_families_that_are_not_local_keep_all_points(family):
     np.testing.assert_array_equal(near.mean, dense.mean)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", FEW)
 def test_derivatives(family):
     """By inputs, hyperparameters, means and diagonals."""
@@ -230,7 +231,7 @@ def test_derivatives(family):
 
 @pytest.mark.usefixtures("x32")
 @pytest.mark.parametrize("family", FEW)
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(family):
     """Nearly the numbers of double precision, and in single precision throughout."""
     x = inputs("line")
@@ -259,7 +260,7 @@ def program(x, y=None, batch=None, grid=None):
         numpyro.sample("y", likelihood, obs=None if y is None else y[i])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "rule", [G.Circulant(), G.ScaledCirculant(), G.WhitenedSites()], ids=lambda r: type(r).__name__
 )
@@ -284,6 +285,7 @@ def test_no_array_of_data_times_grid_points(rule):
     assert max(sizes(jax.make_jaxpr(loss)(params, *data).jaxpr)) >= 2000 * B
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", SIZE)
 @pytest.mark.parametrize("kernel", [K.RBF(1.2), K.Matern12(1.2)], ids=lambda k: type(k).__name__)
 def test_power_is_the_sum_of_squares(which, kernel):
@@ -292,7 +294,7 @@ def test_power_is_the_sum_of_squares(which, kernel):
     np.testing.assert_allclose(f.power(x), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optimal_mean_from_neighbours():
     """Of several outputs with an additive kernel; by the transpose of the same map."""
     x = rng.uniform(5, 30, (60, 2))
@@ -307,6 +309,7 @@ def test_optimal_mean_from_neighbours():
     assert float(jnp.abs(found[0]).max()) > 0.1
 
 
+@pytest.mark.slow
 def test_phases_keep_their_digits_at_many_points():
     """Products of indices beyond 32 bits, against Python's integers."""
     M, i, theta = 200_003, 177_777, 0.3
@@ -365,7 +368,7 @@ def test_the_contract_of_guides_in_a_deep_model():
     testing.check_guide(deep, G.InducingPoint(deep, inducing=G.ScaledCirculant()), x, jnp.sin(2 * x[:, 0]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bad_input():
     with pytest.raises(ValueError, match=r"expected neighbours to be an integer from 2 on, .* got 1 for 1 dimension"):
         dgp.Grid(0.0, 1.0, 8, 1)
@@ -402,7 +405,7 @@ def test_collapsed_guides_are_for_points():
         dgp.ELBO().loss(jax.random.key(0), {}, program, guide, x, jnp.sin(x[:, 0]), grid=grid_of("line"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_coarse_grids_warn_with_the_number():
     with pytest.warns(UserWarning, match=r"gp 'f': a grid with steps of \[3\.\] leaves 100% of the variance .* open"):
         open_gp(jnp.zeros(20), K.RBF(1.0, 0.5), dgp.Grid(0.0, 60.0, 20))
@@ -419,7 +422,7 @@ def test_the_benchmark_runs(tmp_path):
     assert (tmp_path / "ring_scale.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_too_large_for_all_grid_points_says_which_rules_are_not():
     """Found from shapes, before anything of the size is made."""
     grid = dgp.Grid(0.0, 25_000.0, 50_000, 16)

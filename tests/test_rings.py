@@ -10,7 +10,7 @@ import pytest
 from dense import kl, log_normal
 from numpyro.distributions import CirculantNormal, kl_divergence
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.rings.spectra import Ring, periodised
@@ -31,10 +31,10 @@ def masks(ring):
     return {"all": None, "gaps": gaps, "padding": padding}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("ring", GRIDS)
-@pytest.mark.parametrize("mask", mostly_slow(["gaps"], ["all", "gaps", "padding"]))
-@pytest.mark.parametrize("kernel", [KERNEL, pytest.param(dgp.kernels.Matern52(0.8, 1.5), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mask", mostly_long(["gaps"], ["all", "gaps", "padding"]))
+@pytest.mark.parametrize("kernel", [KERNEL, pytest.param(dgp.kernels.Matern52(0.8, 1.5), marks=pytest.mark.long)])
 def test_exact_regression(ring, mask, kernel):
     """Evidence, mean and variances are those of the dense process on the ring."""
     observed = masks(ring)[mask]
@@ -56,6 +56,7 @@ def test_exact_regression(ring, mask, kernel):
     np.testing.assert_allclose(d.posterior(several)[0][0], mean, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_draws_have_the_covariance(key):
     ring, observed = GRIDS[0], np.arange(16) < 11
     d = dgp.rings.RingNormal(KERNEL, ring, noise=0.3, observed=observed)
@@ -102,6 +103,7 @@ def transforms(size):
     return min(total, 12 * np.log2(size))
 
 
+@pytest.mark.slow
 def test_a_multiple_on_either_side():
     ring, y = GRIDS[0], rng.normal(size=16)
     expected = dgp.rings.RingNormal(dgp.kernels.RBF(2.0, 1.1), ring, noise=0.3)
@@ -111,7 +113,7 @@ def test_a_multiple_on_either_side():
         np.testing.assert_allclose(found.posterior(y), expected.posterior(y), rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_padding_makes_it_the_process_on_the_line():
     """Six lengthscales of padding: the evidence of the plain kernel to the error that wraparound states."""
     x = np.delete(np.arange(60) * 0.25, [7, 8, 30])
@@ -142,7 +144,7 @@ def test_divergence_and_the_stock_distribution():
     np.testing.assert_allclose(q.log_prob(y), stock.log_prob(y), rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("x32")
 def test_single_precision():
     x = np.arange(200, dtype=np.float32)
@@ -171,7 +173,7 @@ def evidence_program(x, y=None):
     numpyro.sample("y", dgp.rings.RingNormal(dgp.kernels.RBF(1.0, ls), ring, noise, observed), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hyperparameters_by_maximum_a_posteriori():
     """The same optimum as the dense process on the line."""
     x, y = series()
@@ -190,7 +192,7 @@ def test_hyperparameters_by_maximum_a_posteriori():
     assert (abs(slope) < 0.05).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nuts_on_the_process_itself(key):
     """The non-centred latent gives the exact posterior, under a Gaussian likelihood."""
     x, y = series()

@@ -75,6 +75,7 @@ def test_a_plate_of_a_fixed_size(key):
         drawn(program, w=(N,)).predict(key, X, size=N)
 
 
+@pytest.mark.slow
 def test_a_guide_s_values_of_rows(key):
     guide = dgp.guides.InducingPoint(program)
     params = random_params(program, guide, X, Y)
@@ -124,6 +125,7 @@ def scaled(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(X / scales), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "args", "shapes"),
     [
@@ -190,6 +192,7 @@ def test_the_advice_for_exact_processes(key):
     np.testing.assert_allclose(found.variance, variance, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inducing", [None, dgp.Neighbours(X, N)], ids=["exact", "neighbours"])
 @pytest.mark.parametrize("hidden", [False, True])
 def test_layers_of_an_exact_process_with_noise(hidden, inducing, key):
@@ -212,6 +215,7 @@ def test_layers_of_an_exact_process_with_noise(hidden, inducing, key):
     np.testing.assert_allclose(f(new).variance, 1.2 - (gain * np.asarray(kernel(new, X))).sum(1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_values_of_an_exact_process_at_fixed_inputs_are_shared(key):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), None)

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from programs import NOISE, X, Z, bayesian, deep, explicit, shallow
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.model.call_checks import warn_rows_together
@@ -43,7 +43,7 @@ TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("rows", mostly_slow([4], [4, 1]))
+@pytest.mark.parametrize("rows", mostly_long([4], [4, 1]))
 @pytest.mark.parametrize("name", TOGETHER)
 def test_programs_that_standardise_are_named(name, rows):
     model, message = TOGETHER[name]
@@ -73,7 +73,7 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("rows", mostly_slow([4], [4, 1]))
+@pytest.mark.parametrize("rows", mostly_long([4], [4, 1]))
 @pytest.mark.parametrize("name", ALONE)
 def test_other_programs_are_not(name, rows):
     with warnings.catch_warnings():
@@ -126,6 +126,7 @@ def test_parameters_that_are_as_many_as_rows_are_no_rows(name, rows):
     assert inspect_call(outputs_with(parameters), "y", (X[:rows], scales), {}).together == []
 
 
+@pytest.mark.slow
 def test_rows_are_still_found_beside_as_many_parameters():
     def model(X, y=None):
         scale = in_a_plate()

@@ -28,7 +28,7 @@ def effective(draws):
     return np.asarray(numpyro.diagnostics.effective_sample_size(np.asarray(draws)[None]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.smoke
 def test_nuts_lands_on_the_optimal_posterior():
     """One layer, fixed hyperparameters, Gaussian likelihood: Titsias' optimal q(u), exactly Gaussian."""
@@ -40,7 +40,7 @@ def test_nuts_lands_on_the_optimal_posterior():
     np.testing.assert_allclose(draws.std(0), sd, rtol=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_centred_and_non_centred_forms_agree():
     """The same posterior in both forms, within Monte-Carlo error."""
 
@@ -59,6 +59,7 @@ def test_centred_and_non_centred_forms_agree():
             assert (np.abs(a.mean(0) - b.mean(0)) < 4.5 * error).all()
 
 
+@pytest.mark.slow
 def test_reparam_handler_is_the_same_density():
     """The non-centred program has the density of the centred one times the Jacobian of the change of variables."""
     explicit_form = handlers.reparam(deep, config={"h": dgp.NonCentered()})
@@ -72,7 +73,7 @@ def test_reparam_handler_is_the_same_density():
     np.testing.assert_allclose(value, direct + jacobian, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exact_layer_non_centred():
     def model(X, y=None):
         v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(1.2, 0.7), None)(X))
@@ -89,7 +90,7 @@ def test_exact_layer_non_centred():
     np.testing.assert_allclose(draws.std(0), np.sqrt(np.diag(K - gain @ K)), rtol=0.12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hyperparameters_by_nuts_from_an_svi_start():
     """init_to_value from a fit, hyperparameters from sample sites, numpyro.param sites from the fit."""
     guide = dgp.guides.InducingPoint(bayesian)
@@ -104,14 +105,14 @@ def test_hyperparameters_by_nuts_from_an_svi_start():
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_lifted_parameters_are_sampled():
     lifted = handlers.lift(bayesian, prior={"g_Z": dist.Normal(Z, 0.1).to_event(2)})
     draws = run(dgp.for_mcmc(lifted), X, Y, warmup=20, samples=20).get_samples()
     assert draws["g_Z"].shape == (20, 8, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_run_in_parallel_by_vmap():
     mcmc = MCMC(
         NUTS(shallow), num_warmup=50, num_samples=50, num_chains=2, chain_method="vectorized", progress_bar=False
@@ -120,13 +121,13 @@ def test_chains_run_in_parallel_by_vmap():
     assert mcmc.get_samples(group_by_chain=True)["g"].shape == (2, 50, 8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pointwise_log_likelihood():
     draws = run(shallow, X, Y, warmup=50, samples=50).get_samples()
     assert log_likelihood(shallow, draws, X, Y)["y"].shape == (50, 30)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_float32_nuts(x32):
     x, y = X.astype(jnp.float32), Y.astype(jnp.float32)
 
@@ -179,7 +180,7 @@ def test_forgotten_observations(prepare, likelihood):
         NUTS(prepare(program)).init(jax.random.key(0), 1, None, (X,), {})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_observations_a_prepared_program_is_its_prior():
     """Where nothing is observed, NUTS is refused, and draws are those of the same form by hand."""
     program, by_hand = dgp.for_mcmc(explicit), dict.fromkeys("hv", dgp.NonCentered())
@@ -190,7 +191,7 @@ def test_without_observations_a_prepared_program_is_its_prior():
     jax.tree.map(np.testing.assert_array_equal, *drawn)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_samples_of_a_chain_are_not_for_other_rows():
     """Its hidden values are those of its rows; ``Posterior`` leaves them to the program."""
     program = dgp.for_mcmc(deep)
@@ -211,7 +212,7 @@ def test_a_prepared_program_survives_pickle():
     assert density[0] == density[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_survive_pickle():
     mcmc = run(dgp.for_mcmc(deep), X[::3], Y[::3], warmup=5, samples=5)
     again = pickle.loads(pickle.dumps(mcmc))
@@ -220,7 +221,7 @@ def test_chains_survive_pickle():
     dgp.Posterior(again.sampler.model, samples=again.get_samples()).predict(jax.random.key(0), X[:3], num_samples=2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stock_nuts_refuses_subsampling_and_explicit_programs_run():
     with pytest.raises(ValueError, match=r"do(es)? not support subsampling"):
         run(deep, X, Y, 7, warmup=5, samples=5)
@@ -228,7 +229,7 @@ def test_stock_nuts_refuses_subsampling_and_explicit_programs_run():
     assert {"h_white", "v_white", "f", "g"} <= set(draws)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_scan_of_numpyro_is_no_transformation():
     def model(X, y=None):
         g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))

@@ -54,7 +54,7 @@ def run(key, **settings):
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", [shallow, deep])
 def test_rows_that_are_not_known_do_not_count(model, key):
     assert plates_of_rows("test", model, Box(LINE)) == {"data"}
@@ -68,7 +68,7 @@ def test_rows_that_are_not_known_do_not_count(model, key):
     assert float(values[0]) == pytest.approx(float(values[1]), rel=1e-9 if model is shallow else 0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_round_without_a_refit_is_exact_for_one_layer(key):
     mine = search(refit_every=100, standardise=False, num_steps=1)
     record = mine.start(key)
@@ -83,7 +83,7 @@ def test_a_round_without_a_refit_is_exact_for_one_layer(key):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_finds_the_minimum(key):
     found = run(key, budget=12)
     line = np.linspace(-2, 2, 2001)[:, None]
@@ -104,7 +104,7 @@ def negative(posterior, seen, key):
 
 
 def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 class Killed(Exception):
@@ -125,7 +125,7 @@ class Fails:
         return simulator(x)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("q", "kills"), [(1, (5,)), (2, (3, 7))])
 def test_goes_on_as_if_it_had_not_been_killed(q, kills, key, tmp_path):
     settings = {"q": q, "initial": 3, "refit_every": 2, "budget": 6 if q == 1 else 9}
@@ -148,7 +148,7 @@ def test_goes_on_as_if_it_had_not_been_killed(q, kills, key, tmp_path):
         assert (more.X[:9] == whole.X).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -172,6 +172,7 @@ def test_refuses_the_record_of_another_search(changed, says, key, tmp_path):
         run(changed.pop("key", key), path=path, **changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "got"), [(np.nan, "nan"), slow([1.0, 2.0], r"shape \(2,\)"), slow("broken", "'broken'")]
 )
@@ -184,7 +185,7 @@ def test_a_simulator_without_a_number(value, got, key, tmp_path):
     assert Record.load(path).y.tolist() == [0, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_points_for_simulators_elsewhere(key, tmp_path):
     mine = search()
     record = mine.start(key)
@@ -196,7 +197,7 @@ def test_points_for_simulators_elsewhere(key, tmp_path):
     assert proposals[0].shape == (1, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rounds_are_not_traced_again(key):
     traced = []
 
@@ -213,7 +214,7 @@ def test_rounds_are_not_traced_again(key):
     assert counts[2] == counts[3] == counts[4]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_acquisitions_that_need_values(key):
     def with_numpy(posterior, seen, key):
         best = float(seen.best)  # no tracer
@@ -222,7 +223,7 @@ def test_acquisitions_that_need_values(key):
     assert len(run(key, budget=5, acquisition=with_numpy).record.y) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_guide_that_computes_its_posterior_from_the_rows(key):
     found = run(key, guide=dgp.guides.Collapsed, budget=6, optimizer=optax.adam(0.01))
     mean = found.units.inverse(found.posterior.predict(key, jnp.asarray(found.record.X), num_samples=1).mean)
@@ -250,7 +251,7 @@ def exact_means(scale, X, y, X_new):
     return gram(X_new, X) @ np.linalg.solve(gram(X, X) + 2e-8 * np.eye(len(X)), y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "guide"),
     [(at_the_runs, dgp.guides.Collapsed), (at_the_runs, AutoDelta), (at_the_runs_in_a_plate, AutoDelta)],
@@ -281,7 +282,7 @@ def deep_at_the_runs(X, y=None, runs=None):
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_layers_with_the_last_integrated_past_64_rows(key):
     with jax.enable_x64(True):
         guide = partial(AutoNormal, init_loc_fn=init_to_median)
@@ -304,7 +305,7 @@ def whole_numbers(x):
     return (x[0] - 0.5) ** 2 + abs(x[1] - 3) + [2.0, 0.0, 1.0][int(x[2])]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_whole_numbers_and_labels(key):
     box = Box([[0.0, 1.0], [0, 6], [0, 2]], integers=[1], categories=[2])
     points = dgp.design.sobol(box, 32, key)
@@ -373,6 +374,7 @@ def test_independent_inducing_values_where_every_round_has_a_fit(key):
     assert Search(precise, independent, LINE, improvement, **QUICK, refit_every=1).start(key).pending.shape == (4, 1)
 
 
+@pytest.mark.slow
 def test_wrong_records(key, tmp_path):
     mine = search()
     record = mine.start(key)

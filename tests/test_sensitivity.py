@@ -62,6 +62,7 @@ def test_g_function():
     assert found.total.mean.sum() > 1 - error.sum()
 
 
+@pytest.mark.slow
 def test_inputs_by_their_distributions():
     """With x of N(0, 4), x and x^2 have variances of 4 and 32; with u of N(0, v), 3 exp(u) has 9 e^v (e^v - 1)."""
     inputs = {"a": dist.Normal(0.0, 2.0), "b": dist.Normal(0.0, 2.0), "c": dist.LogNormal(0.0, 0.5), "d": (0.0, 1.0)}
@@ -127,12 +128,12 @@ def require_closed_forms():
     assert (np.abs(effects.curves.draws - lines) < 9 * error + 1e-4).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_draw_of_a_linear_function_has_its_own_indices():
     require_closed_forms()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_single_precision(x32):
     require_closed_forms()
 
@@ -161,7 +162,7 @@ def test_the_two_errors_are_those_of_an_analysis_of_variance():
     assert ((low < found.mean) & (found.mean < high)).mean() > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_integration_errors_cover():
     """Averages over randomisations are as far from the truth as their standard errors say: t with R - 1 = 7."""
     inputs = [(0, 1)] * 4
@@ -172,7 +173,7 @@ def test_integration_errors_cover():
     assert 0.9 < z.std() < 1.5  # sqrt(7 / 5) = 1.18
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_a_deep_program_the_observed_function():
     """Among several layers, at the same draws as those of a function of X."""
     guide = dgp.guides.InducingPoint(deep)
@@ -272,6 +273,7 @@ def test_wrong_groups_keys_and_levels():
         Integrals(np.zeros((2, 1))).interval(90)
 
 
+@pytest.mark.slow
 def test_a_posterior_without_an_observed_function():
     class Layers:
         """Has draws of two functions and no site."""

@@ -222,7 +222,7 @@ QUICK = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in CASES])
 def test_expectations_are_those_of_a_dense_grid(name):
     values, conditional, of_all, y, how = CASES[name]
     likelihood = dgp.Likelihood(values, conditional)  # without a warning: they are errors here
@@ -260,7 +260,7 @@ def test_moments_of_two_functions():
     np.testing.assert_allclose(likelihood.variance, 4 * F.variance + jnp.exp(G.loc + 0.5 * G.variance), rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_nodes_are_more_exact():
     _, marginal = dense(CASES["student-t"][2], [0, 1], Y, 401)
     errors = [
@@ -326,6 +326,7 @@ def test_wrong_conditionals_and_uses():
     assert dgp.Likelihood([F], lambda v: dist.Normal(v, 1.0)).log_prob(Y).shape == (3,)  # one in a list
 
 
+@pytest.mark.slow
 def test_one_function_at_one_input_twice():
     """f(x) + f(x) is 2 f(x), and has four times its variance."""
     with handlers.seed(rng_seed=0):
@@ -334,6 +335,7 @@ def test_one_function_at_one_input_twice():
     np.testing.assert_allclose(double.variance, 4 * f(X).variance + 0.09, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_values_given_their_neighbours_at_one_input_twice_are_refused():
     """They are independent in the model, at other inputs."""
     f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.5), dgp.Neighbours(X, num=3)).condition(X, y)
@@ -375,7 +377,7 @@ def fitted(hidden, steps=300):
     return guide, svi.run(jax.random.key(0), steps, X, y, hidden, progress_bar=False).params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("hidden", [False, True])
 def test_the_bound_is_that_of_trace_elbo(hidden, key):
     """dgp.ELBO integrates both functions, NumPyro's objective draws their inducing values."""
@@ -389,7 +391,7 @@ def test_the_bound_is_that_of_trace_elbo(hidden, key):
     assert ours.std() < 0.5 * theirs.std()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_chain_has_the_density_of_the_program():
     prepared = dgp.for_mcmc(model)
     mcmc = MCMC(NUTS(prepared), num_warmup=100, num_samples=50, progress_bar=False)
@@ -408,7 +410,7 @@ def test_a_chain_has_the_density_of_the_program():
     assert np.isfinite(posterior.log_density(jax.random.key(1), y, X)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_of_two_functions(key):
     guide, params = fitted(False)
     posterior = dgp.Posterior(model, guide, params)
@@ -423,7 +425,7 @@ def test_predictions_of_two_functions(key):
     assert set(layers) == {"f", "s"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_function_at_two_inputs_has_the_bound_of_draws(key):
     """Its values at two inputs are dependent given the belief; the expectation is taken without draws all the same."""
 
@@ -442,7 +444,7 @@ def test_one_function_at_two_inputs_has_the_bound_of_draws(key):
     assert ours.std() < 1e-4 < theirs.std()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_guides_and_optimisers(key):
     """Importance weights over a latent, natural gradients, mean field, a guide that refuses."""
 
@@ -474,7 +476,7 @@ def _first(d):
     ).to_event(1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["columns that share a scale", "columns that share a scalar scale"])
 def test_missing_entries_count_nothing(name):
     """Of two columns that share a scale, one is missing in the first row: as if the row had the other only."""

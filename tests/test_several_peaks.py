@@ -60,10 +60,11 @@ CASES = {
 } | {f"mixture {seed}": random_mixture(seed) for seed in range(3)}
 QUICK = ["heavy tails", "two widths", "folded", "periodic", "kinked at zero", "mixture 0"]
 cases = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in CASES]
 )
 
 
+@pytest.mark.slow
 @cases
 def test_densities_are_those_of_a_dense_sum(name):
     conditional, y, mean, sd, places = CASES[name]
@@ -73,6 +74,7 @@ def test_densities_are_those_of_a_dense_sum(name):
     np.testing.assert_allclose(found, true, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_values_and_slopes_in_both_precisions_compiled_or_not():
     def density(mean, variance, scale):
         f_x = FunctionValues(mean, variance, event_dim=0)
@@ -106,7 +108,7 @@ def test_a_normal_with_a_scale_of_its_own_in_the_tail(y, mean, sd):
     np.testing.assert_allclose(found, true, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_scale_that_columns_share_in_the_tail():
     """Given it they are independent: the integral over it is outside of their product."""
     f = FunctionValues(jnp.zeros((1, 2)), jnp.full((1, 2), 0.1))
@@ -151,6 +153,7 @@ POINTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POINTED)
 def test_expected_densities_of_heavy_tails_and_kinks(name):
     """Where the standard deviation of v is a hundredth, one and thirty scales; the slope of the location is not one."""

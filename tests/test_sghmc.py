@@ -103,7 +103,7 @@ def exact_covariance():
     return np.linalg.inv(np.diag([1.0, 1 / 9]) + COUNT / SPREAD**2 * np.outer(direction, direction))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_variance_on_a_gaussian():
     """On full data: within 3 % in every direction, at a step as large as its exactness allows."""
     fields = "heat", "temperature"
@@ -122,7 +122,7 @@ def pooled(batch=None):
         numpyro.sample("y", dist.Normal(m, SPREAD), obs=DATA[i])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("step_size", "samples"), [(0.25, 600), (0.04, 4000)])
 def test_variance_on_a_gaussian_with_minibatches(step_size, samples):
     """Batches of half the data: the formula of ``step`` for the variance;
@@ -137,7 +137,7 @@ def test_variance_on_a_gaussian_with_minibatches(step_size, samples):
     assert abs(ratio - 1) < 0.03 if step_size < 0.1 else expected > 1.3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_minibatch_gradients_are_unbiased():
     """The mean over all batches is the gradient over all data."""
     kernel, z = dgp.SGHMC(shallow), {"g": jnp.linspace(-1, 1, 8)}
@@ -153,7 +153,7 @@ def test_minibatch_gradients_are_unbiased():
     np.testing.assert_allclose(np.mean(each, 0), full, rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", [deep, explicit])
 def test_hidden_layers_are_integrated(model):
     """The mean of the potential is the bound at one v, by quadrature; it has new rows and new layers in every step."""
@@ -172,7 +172,7 @@ def test_hidden_layers_are_integrated(model):
     assert agree(np.asarray(draws), np.full(2, -prior - nodes.mean(values[..., None])[:, 0].sum()), width=4.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_layer_against_the_exact_posterior():
     """One layer, Gaussian noise: Titsias' optimal q(v), with minibatches whose heat is small."""
     options = dict(step_size=0.1, friction=0.2)
@@ -193,7 +193,7 @@ def unknown(X, y=None, batch=None):
     shallow(X, y, batch, kernel=dgp.kernels.RBF(1.2, scale), noise=noise)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [None, 15])
 def test_agrees_with_nuts(batch):
     """Hyperparameters too, means within Monte-Carlo error of both chains plus what the heat may do."""
@@ -217,7 +217,7 @@ def test_agrees_with_nuts(batch):
 # --- behaviour
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_from_its_draws():
     """A two-layer program with minibatches, several chains, and dgp.Posterior on what comes out."""
     mcmc = run(deep, X, Y, 10, warmup=300, samples=300, chains=2, step_size=0.05)
@@ -231,7 +231,7 @@ def test_predictions_from_its_draws():
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_constraints_and_deterministic_sites():
     def program(X, y, batch=None):
         variance = numpyro.param("variance", 1.0, constraint=dist.constraints.positive)
@@ -260,6 +260,7 @@ def cliff():
     numpyro.factor("wall", jnp.where(jnp.abs(m) < 3.0, 0.0, -jnp.inf))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chains", [1, 2])
 def test_a_step_too_large_is_an_error(chains):
     """A draw behind the end of the density is no draw: the run ends in an error that says which it was."""
@@ -267,7 +268,7 @@ def test_a_step_too_large_is_an_error(chains):
         run(cliff, warmup=0, samples=300, step_size=3.0, friction=0.5, adapt_mass=False, chains=chains)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_chain_that_runs_away_is_an_error():
     """Its numbers stay finite, and have nothing to do with the target."""
     with pytest.raises(
@@ -276,6 +277,7 @@ def test_a_chain_that_runs_away_is_an_error():
         run(pooled, 4, warmup=10, samples=90, step_size=8.0)
 
 
+@pytest.mark.slow
 def test_warm_up_returns_from_where_the_density_ends():
     """The first steps of a warm-up may be too large: the chain goes back to the last sound place, at rest."""
     kernel = dgp.SGHMC(cliff, step_size=0.1)
@@ -293,7 +295,7 @@ def test_warm_up_returns_from_where_the_density_ends():
         kernel.sample(away._replace(warmup_left=jnp.array(0), draws=jnp.array(3)), (), {})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_float32(x32):
     data = X.astype(jnp.float32), Y.astype(jnp.float32)
 
@@ -345,6 +347,7 @@ def test_bad_input(build, message):
         build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [dgp.SGHMC, dgp.Gibbs])
 @pytest.mark.parametrize(
     "start", [{"a": jnp.zeros(2)}, {"a": jnp.zeros(()), "b": 0.0}, {"a": jnp.zeros(2), "b": 0.0, "c": 0.0}]

@@ -67,14 +67,14 @@ def test_is_an_estimator(estimator, check):
     check(clone(estimator))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("estimator", "check"), checks(*CHECKS[10:]))
 def test_refuses_what_estimators_refuse(estimator, check):
     check(clone(estimator))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_is_predicted_alike_in_any_company(fitted):
     X, _ = rows(8, seed=1)
     mean, std = fitted.predict(X, return_std=True)
@@ -85,7 +85,7 @@ def test_a_row_is_predicted_alike_in_any_company(fitted):
     assert (std > 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_hands_out_the_program(fitted):
     X, _ = rows(4, seed=1)
     inputs = fitted.units_X_(X)
@@ -137,6 +137,7 @@ def test_kernels_with_a_name_take_a_lengthscale_per_column():
         assert getattr(dgp.kernels, name)(1.0, np.ones(2))(X, X).shape == (10, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("x64", "far", "message"),
     [
@@ -151,6 +152,7 @@ def test_inputs_too_far_away(fitted, x64, far, message):
         fitted.predict([[far, 0.0]])
 
 
+@pytest.mark.slow
 def test_classes_of_inputs_too_far_away():
     X, _ = rows(10)
     found = DeepGPClassifier(**SMALL | {"num_steps": 2}).fit(X, X[:, 0] > 0)
@@ -179,6 +181,7 @@ def test_densities_of_other_shapes(fitted, shape):
         fitted.log_density(rows(4)[0], np.ones(shape))
 
 
+@pytest.mark.slow
 def test_densities_of_other_outputs():
     X, y = rows(10)
     found = DeepGPRegressor(**SMALL | {"num_steps": 2}).fit(X, np.stack([y, -y], 1))
@@ -199,7 +202,7 @@ def test_widths_of_wide_data(shape, width):
     assert last.Z.shape[1] == width
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_a_collapsed_fit():
     X, y = rows(30)
     found = DeepGPRegressor(**SMALL | {"guide": "Collapsed"}).fit(X, y)
@@ -234,7 +237,7 @@ def test_without_scikit_learn(monkeypatch):
         importlib.import_module("numpyro_dgp.sklearn")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_round_trips_and_other_predictions(fitted):
     X, y = rows(6, seed=1)
     again = pickle.loads(pickle.dumps(fitted))
@@ -250,7 +253,7 @@ def test_round_trips_and_other_predictions(fitted):
     np.testing.assert_allclose(draws.std(1), std, rtol=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_outputs():
     X, y = rows(30)
     found = DeepGPRegressor(**SMALL, likelihood="student-t").fit(X, np.stack([y, -100 * y], 1))
@@ -262,7 +265,7 @@ def test_several_outputs():
     assert found.log_density(X[:4], np.stack([y, -100 * y], 1)[:4]).shape == (4,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("labels", [["no", "yes"], [3, 5, 9]])
 def test_classes(labels):
     X, _ = rows(60)
@@ -275,7 +278,7 @@ def test_classes(labels):
     np.testing.assert_allclose(found.predict_proba(X[40:43]), p[40:43], rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_a_search_and_a_pipeline():
     X, y = rows(40)
     search = GridSearchCV(make_pipeline(StandardScaler(), DeepGPRegressor(**SMALL)),
@@ -286,7 +289,8 @@ def test_in_a_search_and_a_pipeline():
 COUNTS = np.array([2, 1, 0, 3, 1, 1])
 
 
-@pytest.mark.parametrize("Estimator", [DeepGPRegressor, pytest.param(DeepGPClassifier, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("Estimator", [DeepGPRegressor, pytest.param(DeepGPClassifier, marks=pytest.mark.long)])
 def test_a_weight_is_a_number_of_equal_rows(Estimator):
     """And none a row that is not there: units, bound and predictions."""
     X, y = rows(6)
@@ -307,7 +311,7 @@ def test_a_weight_is_a_number_of_equal_rows(Estimator):
         np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), rtol=1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("guide", ["InducingPoint", "MeanField", "Collapsed"])
 def test_weighted_bounds(guide):
     """Of programs with weights, at parameters away from the start."""

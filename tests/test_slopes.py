@@ -11,7 +11,7 @@ from dense import rbf, svgp, svgp_bound, titsias
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.util import log_density
 from programs import agree, bound, draws_of_bound, random_params
-from sizes import mostly_slow
+from sizes import mostly_long
 from toys.averages import Averages
 
 import numpyro_dgp as dgp
@@ -76,9 +76,9 @@ def dense(X, XS):
 RESIDUAL = np.concatenate([Y - 0.5 * X[:, 0], DY - 0.5])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", mostly_slow([5], [2, 5]))  # distances by columns, and by a product
-@pytest.mark.parametrize("name", mostly_slow(["Matern32"], KERNELS))
+@pytest.mark.long
+@pytest.mark.parametrize("width", mostly_long([5], [2, 5]))  # distances by columns, and by a product
+@pytest.mark.parametrize("name", mostly_long(["Matern32"], KERNELS))
 def test_covariances_of_slopes_are_those_of_differences(name, width):
     x, column = jnp.array(rng.normal(size=(4, width))), 1
     f = opened(KERNELS[name], dgp.Points(x[:2] + 0.3))
@@ -97,7 +97,7 @@ def test_covariances_of_slopes_are_those_of_differences(name, width):
     close(f.grad(x, column).variance, slopes.variance, 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [k.RBF(V, L), k.Matern32(V, L)])
 def test_single_precision(kernel):
     wide, Z32 = opened(kernel, dgp.Points(Z)), Z.astype(jnp.float32)
@@ -110,7 +110,7 @@ def test_single_precision(kernel):
     assert (narrow.variance > 0).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_further_slopes():
     f = opened(k.RBF(V, [L, 2 * L]), dgp.Points(jnp.array(rng.normal(size=(5, 2)))), outputs=2)
     x, step = jnp.array(rng.normal(size=(4, 2))), 1e-4 * jnp.array([0.0, 1.0])
@@ -120,7 +120,7 @@ def test_further_slopes():
     close(twice.function.prior_variance(x), V / (L * 2 * L) ** 2, 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("inducing", "kernels"),
     [
@@ -151,14 +151,14 @@ def belief():
     return guide, params, factor @ params["f_auto_loc"], half @ half.T
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_is_that_of_the_dense_gaussian():
     guide, params, m, S = belief()
     expected = svgp_bound(RESIDUAL, NOISE, *dense(X, XS), m, S)
     close(bound(dgp.ELBO(), params, model, guide, X, XS, Y, DY), expected, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_are_those_of_the_dense_gaussian():
     guide, params, m, S = belief()
     mean, covariance = svgp(*dense(X, XS), m, S)
@@ -172,7 +172,7 @@ def test_predictions_are_those_of_the_dense_gaussian():
     close(f.grad(XS, joint=True).covariance[0], covariance[len(X) :, len(X) :], 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_of_slopes_are_predicted_apart():
     def program(X, dy=None):
         f = dgp.gp("f", k.RBF(V, L), dgp.Points(Z))
@@ -186,7 +186,7 @@ def test_rows_of_slopes_are_predicted_apart():
     close(parts.variance, whole.variance, 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optimum_in_closed_form_is_that_of_the_dense_gaussian():
     expected, m, S = titsias(RESIDUAL, NOISE, *dense(X, XS))
     guide = dgp.guides.Collapsed(model)
@@ -196,7 +196,7 @@ def test_optimum_in_closed_form_is_that_of_the_dense_gaussian():
     close(posterior.predict(jax.random.key(0), X, XS, num_samples=1).mean, mean[len(X) :] + 0.5, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_integral_of_a_chain_is_that_of_the_dense_gaussian():
     def hyper(*args):
         model(*args, noise=numpyro.sample("noise", dist.LogNormal(0.0, 1.0)))
@@ -209,7 +209,7 @@ def test_integral_of_a_chain_is_that_of_the_dense_gaussian():
     assert sites["f"]["type"] == "deterministic"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_functions_can_be_differentiated():
     """Draws of values under ``jvp``, ``jacfwd`` and ``jacrev`` have the slopes that draws of slopes have."""
     guide = dgp.guides.InducingPoint(model)
@@ -238,7 +238,7 @@ def deep(X, y=None, dy=None):
         numpyro.sample("dy", dgp.Likelihood(g.grad(h), lambda v: dist.StudentT(4.0, v, NOISE)), obs=dy)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_deep_bound_is_that_of_numpyro():
     guide = dgp.guides.InducingPoint(deep)
     params = random_params(deep, guide, X, Y, 0 * Y, scale=0.1)
@@ -247,7 +247,7 @@ def test_deep_bound_is_that_of_numpyro():
     assert ours.std() < theirs.std()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "guide",
     [
@@ -259,7 +259,7 @@ def test_guides(guide):
     dgp.testing.check_guide(deep, guide, X, Y, num=50, dy=0 * Y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_hidden_layer_of_slopes():
     """Slopes that a layer above sees, under importance weights of a latent too."""
 
@@ -274,7 +274,7 @@ def test_a_hidden_layer_of_slopes():
     dgp.testing.check_guide(program, guide, X, Y, num=50)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_natural_gradients_reach_the_optimum():
     guide = dgp.guides.InducingPoint(model)
     svi = SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
@@ -282,7 +282,7 @@ def test_natural_gradients_reach_the_optimum():
     close(-result.losses[-1], titsias(RESIDUAL, NOISE, *dense(X, XS))[0], 1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_derivatives_of_moments():
     """By the inputs, which a hidden layer may be, in reverse mode."""
     f = opened(k.RBF(V, L), dgp.Points(Z), FullBelief(jnp.ones(6), jnp.eye(6)))
@@ -332,12 +332,13 @@ def test_wrong_calls(call, match):
         call()
 
 
+@pytest.mark.slow
 def test_slopes_of_a_part_that_is_smooth():
     kernel = k.RBF().on(0) * k.Matern12().on(1)
     assert two(kernel=kernel).grad(jnp.ones((3, 2)), 0).batch_shape == (3,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_collapsed_refuses_slopes_at_gaussian_inputs():
     def program(X, y=None):
         f = dgp.gp("f", k.RBF(), dgp.Points(Z))
@@ -350,7 +351,7 @@ def test_collapsed_refuses_slopes_at_gaussian_inputs():
         bound(dgp.ELBO(), {}, program, dgp.guides.Collapsed(program), X, Y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_given_its_values():
     """The exact posterior of slopes, given values: that of the dense Gaussian."""
     f = opened(k.RBF(V, L), None).condition(X[::3], Y[::3])
@@ -360,7 +361,7 @@ def test_a_process_given_its_values():
     close(slopes.mean, (values.mean[:4] - values.mean[4:]) / (2 * H), 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slopes_outside_of_a_ring():
     with pytest.raises(ValueError, match="expected inputs on the ring, from"):
         opened(k.RBF(), dgp.Grid(-3.0, 3.0, 16)).grad(X + 9)

@@ -15,7 +15,7 @@ from dense import log_normal
 from numpyro.infer import MCMC, NUTS, SVI
 from programs import agree, random_params
 from scipy.linalg import expm
-from sizes import mostly_slow, tune
+from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
@@ -58,7 +58,7 @@ def dense(kernel, t, y, noise, where):
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(["two Materns"], ["two Materns", "Matern12", "Matern52", "sum of products", "decaying period"])
+    "name", mostly_long(["two Materns"], ["two Materns", "Matern12", "Matern52", "sum of products", "decaying period"])
 )
 def test_matrices_are_those_of_the_differential_equation(name):
     form = KERNELS[name].state_space(ORDER)
@@ -77,7 +77,7 @@ def test_matrices_are_those_of_the_differential_equation(name):
     np.testing.assert_allclose(h @ Phi @ P @ h, KERNELS[name](np.zeros((1, 1)), times[:, None])[0], atol=1e-9)
 
 
-@pytest.mark.parametrize("order", mostly_slow([3], [1, 2, 3]))
+@pytest.mark.parametrize("order", mostly_long([3], [1, 2, 3]))
 def test_process_noise_of_tiny_steps(order, x32):
     """Against the leading power of the time: in single precision the difference P - Phi P Phi' has no digit left."""
     form, time = MaternState(jnp.float32(1.0), jnp.float32(1.0), order), 1e-3
@@ -101,7 +101,7 @@ def test_process_noise_of_tiny_steps(order, x32):
         assert all(np.isfinite(a).all() for a in matrices(np.float32(extreme)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_joining_is_associative():
     def element(d=3):
         A, B, C = rng.normal(size=(3, d, d))
@@ -116,8 +116,8 @@ def test_joining_is_associative():
 WAYS = ["Matern32", "Matern52", "decaying period", "sum of products", "two Materns, scan"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", mostly_slow(["Matern32"], WAYS))
+@pytest.mark.long
+@pytest.mark.parametrize("way", mostly_long(["Matern32"], WAYS))
 def test_evidence_and_moments_are_those_of_dense_algebra(way, monkeypatch):
     """With times that repeat, a gap, noise of each row and a mask; by chunks and by the parallel scan."""
     name, *scan = way.split(", ")
@@ -140,7 +140,7 @@ def test_evidence_and_moments_are_those_of_dense_algebra(way, monkeypatch):
         jax.clear_caches()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Periodic"])
 def test_slopes_of_the_evidence(name):
     """By the hyperparameters and the noise, against those of dense algebra."""
@@ -161,7 +161,7 @@ def test_slopes_of_the_evidence(name):
     np.testing.assert_allclose(by_chain, slopes, rtol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_evidence_and_moments_are_those_of_tinygp():
     q = tinygp.kernels.quasisep
     theirs = q.Matern32(0.7, np.sqrt(1.3)) + q.Matern52(0.7, np.sqrt(1.3))
@@ -177,7 +177,7 @@ def test_evidence_and_moments_are_those_of_tinygp():
     np.testing.assert_allclose(variance, expected.gp.variance, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     t, y, noise = series(200)
     d = dgp.StateSpaceNormal(KERNELS["Matern52"], t, noise)
@@ -187,7 +187,7 @@ def test_single_precision(x32):
     np.testing.assert_allclose(d.posterior(y), (mean, variance), atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "noise"), [("Matern52", None), ("Constant", 0.3)])
 def test_draws_have_the_covariance(name, noise, monkeypatch):
     t, _, _ = series(12)
@@ -207,7 +207,7 @@ def test_draws_have_the_covariance(name, noise, monkeypatch):
         jax.clear_caches()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_sets_of_values_and_own_times():
     t, y, _ = series()
     observed = np.arange(40) % 3 > 0
@@ -227,7 +227,7 @@ def test_several_sets_of_values_and_own_times():
     np.testing.assert_allclose((mean[1, 0], variance), others, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_scan_goes_with_the_platform(monkeypatch, x32):
     """On an accelerator the only loops are those over the few steps of a chunk, and none is longer."""
     t = np.arange(1000.0)
@@ -249,7 +249,7 @@ def test_the_scan_goes_with_the_platform(monkeypatch, x32):
     assert numbers == {0, 1, 16}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chains_with_a_series_observed_and_latent():
     t, y, _ = series(30)
 
@@ -310,7 +310,8 @@ def states(kernel, times, inputs, order=ORDER):
     return np.block(blocks[:M]), np.stack([np.concatenate([h @ b for b in row]) for row in blocks[M:]])
 
 
-@pytest.mark.parametrize("name", mostly_slow(["Matern32"], ["Matern32", "Matern52", "sum of products"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_long(["Matern32"], ["Matern32", "Matern52", "sum of products"]))
 def test_a_layer_conditions_on_its_states(name):
     """Inputs before, between, at and behind the times, two of which are the same."""
     kernel, times = KERNELS[name], np.array([0.0, 0.4, 0.4, 1.5, 6.0])
@@ -350,7 +351,7 @@ def test_states_of_matern_12_are_values():
         np.testing.assert_allclose(ours, theirs, atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slopes_are_known_where_the_states_are():
     """At a time, behind it and after all of them, against differences of the mean."""
     f = open_gp(jnp.asarray(rng.normal(size=10)), K.Matern32(), dgp.StateSpace(np.arange(5.0)))
@@ -366,7 +367,7 @@ def test_slopes_are_known_where_the_states_are():
     assert variance[0] < 1e-8 < 0.1 < variance[1] < variance[2] < 3.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_outputs():
     times, x = np.array([0.0, 0.3, 1.5, 2.0]), np.linspace(-1, 3, 9)[:, None]
     kernels = [K.Matern32(1.3, 0.7), K.Matern32(0.4, 2.0)]
@@ -394,7 +395,7 @@ def test_several_outputs():
     np.testing.assert_allclose(batch.mean[0], shared(x).mean, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sum of products"])
 def test_random_states_have_the_covariance(name):
     """Of prior draws: values and shocks together, as draws of whole functions need them."""
@@ -408,7 +409,7 @@ def test_random_states_have_the_covariance(name):
         assert (abs(products.mean(0) - (wanted if found is not v else A)) < 5 * error + 1e-6).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_draws_of_functions_are_functions():
     f = open_gp(FunctionDraw(jnp.ones(6), jax.random.key(0)), KERNELS["Matern52"], dgp.StateSpace(np.array([0.0, 2.0])))
     x = np.linspace(-1, 3, 7)[:, None]
@@ -438,7 +439,7 @@ def deep(X, y=None, batch=None, *, inducing=dgp.StateSpace(T), kernel=K.Matern32
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.2)), obs=None if y is None else y[i])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_all_inputs_among_the_times_the_bound_is_the_evidence():
     def program(X, y=None):
         shallow(X, y, inducing=dgp.StateSpace(X))
@@ -471,7 +472,7 @@ GUIDES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_guides_take_states(name):
     """The bound, on shapes."""
@@ -480,7 +481,7 @@ def test_guides_take_states(name):
     assert found.shape == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["GlobalInducing"])
 def test_guides_have_the_bound_that_they_have_on_points(name):
     """States of a Matern 1/2 are values: with the same parameters and the same random numbers nothing differs."""
@@ -495,13 +496,14 @@ def test_guides_have_the_bound_that_they_have_on_points(name):
     np.testing.assert_allclose(loss(dgp.StateSpace(T)), loss(dgp.Points(T[:, None])), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         pytest.param(
             G.Collapsed,
             r"expected known inputs of layer .g., a StateFunction, .*use guides.InducingPoint\(\)",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         (
             lambda m: G.InducingPoint(m, inducing=G.Circulant()),
@@ -515,7 +517,7 @@ def test_guides_that_refuse_name_one_that_does(make, match):
         jax.eval_shape(lambda: dgp.ELBO().loss(jax.random.key(0), {}, deep, make(deep), jnp.asarray(X), jnp.asarray(Y)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_draws_and_chains():
     guide = G.InducingPoint(shallow)
     svi = SVI(shallow, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())

@@ -72,7 +72,7 @@ def test_files_are_mapped(tmp_path):
     np.testing.assert_array_equal(y, np.sin(x[:, 0]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mean_over_an_epoch_is_the_whole():
     model = dgp.minibatch(shallow, data=len(X))
     values = {"f": jnp.asarray(rng.normal(size=8))}
@@ -82,7 +82,7 @@ def test_mean_over_an_epoch_is_the_whole():
     np.testing.assert_allclose(np.mean(found), log_density(shallow, (X, Y), {}, values)[0], rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.smoke
 def test_a_fit_and_an_interrupted_fit(tmp_path):
     model = dgp.minibatch(shallow, data=len(X))
@@ -113,7 +113,7 @@ class Simulated:
         return x, np.sin(x[:, 0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_source_of_batches(tmp_path):
     source, model = Simulated(), dgp.minibatch(shallow, data=Simulated.num_rows)
     whole = run(model, stream=source, steps=120)
@@ -139,7 +139,7 @@ def test_sources_that_are_none():
             run(model, stream=stream)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("x32")
 def test_single_precision_and_latents():
     model = dgp.minibatch(shallow, data=len(X))
@@ -164,6 +164,7 @@ def answers(*processes):
     return [json.loads(out.splitlines()[-1]) for out, _ in found]
 
 
+@pytest.mark.slow
 def test_two_fits_on_devices_in_one_process():
     model = dgp.minibatch(shallow, data=len(X))
     svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.05), dgp.ELBO())
@@ -174,7 +175,7 @@ def test_two_fits_on_devices_in_one_process():
     np.testing.assert_array_equal(first.losses, second.losses)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [400, 4800])
 def test_eight_devices_agree_with_one(rows):
     """The same numbers, and nothing but sums over devices: no rows are gathered."""
@@ -191,7 +192,7 @@ def test_eight_devices_agree_with_one(rows):
     assert found["predicted"] < 1e-8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hosts_agree_with_one():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -238,7 +239,7 @@ def test_bad_programs():
         run(dgp.minibatch(shallow, data=90), width=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_that_count_rows_in_other_ways():
     """Rows scaled by the plate or a handler, all rows in one batch, handlers of two plates: no message."""
 
@@ -319,6 +320,7 @@ def not_streamed(rows):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owner", not_streamed(30))
 def test_some_rows_do_not_count_for_all_where_no_other_batch_follows(owner):
     with pytest.raises(
@@ -328,6 +330,7 @@ def test_some_rows_do_not_count_for_all_where_no_other_batch_follows(owner):
     not_streamed(90)[owner]()
 
 
+@pytest.mark.slow
 def test_draws_of_a_program_of_batches_predict_at_any_rows():
     model = dgp.for_mcmc(dgp.minibatch(shallow, data=90))
     posterior = dgp.Posterior(model, samples={"f": jnp.ones((8, 8))})
@@ -343,7 +346,7 @@ def test_one_decorator_for_two_programs():
     good(Y[:30])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bad_fits():
     model = dgp.minibatch(shallow, data=90)
     with pytest.raises(ValueError, match="num_steps to be a positive integer, got 0"):
@@ -375,6 +378,7 @@ def test_bad_fits():
         dgp.fit_stream(svi, jax.random.key(0), 200, dgp.Stream((X, Y), 30), progress_bar=False)
 
 
+@pytest.mark.slow
 def test_rows_that_single_precision_would_make_equal_are_refused(x32):
     """Unix seconds, as ``dgp.fit`` refuses them."""
     stream = dgp.Stream((1.6e9 + X, Y), 30)

@@ -65,7 +65,7 @@ def moved(model, guide, *args, **kwargs):
     return params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("belief", [G.Full(), G.Diagonal()])
 @pytest.mark.parametrize("name", RULES)
 def test_same_bound_as_with_drawn_inducing_values(name, belief):
@@ -78,8 +78,8 @@ def test_same_bound_as_with_drawn_inducing_values(name, belief):
     assert ours.std() < stock.std()
 
 
-@pytest.mark.parametrize("weights", ["model", *(pytest.param(w, marks=pytest.mark.slow) for w in ("free", 3))])
-@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["model", *(pytest.param(w, marks=pytest.mark.long) for w in ("free", 3))])
+@pytest.mark.long
 def test_scalar_functions(weights):
     guide = G.InducingPoint(scalar, sites={"h": G.GivenInducing(weights)})
     params = moved(scalar, guide, X, Y)
@@ -159,7 +159,7 @@ def test_medians_are_not_those_given_a_draw():
         assert sorted(guide.median(params, X, Y)) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_zero_weights_are_mean_field():
     """Every family contains mean field, draw by draw."""
     plain = G.InducingPoint(deep, sites={"h": G.Normal(), "m": G.Normal()})
@@ -179,7 +179,7 @@ def test_zero_weights_are_mean_field():
         np.testing.assert_allclose(evaluate(guide, same), value, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dependencies_between_inducing_values_alone_change_nothing():
     """Chamberlin (2016), section 4.5: no term of the density joins the v of two layers when h is known, so that for
     any q(h) without v the optimal joint q(v) is a product, and every correlation costs its mutual information."""
@@ -202,7 +202,7 @@ def test_dependencies_between_inducing_values_alone_change_nothing():
     np.testing.assert_allclose(bound(S) - bound(correlated), -0.5 * 8 * jnp.log(1 - 0.3**2), rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_start_of_model_weights_is_propagation():
     guide, plain = G.InducingPoint(deep, sites={"h": G.GivenInducing(), "m": G.GivenInducing()}), G.InducingPoint(deep)
     params = random_params(deep, plain, X, Y)
@@ -211,7 +211,7 @@ def test_the_start_of_model_weights_is_propagation():
     np.testing.assert_allclose(evaluate(guide, start | params), evaluate(plain, params), rtol=1e-10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_joint_outputs_with_block_diagonal_weights_are_factorised():
     """Weights that couple no outputs give the bound of outputs one by one."""
     free, joint = (G.InducingPoint(deep, sites={s: rule for s in "hm"}) for rule in (RULES["free"], RULES["joint"]))
@@ -223,7 +223,7 @@ def test_joint_outputs_with_block_diagonal_weights_are_factorised():
     np.testing.assert_allclose(evaluate(joint, blocks), evaluate(free, params), rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["model", "free", "joint", "below"])
 def test_training_on_from_mean_field_gains(name):
     """Never worse at the optimum: here from the optimum of mean field, on draws not used in training."""
@@ -248,7 +248,7 @@ def test_training_on_from_mean_field_gains(name):
     assert after.mean() > before.mean() + (-3 * error if name == "below" else 1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", RULES)
 def test_minibatches_and_predictions(name):
     guide = G.InducingPoint(deep, sites={"h": RULES[name], "m": RULES[name]})
@@ -269,7 +269,7 @@ def test_minibatches_and_predictions(name):
     assert sites["m"]["fn"].batch_shape == (3,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_partition_of_the_data_gives_the_bound_of_all_of_it():
     """Averages over minibatches, with noise belonging to the data."""
     for name in ("free", "joint", "model"):
@@ -280,7 +280,7 @@ def test_partition_of_the_data_gives_the_bound_of_all_of_it():
         assert agree(whole, parts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_beside_an_autoguide_for_hyperparameters():
     def model(X, y=None):
         ls = numpyro.sample("ls", dist.LogNormal(0.0, 0.3))
@@ -297,7 +297,7 @@ def test_beside_an_autoguide_for_hyperparameters():
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, model, guide, X, Y, num=6000))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision(x32):
     points, x, y = (np.asarray(a, np.float32) for a in (Z, X, Y))
 

@@ -12,7 +12,7 @@ import pytest
 from dense import gram
 from numpyro.infer import SVI
 from numpyro.infer.util import initialize_model
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as K
@@ -110,7 +110,7 @@ TABLE = {
     "great-circle": (K.GreatCircle(1.2, 1.5, 2.0), great_circle, earth),
     "transformed": (K.Transformed(K.RBF(1.0, 0.7), network, {"weights": WEIGHTS}), deep, plane),
 }
-every = pytest.mark.parametrize("name", mostly_slow(["gibbs", "spectral-mixture", "great-circle"], TABLE))
+every = pytest.mark.parametrize("name", mostly_long(["gibbs", "spectral-mixture", "great-circle"], TABLE))
 
 
 @every
@@ -121,7 +121,7 @@ def test_values(name):
     np.testing.assert_allclose(kernel.diag(X), [scalar(x, x) for x in X], rtol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 def test_leading_dimensions_broadcast(name):
     kernel, _, inputs = TABLE[name]
@@ -131,15 +131,15 @@ def test_leading_dimensions_broadcast(name):
     np.testing.assert_allclose(kernel.diag(both)[1], kernel.diag(X[::-1]), rtol=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_slow(["gibbs"], TABLE))
-@pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.slow), np.float32])
+@pytest.mark.long
+@pytest.mark.parametrize("name", mostly_long(["gibbs"], TABLE))
+@pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.long), np.float32])
 def test_is_a_kernel(name, dtype):
     kernel, _, inputs = TABLE[name]
     dgp.testing.check_kernel(kernel, inputs(25, 0).astype(dtype))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 def test_gradient_is_the_derivative_and_finite_where_inputs_coincide(name):
     kernel, _, inputs = TABLE[name]
@@ -153,7 +153,7 @@ def test_gradient_is_the_derivative_and_finite_where_inputs_coincide(name):
         assert np.isfinite(leaf).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TABLE)
 def test_features_have_the_kernel_as_covariance(name, key):
     kernel, _, inputs = TABLE[name]
@@ -165,6 +165,7 @@ def test_features_have_the_kernel_as_covariance(name, key):
     assert jnp.abs(features.mean(-1) / (features.std(-1) / math.sqrt(num))).max() < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["brownian", "integrated-brownian"])
 def test_features_of_walks(name, key):
     """Zero at the origin, with finite slopes there; in single precision too."""
@@ -200,6 +201,7 @@ def test_one_wave_without_turns_is_an_rbf():
     np.testing.assert_allclose(wave(X, X), K.RBF(1.5, 0.7)(X, X), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_spectral_density_of_waves_inverts_to_the_kernel():
     kernel = TABLE["spectral-mixture"][0]
     edge, points = 25.0, 501
@@ -214,7 +216,7 @@ def test_spectral_density_of_waves_inverts_to_the_kernel():
     np.testing.assert_allclose(both.spectral_density(mesh[3]), expected, rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wave_on_a_grid():
     kernel = K.SpectralMixture([1.0], [0.5], [2.0])
     x = jnp.linspace(1.0, 3.0, 4)[:, None]
@@ -234,7 +236,7 @@ def one_layer(kernel, Z):
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", [n for n in TABLE if n not in ("gibbs-each", "gibbs-shared", "integrated-brownian")])
 def test_programs_with_it(name):
     kernel, _, inputs = TABLE[name]
@@ -253,7 +255,7 @@ def test_programs_with_it(name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_lengthscale_of_another_layer():
     X = jnp.linspace(-1, 1, 30)[:, None]
     y = jnp.sin(jnp.where(X[:, 0] < 0, 2, 15) * X[:, 0])
@@ -288,7 +290,7 @@ def lengthscale_of_a_layer(X, y=None, *, thin=False, grid=False, noise=None):
         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("thin", [False, True])
 @pytest.mark.parametrize(
     "guide", [dgp.guides.InducingPoint, dgp.guides.MeanField, lambda m: dgp.guides.GlobalInducing(m, num_inducing=5)]
@@ -300,7 +302,7 @@ def test_guides_of_a_lengthscale_from_a_layer(guide, thin):
     assert np.isfinite(svi.run(jax.random.key(0), 3, X, X[:, 0], progress_bar=False).losses).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lengthscale_from_a_layer_elsewhere():
     X = jnp.linspace(-1, 1, 12)[:, None]
     program = dgp.for_mcmc(lengthscale_of_a_layer)
@@ -317,7 +319,7 @@ def test_a_lengthscale_from_a_layer_elsewhere():
     assert np.isfinite(svi.evaluate(svi.init(jax.random.key(0), X, X[:, 0]), X, X[:, 0]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_of_a_network_are_those_of_the_kernel():
     X = jnp.asarray(plane(5, 0))
     total = lambda kernel: jnp.sin(kernel(X, X)).sum()  # noqa: E731

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dense import kl, log_normal, titsias
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.rings.circulant import hartley
@@ -36,7 +36,8 @@ def dense(case, kernel):
     return K, Z, Subsampled.of(KERNELS[kernel], ring, every)
 
 
-@pytest.mark.parametrize("kernel", mostly_slow(["matern"], KERNELS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", mostly_long(["matern"], KERNELS))
 @pytest.mark.parametrize("case", CASES)
 def test_all_is_dense_algebra(case, kernel):
     """Bound, optimal posterior, solve, determinant, trace and the expected gap, to 1e-8."""
@@ -93,7 +94,7 @@ def test_blocks_are_of_rank_one():
         np.testing.assert_allclose(block[np.ix_(aliases == m, aliases == m)], expected, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_limits():
     """With all points the bound is the evidence; more points never make it worse; the gap averages what it says."""
     _, _, everything = dense("all", "rbf")
@@ -113,7 +114,7 @@ def test_limits():
     assert abs(gaps.mean() - few.expected_gap(0.3)) < 4 * gaps.std() / np.sqrt(4000)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_derivatives_and_transforms():
     ring, y = CASES["line"][0], jnp.array(np.sin(np.arange(48.0)))
 
@@ -129,6 +130,7 @@ def test_derivatives_and_transforms():
     np.testing.assert_allclose(several[1], loss(1.1, 0.3), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x32")
 @pytest.mark.parametrize("lengthscale", [0.5, 8.0])
 def test_single_precision(lengthscale):
@@ -155,6 +157,7 @@ def test_single_precision(lengthscale):
     assert np.isfinite(slope)
 
 
+@pytest.mark.slow
 def test_bad_input():
     ring = Ring(0.0, 10.0, 12)
     with pytest.raises(ValueError, match=r"expected every to divide the size \(12,\) of the ring, got 5"):

@@ -24,6 +24,7 @@ KERNELS = [lambda a, b: rbf(a, b, 2.0, 1.5), lambda a, b: rbf(a, b, 0.5, 0.3), l
 SUM = K.RBF(2.0, 1.5) + K.RBF(0.5, 0.3) + K.Constant(0.7)
 
 
+@pytest.mark.slow
 def test_parts_given_noisy_data():
     """q(v) at the optimum for inducing inputs at the data: the parts of exact regression."""
     noise = 0.3
@@ -56,6 +57,7 @@ def test_parts_of_outputs_and_of_exact_processes():
     np.testing.assert_allclose((first(NEW).mean + second(NEW).mean), f(NEW).mean, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_wrong_calls():
     with handlers.seed(rng_seed=0):
         ring = dgp.gp("f", K.RBF(), dgp.Grid(-5.0, 5.0, 12))
@@ -66,6 +68,7 @@ def test_wrong_calls():
         apart.summands()
 
 
+@pytest.mark.slow
 def test_parts_from_a_fit(key):
     def model(X, y=None):
         f = dgp.gp("f", SUM, dgp.Points(x))

@@ -57,14 +57,14 @@ def belief():
     return guide, params, factor @ params["f_auto_loc"], half @ half.T
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bound_is_that_of_the_dense_gaussian():
     guide, params, m, S = belief()
     expected = svgp_bound(RESIDUAL, NOISE, *dense(), m, S)
     close(bound(dgp.ELBO(), params, model, guide, X, Y, SUMS), expected, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_are_those_of_the_dense_gaussian():
     guide, params, m, S = belief()
     mean, covariance = svgp(*dense(), m, S)
@@ -80,13 +80,13 @@ def test_predictions_are_those_of_the_dense_gaussian():
     close(draws, values(CELLS)["y"] @ BINS.T, 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_optimum_in_closed_form_is_that_of_the_dense_gaussian():
     expected, _, _ = titsias(RESIDUAL, NOISE, *dense())
     close(bound(dgp.ELBO(), {}, model, dgp.guides.Collapsed(model), X, Y, SUMS), expected, 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bins_may_be_subsampled():
     guide, params, _, _ = belief()
     parts = draws_of_bound(dgp.ELBO(), params, model, guide, X, Y, SUMS, 2, num=500)
@@ -95,7 +95,7 @@ def test_bins_may_be_subsampled():
     assert parts.std() > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("inducing", [dgp.Grid(-5.0, 5.0, 32), Averages(-3.0, 3.0, 8)])
 def test_every_representation(inducing):
     with numpyro.handlers.seed(rng_seed=0):
@@ -121,7 +121,7 @@ def test_sums_over_a_hidden_layer_couple_its_rows():
     assert structure.coupled == {"f"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_points_may_be_arguments():
     """At other points it is the same function."""
 
@@ -136,14 +136,14 @@ def test_points_may_be_arguments():
     close(found.mean, jnp.full(2, f(X).mean.sum()), 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_deep_bound_is_that_of_numpyro():
     guide = dgp.guides.InducingPoint(deep)
     params = random_params(deep, guide, CELLS, SUMS, scale=0.1)
     assert agree(*(draws_of_bound(o, params, deep, guide, CELLS, SUMS) for o in (dgp.ELBO(), Trace_ELBO())))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_precision():
     def moments(dtype):
         with numpyro.handlers.seed(rng_seed=0):

@@ -30,6 +30,7 @@ def optimum(Kzz, Kzx):
     return {"g_auto_loc": jnp.array(np.linalg.solve(precision, A @ y) / NOISE**2), "g_auto_scale_tril": jnp.array(root)}
 
 
+@pytest.mark.slow
 def test_bound_is_hensmans():
     guide = dgp.guides.InducingPoint(shallow)
     params = random_params(shallow, guide, X, Y)
@@ -49,6 +50,7 @@ def test_dense_guide_equals_diagonal_guide():
     np.testing.assert_allclose(a, bound(dgp.ELBO(), tril, shallow, full, X, Y), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_optimum_of_q_is_titsias_collapsed_bound():
     """The bound at the closed-form optimum of q(u) is the collapsed bound, and no q is better."""
     collapsed, m, S = titsias(y, NOISE, KZZ, KZX, KXX)
@@ -61,6 +63,7 @@ def test_optimum_of_q_is_titsias_collapsed_bound():
         np.testing.assert_allclose(value, 0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_bounds_sandwich_the_evidence():
     """Lower bounds are below the evidence, the upper bound is above, both are tight at Z = X."""
     evidence = log_normal(y, np.zeros(30), KXX + NOISE**2 * np.eye(30))
@@ -134,7 +137,7 @@ def vgp_loss(params, guide):
     return dist.kl_divergence(q, prior) - likelihood.log_prob(LABELS).sum()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_opper_archambeau_reaches_the_full_rank_optimum():
     """2 N numbers are enough, for a likelihood that factorises."""
     full = dgp.guides.InducingPoint(exact)
@@ -184,6 +187,7 @@ def test_opper_archambeau_begins_alike_in_all_units():
     np.testing.assert_allclose(large.loc, 1e3 * plain.loc)
 
 
+@pytest.mark.slow
 def test_opper_archambeau_begins_where_values_are_known():
     """A linear function is zero at the origin: its variance there is no unit of anything."""
 
@@ -242,7 +246,7 @@ def test_exact_regression_as_a_program():
     np.testing.assert_allclose(value, log_normal(y, np.zeros(30), KXX + NOISE**2 * np.eye(30)), rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_marginal_collapse_is_fitc():
     """With collapse="marginal" and u integrated numerically, the evidence is that of FITC."""
 

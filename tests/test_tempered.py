@@ -39,7 +39,7 @@ def fitted(optimizer, steps, objective=None, init=None):
     return dgp.fit(svi, KEY, steps, X, Y, init_params=init or START, progress_bar=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_losses_and_steps_are_those_of_a_dense_formula():
     schedule = optax.linear_schedule(0.0, 1.0, 4)
     bound = -float(dgp.ELBO().loss(KEY, START, model, GUIDE, X, Y))
@@ -56,7 +56,7 @@ def test_losses_and_steps_are_those_of_a_dense_formula():
     np.testing.assert_allclose(step, expected, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_is_no_temperature_and_natural_gradients_go_with_it():
     for make in (lambda: optax.adam(0.05), lambda: NaturalGradient(GUIDE, log_linear(0.01, 0.5, 10), optax.adam(0.05))):
         plain, same = fitted(make(), 20), fitted(Tempered(make(), 1.0), 20)
@@ -66,6 +66,7 @@ def test_one_is_no_temperature_and_natural_gradients_go_with_it():
         assert not np.allclose(warm.losses[:5], plain.losses[:5])
 
 
+@pytest.mark.slow
 def test_a_constant_temperature_has_the_optimum_of_the_tempered_bound():
     """That of a Gaussian likelihood with the variance times the temperature; a natural step of 1 / 0.5 leads there."""
     result = fitted(Tempered(NaturalGradient(GUIDE, 2.0, optax.sgd(0.0)), 0.5), 2)
@@ -78,7 +79,7 @@ def test_a_constant_temperature_has_the_optimum_of_the_tempered_bound():
     np.testing.assert_allclose(root @ root.T, np.linalg.inv(precision), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_warm_up_ends_at_the_same_bound():
     rates = optax.cosine_decay_schedule(0.05, 1500)
     plain = fitted(optax.adam(rates), 1500)
@@ -86,7 +87,7 @@ def test_warm_up_ends_at_the_same_bound():
     np.testing.assert_allclose(warm.losses[-1], plain.losses[-1], rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_particles_in_stages_end_at_the_same_bound():
     """Few particles first and more of them later, from the state of the first stage, as docs/bound.md shows it."""
 
@@ -113,7 +114,7 @@ def test_particles_in_stages_end_at_the_same_bound():
     assert abs(staged.mean() - constant.mean()) < 4 * error + 0.02  # and what Adam leaves of its own noise
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictive_objective_has_its_divergence_tempered():
     result = fitted(Tempered(optax.sgd(0.0), 0.25), 1, dgp.PredictiveObjective(regularisation=2.0))
     value = dgp.PredictiveObjective(regularisation=0.5).loss(KEY, START, model, GUIDE, X, Y)
@@ -134,7 +135,7 @@ def test_what_has_no_temperature_is_refused():
         Tempered(0.1, 0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_checkpoints_and_stable_updates(tmp_path):
     schedule = optax.linear_schedule(0.0, 1.0, 10)
 

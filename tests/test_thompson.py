@@ -14,7 +14,7 @@ from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
 KEY = jax.random.key(3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("chain", [False, True])
 def test_thompson_sampling(chain):
     """A point each for q draws of whole functions; of a chain, draws that the key chooses."""
@@ -37,7 +37,7 @@ def test_thompson_sampling(chain):
         assert len(np.unique(np.round(first, 1))) > 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_thompson_sampling_of_a_mixture():
     """Programs as often as their weights say, and the function under y where they have hidden layers too."""
 

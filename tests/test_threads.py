@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import SVI
-from sizes import mostly_slow
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 
@@ -61,7 +61,8 @@ def task(kind, rows):
 PAIRS = [("fit", "predict"), ("predict", "sample"), ("layers", "draws"), ("median", "fit")]
 
 
-@pytest.mark.parametrize("kinds", mostly_slow(PAIRS[:1], PAIRS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", mostly_long(PAIRS[:1], PAIRS))
 def test_two_threads_trace_one_after_the_other(kinds):
     calls = [task(kind, rows) for kind, rows in zip(kinds, (4, 7), strict=True)]
     expected = []

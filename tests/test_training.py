@@ -34,7 +34,7 @@ def fit(svi, steps, *args, **kwargs):
     return dgp.fit(svi, jax.random.key(0), steps, *args, progress_bar=False, **kwargs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_same_result_as_svi_run():
     ours = fit(make(), 130, X, Y, 10)
     stock = make().run(jax.random.key(0), 130, X, Y, 10, progress_bar=False)
@@ -44,7 +44,7 @@ def test_same_result_as_svi_run():
         np.testing.assert_allclose(ours.params[name], value, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_compiled_program_for_any_number_of_steps():
     """However many steps, whole chunks or parts of them: the model is traced as often."""
 
@@ -61,14 +61,14 @@ def test_one_compiled_program_for_any_number_of_steps():
     assert traces(3) == traces(130)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.smoke
 def test_numpy_data_and_keyword_arguments():
     ours = fit(make(), 5, np.asarray(X), y=np.asarray(Y), batch=7)
     assert np.isfinite(ours.losses).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("guide", [dgp.guides.InducingPoint, dgp.guides.MeanField])
 def test_an_interrupted_fit_resumes_with_identical_results(tmp_path, guide):
     schedule = optax.chain(optax.clip_by_global_norm(100.0), optax.adam(optax.cosine_decay_schedule(0.01, 350)))
@@ -88,7 +88,7 @@ class Interrupted(Exception):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_path, monkeypatch):
     whole = fit(make(), 250, X, Y)
     file, writes = tmp_path / "fit.npz", []
@@ -108,7 +108,7 @@ def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_p
     same(resumed.params, whole.params)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parameters_in_one_file(tmp_path):
     params = random_params(bayesian, dgp.guides.InducingPoint(bayesian), X, Y)
     nested = params | {
@@ -129,7 +129,7 @@ def test_parameters_in_one_file(tmp_path):
     np.testing.assert_array_equal(a.mean, b.mean)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stock_losses_and_autoguides(tmp_path):
     from numpyro.infer.autoguide import AutoNormal
 
@@ -139,12 +139,13 @@ def test_stock_losses_and_autoguides(tmp_path):
     assert np.isfinite(result.losses).all()
 
 
+@pytest.mark.slow
 def test_progress_is_shown(capsys):
     dgp.fit(make(), jax.random.key(0), 150, X, Y)
     assert "150/150" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stable_update_skips_bad_steps():
     svi = make(optimiser=optax.sgd(10.0))
     with pytest.warns(RuntimeWarning, match=r"skipped each of the last \d+ of 20 steps"):
@@ -202,6 +203,7 @@ def hierarchy(y, plate=True, centred=True):
         numpyro.sample("y", dist.Normal(e, 1.0), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plate", [True, False])
 def test_a_funnel_at_a_point_is_warned_of(plate, key):
     program, y = partial(hierarchy, plate=plate), jnp.array([0.3, -0.2, 0.1, 0.4])
@@ -213,6 +215,7 @@ def test_a_funnel_at_a_point_is_warned_of(plate, key):
     dgp.fit(SVI(apart, AutoDelta(apart), optax.adam(0.1), dgp.ELBO()), key, 150, y, progress_bar=False)
 
 
+@pytest.mark.slow
 def test_a_failed_factorisation_names_step_and_layer():
     """A kernel that stops being one, once the optimiser has made its lengthscale negative."""
     with pytest.raises(
@@ -238,7 +241,7 @@ def test_bad_input(call, message, tmp_path):
         call(tmp_path / "fit.npz")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_of_another_fit_is_refused(tmp_path):
     file = tmp_path / "fit.npz"
     fit(make(), 3, X, Y, checkpoint=file)
@@ -313,7 +316,7 @@ def test_random_keys_of_another_kind_survive_a_checkpoint(tmp_path):
     assert len(losses) == 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_finished_fit_lets_go_of_its_data():
     """Neither the compiled program nor the result holds the rows; what a guide holds is tested with the guides."""
 

@@ -25,6 +25,7 @@ def argument(kind, rng, batch, size):
     return np.tril(full) if kind == "L" else full + full.swapaxes(-1, -2) if kind == "S" else full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @pytest.mark.parametrize("batch", [(), (3,)])
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -61,6 +62,7 @@ def test_row_sums(monkeypatch, dtype, summed):
     np.testing.assert_array_equal(jax.grad(lambda x: row_sums(x).sum())(x), jnp.ones_like(x))
 
 
+@pytest.mark.slow
 def test_many_inducing_points_make_short_blocks(monkeypatch):
     tune(monkeypatch, single_rows=100, block_bytes=4 * 4 * 1000, large=20, large_block=500)
     rows = jnp.zeros((1000, 3), jnp.float32)

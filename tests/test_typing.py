@@ -22,7 +22,7 @@ dgp.guides.MeanField(print, hiden=1)
 x: int = dgp.load("file")
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

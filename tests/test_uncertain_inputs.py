@@ -27,7 +27,7 @@ def model(X, y=None, known=False):
         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_predictions_hold_the_error_of_the_input(key):
     """Means and variances of y are those of a sum over nodes of the input, of the function's own moments."""
     guide = dgp.guides.InducingPoint(model)
@@ -48,7 +48,7 @@ def test_predictions_hold_the_error_of_the_input(key):
     assert (exact.variance < 0.8 * found.variance).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_collapsed_bound_is_above_any_other(key):
     """At the same q(x) and hyperparameters, up to the noise of the other."""
     guide, collapsed = dgp.guides.InducingPoint(model), dgp.guides.Collapsed(model)

@@ -161,6 +161,7 @@ def named(X, y=None, X_variance=None):
     one(X, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -32,7 +32,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", KERNELS)
 def test_sixteen_chains_are_the_chains_one_by_one(name):
     found = {}
