@@ -22,6 +22,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_dependence import Rows, Several, mark, result_reasons
 from numpyro_dgp.model.coupling import MarkRows
 from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.model.refusals import untransformed
 from numpyro_dgp.model.sites import Message, Trace, each_values_of, site_kind, unwrap
 
 __all__ = ["require_observations_apart"]
@@ -69,7 +70,14 @@ def require_observations_apart(model: Callable[..., Any], args: tuple[Any, ...],
         marked = [mark(str(i), jnp.asarray(a), 1) if i in followed else a for i, a in enumerate(leaves)]
         again, options = jax.tree.unflatten(treedef, marked)
         values = _ValuesApart()
-        with handlers.block(), handlers.trace() as sites, values, MarkRows(), handlers.seed(rng_seed=key):
+        with (
+            handlers.block(),
+            handlers.trace() as sites,
+            values,
+            MarkRows(),
+            handlers.seed(rng_seed=key),
+            untransformed(),
+        ):
             model(*again, **options)
         return _computed(sites), values.observed
 
