@@ -335,7 +335,7 @@ def test_traced_labels_that_are_none_have_no_mean(kernel, name):
             lambda: in_plates()(Z),
             r"1 column\(s\) and the label of the group as the last one, because layer 'f' was open",
         ),
-        (lambda: in_plates()([[0.0, 0.5]]), "Categorical: expected labels 0 to 2 in column 0 of its inputs, got 0.5"),
+        (lambda: in_plates()([[0.0, 0.5]]), "Categorical: expected labels 0 to 2 in column 1 of its inputs, got 0.5"),
         (lambda: in_plates().whitened_values_of(in_plates()), "dgp.update: expected layers opened outside of plates"),
     ],
 )
