@@ -27,7 +27,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import safe_sqrt
+from numpyro_dgp.algebra.linalg import safe_sqrt, tensordot
 
 __all__ = ["log_expectation", "log_expectation_around_peak"]
 
@@ -251,9 +251,9 @@ def _measured(integrand: Function, offsets: Function | None, low: Array, high: A
     values = integrand(z)
     top = values.max(0)
     p = jnp.exp(values - jnp.where(top > -jnp.inf, top, 0))
-    total = jnp.tensordot(jnp.asarray(_WEIGHTS, p.dtype), p, 1)
-    error = jnp.abs(jnp.tensordot(jnp.asarray(_DIFFERENCE, p.dtype), p, 1))
-    positive = jnp.where(total > 0, total, 1)
+    total = tensordot(jnp.asarray(_WEIGHTS, p.dtype), p)
+    error = jnp.abs(tensordot(jnp.asarray(_DIFFERENCE, p.dtype), p))
+    positive = jnp.maximum(total, jnp.finfo(total.dtype).tiny)
     log_integral = jnp.where(total > 0, jnp.log(positive * half) + top, -jnp.inf)
     log_error = log_integral + jnp.minimum(1.5 * jnp.log(10 * error / positive + 1e-30), 0)
     # Near an end where the integrand is largest, the nearer the more steeply it falls.
