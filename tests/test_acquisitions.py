@@ -109,6 +109,7 @@ def dense(name, x, scale=0.35):
     return -p * math.log(p) - (1 - p) * math.log(1 - p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKE)
 def test_one_gaussian_in_closed_form(name):
     np.testing.assert_allclose(MAKE[name](GP)(ONE), dense(name, ONE), rtol=1e-8)
@@ -227,6 +228,7 @@ def test_nothing_to_learn(name, known, x32):
     assert np.isfinite(slope).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", mostly_long([jnp.float32], [jnp.float32, jnp.float64]))
 def test_far_from_any_improvement(dtype):
     """At z standard deviations: the logarithm by an integral of positive numbers, its slope Phi(z) / h(z)."""
@@ -310,6 +312,7 @@ def test_numbers_of_any_type(best):
     assert improvement(best)(ONE) == improvement(float(best))(ONE)
 
 
+@pytest.mark.slow
 def test_noise_of_any_type():
     far = np.array([[50.0, 50.0], [60.0, 60.0]])
     whole, number = (design.KnowledgeGradient(GP, KEY, far, noise)(far[:1]) for noise in (np.uint8(20), 20.0))

@@ -465,6 +465,7 @@ def slope(X, y=None):
         numpyro.sample("y", dist.Normal(b * X[:, 0], 0.5), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("arviz_plots") is None, reason="needs arviz-plots")
 @pytest.mark.filterwarnings("default")
 def test_a_trace_plot():

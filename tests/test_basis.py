@@ -491,6 +491,7 @@ def test_new_rows_compare_weights_at_other_hyperparameters():
         layer(Periodic(), BASIS).whitened_values_of(layer(Periodic(), BASIS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     "case",

@@ -52,6 +52,7 @@ def rows(n=9, seed=1):
     return np.stack([r.normal(size=n), r.integers(0, 3, n), r.integers(0, 2, n)], 1)
 
 
+@pytest.mark.slow
 @each
 def test_values(name):
     kernel, scalar = KERNELS[name]

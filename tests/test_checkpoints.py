@@ -138,6 +138,7 @@ def test_kernels_are_told_by_name_and_by_their_constants(tmp_path):
         run(dgp.kernels.RBF(1.2, 0.8))
 
 
+@pytest.mark.slow
 def test_continuing_all_the_same(written, tmp_path):
     """With another learning rate from the same state; never from arrays that are not those of the state."""
     file = tmp_path / "fit.npz"

@@ -55,6 +55,7 @@ def test_titsias_bound_optimum_and_predictions():
     np.testing.assert_allclose(predicted[1], np.diag(F), atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_bound_of_the_program_at_the_optimum_and_below_it_elsewhere():
     """The collapsed bound is that of dgp.ELBO at the closed-form q(v), and one at random is below it."""
     _, A, variances = features(RBF, X, Z)

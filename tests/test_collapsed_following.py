@@ -318,6 +318,7 @@ def reused(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(h[:, None]), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rule", "message"),
     [

@@ -56,6 +56,7 @@ def test_a_program_for_many_calls():
         np.testing.assert_array_equal(found["scaled"], 3 * a)
 
 
+@pytest.mark.slow
 def test_arrays_on_a_mesh():
     """Functions with as many operations of every kind are compared although no device stands in the mesh of a trace."""
     mesh = Mesh(np.asarray(jax.devices()[:1]), ("rows",))

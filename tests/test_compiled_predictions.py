@@ -428,6 +428,7 @@ def test_batches_of_traced_rows_are_refused(key):
         jax.eval_shape(lambda x: posterior.predict(key, x, batch_size=2).mean, X)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Posterior. expected every row to be predicted by itself")
 @pytest.mark.parametrize(
     ("call", "message"),

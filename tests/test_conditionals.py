@@ -197,6 +197,7 @@ def test_conditional_may_close_over_tracers(name):
     np.testing.assert_allclose(jax.jit(jax.grad(total))(2.0), slope, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_take_their_key_from_the_program():
     def density():
         likelihood = dgp.Likelihood(CLASSES, lambda v: dist.Categorical(logits=v), integrate=dgp.MonteCarlo(5))

@@ -90,6 +90,7 @@ def test_the_primitive_that_mixes_is_named(function, cause):
     assert dependence(function, jnp.ones(5)) == [found["b"][0].kind]
 
 
+@pytest.mark.slow
 def test_closing_over_tracers():
     @jax.jit
     def run(scale):

@@ -32,6 +32,7 @@ def test_others_are_refused(given):
         as_depths("owner", given)
 
 
+@pytest.mark.slow
 def test_keys_differ_and_those_of_layers_are_as_ever():
     key = jax.random.key(0)
     assert (key_of(key, 2) == jax.random.fold_in(key, 2)).all()

@@ -37,6 +37,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 120
 
 
+@pytest.mark.slow
 def test_every_benchmark_is_listed():
     listed = (ROOT / "benchmarks" / "README.md").read_text()
     assert not [path.name for path in (ROOT / "benchmarks").glob("*.py") if f"{path.stem}.py" not in listed]

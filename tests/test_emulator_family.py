@@ -147,6 +147,7 @@ def test_a_function_of_one_direction_is_found():
     assert "(2, 1)" in repr(best)
 
 
+@pytest.mark.slow
 def test_bounds_are_those_of_the_runs_if_none_are_given():
     own = np.stack([X.min(0), X.max(0)], 1)
     values = settings(dgp.design.emulator_family(X, Y)(2), X)

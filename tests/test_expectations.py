@@ -278,6 +278,7 @@ def test_products_with_kernels_of_labels(name, full):
     assert np.isnan(jax.jit(E.psi1)(kernel, loc, np.ones((4, 2)), points)).all()
 
 
+@pytest.mark.slow
 def test_labels_with_a_variance_are_refused():
     kernels, loc, _, points = with_labels()
     with pytest.raises(ValueError, match=r"labels that are known exactly, got a variance .* columns \[1\].*average"):

@@ -48,6 +48,7 @@ def test_the_page_shows_the_files(name):
     assert (TOYS / f"{name}.py").read_text().strip() in PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_the_representation_is_a_representation():
     with numpyro.handlers.seed(rng_seed=0):
         f = dgp.gp("f", KERNEL, Averages(-2.2, 2.2, 12))
@@ -59,6 +60,7 @@ def test_the_representation_is_a_representation():
         dgp.gp("f", [KERNEL, KERNEL], Averages(-2.2, 2.2, 12), outputs=2)
 
 
+@pytest.mark.slow
 def test_features_are_covariances_with_whitened_averages():
     """Against the dense joint covariance of values and averages."""
     bins = Averages(-2.2, 2.2, 5, points=3)

@@ -278,6 +278,7 @@ def test_programs_out_of_the_window_have_no_weight():
     np.testing.assert_array_equal(found, [0.0, 1.0, 0.0])
 
 
+@pytest.mark.slow
 def test_predictions_do_not_look_at_parts_without_weight():
     """Nor at how many draws these have: one layer at its largest density has one."""
     silent = IntegratedFit(dgp.Posterior(lambda: None, samples={"a": jnp.zeros(10)}), 0.0, 0.0, 5)

@@ -110,6 +110,7 @@ def with_laplace(model):
     return guide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [AutoLaplaceApproximation, with_laplace], ids=["alone", "in a list"])
 def test_a_guide_that_draws_only_its_mode_does_not_predict(make):
     with pytest.raises(ValueError, match=r"the mode without any uncertainty: Posterior\(model, samples="):

@@ -176,6 +176,7 @@ def test_log_prob_with_a_belief_is_the_expected_log_density(key):
         assert (jnp.abs(draws.mean(0) - expected) < 4 * error).all()
 
 
+@pytest.mark.slow
 def test_kl_divergences_against_dense_algebra():
     q = FunctionValues(jnp.array(rng.normal(size=(7, 2))), jnp.array(rng.gamma(2.0, size=(7, 2))))
     p = FunctionValues(jnp.array(rng.normal(size=(7, 2))), jnp.array(rng.gamma(2.0, size=(7, 2))))

@@ -336,6 +336,7 @@ def test_layers_must_see_the_pseudo_inputs():
         jax.eval_shape(lambda given: handlers.seed(handlers.substitute(guide, data=given), 0)(X, X[:6]), params)
 
 
+@pytest.mark.slow
 def test_natural_gradients_are_refused():
     guide = G.GlobalInducing(two, num_inducing=5)
     svi = SVI(two, guide, dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01)), dgp.ELBO())

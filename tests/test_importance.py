@@ -399,6 +399,7 @@ def test_network_sees_inputs_and_observations_of_the_minibatch():
     assert len(seen) == 1, "called without observations"
 
 
+@pytest.mark.slow
 def test_network_does_not_see_what_is_masked():
     counted = jnp.arange(6) % 2 == 0
 
@@ -446,6 +447,7 @@ def wide(X, y=None):
         numpyro.sample("y", dist.Normal(x.sum(-1), NOISE), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -190,6 +190,7 @@ def test_functions_without_joint_moments(model, message, key):
         posterior.predict_jointly(key, NEW)
 
 
+@pytest.mark.slow
 def test_wrong_calls(key):
     with pytest.raises(ValueError, match="num_features to be a positive integer, got 0"):
         SHALLOW.predict_jointly(key, NEW, num_features=0)

@@ -71,6 +71,7 @@ def ways(build, x):
     return found
 
 
+@pytest.mark.slow
 @every
 def test_other_shapes_are_refused_wherever_a_kernel_is_evaluated(name, build):
     owner, argument = name.split()
@@ -109,6 +110,7 @@ def test_lists(name, build):
     assert jax.eval_shape(lambda v: build([v, 1.3])(X, X), 0.7).shape == (3, 3)
 
 
+@pytest.mark.slow
 @few
 def test_batches_of_kernels(name):
     build, values = ALONE[name], jnp.array([[0.7, 1.3], [0.4, 0.9], [1.1, 2.0]])

@@ -130,6 +130,7 @@ def test_is_a_pytree_that_survives_transformations(name):
         np.testing.assert_allclose(batch[0], kernel(X, X), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @every
 def test_gradients_are_finite_where_inputs_coincide(name):
     kernel = TABLE[name][0]

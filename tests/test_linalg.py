@@ -14,6 +14,7 @@ from numpyro_dgp.algebra.quadratic_forms import quadratic_forms, quadratic_forms
 from numpyro_dgp.algebra.row_blocks import in_blocks
 
 
+@pytest.mark.slow
 def test_squared_distances_both_ways(key):
     for columns in (1, 3, 4, 9):
         X = jax.random.normal(key, (2, 7, columns))

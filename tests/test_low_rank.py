@@ -186,6 +186,7 @@ def test_single_precision():
     np.testing.assert_allclose(found[1], kl_divergence(exact, InducingPrior(shape, jnp.float64)), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "message"),
     [

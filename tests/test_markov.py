@@ -290,6 +290,7 @@ def test_bad_rules(build, message):
         build()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sites", "message"),
     [

@@ -117,6 +117,7 @@ def test_bound_agrees_with_mixing_in_the_conditional():
         assert abs(draws.mean() - exact) < 3 * draws.std() / np.sqrt(len(draws))
 
 
+@pytest.mark.slow
 def test_log_marginal_of_several_outputs_is_joint():
     likelihood = dgp.Likelihood(
         G_X.mix(P), lambda v: dist.Normal(2 * v + 1, jnp.array([0.1, 0.2, 0.3, 0.4])).to_event(1)

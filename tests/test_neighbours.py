@@ -288,6 +288,7 @@ Y = jnp.sin(2 * X[:, 0])
 LABELS = (X[:, 0] > 0) * 1
 
 
+@pytest.mark.slow
 def test_sites_and_blocks():
     kinds = {}
 

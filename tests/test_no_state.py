@@ -111,6 +111,7 @@ def test_one_guide_in_threads():
     jax.tree.map(np.testing.assert_array_equal, alone, together)
 
 
+@pytest.mark.slow
 def test_a_guide_inside_another_program():
     """Nested use: a guide drawn from within the run of another one."""
     inner, outer = G.InducingPoint(shallow), G.InducingPoint(deep)

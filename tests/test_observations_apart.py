@@ -155,6 +155,7 @@ PATHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_every_fit_refuses_a_program_that_looks(path):
     with pytest.raises(ValueError, match="nothing but observed values depends on the observations"):

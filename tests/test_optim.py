@@ -159,6 +159,7 @@ def test_steps_of_latents_are_relative_to_one_datum():
     np.testing.assert_allclose(params["w_auto_scale"][moved], 0.2**0.5, atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_scale_of_a_plate_is_that_of_this_fit():
     """Even where the guide has run on all data before."""
     guide = dgp.guides.InducingPoint(latent_mean, latent=dgp.guides.Normal(1.0, loc=0.0))

@@ -58,6 +58,7 @@ def test_every_method_refuses_an_unseen_group(key):
             call()
 
 
+@pytest.mark.slow
 def test_a_program_may_say_what_other_groups_have(key):
     posterior = dgp.Posterior(partial(with_groups, how="masked"), samples=GROUPED)
     found = posterior.predict(key, jnp.linspace(0.0, 1.0, 3)[:, None], jnp.array([0, 3, 2]))

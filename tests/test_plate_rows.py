@@ -274,6 +274,7 @@ def test_rows_that_count_once_pass(name):
     inspect_program(model, (x, y), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_samples", [5, N])
 def test_several_values_of_a_latent_pass(num_samples):
     def model(X, y):

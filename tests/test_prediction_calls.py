@@ -36,6 +36,7 @@ GUIDE = dgp.guides.InducingPoint(seen_twice)
 PARAMS = random_params(seen_twice, GUIDE, X, Y, W)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [30, 7])
 @pytest.mark.parametrize("source", ["guide", "chain"])
 def test_latents_of_a_prediction_do_not_take_those_of_the_fit(source, rows, key):
@@ -67,6 +68,7 @@ def test_a_guide_and_a_chain_give_one_prediction(key):
     assert (jnp.abs(a.mean(0) - b.mean(0)) < 4.5 * error).all()
 
 
+@pytest.mark.slow
 def test_an_observation_beside_leaves_no_fresh_parameters(key):
     """An explicit y is predicted, not given a posterior of its own, where another site of the same rows is observed."""
     program = lambda X, y=None, z=None: seen_twice(X, y, z, explicit=True)  # noqa: E731
@@ -293,6 +295,7 @@ def test_layers_of_an_exact_process_at_the_rows_of_the_fit(key):
         posterior.layers(key, X[:7], Y[:7])
 
 
+@pytest.mark.slow
 def test_parameters_of_other_programs_are_ignored_with_a_warning(key):
     guide = dgp.guides.InducingPoint(shallow)
     params = random_params(deep, dgp.guides.InducingPoint(deep), X, Y)

@@ -94,6 +94,7 @@ def test_the_collector_of_sources():
     assert not PRIVATE.search("seed=0, five checks, seed 0")
 
 
+@pytest.mark.slow
 def test_links_leave_code_alone():
     source = ["Titsias (2009) and `Titsias (2009)`\n```python\nTitsias (2009)\n```\n(Neal, 2001, section 2)"]
     in_page(None, "any", source)

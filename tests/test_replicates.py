@@ -86,6 +86,7 @@ def test_one_layer_has_the_bound_of_all_rows(noise):
         np.testing.assert_allclose(few, every, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_two_layers_have_the_density_of_all_rows():
     """With the last layer integrated, at given values of the first, and its derivative by the noise."""
     with jax.enable_x64(True):

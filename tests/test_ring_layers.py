@@ -280,6 +280,7 @@ def test_rules_keep_the_contract_of_guides(rule):
     testing.check_guide(bayesian, G.InducingPoint(bayesian, inducing=rule), jnp.array(X), jnp.array(Y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_a_rule_starts_at_its_scale(rule):
     guide = G.InducingPoint(shallow, inducing=type(rule)(0.1))

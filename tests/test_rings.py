@@ -213,6 +213,7 @@ def test_nuts_on_the_process_itself(key):
     np.testing.assert_allclose(samples["f"].std(0) / sd, 1, atol=0.1)
 
 
+@pytest.mark.slow
 def test_bad_input():
     with pytest.raises(ValueError, match="expected inputs on a regular grid, got one"):
         dgp.rings.regular(np.array([0.0, 1.0, 2.4]), 6.0)

@@ -307,6 +307,7 @@ def test_float32(x32):
     assert np.isfinite(draws).all()
 
 
+@pytest.mark.slow
 def test_diagnostics_are_shown():
     kernel = dgp.SGHMC(pooled)
     state = kernel.init(jax.random.key(0), 10, None, (4,), {})

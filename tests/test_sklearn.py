@@ -190,6 +190,7 @@ def test_densities_of_other_outputs():
             found.log_density(X[:4], np.ones(shape))
 
 
+@pytest.mark.slow
 def test_densities_of_a_column(fitted):
     X, y = rows(4)
     np.testing.assert_array_equal(fitted.log_density(X, y[:, None]), fitted.log_density(X, y))
@@ -331,6 +332,7 @@ def test_weighted_bounds(guide):
     np.testing.assert_allclose(loss(inputs, targets, jnp.asarray(COUNTS, float)), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_wrong_weights():
     X, y = rows(6)
     for bad, message in (

@@ -57,6 +57,7 @@ def dense(kernel, t, y, noise, where):
     return log_normal(y, 0.0, C), -solved, cross @ solved, variance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", mostly_long(["two Materns"], ["two Materns", "Matern12", "Matern52", "sum of products", "decaying period"])
 )

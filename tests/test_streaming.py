@@ -126,6 +126,7 @@ def test_any_source_of_batches(tmp_path):
     assert isinstance(dgp.Stream((X, Y), 30), dgp.BatchSource)
 
 
+@pytest.mark.slow
 def test_sources_that_are_none():
     model = dgp.minibatch(shallow, data=90)
     with pytest.raises(ValueError, match=r"expected a source of batches.*got tuple: try dgp\.Stream"):

@@ -92,6 +92,7 @@ def classes(v):
     return dist.Categorical(logits=v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -118,6 +119,7 @@ def test_wrong_calls(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_programs_with_hidden_columns_have_the_odds_of_their_layers():
     """A pair counts by its layers, and is shown as it is given."""
     posterior = dgp.Posterior(lambda: None, samples={"a": jnp.zeros(4)})
