@@ -22,7 +22,6 @@ def test_one_version():
     assert numpyro_dgp.__version__ == cited == newest
 
 
-@pytest.mark.slow
 def test_the_lower_bounds_are_those_of_the_table_of_tested_versions():
     """Where a bound of pyproject.toml changes, ci/matrix.py has to run again, and its table goes into the page."""
     matrix = load(ROOT / "ci" / "matrix.py")
