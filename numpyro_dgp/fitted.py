@@ -110,7 +110,7 @@ class Fit:
             ...     numpyro.sample("y", dgp.gp("f", dgp.kernels.RBF(1.0, scale), None)(X, noise=0.1), obs=y)
             >>> X = jnp.linspace(0, 1, 9)[:, None]
             >>> posterior = dgp.Posterior(model, samples={"scale": jnp.array([0.4, 0.5])}).on(X, jnp.sin(6 * X[:, 0]))
-            >>> print(posterior.predict(jax.random.key(0), jnp.array([[0.25]])).mean.round(1))
+            >>> print(posterior.predict(jax.random.key(0), jnp.array([[0.25]])).mean.round())
             [1.]
         """
         data = jax.tree.map(as_data, (args, kwargs))
