@@ -1,5 +1,7 @@
 """Programs that look at the observations: a prediction has none, and is another program than that of the fit."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,8 +137,15 @@ def both(X, y=None):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, scale)), obs=y)
 
 
-def svi(guide):
-    return SVI(both, guide(both), optax.adam(0.1), dgp.ELBO())
+def without_hyperparameters(X, y=None):
+    m = 0.0 if y is None else y.mean()
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.4), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v + m, 0.1)), obs=y)
+
+
+def svi(guide, model=both):
+    return SVI(model, guide(model), optax.adam(0.1), dgp.ELBO())
 
 
 def chain(kernel):
@@ -145,6 +154,8 @@ def chain(kernel):
 
 PATHS = {
     "fit": lambda: dgp.fit(svi(dgp.guides.InducingPoint), KEY, 1, X, Y, progress_bar=False),
+    "no latents but v": lambda: svi(dgp.guides.InducingPoint, without_hyperparameters).init(KEY, X, Y),
+    "points": lambda: svi(partial(dgp.guides.InducingPoint, inducing=dgp.guides.Delta()), both).init(KEY, X, Y),
     "svi.run of NumPy": lambda: svi(dgp.guides.MeanField).run(KEY, 1, np.array(X), np.array(Y), progress_bar=False),
     "an autoguide": lambda: svi(AutoNormal).run(KEY, 1, X, Y, progress_bar=False),
     "Collapsed": lambda: svi(dgp.guides.Collapsed).init(KEY, X, Y),

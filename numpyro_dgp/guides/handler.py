@@ -125,9 +125,17 @@ class Replace(Messenger):
         return inspect_program(self.choices.model, self.args, self.kwargs)
 
     @cached_property
+    def _sound(self) -> bool:
+        require_observations_apart(self.choices.model, self.args, self.kwargs)
+        return True
+
+    def require_sound(self) -> None:
+        """Raise if the program cannot be fitted; it is looked at once."""
+        assert self._sound
+
+    @cached_property
     def initial(self) -> dict[str, Array]:
         """A value for every latent site, where parameters are created."""
-        require_observations_apart(self.choices.model, self.args, self.kwargs)
         return initial_values(self.choices.model, self.args, self.kwargs, self.choices.init_loc_fn)
 
     @cached_property
@@ -200,6 +208,7 @@ class Replace(Messenger):
             data=lambda: self._data(msg),
             below=lambda: self.found[self.below[name][0]],
             at_rows=lambda *run: self._at_rows(name, fn, *run),
+            require_sound=self.require_sound,
         )
         with self._names.of_guide():
             q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]

@@ -45,6 +45,7 @@ class Site:
         at_rows: gives the values of the layer's function wherever the program calls it, in a run at other rows, for
             rules that set ``follows_layers``. It takes the name of the argument that holds the inputs (``None`` for the
             first), a function from these inputs to other rows, and one from the message of a latent to its value there.
+        require_sound: raises if the program cannot be fitted, where its parameters are created.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -73,6 +74,7 @@ class Site:
     data: Callable[[], Array]
     below: Callable[[], Array]
     at_rows: Callable[[str | None, Callable[[Array], Array], Callable[[dict[str, Any]], Array]], list[Any]]
+    require_sound: Callable[[], None]
 
     __repr__ = brief
 
@@ -80,8 +82,13 @@ class Site:
         self, name: str, init: Callable[[], Array], *, event_dim: int | None = None, constraint: Any = constraints.real
     ) -> Array:
         """A variational parameter; ``init`` runs only when it is created."""
+
+        def start(_: Any) -> Array:
+            self.require_sound()
+            return init()
+
         kwargs = {"event_dim": event_dim + self.rows_in_event} if self.in_plate and event_dim is not None else {}
-        return numpyro.param(f"{self.name}_{self.prefix}_{name}", lambda _: init(), constraint=constraint, **kwargs)
+        return numpyro.param(f"{self.name}_{self.prefix}_{name}", start, constraint=constraint, **kwargs)
 
 
 class GaussianParameters(NamedTuple):
