@@ -1,10 +1,10 @@
-"""Fit Gaussian processes of one and two layers, the deep one with two guides, to a regression data set.
+"""Fit Gaussian processes of one and two layers to a regression data set.
 
 ``python examples/regression.py`` fits Mauna Loa CO2. ``--data FILE.npz`` takes any file with arrays X (N, D) and
-y (N,); ``--layers 1 2 3`` adds a third layer; ``python examples/regression.py --help`` lists the rest. It prints a
-table and writes figures and the fitted parameters to ``--out``; ``summary.png`` shows all fits, for a series with a
-forecast.
-Fits run in processes of their own, ``--jobs`` at a time, so that one compiles while another computes.
+y (N,); ``--layers 1 2 3`` adds a third layer, ``--guide inducing-point mean-field`` a second guide, and
+``python examples/regression.py --help`` lists the rest. It prints a table and writes figures and the fitted parameters
+to ``--out``; ``summary.png`` shows all fits, for a series with a forecast. Fits run in processes of their own,
+``--jobs`` at a time, so that one compiles while another computes.
 """
 
 from __future__ import annotations
@@ -300,7 +300,6 @@ def run(arguments: argparse.Namespace, seed: int, depth: int, guide: str) -> Fit
     split = split_data(*rows_of(arguments), seed, arguments.protocol)
     co2 = arguments.data == "co2"
     period = 1.0 if co2 else arguments.period
-    noise = {"yes": True, "no": False, "auto": "mean-field" in arguments.guide}[arguments.process_noise]
     stem = f"split{seed}_{depth}_{guide}"
     found = fit(
         split,
@@ -312,7 +311,7 @@ def run(arguments: argparse.Namespace, seed: int, depth: int, guide: str) -> Fit
         batch=arguments.batch,
         learning_rate=arguments.learning_rate,
         seed=arguments.seed,
-        process_noise=noise,
+        process_noise=arguments.process_noise == "yes",
         period=period and period / float(split.units_X.scale[0]),
         likelihood=arguments.likelihood,
         checkpoint=arguments.out / f"{stem}.checkpoint" if arguments.resume else None,
@@ -354,7 +353,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--data", default="co2", help="co2, diabetes, or an .npz file with X and y")
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--guide", nargs="+", choices=sorted(GUIDES), default=["inducing-point", "mean-field"])
+    parser.add_argument("--guide", nargs="+", choices=sorted(GUIDES), default=["inducing-point"])
     parser.add_argument("--likelihood", choices=LIKELIHOODS, default="student-t")
     parser.add_argument("--optimizer", choices=list(RATES), default="natural")
     parser.add_argument("--steps", type=int, help=f"by optimiser and guide: {STEPS}")
@@ -363,7 +362,7 @@ def main() -> None:
     parser.add_argument("--num-inducing", type=int, default=60)
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--learning-rate", type=float, help=f"of Adam in the first step: {RATES}")
-    parser.add_argument("--process-noise", choices=["auto", "yes", "no"], default="auto", help="auto: if mean-field")
+    parser.add_argument("--process-noise", choices=["yes", "no"], default="yes", help="of hidden layers")
     parser.add_argument("--period", type=float, help="of a season, in units of a single input; a year for co2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("regression_output"))
