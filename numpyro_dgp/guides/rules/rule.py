@@ -45,7 +45,10 @@ class Site:
         at_rows: gives the values of the layer's function wherever the program calls it, in a run at other rows, for
             rules that set ``follows_layers``. It takes the name of the argument that holds the inputs (``None`` for the
             first), a function from these inputs to other rows, and one from the message of a latent to its value there.
-        require_sound: raises if the program cannot be fitted, where its parameters are created.
+        require_sound: looks at the program where its parameters are created.
+
+    Raises:
+        ValueError: a parameter is created for a program in which what all rows share depends on observations.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
