@@ -155,7 +155,7 @@ WRONG = [
     Wrong("no particles", update(num_particles=0), "update: expected num_particles to be a positive integer, got 0"),
 ]
 
-# These trace a second program or a step of the fit: tests/test_new_data.py has them among the slow tests.
+# These trace a second program or a step of the fit: tests/test_new_data.py has them among the long tests.
 TRACED = [
     Wrong("a ring", under(on_a_ring, dgp.guides.InducingPoint, RING), r"RingFunction cannot tell.*dgp.Points\(Z\)"),
     Wrong(
