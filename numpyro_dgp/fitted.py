@@ -18,7 +18,6 @@ from numpyro import handlers
 from numpyro_dgp._checks import require_call, require_finite, require_finite_leaves, require_key
 from numpyro_dgp._data import as_array, own
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.draws import (
     BatchKeys,
     RequireParameters,
@@ -140,7 +139,7 @@ class Fit:
         )
         return known_values(sites), sites
 
-    @one_thread
+    @apart()
     def call(self, args: Any, kwargs: Any, or_of_fit: bool = False) -> Call:
         """What a call at new inputs predicts; raises for a call that is not one.
 
@@ -174,17 +173,16 @@ class Fit:
         require_draws(self.samples or {}, own.sites)
         return call
 
-    @one_thread
+    @apart()
     def trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
         """One run of the model: in marginal mode under the guide, or given one draw of MCMC.
 
         Raises:
             ValueError: a site that all data share has no value in the guide or the draw.
         """
-        with apart():
-            if self.data is not None and not target.of_fit:
-                return self._trace_given_data(target, key, sample, args, kwargs)
-            return self._trace(target, key, sample, args, kwargs)
+        if self.data is not None and not target.of_fit:
+            return self._trace_given_data(target, key, sample, args, kwargs)
+        return self._trace(target, key, sample, args, kwargs)
 
     def _trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
         guide_key, model_key = jax.random.split(key)

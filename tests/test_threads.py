@@ -24,13 +24,14 @@ class Meeting:
     """A program in which every thread waits, the first time, for another one to be in it too."""
 
     def __init__(self):
-        self.barrier, self.met = threading.Barrier(2), threading.local()
+        self.barrier, self.met, self.entered = threading.Barrier(2), threading.local(), threading.Event()
 
     def __call__(self, X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 3)[:, None]))
         with numpyro.plate("data", len(X)):
             if not hasattr(self.met, "once"):
                 self.met.once = True
+                self.entered.set()
                 with suppress(threading.BrokenBarrierError):  # one thread at a time
                     self.barrier.wait(0.2)
             numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
@@ -72,7 +73,10 @@ def test_two_threads_trace_one_after_the_other(kinds):
     calls = [task(kind, rows) for kind, rows in zip(kinds, (4, 7), strict=True)]
     calls[1][0].barrier = calls[0][0].barrier
     with ThreadPoolExecutor(2) as pool:
-        found = [future.result() for future in [pool.submit(call) for _, call in calls]]
+        first = pool.submit(calls[0][1])
+        assert calls[0][0].entered.wait(60)
+        second = pool.submit(calls[1][1])  # while the other one is within its program
+        found = [first.result(), second.result()]
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 

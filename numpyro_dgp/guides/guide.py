@@ -178,7 +178,7 @@ class Guide:
         guide.predicted = plates
         return guide
 
-    @one_thread
+    @apart()
     def sample_posterior(
         self, rng_key: Array, params: dict[str, Array], *args: Any, sample_shape: tuple[int, ...] = (), **kwargs: Any
     ) -> dict[str, Array]:
@@ -210,8 +210,7 @@ class Guide:
 
         for _ in sample_shape:
             draw = jax.vmap(draw)
-        with apart():
-            return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
+        return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
 
     def median(self, params: dict[str, Array], *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Medians of the sites that have a variational distribution of their own: ``{site: median}``.

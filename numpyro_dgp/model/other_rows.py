@@ -14,6 +14,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array
+from numpyro_dgp.algebra.compiled import one_thread
 from numpyro_dgp.model.sites import Message, each_values_of, site_kind, unwrap
 
 __all__ = ["OtherRows", "apart", "at_mean", "outside", "with_rows"]
@@ -22,13 +23,14 @@ __all__ = ["OtherRows", "apart", "at_mean", "outside", "with_rows"]
 @contextmanager
 def apart() -> Iterator[None]:
     """Within it, programs run by themselves: messages meet no handler that has been entered before, and a program that
-    asks for a prediction gets no sites of the fitted one."""
-    around = _PYRO_STACK[:]
-    _PYRO_STACK.clear()
-    try:
-        yield
-    finally:
-        _PYRO_STACK[:] = around
+    asks for a prediction gets no sites of the fitted one. One thread at a time is within it."""
+    with one_thread:
+        around = _PYRO_STACK[:]
+        _PYRO_STACK.clear()
+        try:
+            yield
+        finally:
+            _PYRO_STACK[:] = around
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -86,10 +86,6 @@ class Predictor:
                 if a check of its fails or it predicts NaN.
         """
         require_keywords("Posterior", Options._fields, self.fit.model, kwargs)
-        with apart():
-            return self._found(quantity, key, options, args, kwargs)
-
-    def _found(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
         num_samples, samples = self._samples(options)
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
         if options.X_variance is not None:
@@ -103,8 +99,7 @@ class Predictor:
             target = Target(seen.site, seen.plates)
             for i, draw in enumerate(jax.random.split(key, num_samples)[:_TRIED]):
                 sample = {name: values[i] for name, values in samples.items()}
-                with one_thread:
-                    quantity.of_draw(*quantity.settings, self.fit, target, draw, sample, args, kwargs)
+                _of_draw(quantity, self.fit, target, draw, sample, args, kwargs)
         return found
 
     def _run(
@@ -188,7 +183,7 @@ class Predictor:
         args, kwargs = _arguments(treedef, constants, arrays)
         draw, target = jax.random.split(key, num_samples)[i], target._replace(batch=batch)
         with numpyro.validation_enabled(not outside):  # the index is the reason of what NumPyro would say
-            quantity.of_draw(*quantity.settings, self.fit, target, draw, sample, args, kwargs)
+            _of_draw(quantity, self.fit, target, draw, sample, args, kwargs)
         require_inside("Posterior", outside)
 
     def range(self, args: Any, kwargs: Any) -> Range:
@@ -253,7 +248,7 @@ class Predictor:
 
         def run(key: Array, sample: Any, arrays: list[Any]) -> Any:
             args, kwargs = _arguments(treedef, constants, arrays)
-            return quantity.of_draw(*quantity.settings, self.fit, target, key, sample, args, kwargs)
+            return _of_draw(quantity, self.fit, target, key, sample, args, kwargs)
 
         for count in sizes if batch_size is None else (*sizes, 1):
             # A program is another one at a single row, where axes of length 1 broadcast.
@@ -287,6 +282,14 @@ def _arguments(treedef: Any, constants: tuple[Any, ...], arrays: list[Any]) -> A
     return jax.tree.unflatten(treedef, [c if a is None else a for a, c in zip(arrays, constants, strict=True)])
 
 
+@apart()
+def _of_draw(
+    quantity: Quantity, fit: Fit, target: Target, key: Array, sample: Mapping[str, Array], args: Any, kwargs: Any
+) -> Any:
+    """The quantity of one draw, of a program that runs by itself wherever the prediction is asked for."""
+    return quantity.of_draw(*quantity.settings, fit, target, key, sample, args, kwargs)
+
+
 def _predicted(
     fit: Fit,
     quantity: Quantity,
@@ -301,7 +304,7 @@ def _predicted(
     batch: Array | None,
 ) -> Any:
     args, kwargs = _arguments(treedef, constants, arrays)
-    of_draw = partial(quantity.of_draw, *quantity.settings, fit, target._replace(batch=batch))
+    of_draw = partial(_of_draw, quantity, fit, target._replace(batch=batch))
     width = max([len(a) for a in arrays if a is not None and a.ndim], default=1)
     dtype = jnp.result_type(jnp.float32, *(a for a in arrays if a is not None))
     draws = jax.random.split(key, num_samples), samples
