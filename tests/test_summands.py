@@ -4,8 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoLaplaceApproximation
 
 import numpyro_dgp as dgp
 from numpyro_dgp.model.beliefs import FullBelief
@@ -80,3 +83,30 @@ def test_parts_from_a_fit(key):
     C = sum(k(x, x) for k in KERNELS) + 0.09 * np.eye(6)
     for part, k in zip(f.summands(), KERNELS, strict=True):
         np.testing.assert_allclose(part(NEW).mean, np.linalg.solve(C, k(x, NEW)).T @ y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_parts_as_two_layers_depend_on_each_other_in_one_gaussian_of_all_sites(key):
+    """As recipes/sums.md says of AutoLaplaceApproximation: exact for a normal y with known hyperparameters."""
+    noise, kernels = 0.3, (K.RBF(2.0, 1.5), K.RBF(0.5, 0.3))
+
+    def functions():
+        return [dgp.gp(f"part{i}", kernel, dgp.Points(x)) for i, kernel in enumerate(kernels)]
+
+    def model(y=None):
+        first, second = functions()
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dgp.Likelihood((first(x), second(x)), lambda a, b: dist.Normal(a + b, noise)), obs=y)
+
+    guide = AutoLaplaceApproximation(model)
+    svi = SVI(model, guide, optax.adam(optax.exponential_decay(0.1, 500, 0.3)), Trace_ELBO())
+    result = svi.run(key, 4000, jnp.array(y), progress_bar=False)
+    q = guide.get_posterior(result.params)
+    C = sum(k(x, x) for k in KERNELS[:2]) + noise**2 * np.eye(6)
+    for i, k in enumerate(KERNELS[:2]):
+        A = np.linalg.cholesky(k(x, x) + 1e-10 * np.diag(k(x, x)) * np.eye(6))  # values are A v
+        block = slice(6 * i, 6 * i + 6)
+        gain = np.linalg.solve(C, k(x, x)).T
+        np.testing.assert_allclose(A @ np.array(q.mean[block]), gain @ y, atol=1e-3)
+        covariance = A @ np.array(q.covariance_matrix[block, block]) @ A.T
+        np.testing.assert_allclose(covariance, k(x, x) - gain @ k(x, x), atol=1e-4)
