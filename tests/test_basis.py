@@ -378,13 +378,14 @@ WORKS = {
     "AutoNormal": (shallow, AutoNormal),
     "AutoNormal, for_mcmc": (dgp.for_mcmc(deep, {"variance": 0.3}), AutoNormal),
 }
-FOLLOWS = "expected a guide under which values that v determines follow the model.*'h'.*Propagate.*noise=s"
+APART = "expected a guide under which values that v determines follow the model.*'h'"
+FOLLOWS = APART + ".*Propagate.*noise=s"
 REFUSES = {
     "MeanField": (deep, G.MeanField, FOLLOWS),
     "GivenInducing": (deep, partial(G.InducingPoint, sites={"h": G.GivenInducing()}), FOLLOWS),
     "JointOutputs": (deep, partial(G.InducingPoint, sites={"h": G.JointOutputs()}), FOLLOWS),
     "GivenBelow": (deep, partial(G.InducingPoint, sites={"h": G.GivenBelow()}), FOLLOWS),
-    "Collapsed, no noise": (deep, G.Collapsed, "Collapsed: " + FOLLOWS),
+    "Collapsed, no noise": (deep, G.Collapsed, "Collapsed: " + APART + ".*InducingPoint"),
     "Collapsed": (noisy, G.Collapsed, "expected known inputs of layer 'g', a BasisFunction.*guides.InducingPoint"),
     "Circulant": (deep, partial(G.InducingPoint, sites={"g": G.Circulant()}), "on a dgp.Grid.*choose another rule"),
     "AutoNormal": (deep, AutoNormal, "expected values that a BasisFunction determines.*dgp.for_mcmc"),
