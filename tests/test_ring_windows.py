@@ -341,7 +341,7 @@ def test_minibatches_train():
     x = jnp.array(np.sort(rng.uniform(8, 52, (300, 1)), 0))
     y = jnp.sin(x[:, 0]) + 0.3 * jnp.array(rng.normal(size=300))
     found = []
-    for neighbours in (None, 32):
+    for neighbours in (None, 48):
         grid = dgp.Grid(0.0, 60.0, 120, neighbours)
         guide = G.InducingPoint(program, inducing=G.Circulant())
         svi = SVI(program, guide, optax.adam(0.05), dgp.ELBO())
@@ -387,8 +387,8 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"expected the neighbours .* got \(3,\) with \d+ % of the weights in their"):
         f(inputs("line"))
     q = belief("scaled prior", prior_of(K.RBF(), grid_of("line")))
-    with pytest.raises(ValueError, match=r"got \(32,\) with .* scaled=True\) for rules that scale values"):
-        open_gp(q, K.RBF(), grid_of("line", 32))(inputs("line"))
+    with pytest.raises(ValueError, match=r"got \(16,\) with .* scaled=True\) for rules that scale values"):
+        open_gp(q, K.RBF(), grid_of("line", 16))(inputs("line"))
     f = open_gp(jnp.zeros(120), K.RBF(), grid_of("line", 32))
     with pytest.raises(ValueError, match=r"expected inputs on the ring, from 0.0 to 60.0, got 1 outside"):
         f(np.array([[61.0]]))
