@@ -16,7 +16,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_dgp._checks import require_finite, with_nearest
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.row_blocks import rows_in_cache
-from numpyro_dgp.algebra.row_by_row import independent_draw
+from numpyro_dgp.algebra.row_by_row import rows_apart
 from numpyro_dgp.model.beliefs import FunctionDraw
 from numpyro_dgp.model.program import Program
 from numpyro_dgp.model.refusals import whole_data
@@ -119,6 +119,8 @@ class IndependentDraws(Messenger):
     """Marks every draw for :func:`~numpyro_dgp.algebra.row_by_row.row_axes`, outside all other handlers; collects the
     sites."""
 
+    everywhere = True  # in programs that run apart, too
+
     def __init__(self) -> None:
         self.sites: list[DrawnSite] = []
         super().__init__()
@@ -134,7 +136,7 @@ class IndependentDraws(Messenger):
         plates = frozenset(frame.name for frame in msg["cond_indep_stack"])
         self.sites.append(DrawnSite(msg["name"], fn.batch_shape, fn.event_shape, plates))
         if msg["value"] is None and kwargs["rng_key"] is not None:
-            msg["value"] = independent_draw(lambda key: fn(rng_key=key, sample_shape=()), kwargs["rng_key"])
+            msg["value"] = rows_apart(lambda key: fn(rng_key=key, sample_shape=()))(kwargs["rng_key"])
 
 
 class Whole(whole_data):

@@ -365,3 +365,11 @@ def test_a_process_given_its_values():
 def test_slopes_outside_of_a_ring():
     with pytest.raises(ValueError, match="expected inputs on the ring, from"):
         opened(k.RBF(), dgp.Grid(-3.0, 3.0, 16)).grad(X + 9)
+
+
+@pytest.mark.parametrize("mean", [0.5, lambda x: 0.5, lambda x: jnp.concatenate([x, 2 * x], -1)])
+def test_slopes_of_a_mean_of_several_outputs(mean):
+    f = opened(k.RBF(V, L), dgp.Points(Z), outputs=2, mean=mean)
+    close(f.grad(X).mean, (f(X + H).mean - f(X - H).mean) / (2 * H), 1e-6)
+    A = jnp.array(rng.normal(size=(3, len(X))))
+    close(f.linear(X, A).mean, A @ f(X).mean, 1e-9)

@@ -28,6 +28,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.linalg import safe_sqrt, tensordot
+from numpyro_dgp.algebra.row_by_row import rows_apart
 
 __all__ = ["log_expectation", "log_expectation_around_peak"]
 
@@ -119,7 +120,9 @@ def log_expectation(
     """
     # Compiled as a whole: outside of a compiled program its hundreds of operations would be compiled one by one.
     take = partial(_log_expectation, log_value, centres, affine, most)
-    return jax.jit(take)(*jnp.broadcast_arrays(loc, variance))
+    loc, variance = jnp.broadcast_arrays(loc, variance)
+    # An integral keeps the rows apart that its integrand keeps apart: this one value is examined in its place.
+    return rows_apart(lambda loc, variance, _: take(loc, variance))(loc, variance, log_value(loc))
 
 
 def _log_expectation(

@@ -20,11 +20,11 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.algebra.jaxprs import called_jaxpr
 from numpyro_dgp.algebra.row_dependence import place
 
-__all__ = ["independent_draw", "row_axes"]
+__all__ = ["row_axes", "rows_apart"]
 
 _SIZES = frozenset({"shape", "new_sizes", "limit_indices", "slice_sizes"})  # settings that follow from shapes
 _MAKERS = frozenset({"iota", "broadcast_in_dim", "random_bits"})  # they fill any number of rows in the same way
-_DRAW = "one_draw_for_each_row"
+_APART = "rows_apart"
 
 # What is known of an array besides its shape: that it holds the index of each row, that index plus the number of rows,
 # or whether the index is negative.
@@ -35,13 +35,17 @@ class _RowsMeetError(Exception):
     """A row of a result may depend on other rows, or on how many there are."""
 
 
-def independent_draw(sample: Callable[[Array], Array], key: Array) -> Array:
-    """``sample(key)`` of a distribution that draws every row on its own, so that nothing inside has to be examined."""
+def rows_apart(function: Callable[..., Array]) -> Callable[..., Array]:
+    """``function``, compiled, which is known to compute every row by itself, so that nothing inside is examined.
 
-    def one_draw_for_each_row(key: Array) -> Array:
-        return sample(key)
+    Args:
+        function: of arrays, such as the draw of a distribution given a key.
+    """
 
-    return jax.jit(one_draw_for_each_row)(key)
+    def rows_apart(*args: Array) -> Array:
+        return function(*args)
+
+    return jax.jit(rows_apart)
 
 
 def row_axes(first: core.ClosedJaxpr, second: core.ClosedJaxpr) -> list[int | None] | None:
@@ -145,13 +149,13 @@ def _of_equation(one: Any, two: Any, facts: list[str | None]) -> list[str | None
     inner, same = called_jaxpr(one), called_jaxpr(two)
     equal = _literals_are_equal(one, two)
     _require(equal or (name == "add" and _INDEX in facts))
-    if inner is not None and one.params.get("name") != _DRAW:
+    if inner is not None and one.params.get("name") != _APART:
         _require_constants(_constants(one), _constants(two))
         return _compare(inner, same, facts)
     _require(_FROM_END not in facts or (name == "select_n" and facts[0] == _IS_NEGATIVE))
     axes = [_axis(a.aval, b.aval) for a, b in zip(one.invars, two.invars, strict=True)]
     results = [_axis(a.aval, b.aval) for a, b in zip(one.outvars, two.outvars, strict=True)]
-    if inner is not None:  # an independent draw
+    if inner is not None:
         return nothing
     if name in ("scan", "while", "cond"):
         _of_loop(one, two, axes)

@@ -18,7 +18,7 @@ import numpy as np
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._shown import brief
-from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.algebra.functionals import DirectionalSlope, LinearFunctional, Slope, WeightedSum, between
 from numpyro_dgp.algebra.linalg import set_diagonal
 from numpyro_dgp.kernels.base import Kernel
@@ -26,7 +26,7 @@ from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.kernels.smoothness import smoothness
 from numpyro_dgp.means import Mean
 from numpyro_dgp.model.beliefs import Belief, FunctionDraw
-from numpyro_dgp.model.function_inputs import checked_inputs
+from numpyro_dgp.model.function_inputs import checked_inputs, mean_values
 from numpyro_dgp.model.function_values import FunctionValues
 from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.model.random_function import FeatureFunction
@@ -254,7 +254,7 @@ class FunctionalOf(InducedFunction):
 
     @property
     def mean(self) -> Mean:  # type: ignore[override]
-        return MeanOf(self.base.mean, self.functional)
+        return MeanOf(self.base.mean, self.functional, self.outputs or 1)
 
     @property
     def site(self) -> str | None:  # type: ignore[override]
@@ -323,10 +323,14 @@ class FunctionalOf(InducedFunction):
 
 @pytree
 class MeanOf(Mean):
-    """A linear functional of a mean function."""
+    """A linear functional of a mean function, for all outputs."""
 
     mean: Mean
     functional: LinearFunctional
+    outputs: int = static()
 
     def __call__(self, X: Array) -> Array:
-        return self.functional(self.mean, X)
+        def values(x: Array) -> Array:
+            return jnp.broadcast_to(mean_values(self.mean, x, self.outputs), (*x.shape[:-1], self.outputs))
+
+        return self.functional(values, X)

@@ -22,11 +22,12 @@ __all__ = ["OtherRows", "apart", "at_mean", "outside", "with_rows"]
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Within it, programs run by themselves: messages meet no handler that has been entered before, and a program that
-    asks for a prediction gets no sites of the fitted one. One thread at a time is within it."""
+    """Within it, programs run by themselves: messages meet no handler that has been entered before, but those with
+    ``everywhere = True``, and a program that asks for a prediction gets no sites of the fitted one. One thread at a
+    time is within it."""
     with one_thread:
         around = _PYRO_STACK[:]
-        _PYRO_STACK.clear()
+        _PYRO_STACK[:] = [handler for handler in around if getattr(handler, "everywhere", False)]
         try:
             yield
         finally:

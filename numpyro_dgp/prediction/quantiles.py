@@ -12,7 +12,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_levels
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.row_by_row import independent_draw
+from numpyro_dgp.algebra.row_by_row import rows_apart
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.fitted import Fit, Target
 from numpyro_dgp.model.outcomes import moments, value_range
@@ -53,7 +53,7 @@ def spread(fn: Any, key: Array) -> Mixture | _Labels | _Draws:
         return _Labels(label_probabilities("Posterior.quantile", fn), jnp.asarray(int(found.low or 0)))
     if is_gaussian(fn):
         return Mixture(*moments(fn))
-    return _Draws(jnp.moveaxis(independent_draw(lambda k: fn.sample(k, (_DRAWS_OF_Y,)), key), 0, -1))
+    return _Draws(jnp.moveaxis(rows_apart(lambda k: fn.sample(k, (_DRAWS_OF_Y,)))(key), 0, -1))
 
 
 @dataclasses.dataclass(frozen=True)
