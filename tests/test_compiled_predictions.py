@@ -213,7 +213,8 @@ def rows_of(model, methods, *args):
     return [found.rows for found in posterior._predictor._rows.values()]
 
 
-@pytest.mark.parametrize("name", mostly_long([], APART))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mostly_long(["counts"], APART))
 def test_rows_that_are_apart_are_found(name):
     model, *args = APART[name]
     methods = METHODS if model is not classes else [*METHODS[1:], "probs"]
@@ -350,7 +351,7 @@ FEW_ROWS = {name: APART[name] for name in ("shallow", "deep", "classes", "counts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_long(["with_columns"], FEW_ROWS))
+@pytest.mark.parametrize("name", mostly_long(["counts", "with_columns"], FEW_ROWS))
 def test_few_rows_by_every_method(name, key, monkeypatch):
     """With and without batches, also of one row; shapes only."""
 
