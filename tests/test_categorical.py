@@ -199,7 +199,7 @@ def test_a_deep_program_learns_and_predicts_with_labels():
     assert np.abs(result.params["f_Z"][:, 0] - Z[:, 0]).max() > 0.01
     posterior = dgp.Posterior(model, guide, result.params)
     assert np.isfinite(posterior.predict(jax.random.key(1), X[:5]).mean).all()
-    with pytest.raises(ValueError, match="expected labels 0 to 2 in column 0 of its inputs, got 3"):
+    with pytest.raises(ValueError, match="expected labels 0 to 2 in column 1 of its inputs, got 3"):
         posterior.predict(jax.random.key(1), X[:5].at[2, 1].set(3.0))
     draws = posterior.functions(jax.random.key(2), num_samples=3)(X[:5])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
