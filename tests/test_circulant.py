@@ -9,7 +9,7 @@ from sizes import mostly_long
 
 from numpyro_dgp import kernels as K
 from numpyro_dgp.rings.circulant import Circulant, hartley, kl_between_circulants, kl_dense_to_circulant, sandwich_trace
-from numpyro_dgp.rings.features import RingFeatures, random_waves
+from numpyro_dgp.rings.features import NUGGET, RingFeatures, random_waves
 from numpyro_dgp.rings.spectra import NEAR, Ring, components, periodised, spectrum
 
 rng = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def test_features_are_dense_algebra_on_the_observed_frequencies(ring, kernel):
     band = lambda a, b: (np.exp(1j * a @ omega.T) * mass @ np.exp(-1j * b @ omega.T).T).real  # noqa: E731
     Z, X = np.asarray(ring.points()), rng.uniform(-2, 11, (9, D))
     nugget = float(features.spectrum.sum() / len(Z) - mass.sum())
-    np.testing.assert_allclose(nugget, 1.3e-10, rtol=0.3)
+    np.testing.assert_allclose(nugget, 1.3 * NUGGET, rtol=0.3)
     Kzz, Kxz = band(Z, Z) + nugget * np.eye(len(Z)), band(X, Z)
     A = features.whitened(jnp.array(X))
     values = hartley(A * jnp.sqrt(features.spectrum), (ring.sizes,))
