@@ -248,19 +248,21 @@ def test_other_layers(inducing, use, y, message):
 
 @pytest.mark.long
 def test_numpy_arrays():
-    """Rows that the indices of a plate pick, and settings of which the program needs the values; not both in one."""
+    """Rows that the indices of a plate pick, and settings of which the program needs the values: those of NumPy only."""
 
     def model(X, y):
         size = int(X[0, 0] > 5)
         numpyro.sample("noise", dist.LogNormal(0.0, 1.0).expand([size + 1]).to_event(1))
         shallow(X, y)
 
-    for program, kind in ((shallow_and_noise, "deterministic"), (model, "sample")):
+    numbers = np.asarray(X), np.asarray(Y)
+    cases = (shallow_and_noise, numbers, "deterministic"), (model, numbers, "deterministic"), (model, (X, Y), "sample")
+    for program, args, kind in cases:
         with handlers.seed(rng_seed=0), handlers.trace() as sites:
-            dgp.for_mcmc(program)(np.asarray(X), np.asarray(Y))
+            dgp.for_mcmc(program)(*args)
         assert sites["g"]["type"] == kind
     with handlers.seed(rng_seed=0), pytest.raises(ValueError, match="got one that needs the values of its arguments"):
-        dgp.for_mcmc(model, collapse=True)(np.asarray(X), np.asarray(Y))
+        dgp.for_mcmc(model, collapse=True)(X, Y)
 
 
 def test_settings():
