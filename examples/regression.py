@@ -147,7 +147,7 @@ class Fit:
     curves: tuple[tuple[np.ndarray, dgp.Mixture], ...] = ()
 
 
-def fit(
+def train(
     split: Split,
     depth: int,
     guide_name: str,
@@ -161,11 +161,10 @@ def fit(
     process_noise: bool = False,
     period: float | None = None,
     likelihood: str = "student-t",
-    draws: int = 100,
     checkpoint: Path | None = None,
     progress: bool = True,
-) -> Fit:
-    """Train, with ``RATES`` and ``STEPS`` by default, then score on the test rows.
+) -> tuple[dgp.Posterior, np.ndarray, float]:
+    """The posterior of a fit, its losses and seconds, with ``RATES`` and ``STEPS`` by default.
 
     Rates fall to zero by a cosine. ``optimizer="natural"`` is Adam, and natural gradients for q(v) of the last layer.
     ``"adam"`` is Adam alone.
@@ -178,17 +177,29 @@ def fit(
     natural = NaturalGradient(guide, lambda step: rise(step) * fall(step), adam)
     svi = SVI(model, guide, natural if optimizer == "natural" else adam, dgp.ELBO())
     rows = batch if batch < len(split.X) else None
-    keys = jax.random.split(jax.random.key(seed), 4)
+    key, _, _, _ = jax.random.split(jax.random.key(seed), 4)
     start = time.perf_counter()
-    result = dgp.fit(svi, keys[0], steps, split.X, split.y, rows, checkpoint=checkpoint, progress_bar=progress)
+    result = dgp.fit(svi, key, steps, split.X, split.y, rows, checkpoint=checkpoint, progress_bar=progress)
     seconds = time.perf_counter() - start
-    posterior = dgp.Posterior(model, guide, result.params)
-    prediction = posterior.predict(keys[1], split.X_test, num_samples=draws)
-    density = posterior.log_density(keys[2], split.y_test, split.X_test, num_samples=draws)
+    return dgp.Posterior(model, guide, result.params), np.asarray(result.losses, float), seconds
 
-    losses = np.asarray(result.losses, float)
+
+def score(
+    split: Split,
+    name: str,
+    posterior: dgp.Posterior,
+    losses: np.ndarray,
+    seconds: float,
+    *,
+    draws: int = 100,
+    seed: int = 0,
+) -> Fit:
+    """A fit with its predictions for the test rows."""
+    _, key, density_key, _ = jax.random.split(jax.random.key(seed), 4)
+    prediction = posterior.predict(key, split.X_test, num_samples=draws)
+    density = posterior.log_density(density_key, split.y_test, split.X_test, num_samples=draws)
     return Fit(
-        f"{NAMES.get(depth, f'{depth} layers')}, {guide_name}",
+        name,
         posterior,
         losses,
         np.asarray(prediction.mean - split.y_test, float),
@@ -196,6 +207,22 @@ def fit(
         np.asarray(density, float),
         -losses[-100:] / len(split.X),
         seconds,
+    )
+
+
+def name_of(depth: int, guide_name: str) -> str:
+    """How a fit is called in tables and figures."""
+    return f"{NAMES.get(depth, f'{depth} layers')}, {guide_name}"
+
+
+def fit(split: Split, depth: int, guide_name: str, *, draws: int = 100, seed: int = 0, **settings: Any) -> Fit:
+    """:func:`train`, then :func:`score`."""
+    return score(
+        split,
+        name_of(depth, guide_name),
+        *train(split, depth, guide_name, seed=seed, **settings),
+        draws=draws,
+        seed=seed,
     )
 
 
@@ -274,8 +301,79 @@ def draw_summary(split: Split, fits: list[Fit], out: Path, labels: dict[str, str
     plt.close("all")
 
 
-def draw_layers(split: Split, found: Fit, out: Path) -> None:
-    """A figure of the layers of a fit."""
+def rows_of(arguments: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """The data, or a few rows of them in a smoke run."""
+    X, y = load(arguments.data)
+    return (X[:100], y[:100]) if arguments.smoke else (X, y)
+
+
+class Trained(NamedTuple):
+    """A fit as it travels between processes."""
+
+    seed: int
+    depth: int
+    guide: str
+    params: dict[str, np.ndarray]
+    losses: np.ndarray
+    seconds: float
+
+    def posterior(self, arguments: argparse.Namespace, split: Split) -> dgp.Posterior:
+        settings = settings_of(arguments, split)
+        names = "num_inducing", "process_noise", "period", "likelihood"
+        model = make_model(split.X, self.depth, **{name: settings[name] for name in names})
+        return dgp.Posterior(model, GUIDES[self.guide](model), self.params)
+
+
+def settings_of(arguments: argparse.Namespace, split: Split) -> dict[str, Any]:
+    """Keyword arguments of :func:`train`."""
+    period = 1.0 if arguments.data == "co2" else arguments.period
+    return {
+        "num_inducing": arguments.num_inducing,
+        "optimizer": arguments.optimizer,
+        "steps": arguments.steps,
+        "batch": arguments.batch,
+        "learning_rate": arguments.learning_rate,
+        "seed": arguments.seed,
+        "process_noise": arguments.process_noise == "yes",
+        "period": period and period / float(split.units_X.scale[0]),
+        "likelihood": arguments.likelihood,
+    }
+
+
+def split_of(arguments: argparse.Namespace, seed: int) -> Split:
+    """One split of the data."""
+    return split_data(*rows_of(arguments), seed, arguments.protocol)
+
+
+def run(arguments: argparse.Namespace, seed: int, depth: int, guide: str) -> Trained:
+    """One fit of the table; its parameters are in ``arguments.out``."""
+    split, stem = split_of(arguments, seed), f"split{seed}_{depth}_{guide}"
+    posterior, losses, seconds = train(
+        split,
+        depth,
+        guide,
+        **settings_of(arguments, split),
+        checkpoint=arguments.out / f"{stem}.checkpoint" if arguments.resume else None,
+        progress=arguments.jobs == 1,
+    )
+    dgp.save(arguments.out / f"{stem}.npz", posterior.params)
+    params = {name: np.asarray(value) for name, value in posterior.params.items()}
+    return Trained(seed, depth, guide, params, losses, seconds)
+
+
+def scored(arguments: argparse.Namespace, trained: Trained) -> Fit:
+    """The scores of a fit, and its predictions along a single input if it is of the last split."""
+    split = split_of(arguments, trained.seed)
+    posterior, name = trained.posterior(arguments, split), name_of(trained.depth, trained.guide)
+    found = score(split, name, posterior, trained.losses, trained.seconds, seed=arguments.seed)
+    single = trained.seed == arguments.split[-1] and split.X.shape[1] == 1
+    return dataclasses.replace(found, posterior=None, curves=curves(split, posterior) if single else ())
+
+
+def draw_layers(arguments: argparse.Namespace, trained: Trained) -> None:
+    """A figure of the layers of a fit of the last split."""
+    if trained.seed != arguments.split[-1]:
+        return
     import matplotlib
 
     matplotlib.use("Agg")
@@ -283,47 +381,10 @@ def draw_layers(split: Split, found: Fit, out: Path) -> None:
 
     from numpyro_dgp import plots
 
-    assert found.posterior is not None
-    figure = plots.layers(found.posterior, jax.random.key(9), split.X, num_points=2000)
-    figure.savefig(out / f"layers_{found.name.replace(', ', '_')}.png", dpi=120)
+    split = split_of(arguments, trained.seed)
+    figure = plots.layers(trained.posterior(arguments, split), jax.random.key(9), split.X, num_points=2000)
+    figure.savefig(arguments.out / f"layers_{name_of(trained.depth, trained.guide).replace(', ', '_')}.png", dpi=120)
     plt.close("all")
-
-
-def rows_of(arguments: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """The data, or a few rows of them in a smoke run."""
-    X, y = load(arguments.data)
-    return (X[:100], y[:100]) if arguments.smoke else (X, y)
-
-
-def run(arguments: argparse.Namespace, seed: int, depth: int, guide: str) -> Fit:
-    """One fit of the table; its parameters, and its layers if it is of the last split, are in ``arguments.out``."""
-    split = split_data(*rows_of(arguments), seed, arguments.protocol)
-    co2 = arguments.data == "co2"
-    period = 1.0 if co2 else arguments.period
-    stem = f"split{seed}_{depth}_{guide}"
-    found = fit(
-        split,
-        depth,
-        guide,
-        num_inducing=arguments.num_inducing,
-        optimizer=arguments.optimizer,
-        steps=arguments.steps,
-        batch=arguments.batch,
-        learning_rate=arguments.learning_rate,
-        seed=arguments.seed,
-        process_noise=arguments.process_noise == "yes",
-        period=period and period / float(split.units_X.scale[0]),
-        likelihood=arguments.likelihood,
-        checkpoint=arguments.out / f"{stem}.checkpoint" if arguments.resume else None,
-        progress=arguments.jobs == 1,
-    )
-    assert found.posterior is not None
-    dgp.save(arguments.out / f"{stem}.npz", found.posterior.params)
-    drawn = seed == arguments.split[-1]
-    if drawn:
-        draw_layers(split, found, arguments.out)
-    single = drawn and split.X.shape[1] == 1
-    return dataclasses.replace(found, posterior=None, curves=curves(split, found.posterior) if single else ())
 
 
 def run_all(arguments: argparse.Namespace) -> dict[tuple[int, str], list[Fit]]:
@@ -335,17 +396,27 @@ def run_all(arguments: argparse.Namespace) -> dict[tuple[int, str], list[Fit]]:
         for guide in (arguments.guide if depth > 1 else arguments.guide[:1])
     ]
     tasks = [(seed, *names) for seed in arguments.split for names in rows]
+    found: dict[Any, Fit] = {}
     if arguments.jobs == 1:
-        found = {task: run(arguments, *task) for task in tasks}
+        for task in tasks:
+            trained = run(arguments, *task)
+            found[task] = scored(arguments, trained)
+            draw_layers(arguments, trained)
     else:
-        found, spawn = {}, multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(arguments.jobs, spawn) as pool:
-            # The deepest first: they take longest.
-            waiting = {pool.submit(run, arguments, *task): task for task in sorted(tasks, key=lambda t: -t[1])}
+        with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
+            # The deepest first: they take longest. Scores and the figure of layers of a fit at the same time.
+            waiting = [pool.submit(run, arguments, *task) for task in sorted(tasks, key=lambda t: -t[1])]
+            last = {}
             for future in as_completed(waiting):
-                task, result = waiting[future], future.result()
-                print(f"{result.name} of split {task[0]}: {result.seconds:.0f} s", flush=True)
-                found[task] = result
+                trained = future.result()
+                print(f"{name_of(*trained[1:3])} of split {trained.seed}: {trained.seconds:.0f} s", flush=True)
+                last[trained[:3]] = (
+                    pool.submit(scored, arguments, trained),
+                    pool.submit(draw_layers, arguments, trained),
+                )
+            for task, (scores, figure) in last.items():
+                found[task] = scores.result()
+                figure.result()
     return {names: [found[seed, *names] for seed in arguments.split] for names in rows}
 
 
