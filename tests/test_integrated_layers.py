@@ -248,7 +248,7 @@ def test_other_layers(inducing, use, y, message):
 
 @pytest.mark.long
 def test_numpy_arrays():
-    """Rows that the indices of a plate pick, and settings of which the program needs the values: those of NumPy only."""
+    """Rows that the indices of a plate pick, and settings of which the program needs the values of NumPy arrays."""
 
     def model(X, y):
         size = int(X[0, 0] > 5)
