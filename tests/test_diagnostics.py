@@ -411,7 +411,9 @@ def test_comparison_with_chains_and_autoguides(key):
     found = dgp.compare(model, guides, (few, few_y), key=key, test=(X, Y), mcmc=mcmc, num_steps=1000, num_samples=200)
     table = found.table
     assert np.isnan(table.loc["mcmc", "bound"])
-    assert np.isfinite(table.drop(columns=["bound", "bound_se", "khat", "seconds", "parameters", "converged"])).all().all()
+    assert (
+        np.isfinite(table.drop(columns=["bound", "bound_se", "khat", "seconds", "parameters", "converged"])).all().all()
+    )
     assert abs(table.loc["points", "loo"] - table.loc["mcmc", "loo"]) < 1.5
     assert (table["test_log_density"] < table.loc["mcmc", "test_log_density"] + 0.05).all()
 
