@@ -137,7 +137,7 @@ def fit(
 
         result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
     warn_of_first_loss("fit", sites, arrays, result.losses)
-    warn_of_funnel("fit", svi, sites, start, result.params)
+    warn_of_funnel("fit", svi, sites, start, result.params, args, kwargs)
     return result
 
 

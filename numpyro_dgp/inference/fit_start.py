@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
@@ -149,7 +152,9 @@ def warn_of_first_loss(owner: str, sites: SitesOfFit, arrays: list[Array], losse
             warn_of_units(first, f"the values of array {i + 1}", array, beyond=100.0, stacklevel=4)
 
 
-def warn_of_funnel(owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, params: dict[str, Array]) -> None:
+def warn_of_funnel(
+    owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, params: dict[str, Array], args: Any, kwargs: Any
+) -> None:
     r"""Warn of a spread of several values, as those in a plate, that has gone to zero because both are points.
 
     The density :math:`\prod_g N(e_g; m, \tau^2)` is unbounded where all :math:`e_g = m` and :math:`\tau` tends to zero.
@@ -160,6 +165,8 @@ def warn_of_funnel(owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, par
         sites: of the fit.
         start: the state before the first step.
         params: after the last one.
+        args: positional arguments of the model.
+        kwargs: its keyword arguments.
     """
     points = {
         name: loc
@@ -179,7 +186,10 @@ def warn_of_funnel(owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, par
             continue
         spread = float(after.min())
         for other, theirs in several.items():
-            if other != name and _deviation(np.asarray(params[theirs], float)) < _EQUAL * spread:
+            if other == name or _deviation(np.asarray(params[theirs], float)) >= _EQUAL * spread:
+                continue
+            values = {site: params[loc] for site, loc in points.items()}
+            if _prior_depends(partial(svi.model, *args, **kwargs, **svi.static_kwargs), params, values, other, name):
                 warnings.warn(
                     f"{owner}: {name!r} ends at {spread:.2g}, where all values of {other!r} are equal: with a point "
                     "for each, Delta(), the density has no bound as the spread that they share goes to zero; give both "
@@ -187,6 +197,22 @@ def warn_of_funnel(owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, par
                     "other=dgp.guides.Normal()), or run NUTS on dgp.for_mcmc(model)",
                     stacklevel=3,
                 )
+
+
+@one_thread
+def _prior_depends(
+    program: Callable[[], Any], params: dict[str, Array], values: dict[str, Array], site: str, other: str
+) -> bool:
+    """Whether a parameter of the prior of ``site`` moves with the value of ``other``."""
+
+    def prior(value: Array) -> list[Array]:
+        given = handlers.substitute(program, data=params | values | {other: value})
+        with handlers.block():
+            sites = handlers.trace(handlers.seed(given, 0)).get_trace()
+        return [jnp.asarray(leaf, float) for leaf in jax.tree.leaves(sites[site]["fn"])]
+
+    value = jnp.asarray(values[other], float)
+    return any((np.asarray(slope) != 0).any() for slope in jax.jvp(prior, (value,), (jnp.ones_like(value),))[1])
 
 
 def _deviation(values: np.ndarray) -> float:

@@ -142,7 +142,7 @@ def fit_stream(
         place = partial(_everywhere, mesh=mesh)
         result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)
     warn_of_first_loss("fit_stream", sites, arrays, result.losses)
-    warn_of_funnel("fit_stream", svi, sites, start, result.params)
+    warn_of_funnel("fit_stream", svi, sites, start, result.params, arrays, kwargs)
     return result
 
 
