@@ -33,7 +33,7 @@ from numpyro_dgp.optim import NaturalGradient, log_linear
 
 GUIDES = {"inducing-point": dgp.guides.InducingPoint, "mean-field": dgp.guides.MeanField}
 NAMES = {1: "GP", 2: "GP-GP", 3: "GP-GP-GP"}
-LIKELIHOODS = ("student-t", "normal")
+LIKELIHOODS = ("normal", "student-t")
 # The first rate of Adam, which falls to zero, and steps: means and variances of every row take longer.
 RATES = {"natural": 0.02, "adam": 0.05}
 STEPS = {"natural": {"inducing-point": 1200, "mean-field": 2000}, "adam": dict.fromkeys(GUIDES, 5000)}
@@ -371,8 +371,8 @@ def scored(arguments: argparse.Namespace, trained: Trained) -> Fit:
 
 
 def draw_layers(arguments: argparse.Namespace, trained: Trained) -> None:
-    """A figure of the layers of a fit of the last split."""
-    if trained.seed != arguments.split[-1]:
+    """A figure of the layers of a deepest fit of the last split."""
+    if trained.seed != arguments.split[-1] or trained.depth < max(arguments.layers):
         return
     import matplotlib
 
@@ -425,7 +425,7 @@ def main() -> None:
     parser.add_argument("--data", default="co2", help="co2, diabetes, or an .npz file with X and y")
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--guide", nargs="+", choices=sorted(GUIDES), default=["inducing-point"])
-    parser.add_argument("--likelihood", choices=LIKELIHOODS, default="student-t")
+    parser.add_argument("--likelihood", choices=LIKELIHOODS, default="normal")
     parser.add_argument("--optimizer", choices=list(RATES), default="natural")
     parser.add_argument("--steps", type=int, help=f"by optimiser and guide: {STEPS}")
     parser.add_argument("--split", type=int, nargs="+", default=[0], help="seeds of the splits")

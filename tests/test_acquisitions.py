@@ -306,6 +306,7 @@ def test_no_knowledge_gradient_is_negative():
     assert jax.vmap(kg)(near).min() >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", [np.uint8(3), np.int8(-128), jnp.uint32(3)])
 def test_numbers_of_any_type(best):
     improvement = partial(design.LogExpectedImprovement, GP, KEY, minimise=False)
@@ -328,6 +329,7 @@ def test_large_whole_numbers(x32):
         design.VIGF(GP, KEY, RUNS, 10**9 + np.arange(4))
 
 
+@pytest.mark.slow
 def test_candidates_in_single_precision_are_left_out_too():
     found = [design.MICE(GP, KEY, SPACE.astype(dtype))(SPACE[:1]) for dtype in (np.float32, np.float64)]
     np.testing.assert_allclose(*found, rtol=1e-5)

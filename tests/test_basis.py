@@ -94,6 +94,7 @@ def test_features_are_sines_with_the_spectral_density(D):
     assert f.dims == D
 
 
+@pytest.mark.slow
 @SMALL
 @pytest.mark.parametrize("D", mostly_long([1], [1, 2, 3]))
 @pytest.mark.parametrize("kernel", mostly_long([RBF], [RBF, Matern32]))
@@ -205,6 +206,7 @@ def test_periodic_kernels_in_two_columns():
     np.testing.assert_allclose(products(g, ROWS[:, :2]), two(ROWS[:, :2], ROWS[:, :2]), atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("i", mostly_long([0], range(4)))
 def test_kernels_of_finite_rank_are_exact(i):
     kernel = [Linear(0.7) + Constant(0.5), Cosine(1.3, 0.7), Constant(0.5), Periodic(1.0, 2.0) + Linear()][i]
@@ -407,6 +409,7 @@ def test_guides_that_work(name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MeanField", *(pytest.param(n, marks=pytest.mark.long) for n in REFUSES)])
 def test_guides_that_refuse(name):
     model, make, match = REFUSES[name]

@@ -89,6 +89,7 @@ def test_gradients_where_categories_coincide():
     np.testing.assert_array_equal(by_rows[:, 1:], 0)  # learned inducing inputs keep their labels
 
 
+@pytest.mark.slow
 def test_compiled_values_of_what_is_no_label_are_nan():
     X = jnp.array([[0.0], [1.0], [1.5], [2.0], [-1.0]])
     good = np.array([True, True, False, False, False])

@@ -114,6 +114,7 @@ def test_the_same_fit_is_not_refused_and_traced_as_often(written, tmp_path):
     assert traces() == traces(file=tmp_path / "new.npz")
 
 
+@pytest.mark.slow
 def test_a_learning_rate_in_the_state_of_the_optimiser(tmp_path):
     rate = lambda value: make(optax.inject_hyperparams(optax.sgd)(learning_rate=value))  # noqa: E731
     fit(tmp_path / "a.npz", rate(0.01))
@@ -154,6 +155,7 @@ def test_continuing_all_the_same(written, tmp_path):
         fit(file, make(optax.sgd(0.01, momentum=0.9)), force_resume=True)
 
 
+@pytest.mark.slow
 def test_other_versions_warn_and_go_on(written, tmp_path):
     arrays = read_arrays("test", written, "")
     identity = FitIdentity.from_json(str(arrays["identity"]))
@@ -320,6 +322,7 @@ def stop_after(monkeypatch, steps, error):
     monkeypatch.setattr(fit_loop.tqdm, "tqdm", Bar)
 
 
+@pytest.mark.slow
 def test_an_interruption_saves_what_is_there_and_says_where(tmp_path, monkeypatch):
     whole = fit(None, steps=9)
     stop_after(monkeypatch, 4, KeyboardInterrupt())

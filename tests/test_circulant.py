@@ -94,6 +94,7 @@ def test_trace_identity_needs_the_right_index(block):
         assert abs(printed - expected) > 1e-3 * abs(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [((8,),), ((3, 5),)])
 def test_divergences(blocks):
     (C, dense), (B, other) = random_circulant(blocks), random_circulant(blocks)

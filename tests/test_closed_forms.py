@@ -113,6 +113,7 @@ def test_censored_observations_in_the_tail_have_a_density_and_a_slope(x32):
         assert abs(jax.grad(log_prob)(f.loc, base)[0]) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concentration", [1.0, 1.5])
 def test_times_of_zero_and_below_leave_no_nan(concentration):
     def log_prob(k):
@@ -126,6 +127,7 @@ def test_times_of_zero_and_below_leave_no_nan(concentration):
     assert np.isfinite(jax.grad(lambda k: log_prob(k)[:2].sum())(concentration))
 
 
+@pytest.mark.slow
 def test_a_rate_of_zero_leaves_no_nan():
     """Where nothing was exposed, no event is certain."""
 

@@ -82,6 +82,7 @@ def test_evidence_between_the_bounds():
     np.testing.assert_allclose(C.upper_bound(A, variances, Y, NOISE), exact, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_slopes_weights_and_sums():
     _, A, variances = features(RBF, X, Z)
     slope, noise = jnp.array(rng.normal(size=30)), jnp.array(rng.uniform(0.2, 0.5, size=30))

@@ -241,6 +241,7 @@ def test_a_branch_on_the_number_of_rows_is_seen(key):
     np.testing.assert_allclose(found.variances[:, :20], first.variances, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_single_row_is_left_as_it_is():
     """An array of one row may be that of a table as well."""
     assert rows_of(shallow, ["predict"], X[:1]) == []
@@ -396,6 +397,7 @@ def test_batches_of_one_row_have_the_values_of_all(rows, key):
     np.testing.assert_allclose(found.variances, together.variances, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Posterior. expected every row to be predicted by itself")
 def test_one_batch_of_rows_that_meet(key):
     posterior = posterior_of(normalised, X)
@@ -423,6 +425,7 @@ def test_batches_of_rows_on_a_device_stay_there(key, monkeypatch):
     assert all(a.committed for a in seen)
 
 
+@pytest.mark.slow
 def test_batches_of_traced_rows_are_refused(key):
     posterior = posterior_of(shallow, X)
     with pytest.raises(ValueError, match=r"expected arrays with batch_size=.*leave batch_size out"):

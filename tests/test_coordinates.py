@@ -150,6 +150,7 @@ def hessian(gradient, x, step=1e-4):
     return jnp.stack([(gradient(x + step * e) - gradient(x - step * e)) / (2 * step) for e in jnp.eye(len(x))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_draws_have_the_moments(key, diagonal):
     pair = gaussian(key, diagonal, ())

@@ -88,6 +88,7 @@ def test_bound_against_hand_written_loops():
     np.testing.assert_allclose(value, total - divergence(PARAMS), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_vanishing_inner_layer_is_the_shallow_model():
     """Inner variance to zero with an identity mean leaves the bound of one layer."""
     model = partial(deep, inner=dgp.kernels.RBF(1e-14, 0.9))
@@ -187,6 +188,7 @@ def test_explicit_draw_has_the_same_bound():
     assert drawn.std() > 2 * collapsed.std()
 
 
+@pytest.mark.slow
 def test_linear_mean_alone_returns_the_projection():
     """With no variance left, a hidden layer is X W, and W holds the principal directions."""
     wide = np.random.default_rng(0).normal(size=(40, 3)) * [3.0, 1.0, 0.1]

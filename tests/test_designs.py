@@ -21,6 +21,7 @@ def test_latin_hypercubes_have_a_point_in_every_part_of_every_column(make, key):
     assert not (make(box, 10, jax.random.key(1)) == X).all()
 
 
+@pytest.mark.slow
 def test_maximin_is_as_far_apart_as_it_is_known_to_be_possible(key):
     # The best Latin hypercube of five points in a square has squared distance 5 in units of its levels.
     X = np.floor(5 * design.maximin(SQUARE, 5, key))

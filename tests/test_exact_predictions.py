@@ -72,6 +72,7 @@ def test_points_of_a_guide_and_one_row(fitted):
     np.testing.assert_allclose(fitted.predict(KEY, NEW[:1]).means[1], mean[:1], atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.1, (0.1, 0.3)])
 def test_several_outputs(noise):
     def model(X, y=None):
@@ -120,6 +121,7 @@ def test_neighbours_of_all_rows_condition_as_exact_processes_do():
         np.testing.assert_allclose(found.variance, np.diagonal(covariance), atol=1e-7)
 
 
+@pytest.mark.slow
 def test_wrong_calls(fitted):
     without = dgp.Posterior(regression, samples={"scale": SCALES, "noise": NOISE})
     with pytest.raises(ValueError, match=r"Give the data, posterior\.on\(X, y\)"):

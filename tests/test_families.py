@@ -88,6 +88,7 @@ def test_an_expectation_belongs_to_the_density_it_was_written_for():
     assert "own" not in repr(dgp.Likelihood(classes, Softer))
 
 
+@pytest.mark.slow
 def test_what_asks_for_a_gaussian_gets_one():
     for fn, known in (dist.Normal(), True), (tempered(dist.Normal)(), False):
         assert is_gaussian(fn.expand([3]).to_event(1)) == known

@@ -53,6 +53,7 @@ def test_marginal_mode_is_svgp():
     np.testing.assert_allclose(f.joint(X).marginals().variance, f(X).variance, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_draw_mode_is_the_conditional():
     v = rng.normal(size=4)
     f = open_gp(jnp.array(v), KERNEL, dgp.Points(Z))
@@ -68,6 +69,7 @@ def test_draw_mode_is_the_conditional():
     )
 
 
+@pytest.mark.slow
 def test_diagonal_belief_is_a_full_one():
     m, s = rng.normal(size=(2, 3, 4))
     full = open_gp(FullBelief(jnp.array(m), jax.vmap(jnp.diag)(jnp.array(s))), KERNEL, dgp.Points(Z), outputs=3)
@@ -147,6 +149,7 @@ def test_process_noise():
     np.testing.assert_allclose(added, noise[:, None, None] ** 2 * np.eye(7), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_samples_have_the_moments(key):
     q = beliefs(2)
     f = open_gp(q, KERNEL, dgp.Points(Z), outputs=2)
@@ -196,6 +199,7 @@ def test_kl_divergences_against_dense_algebra():
     np.testing.assert_allclose(q.log_prob(value), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_belief_densities(key):
     full = beliefs(2)
     value, white = full.sample_with_intermediates(key)
@@ -229,6 +233,7 @@ def test_exact_process_is_the_gaussian_process():
     np.testing.assert_allclose(two(X).mean, X)
 
 
+@pytest.mark.slow
 def test_conditioning_an_exact_process():
     f = dgp.gp("f", KERNEL, None, mean=dgp.means.Constant(0.5))
     values, new = rng.normal(size=7), rng.normal(size=(5, 2))

@@ -15,6 +15,7 @@ def random_gaussian(key, n=4):
     return jax.random.normal(a, (n,)), jnp.tril(jax.random.normal(b, (n, n)))
 
 
+@pytest.mark.slow
 def test_kl_full_against_dense_algebra(key):
     m, L = random_gaussian(key)
     np.testing.assert_allclose(
@@ -59,6 +60,7 @@ def test_dense_equals_diagonal(key):
     np.testing.assert_allclose(gaussians.kl_full(m, jnp.diag(s)), gaussians.kl_diagonal(m, s), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_batch_equals_sum_of_parts(key):
     keys = jax.random.split(key, 3)
     m, L = jax.vmap(random_gaussian)(keys)

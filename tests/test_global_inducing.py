@@ -155,6 +155,7 @@ def test_two_layers_have_the_density_of_the_dense_formula():
     np.testing.assert_allclose(density, multivariate_normal(mean, cov).logpdf(v), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_divergence_is_that_of_draws():
     _, params, run = of_two()
     _, loc, root, _ = (np.asarray(a) for a in run(params)["g"])
@@ -166,6 +167,7 @@ def test_divergence_is_that_of_draws():
     assert abs(log_ratio.mean() - closed) < 4 * log_ratio.std() / np.sqrt(len(v))
 
 
+@pytest.mark.slow
 def test_the_order_of_pseudo_points_does_not_matter():
     _, params, run = of_two()
     order = np.array([3, 1, 4, 0, 2])
@@ -244,6 +246,7 @@ def at_shapes(model, guide, *args, **kwargs):
     jax.eval_shape(lambda: handlers.seed(guide, 0)(*args, **kwargs))
 
 
+@pytest.mark.slow
 def test_single_precision_stays(x32):
     X32, Y32 = X.astype(np.float32), Y.astype(np.float32)
     model = functools.partial(two, dtype=jnp.float32)

@@ -121,6 +121,7 @@ def test_one_layer_times_the_jacobian():
     require_jacobian(model, G.InducingPoint(model), params, ["noise", "g"], (ROWS, TARGET), False)
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_guide():
     """Standard normal numbers give draws of the guide: where it is the posterior, the density is standard normal."""
     guide = G.InducingPoint(shallow)

@@ -248,6 +248,7 @@ def test_scopes_outside_and_inside_the_program():
     assert sorted(params_of(outer, G.InducingPoint(outer), X, Y))[0] == "model/f_auto_loc"
 
 
+@pytest.mark.slow
 def test_lift_turns_parameters_into_latents():
     lifted = handlers.lift(bayesian, prior={"g_Z": dist.Normal(Z, 0.1).to_event(2)})
     params = params_of(lifted, G.InducingPoint(lifted), X, Y)
@@ -275,6 +276,7 @@ def test_masked_data_do_not_count():
         np.testing.assert_allclose(masked, direct, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_kl_annealing_by_scale():
     """``handlers.scale`` on a layer scales its divergence, as it does for any NumPyro site."""
     from functools import partial

@@ -64,6 +64,7 @@ def test_the_state_is_that_of_init():
         assert (jax.random.key_data(found.rng_key) == jax.random.key_data(expected.rng_key)).all()
 
 
+@pytest.mark.slow
 def test_one_program_is_compiled():
     svi, arrays, rebuild = make()
     assert count_compilations(lambda: initial_state(svi, jax.random.key(0), rebuild, arrays, None)) <= 3

@@ -139,6 +139,7 @@ def test_density_where_the_covariance_is_well_conditioned(noise):
     np.testing.assert_allclose(values.log_prob(draw), expected, rtol=1e-6 if noise else 0.05)
 
 
+@pytest.mark.slow
 def test_process_noise_needs_no_more_jitter(x32):
     """Noise that rounding cannot undo is not widened; noise below rounding is."""
     x, noise = inputs(30), 0.02
@@ -195,6 +196,7 @@ def test_the_scale_survives_what_is_done_to_distributions():
     np.testing.assert_allclose(values.marginals().variance, values.variance)
 
 
+@pytest.mark.slow
 def test_divergence_from_a_prior_with_a_spread_is_a_mean_over_inducing_values():
     root = rng.normal(size=(2, 4, 4))
     C, S = root[0] @ root[0].T + np.eye(4), root[1] @ root[1].T

@@ -149,6 +149,7 @@ def test_what_is_one_number(build, name):
         jax.eval_shape(build, TWO)
 
 
+@pytest.mark.slow
 def test_kernels_that_check_their_columns_do_so_on_the_diagonal():
     """Also inside a kernel that changes the columns, where nobody else has looked at the inputs."""
     for kernel, x, match in (

@@ -268,6 +268,7 @@ def test_each_row_in_blocks(monkeypatch, full):
     np.testing.assert_allclose(row_blocks.each_row(loc, variance, 4, row, other), expected, rtol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_the_open_variance_is_positive(dtype):
     """At inducing inputs, in between, and where nearly everything is known; rounding of both signs occurs there."""

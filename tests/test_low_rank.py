@@ -141,6 +141,7 @@ def test_the_start_of_an_inner_layer():
     np.testing.assert_allclose(jnp.linalg.norm(inner["f_auto_factor"], axis=1), 0.1)
 
 
+@pytest.mark.slow
 def test_no_square_matrix():
     """On a grid, where the representation needs none."""
 

@@ -63,6 +63,7 @@ def mixed(x):
 MIXED = design.Box([[0.0, 1.0], [0, 6], [0, 3]], integers=[1], categories=[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starts", mostly_long([4], [1, 4]))
 def test_whole_numbers_and_labels_against_all_of_them(starts, key):
     found = maximise(mixed, MIXED, key, num_candidates=32, num_starts=starts)

@@ -507,6 +507,7 @@ def test_predictions_at_new_rows():
     assert posterior.hidden(jax.random.key(1), rows)["h_new"].shape == (100, 50, 1)
 
 
+@pytest.mark.slow
 def test_layers_of_a_fit():
     """Functions of a fit are conditioned on its draws, as those of exact processes are."""
     posterior = dgp.Posterior(lambda X, y=None: classed(y), samples={"v": Y[None]})

@@ -334,6 +334,7 @@ def test_message(wrong):
         wrong.call()
 
 
+@pytest.mark.slow
 def test_condition_on_traced_rows(key):
     """Fantasies: many values of one row, against the closed form of each."""
     fitted = dgp.Posterior(shallow, dgp.guides.InducingPoint(shallow), PRIOR)

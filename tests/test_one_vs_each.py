@@ -26,6 +26,7 @@ def by_quadrature():
     return np.array([sum(term(n, c) for c in range(P) if c != Y[n]) for n in range(N)])
 
 
+@pytest.mark.slow
 def test_the_bound_is_a_sum_over_pairs():
     likelihood = dgp.Likelihood(F, dgp.OneVsEach)
     assert repr(likelihood) == "Likelihood(OneVsEach, own integral)"

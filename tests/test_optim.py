@@ -81,6 +81,7 @@ def test_small_steps_go_the_same_way_in_all_coordinates(coordinates):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * float(jnp.abs(expected).max()))
 
 
+@pytest.mark.slow
 def test_no_step_at_the_optimum():
     m, S = optimum(dgp.kernels.RBF(1.2, 0.7), X, Z, Y, NOISE)
     start = {"g_auto_loc": jnp.asarray(m), "g_auto_scale_tril": jnp.linalg.cholesky(jnp.asarray(S))}
@@ -110,6 +111,7 @@ def test_one_step_on_the_last_of_two_layers_is_its_collapsed_optimum():
         np.testing.assert_allclose(jnp.tril(slopes[name]) if "tril" in name else slopes[name], 0, atol=1e-7 * scale)
 
 
+@pytest.mark.slow
 def test_diagonal_posteriors_reach_the_diagonal_optimum():
     """Of a Gaussian target: its mean, and the reciprocals of the diagonal of its precision."""
     svi = natural(shallow, 0.1, guide=lambda m: dgp.guides.InducingPoint(m, inducing=dgp.guides.Diagonal()))
@@ -181,6 +183,7 @@ def test_all_sites_of_every_guide(guide, batch):
     assert set(NaturalGradient.shortened(result.state)) == expected
 
 
+@pytest.mark.slow
 def test_a_step_out_of_the_cone_is_shortened_and_counted():
     """A likelihood that is not log-concave and a start far away: the full step would have negative precision."""
 

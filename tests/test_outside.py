@@ -65,6 +65,7 @@ def test_a_program_may_say_what_other_groups_have(key):
     np.testing.assert_allclose(found.mean, [1.5, 0.0, 3.5], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_indices_that_arguments_determine():
     """Against the rows that NumPy refuses, with the programs that JAX makes of indices."""
     e, W, group = jnp.arange(3.0), jnp.ones((3, 4)), jnp.array([0, 2, 3])

@@ -7,6 +7,7 @@ from numpyro.distributions import biject_to
 from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_round_trip(key, dtype):
     transform = biject_to(row_scaled_tril)

@@ -113,6 +113,7 @@ def test_kernel_sees_places():
     np.testing.assert_allclose(found, summed(placed, A, A, WEIGHTS), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_kernel_is_the_covariance_of_sums_of_responses():
     """Responses linear in a patch, with explicit features, and the images of a batch."""
     kernel = dgp.kernels.Convolutional(dgp.kernels.Linear(0.7), PATCHES, WEIGHTS)

@@ -384,6 +384,7 @@ def test_every_path_refuses_values_drawn_together():
             path()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, FEW])
 def test_groups_of_values_drawn_together_count_once(count):
     """Independent groups in a plate: the sum of their evidences, also where they are as many as rows."""

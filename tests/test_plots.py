@@ -212,6 +212,7 @@ def test_latent_space_refuses_bad_input():
         plots.latent_space(np.zeros((9, 4, 2)), colours=np.zeros(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [15, 16])
 def test_spectra_are_the_eigenvalues_at_their_frequencies(size):
     """Against the dense covariance and its Fourier vectors; power of prior draws has them as its mean."""

@@ -303,6 +303,7 @@ def test_parameters_of_other_programs_are_ignored_with_a_warning(key):
         dgp.Posterior(shallow, guide, params).layers(key, NEW[:2])
 
 
+@pytest.mark.slow
 def test_observations_under_a_mask_may_be_anything(key):
     def program(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z))

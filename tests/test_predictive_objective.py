@@ -65,6 +65,7 @@ def divergence(m, root):
     return 0.5 * ((root**2).sum() + m @ m - len(m)) - np.log(np.abs(np.diag(root))).sum()
 
 
+@pytest.mark.slow
 def test_one_layer_is_the_dense_formula():
     params = parameters(("f", (4,)))
     m, root = (np.asarray(params[f"f_auto_{part}"]) for part in ("loc", "scale_tril"))

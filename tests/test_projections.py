@@ -109,6 +109,7 @@ def test_columns_are_one_hot_rows(outputs, rule, key):
     np.testing.assert_array_equal(gathered.inputs, multiplied.inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [G.Full(), G.Diagonal()])
 def test_bound_and_divergence_in_closed_form(rule):
     """Expected log likelihood minus KL[q(A) || p(A)], both dense."""

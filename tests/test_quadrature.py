@@ -40,6 +40,7 @@ def test_gradient_at_zero_variance_is_finite():
     assert np.isfinite(jax.grad(mean)(0.0))
 
 
+@pytest.mark.slow
 def test_keeps_float32():
     loc = jnp.zeros(3, jnp.float32)
     for rule in (GaussHermite(), MonteCarlo()):

@@ -116,6 +116,7 @@ def test_same_expectation_as_numpyros_objective():
     assert abs(stock.mean() - even.mean()) < 4 * np.sqrt(stock.var() / 40 + even.var() / 60)
 
 
+@pytest.mark.slow
 def test_refused():
     for particles in (1, 3, 12):
         with pytest.raises(ValueError, match=r"expected num_particles to be a power of two, at least 2, .* got"):

@@ -46,12 +46,14 @@ def test_entries_are_unique_sorted_and_labelled_by_their_key():
     assert [label for label, _ in ENTRIES] == [anchor(name) for name in KEYS]
 
 
+@pytest.mark.slow
 def test_every_citation_has_an_entry():
     missing = {str(path): found for path, text in TEXTS.items() if (found := citations(text) - set(KEYS))}
     assert not missing
     assert citations(PAGE.read_text()) <= set(KEYS)
 
 
+@pytest.mark.slow
 def test_every_entry_is_cited():
     assert not set(KEYS) - set().union(*map(citations, TEXTS.values()))
 

@@ -102,6 +102,7 @@ def test_one_gap_has_an_exact_determinant(roll):
     assert error < 1e-8  # what conjugate gradients left
 
 
+@pytest.mark.slow
 def test_determinants_of_toeplitz_matrices():
     column = jnp.asarray(np.exp(-np.arange(20) / 3.0)).at[0].add(0.1)
     value, slope = jax.value_and_grad(toeplitz_log_determinant)(column)

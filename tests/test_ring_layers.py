@@ -487,6 +487,7 @@ def test_closed_forms_are_the_optimum_of_the_bound():
     np.testing.assert_allclose(several, np.stack([loc, -loc]), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_bad_input():
     f = open_gp(jnp.zeros(12), KERNELS["even"], GRIDS["even"])
     with pytest.raises(ValueError, match=r"expected inputs on the ring, from -6.0 to 6.0, got 1 outside, .* 6.5"):

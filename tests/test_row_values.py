@@ -178,6 +178,7 @@ def test_exact_processes_need_the_data_of_the_fit(method, rows, key):
             getattr(posterior, method)(key, X[:rows], **options)
 
 
+@pytest.mark.slow
 def test_the_advice_for_exact_processes(key):
     f, inputs = dgp.Posterior(drawn_exactly, samples={"v": jnp.sin(X).T}).layers(key, X)["v"]
     np.testing.assert_allclose(f(X).mean, jnp.sin(X[:, 0]), atol=1e-4)

@@ -370,6 +370,7 @@ def test_acquisitions_that_take_three_arguments(acquisition):
     assert Search(precise, dgp.guides.InducingPoint, LINE, acquisition).acquisition is acquisition
 
 
+@pytest.mark.slow
 def test_independent_inducing_values_where_every_round_has_a_fit(key):
     assert Search(precise, independent, LINE, improvement, **QUICK, refit_every=1).start(key).pending.shape == (4, 1)
 

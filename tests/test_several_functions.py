@@ -236,6 +236,7 @@ def test_expectations_are_those_of_a_dense_grid(name):
     assert likelihood.sample(jax.random.key(0)).shape == y.shape
 
 
+@pytest.mark.slow
 def test_sums_of_many_functions_need_no_draws():
     """Four functions, more than a grid takes: density, bound and moments of y in closed form."""
     weights = jnp.array([1.0, -2.0, 0.5, 3.0])
@@ -253,6 +254,7 @@ def test_sums_of_many_functions_need_no_draws():
     np.testing.assert_allclose(given_v.log_prob(Y), likelihood.log_marginal(Y))
 
 
+@pytest.mark.slow
 def test_moments_of_two_functions():
     """E y and var y of a normal with a random log scale, in closed form."""
     likelihood = dgp.Likelihood((F, G), lambda v, s: dist.Normal(2 * v, jnp.exp(0.5 * s)))

@@ -100,6 +100,7 @@ def test_values_and_slopes_in_both_precisions_compiled_or_not():
     np.testing.assert_allclose(single, value, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("y", "mean", "sd"), [(5.0, -2.0, 1.0), (30.0, -2.0, 0.3)])
 def test_a_normal_with_a_scale_of_its_own_in_the_tail(y, mean, sd):
     f, s = (FunctionValues(jnp.full(1, m), jnp.full(1, v), event_dim=0) for m, v in ((0.0, 0.1), (mean, sd**2)))
@@ -126,6 +127,7 @@ def test_a_scale_that_columns_share_in_the_tail():
     np.testing.assert_allclose(seen, one, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_improbable_class():
     mean, variance = np.array([-3.0, 2.0, 0.0]), np.array([2.0, 0.1, 0.1])
     f_x = FunctionValues(jnp.tile(mean, (3, 1)), jnp.tile(variance, (3, 1)))
@@ -137,6 +139,7 @@ def test_an_improbable_class():
         np.testing.assert_allclose(value, np.log(first * (1 - 1e-6) + (1 - first) * 5e-7), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_labels_where_little_is_known_of_v():
     """A logistic function is a step beside a v of standard deviation thirty."""
     f_x = FunctionValues(jnp.array([10.0, -200.0]), jnp.full(2, 900.0), event_dim=0)

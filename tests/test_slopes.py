@@ -367,6 +367,7 @@ def test_slopes_outside_of_a_ring():
         opened(k.RBF(), dgp.Grid(-3.0, 3.0, 16)).grad(X + 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [0.5, lambda x: 0.5, lambda x: jnp.concatenate([x, 2 * x], -1)])
 def test_slopes_of_a_mean_of_several_outputs(mean):
     f = opened(k.RBF(V, L), dgp.Points(Z), outputs=2, mean=mean)

@@ -78,6 +78,7 @@ def test_matrices_are_those_of_the_differential_equation(name):
     np.testing.assert_allclose(h @ Phi @ P @ h, KERNELS[name](np.zeros((1, 1)), times[:, None])[0], atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", mostly_long([3], [1, 2, 3]))
 def test_process_noise_of_tiny_steps(order, x32):
     """Against the leading power of the time: in single precision the difference P - Phi P Phi' has no digit left."""
@@ -338,6 +339,7 @@ def test_a_layer_conditions_on_its_states(name):
     np.testing.assert_allclose(q_variance, np.diag(wanted + A @ L @ L.T @ A.T), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_states_of_matern_12_are_values():
     """The layer is that on ``Points``: the same v, the same moments."""
     times, x = np.array([0.0, 0.3, 1.5, 2.0]), np.linspace(-1, 3, 9)[:, None]

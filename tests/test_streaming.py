@@ -229,6 +229,7 @@ def subsampled(X, y=None):
         numpyro.sample("y", dist.Normal(), obs=y)
 
 
+@pytest.mark.slow
 def test_bad_programs():
     with pytest.raises(ValueError, match=r"have the plates \['rows'\], got none named \['rows'\]"):
         run(dgp.minibatch(shallow, rows=90))

@@ -75,6 +75,7 @@ def test_all_is_dense_algebra(case, kernel):
     np.testing.assert_allclose(variance, np.diag(K - Q + W @ S @ W.T), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_spectrum_is_that_of_the_periodic_kernel():
     ring, _ = CASES["line"]
     K, *_ = dense("line", "matern")

@@ -50,6 +50,7 @@ def test_parts_given_noisy_data():
         np.testing.assert_allclose(total + 0.1, f(NEW).mean, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_parts_of_outputs_and_of_exact_processes():
     kernels = [K.RBF(2.0, 1.5) + K.RBF(0.5, 0.3), K.RBF(1.0, 1.0) + K.RBF(1.0, 2.0)]
     f = dgp.gp("f", kernels, None, outputs=2).condition(x, np.stack([y, -y], 1))

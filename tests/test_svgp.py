@@ -40,6 +40,7 @@ def test_bound_is_hensmans():
     np.testing.assert_allclose(bound(dgp.ELBO(), params, shallow, guide, X, Y), expected, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_dense_guide_equals_diagonal_guide():
     full, diagonal = (
         dgp.guides.InducingPoint(shallow, inducing=rule) for rule in (dgp.guides.Full(), dgp.guides.Diagonal())
@@ -78,6 +79,7 @@ def test_bounds_sandwich_the_evidence():
     np.testing.assert_allclose(lower, evidence, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_adam_reaches_the_collapsed_bound():
     collapsed, _, _ = titsias(y, NOISE, KZZ, KZX, KXX)
     guide = dgp.guides.InducingPoint(shallow)
@@ -166,6 +168,7 @@ def test_opper_archambeau_reaches_the_full_rank_optimum():
     assert worse < reference - 1.0
 
 
+@pytest.mark.slow
 def test_opper_archambeau_begins_alike_in_all_units():
     """Values in other units have the same posterior at the start, in these units, and their mean is the prior's."""
 

@@ -121,6 +121,7 @@ def test_predictive_objective_has_its_divergence_tempered():
     np.testing.assert_allclose(result.losses[0], value, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_has_no_temperature_is_refused():
     with pytest.raises(ValueError, match=r"expected an objective with a temperature, dgp.ELBO\(\)"):
         fitted(Tempered(optax.adam(0.1), 0.5), 1, Trace_ELBO())

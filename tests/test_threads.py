@@ -81,6 +81,7 @@ def test_two_threads_trace_one_after_the_other(kinds):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_one_posterior_serves_many_threads():
     posterior = dgp.Posterior(Meeting(), samples={"f": jnp.array([[0.0, 1.0, 2.0]])})
     posterior.model.barrier.abort()

@@ -154,6 +154,7 @@ def test_stable_update_skips_bad_steps():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(svi.optim.get_params(result.state.optim_state)))
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_stuck_says_so():
     """A step that leaves the domain of the loss: with ``stable_update`` no further step is taken."""
 
@@ -224,6 +225,7 @@ def test_a_failed_factorisation_names_step_and_layer():
         fit(make(fragile, optimiser=optax.sgd(3.0)), 200, X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "message"),
     [
