@@ -352,7 +352,7 @@ FEW_ROWS = {name: APART[name] for name in ("shallow", "deep", "classes", "counts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_long(["counts", "with_columns"], FEW_ROWS))
+@pytest.mark.parametrize("name", mostly_long(["with_columns"], FEW_ROWS))
 def test_few_rows_by_every_method(name, key, monkeypatch):
     """With and without batches, also of one row; shapes only."""
 

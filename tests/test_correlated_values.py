@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from scipy import stats
+from sizes import mostly_long
 
 import numpyro_dgp as dgp
 
@@ -69,7 +70,7 @@ def test_differences_are_those_of_the_joint_gaussian(noise, key):
     np.testing.assert_allclose(draws.var(0), variance, rtol=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_duels(key):
     """Probabilities of labels, by quadrature of the difference."""
     post = posterior(duel(lambda v, w: dist.Bernoulli(logits=3 * (v - w))))
@@ -191,7 +192,7 @@ HELD = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outputs", [None, 2])
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", mostly_long(["Points", "Basis"], HELD))
 def test_every_representation(name, outputs, key):
     """With a belief about inducing values, and given some."""
     inducing, kernel, a, b = HELD[name]

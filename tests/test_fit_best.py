@@ -11,6 +11,7 @@ import pytest
 from jax.scipy.special import logsumexp
 from numpyro.handlers import seed
 from numpyro.infer.util import log_density
+from sizes import mostly_long
 from small_designs import X, densities, family, log_evidence, without_plate
 
 import numpyro_dgp as dgp
@@ -43,7 +44,7 @@ NOISY = jnp.sin(6 * X[:, 0]) + 0.1 * jnp.cos(40 * X[:, 0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", mostly_long(["float32"], ["float32", "float64"]))
 def test_one_layer_predicts_at_the_largest_density_of_its_logarithms(dtype):
     """As a dense Gaussian process does with the hyperparameters of the highest point of a grid."""
     with jax.enable_x64(dtype == "float64"):
@@ -427,7 +428,7 @@ def test_a_previous_fit_may_have_another_prior():
     assert abs(jnp.log(found.posterior.samples["variance"]).mean() - mean) < 4 * spread / 50**0.5  # of 50 chains
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_previous_fit_is_one_of_the_same_sites():
     def renamed(depth):
         def model(X_, y=None):
@@ -464,7 +465,7 @@ def beside_a_table_as_long_and_as_wide(depth):
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_are_left_out_only_where_programs_are_weighed():
     options = {"depths": (1,), "num_draws": 8, "num_sweeps": 1}
     best = dgp.fit_best(beside_a_table_as_long_and_as_wide, KEY, X, STEP, **options)

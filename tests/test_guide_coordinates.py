@@ -147,7 +147,7 @@ def test_a_condition_from_outside_is_refused(collapse):
             handlers.condition(prepared, data=data)(ROWS, TARGET)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_guide_of_all_sites_together_leaves_no_layer_to_integrate():
     guide, params = fitted("NumPyro's, joint")
     with (

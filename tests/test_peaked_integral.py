@@ -164,7 +164,7 @@ SEVERAL = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mostly_long(["a location and a scale", "two columns of one function"], SEVERAL))
+@pytest.mark.parametrize("name", mostly_long(["two columns of one function"], SEVERAL))
 @pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
 def test_narrow_densities_of_several_functions(name):
     values, conditional = SEVERAL[name]
@@ -177,7 +177,7 @@ def test_narrow_densities_of_several_functions(name):
     np.testing.assert_allclose(twice, jnp.stack([found, found]), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_columns_that_share_a_scale():
     """Given it they are independent, so that the expectation over it is outside the product."""
     log_p, (z, weights) = CASES["StudentT"][1], OUTER
@@ -191,7 +191,7 @@ def test_columns_that_share_a_scale():
     np.testing.assert_allclose(shared.log_marginal(y[None]), expected[None], atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_gamma_density_with_a_large_concentration():
     """Shape and rate both move it: y / exp(v) is one to a hundredth, whatever s."""
     y = jnp.array([0.5, 1.0, 7.3])

@@ -20,7 +20,7 @@ X = jnp.linspace(0, 1, 12)[:, None]
 STEP = jnp.where(X[:, 0] > 0.5, 1.0, -1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_run_is_one_of_its_own_with_a_share_of_points_and_seeds():
     seeds = jax.random.split(jax.random.key(1), 302)
     found = independent_runs(log_ratios, draw, BLOCKS, KEY, seeds, 20, 2, 3)
@@ -57,7 +57,7 @@ def test_the_evidence_of_runs_is_that_of_algebra():
     assert 0.4 < np.sqrt(np.mean(errors**2)) / values.std(ddof=1) < 2.5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fit_goes_on_from_where_it_ended():
     with jax.enable_x64(True):
         x, y = (jnp.asarray(np.asarray(a), float) for a in (X, STEP))
@@ -69,7 +69,7 @@ def test_a_fit_goes_on_from_where_it_ended():
     np.testing.assert_allclose(going_on.ended.log_evidence, fit.ended.log_evidence, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_half_of_the_draws_are_of_further_runs():
     x, y, model = X, STEP, family(2, X)
     one = fit_integrated(model, KEY, (x, y), 6, 2, 1, False)
@@ -113,7 +113,7 @@ def test_programs_with_a_weight_have_further_runs():
     assert len(smooth.parts[2].posterior.samples["noise"]) == 40
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_found_nothing_has_no_share():
     """Of whose draws at the start none had a finite likelihood."""
 

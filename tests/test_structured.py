@@ -135,7 +135,7 @@ def test_several_values_of_each_row(rule):
     assert agree(*draws)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_medians_are_not_those_given_a_draw():
     """Of layers that follow drawn values there are none; those over all draws are in ``sample_posterior``."""
 

@@ -106,7 +106,7 @@ def test_two_layers_as_over_many_inputs(key):
     np.testing.assert_allclose(found.variance[n], total, rtol=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_alone_and_in_batches(key):
     """The same numbers, whatever other rows are predicted with it and however many at a time."""
     posterior = fitted(two, key)
@@ -120,7 +120,7 @@ def test_a_row_alone_and_in_batches(key):
     np.testing.assert_allclose(one_by_five.mean, together.mean, rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_predictions(key):
     posterior = fitted(one, key)
     y = np.sin(3 * X[:, 0])

@@ -38,7 +38,7 @@ def drawn(*conditionals, outputs=None):
     return [dgp.Posterior(model, samples={"f": v}) for model, v in zip(programs, values, strict=True)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_programs_without_draws_are_mixed_by_default():
     """Each is at its mode: of one draw only one would predict."""
     posteriors = []
@@ -54,7 +54,7 @@ def test_programs_without_draws_are_mixed_by_default():
     assert weighted(posteriors, (0.0, 1.0)).predict(KEY, NEW).means.shape == (1, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_probabilities_have_the_weights():
     posteriors = drawn(*2 * [lambda v: dist.Bernoulli(logits=2 * v)])
     mixture = weighted(posteriors)
@@ -67,7 +67,7 @@ def test_probabilities_have_the_weights():
     assert jnp.issubdtype(quantiles.dtype, jnp.integer)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quantiles_of_counts():
     posteriors = drawn(*2 * [lambda v: dist.Poisson(20 * jnp.exp(v))])
     found = weighted(posteriors).quantile(KEY, [[0.05, 0.5, 0.99]], NEW, X_variance=0.01)
