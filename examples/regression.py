@@ -177,7 +177,7 @@ def train(
     natural = NaturalGradient(guide, lambda step: rise(step) * fall(step), adam)
     svi = SVI(model, guide, natural if optimizer == "natural" else adam, dgp.ELBO())
     rows = batch if batch < len(split.X) else None
-    key, _, _, _ = jax.random.split(jax.random.key(seed), 4)
+    key = jax.random.split(jax.random.key(seed), 4)[0]
     start = time.perf_counter()
     result = dgp.fit(svi, key, steps, split.X, split.y, rows, checkpoint=checkpoint, progress_bar=progress)
     seconds = time.perf_counter() - start
@@ -195,9 +195,9 @@ def score(
     seed: int = 0,
 ) -> Fit:
     """A fit with its predictions for the test rows."""
-    _, key, density_key, _ = jax.random.split(jax.random.key(seed), 4)
-    prediction = posterior.predict(key, split.X_test, num_samples=draws)
-    density = posterior.log_density(density_key, split.y_test, split.X_test, num_samples=draws)
+    keys = jax.random.split(jax.random.key(seed), 4)
+    prediction = posterior.predict(keys[1], split.X_test, num_samples=draws)
+    density = posterior.log_density(keys[2], split.y_test, split.X_test, num_samples=draws)
     return Fit(
         name,
         posterior,

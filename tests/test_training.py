@@ -217,6 +217,20 @@ def test_a_funnel_at_a_point_is_warned_of(plate, key):
 
 
 @pytest.mark.slow
+def test_values_whose_prior_has_another_spread_are_no_funnel(key):
+    def program():
+        tau = numpyro.sample("tau", dist.LogNormal(0.0, 2.0))
+        numpyro.sample("e", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+        y = dist.Normal(jnp.zeros(3), tau).to_event(1)
+        numpyro.sample("y", y, obs=0.003 * jnp.array([1.0, -1.0, 1.0]))
+
+    svi = SVI(program, AutoDelta(program), optax.adam(0.1), dgp.ELBO())
+    params = dgp.fit(svi, key, 150, progress_bar=False).params
+    assert params["tau_auto_loc"] < 0.05
+    assert params["e_auto_loc"].std() < params["tau_auto_loc"]
+
+
+@pytest.mark.slow
 def test_a_failed_factorisation_names_step_and_layer():
     """A kernel that stops being one, once the optimiser has made its lengthscale negative."""
     with pytest.raises(
