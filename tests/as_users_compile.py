@@ -22,6 +22,7 @@ from numpyro.infer.util import log_density
 from programs import random_params
 
 import numpyro_dgp as dgp
+from numpyro_dgp.algebra.peaked_integral import log_expectation
 
 KEY = jax.random.key(0)
 UNITS = 200
@@ -233,8 +234,18 @@ def random_programs():
             compare(name + " predictions", draw, fewer[0], fewer[2], Z, amplified=CONDITION)
 
 
+def few_densities():
+    """The adaptive integral of a density far narrower than p(v)."""
+    v, variance, y = (jnp.asarray(a) for a in ([0.3, -1.0, 2.0, 0.1], [0.5, 1.0, 0.2, 3.0], [4.0, -1.0, 2.2, 0.0]))
+
+    def density(v, variance, y):
+        return log_expectation(lambda t: dist.StudentT(2.5, t, 0.05).log_prob(y), v, variance)
+
+    compare("density", density, v, variance, y)
+
+
 PARTS = {
-    "few": (few_kernels, few_programs),
+    "few": (few_kernels, few_programs, few_densities),
     "kernels": (many_kernels,),
     "programs": (many_programs,),
     "random": (random_programs,),
