@@ -235,13 +235,14 @@ def random_programs():
 
 
 def few_densities():
-    """The adaptive integral of a density far narrower than p(v)."""
+    """The adaptive integral of densities far narrower than p(v), and its slopes; rows of few intervals and of many."""
     v, variance, y = (jnp.asarray(a) for a in ([0.3, -1.0, 2.0, 0.1], [0.5, 1.0, 0.2, 3.0], [4.0, -1.0, 2.2, 0.0]))
 
     def density(v, variance, y):
         return log_expectation(lambda t: dist.StudentT(2.5, t, 0.05).log_prob(y), v, variance)
 
     compare("density", density, v, variance, y)
+    compare("slopes", jax.grad(lambda *args: density(*args).sum(), (0, 1, 2)), v, variance, y)
 
 
 PARTS = {

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
-from scipy.special import gammaln
+from scipy.special import gammaln, voigt_profile
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
@@ -111,6 +111,27 @@ def test_slopes_are_those_of_the_closed_form():
         at = jnp.array([0.0, 5.0]), jnp.array([1.0, 0.1]), jnp.array(0.02)
         for found, true in zip(jax.grad(ours, (0, 1, 2))(*at), jax.grad(closed, (0, 1, 2))(*at), strict=True):
             np.testing.assert_allclose(found, true, rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_slopes_of_rows_that_need_few_intervals_and_many():
+    """A Cauchy density of a normal mean is the Voigt profile."""
+
+    def ours(loc, variance, scale):
+        return log_expectation(lambda v: dist.Cauchy(v, scale).log_prob(0.7), loc, variance).sum()
+
+    def closed(loc, variance, scale):
+        return np.log(voigt_profile(0.7 - loc, np.sqrt(variance), scale)).sum()
+
+    at = [np.array([0.0, 4.0, 0.7, -1.0]), np.array([1.0, 0.1, 3.0, 0.5]), np.array([3.0, 0.001, 0.02, 0.3])]
+    with jax.enable_x64(True):
+        slopes = jax.grad(ours, (0, 1, 2))(*map(jnp.asarray, at))
+    for which, found in enumerate(slopes):
+        for row in range(4):
+            step = np.where(np.arange(4) == row, 1e-4 * at[2][row], 0)
+            up, down = ([a + sign * step * (i == which) for i, a in enumerate(at)] for sign in (1, -1))
+            true = (closed(*up) - closed(*down)) / (2 * step[row])
+            np.testing.assert_allclose(found[row], true, rtol=1e-5, atol=1e-7)
 
 
 OUTER = np.polynomial.hermite_e.hermegauss(12)  # of a log scale that is known to 0.3

@@ -312,7 +312,7 @@ def _added_up(integrand: Function, found: _Intervals) -> Array:
         half = 0.5 * (high - low)
         # An interval of no width is in the place of each that is not needed, where the integrand is finite.
         logs = integrand(0.5 * (low + high) + half * nodes) + jnp.log(weights * half)
-        return logsumexp(logs, (0, 1))
+        return _log_sum(logs, (0, 1))
 
     def chunk(_: None, ends: tuple[Array, Array]) -> tuple[None, Array]:
         needed = (ends[1] > ends[0]).any()
@@ -320,4 +320,14 @@ def _added_up(integrand: Function, found: _Intervals) -> Array:
         return None, jax.lax.cond(needed, jax.checkpoint(added), lambda *_: nothing, *ends)
 
     ends = low.reshape(-1, _CHUNK, *shape), high.reshape(-1, _CHUNK, *shape)
-    return logsumexp(jax.lax.scan(chunk, None, ends)[1], 0)
+    return _log_sum(jax.lax.scan(chunk, None, ends)[1], 0)
+
+
+def _log_sum(logs: Array, axis: int | tuple[int, ...]) -> Array:
+    """``logsumexp``, with slope zero where all are -inf: rows with few intervals in chunks that others fill."""
+    top = jax.lax.stop_gradient(logs.max(axis, keepdims=True))
+    top = jnp.where(top > -jnp.inf, top, 0)
+    total = jnp.exp(logs - top).sum(axis)
+    return jnp.where(
+        total > 0, jnp.log(jnp.maximum(total, jnp.finfo(total.dtype).tiny)) + top.reshape(total.shape), -jnp.inf
+    )
