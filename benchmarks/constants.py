@@ -1,4 +1,4 @@
-"""The constants of ``numpyro_dgp/algebra/tuning.py``, one or two at a time, on JAX's default device.
+"""The constants of ``numpyro_dgp/math/tuning.py``, one or two at a time, on JAX's default device.
 
 ``python benchmarks/constants.py`` prints, for steps that a constant may matter for, the median milliseconds with
 several values of it, and the ratio to that with the values in use.
@@ -26,8 +26,8 @@ from long_series import series
 from train_step import make_data
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra import tuning
-from numpyro_dgp.inference.population import populate
+from numpyro_dgp.math import tuning
+from numpyro_dgp.mcmc.population import populate
 
 DTYPE = "float32"
 

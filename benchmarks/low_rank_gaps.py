@@ -9,8 +9,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.gaussians import log_determinant
-from numpyro_dgp.algebra.low_rank import log_determinant_low_rank, signed
+from numpyro_dgp.math.gaussians import log_determinant, log_determinant_low_rank, signed
 
 M, N, NOISE, RANKS = 80, 200, 0.3, (1, 5, 10, 20)
 KERNELS = {"RBF, 0.1": dgp.kernels.RBF(1.0, 0.1), "Matern12, 0.2": dgp.kernels.Matern12(1.0, 0.2)}

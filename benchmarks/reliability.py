@@ -34,7 +34,7 @@ import optax
 from numpyro.infer import MCMC, NUTS, SVI
 
 import numpyro_dgp as dgp
-from numpyro_dgp.inference.array_files import read_arrays
+from numpyro_dgp.inference.parameter_files import read_arrays
 
 X = np.linspace(-1, 1, 60, dtype=np.float32)[:, None]
 Y = np.sin(4 * X[:, 0])

@@ -18,45 +18,43 @@ from numpyro_dgp import (
     rings,
     testing,
 )
-from numpyro_dgp._shown import public_dir
-from numpyro_dgp.algebra.patches import Patches
-from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
-from numpyro_dgp.deepening.fit_best import fit_best
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp.densities import Mixture
+from numpyro_dgp.depth.fit_best import fit_best
 from numpyro_dgp.diagnostics import compare, to_arviz
-from numpyro_dgp.inference import updates
+from numpyro_dgp.functions.basis import Basis
+from numpyro_dgp.functions.harmonics import Harmonics
+from numpyro_dgp.functions.inducing_patches import InducingPatches
+from numpyro_dgp.functions.neighbours import Neighbours
+from numpyro_dgp.functions.points import Points
+from numpyro_dgp.functions.points_and_slopes import PointsAndSlopes
+from numpyro_dgp.functions.projections import projection
+from numpyro_dgp.functions.random_function import RandomFunction, Representation
+from numpyro_dgp.functions.state_space import StateSpace, StateSpaceNormal
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.inference.fit_stream import fit_stream
-from numpyro_dgp.inference.gibbs import Gibbs
-from numpyro_dgp.inference.mcmc import NonCentered, for_mcmc
 from numpyro_dgp.inference.minibatch import minibatch
 from numpyro_dgp.inference.parameter_files import load, save
 from numpyro_dgp.inference.predictive_objective import PredictiveObjective
-from numpyro_dgp.inference.sghmc import SGHMC
 from numpyro_dgp.inference.streams import BatchSource, Stream
-from numpyro_dgp.model.cumulative import cumulative
-from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.missing import missing
-from numpyro_dgp.model.one_vs_each import OneVsEach
-from numpyro_dgp.model.projections import projection
-from numpyro_dgp.model.random_function import RandomFunction, Representation
-from numpyro_dgp.model.robustmax import RobustMax
+from numpyro_dgp.kernels.convolutional import Patches
+from numpyro_dgp.likelihoods.cumulative import cumulative
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.likelihoods.missing import missing
+from numpyro_dgp.likelihoods.multiclass import OneVsEach, RobustMax
+from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.mcmc import updates
+from numpyro_dgp.mcmc.for_mcmc import NonCentered, for_mcmc
+from numpyro_dgp.mcmc.gibbs import Gibbs
+from numpyro_dgp.mcmc.sghmc import SGHMC
 from numpyro_dgp.new_data.condition import condition
 from numpyro_dgp.new_data.project import project
 from numpyro_dgp.new_data.update import update
-from numpyro_dgp.predict import Posterior
-from numpyro_dgp.prediction.joint_mixture import JointMixture
+from numpyro_dgp.predict.joint_mixture import JointMixture
+from numpyro_dgp.predict.posterior import Posterior
 from numpyro_dgp.primitives import gp, latent
-from numpyro_dgp.representations.basis import Basis
-from numpyro_dgp.representations.grid import Grid
-from numpyro_dgp.representations.harmonics import Harmonics
-from numpyro_dgp.representations.inducing_patches import InducingPatches
-from numpyro_dgp.representations.neighbours import Neighbours
-from numpyro_dgp.representations.points import Points
-from numpyro_dgp.representations.points_and_slopes import PointsAndSlopes
-from numpyro_dgp.representations.state_space import StateSpace
-from numpyro_dgp.state_space import StateSpaceNormal
+from numpyro_dgp.rings.grid import Grid
 
 __version__ = "1.0.0rc1"
 

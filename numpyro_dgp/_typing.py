@@ -31,7 +31,7 @@ import jax
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 
 __all__ = ["Array", "ArrayLike", "Number", "pytree", "static"]
 

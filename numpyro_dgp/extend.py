@@ -3,19 +3,19 @@
 ``docs/extending.md`` builds one of each. Everything else that a new part needs is in ``dgp`` itself.
 """
 
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp._typing import pytree, static
-from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance
+from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
+from numpyro_dgp.functions.function_values import FunctionValues, Origin
+from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.joint_values import JointValues
+from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.random_function import PointValues, RandomFunction, Representation
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.structured import ConditionalValues
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
 from numpyro_dgp.kernels.terms import Term
-from numpyro_dgp.model.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
-from numpyro_dgp.model.function_values import FunctionValues, Origin
-from numpyro_dgp.model.hidden_posteriors import ConditionalValues
-from numpyro_dgp.model.induced_function import InducedFunction
-from numpyro_dgp.model.joint_values import JointValues
-from numpyro_dgp.model.process_values import ProcessValues
-from numpyro_dgp.model.random_function import PointValues, RandomFunction, Representation
+from numpyro_dgp.math.whitening import inverse_cholesky, open_variance
 
 __all__ = [
     "Belief",

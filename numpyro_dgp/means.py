@@ -15,9 +15,9 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs
 from numpyro_dgp._data import as_floats, as_numbers, known_numbers
-from numpyro_dgp._shown import brief, public_dir
+from numpyro_dgp._repr import brief, public_dir
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.algebra.linalg import matmul
+from numpyro_dgp.math.linalg import matmul
 
 __all__ = ["Constant", "FromCallable", "Identity", "Linear", "Mean", "Zero", "as_mean", "pca", "principal_directions"]
 __dir__ = public_dir(globals())

@@ -17,14 +17,14 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_dgp._checks import require_count, require_finite, require_inputs
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.kernels import Kernel, as_kernel
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo
 
 __all__ = ["check_guide", "check_kernel", "check_likelihood"]
 __dir__ = public_dir(globals())

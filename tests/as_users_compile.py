@@ -22,7 +22,7 @@ from numpyro.infer.util import log_density
 from programs import random_params
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.peaked_integral import log_expectation
+from numpyro_dgp.math.peaked_integral import log_expectation
 
 KEY = jax.random.key(0)
 UNITS = 200

@@ -15,7 +15,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.inference.jaxpr_digest import digest
+from numpyro_dgp.inference.fit_identity import digest
 
 X = jnp.linspace(-1.0, 1.0, 6)[:, None]
 Y = jnp.abs(jnp.sin(3 * X[:, 0])) / 2 + 0.1

@@ -16,7 +16,7 @@ from program_generator import random_program
 from programs import agree
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.linalg import with_jitter
+from numpyro_dgp.math.linalg import with_jitter
 
 KEY = jax.random.key(0)
 DRAWS = 400

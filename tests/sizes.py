@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from numpyro_dgp.algebra import tuning
+from numpyro_dgp.math import tuning
 
 
 def mostly_long(few, values):

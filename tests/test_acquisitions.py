@@ -13,7 +13,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import design
-from numpyro_dgp.algebra.expected_excess import log_expected_excess
+from numpyro_dgp.design.improvement import log_expected_excess
 from numpyro_dgp.design.knowledge_gradient import expected_gain
 
 KEY = jax.random.key(3)

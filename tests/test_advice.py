@@ -13,7 +13,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.algebra.linalg import cholesky
+from numpyro_dgp.math.linalg import cholesky
 
 X = jnp.linspace(-1.0, 1.0, 4)[:, None]
 Y = X[:, 0]

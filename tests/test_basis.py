@@ -22,9 +22,9 @@ from programs import NOISE, X, Y, agree, draws_of_bound, random_params
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.bessel import scaled_bessel
-from numpyro_dgp.algebra.sine_sums import sums_of_sines, sums_of_sines_reference
+from numpyro_dgp.functions.sines import sums_of_sines, sums_of_sines_reference
 from numpyro_dgp.kernels import RBF, Constant, Cosine, Linear, Matern12, Matern32, Matern52, Periodic
+from numpyro_dgp.kernels.periodic import scaled_bessel
 
 G = dgp.guides
 KEY = jax.random.key(0)

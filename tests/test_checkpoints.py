@@ -22,11 +22,10 @@ from numpyro.infer import SVI
 from programs import X, Y, shallow
 
 import numpyro_dgp as dgp
-from numpyro_dgp.inference.array_files import read_arrays, write_arrays
-from numpyro_dgp.inference.fit_identity import FitIdentity
-from numpyro_dgp.inference.jaxpr_digest import digest
-from numpyro_dgp.inference.path_locks import locked
-from numpyro_dgp.model.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.inference.checkpoints import locked
+from numpyro_dgp.inference.fit_identity import FitIdentity, digest
+from numpyro_dgp.inference.parameter_files import read_arrays, write_arrays
 
 
 def line(X, y=None, count=None, *, site="slope", noise=0.5):

@@ -14,7 +14,7 @@ from scipy import integrate, stats
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues
 
 LOC, VARIANCE = np.array([0.3, -0.5, 1.1]), np.array([0.4, 1.2, 0.05])
 F = FunctionValues(jnp.array(LOC), jnp.array(VARIANCE), event_dim=0)

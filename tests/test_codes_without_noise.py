@@ -12,8 +12,8 @@ import pytest
 from numpyro.infer import SVI
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.linalg import jitter
 from numpyro_dgp.guides.collapsed.gaussian_uses import at_inducing_inputs
+from numpyro_dgp.math.linalg import jitter
 
 X = np.linspace(0, 1, 12)[:, None]
 Y = np.asarray((6 * X[:, 0] - 2) ** 2 * np.sin(12 * X[:, 0] - 4)) / 4.5

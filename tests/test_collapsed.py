@@ -14,9 +14,9 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
-from numpyro_dgp.algebra.linalg import cholesky, matmul
-from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.bounds import collapsed as C
+from numpyro_dgp.math.linalg import cholesky, matmul
+from numpyro_dgp.math.whitening import inverse_cholesky
 
 RBF = k.RBF(1.2, 0.7)
 rng = np.random.default_rng(2)

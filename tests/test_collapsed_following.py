@@ -15,10 +15,10 @@ from programs import X, Y, Z, agree, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.bounds.collapsed import from_features
-from numpyro_dgp.model.beliefs import InducingPrior
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.beliefs import InducingPrior
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.math.whitening import inverse_cholesky
 
 N = 12
 X, Y = X[::3][:N], Y[::3][:N]

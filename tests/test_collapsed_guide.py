@@ -17,10 +17,10 @@ from programs import NOISE, X, Y, Z, agree, draws_of_bound, random_params, shall
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
+from numpyro_dgp.analysis.sites import unwrap
+from numpyro_dgp.functions.beliefs import InducingPrior
+from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.guides.record import record_of
-from numpyro_dgp.model.beliefs import InducingPrior
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.sites import unwrap
 
 Z2 = jnp.hstack([Z, jnp.cos(5 * Z)])
 RBF = k.RBF(1.2, 0.7)

@@ -11,7 +11,7 @@ from programs import X, Y, deep, shallow
 from test_initial_state import count_compilations
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp._compiled import Compiled
 
 
 def test_one_program_for_functions_that_differ_in_arrays_only():

@@ -15,10 +15,10 @@ from programs import X, Y, Z, bayesian, deep, explicit, random_params, shallow
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra import compiled
-from numpyro_dgp.algebra.row_by_row import row_axes
-from numpyro_dgp.prediction import predictor
-from numpyro_dgp.prediction.row_batches import round_up
+from numpyro_dgp import _compiled as compiled
+from numpyro_dgp.jaxprs.row_by_row import row_axes
+from numpyro_dgp.predict import predictor
+from numpyro_dgp.predict.predictor import round_up
 
 NEW = jnp.linspace(-2.5, 2.5, 30)[:, None]
 

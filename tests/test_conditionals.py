@@ -12,7 +12,7 @@ from numpyro import handlers
 from test_likelihood import CLASSES, LOC, PAIRS, SCALAR, VARIANCE, F
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues
 
 SQUARE = FunctionValues(jnp.zeros((3, 3)), jnp.ones((3, 3)))
 # Each density sees several rows of v: values, conditional, how

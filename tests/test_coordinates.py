@@ -9,8 +9,8 @@ import pytest
 from dense import kl
 from sizes import mostly_long
 
-from numpyro_dgp.algebra.coordinates import Coordinates, convert, natural_gradient, natural_step, sample
-from numpyro_dgp.algebra.gaussians import kl_between, kl_full
+from numpyro_dgp.math.gaussians import kl_between, kl_full
+from numpyro_dgp.optim.natural import Coordinates, convert, natural_gradient, natural_step, sample
 
 ALL = get_args(Coordinates)
 

@@ -11,8 +11,8 @@ from programs import NOISE, X, Y, Z, agree, bayesian, deep, draws_of_bound, expl
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.row_dependence import mark, row_dependence
-from numpyro_dgp.model.program import inspect_program
+from numpyro_dgp.analysis.program import inspect_program
+from numpyro_dgp.jaxprs.row_dependence import mark, row_dependence
 
 GROUPS = jnp.arange(30) % 7
 

@@ -6,7 +6,7 @@ import numpyro.distributions as dist
 import pytest
 from jax.scipy.stats import norm
 
-from numpyro_dgp.algebra.dependence import Dependence, dependence, explained
+from numpyro_dgp.jaxprs.dependence import Dependence, dependence, explained
 
 C, A, X, E, M = Dependence
 s = jnp.array([0.3, 0.4, 0.5, 0.6, 0.7])

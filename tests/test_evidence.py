@@ -20,7 +20,7 @@ from programs import X, Y, Z, bayesian, deep, random_params, shallow
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp.diagnostics import Evidence, evidence
-from numpyro_dgp.inference.annealing import anneal, first_path, tuned
+from numpyro_dgp.mcmc.annealing import anneal, first_path, tuned
 
 KEY = jax.random.key(0)
 FEW, TARGET = X[::3], Y[::3]

@@ -11,8 +11,8 @@ from sizes import mostly_long, tune
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
 from numpyro_dgp._typing import Number, pytree
-from numpyro_dgp.kernels import psi_statistics as E
-from numpyro_dgp.kernels.gaussian_integrals import terms
+from numpyro_dgp.kernels import expectations as E
+from numpyro_dgp.kernels.expectations import terms
 
 rng = np.random.default_rng(0)
 N, M, D = 5, 4, 2

@@ -19,7 +19,7 @@ from toys.sloped_kernel import Sloped
 
 import numpyro_dgp as dgp
 from numpyro_dgp.bounds import from_moments
-from numpyro_dgp.kernels.psi_statistics import psi1, psi2
+from numpyro_dgp.kernels.expectations import psi1, psi2
 
 TOYS = Path(__file__).parent / "toys"
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"

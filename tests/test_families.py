@@ -9,13 +9,13 @@ import pytest
 from jax.scipy.stats import norm
 
 import numpyro_dgp as dgp
-from numpyro_dgp.inference.gaussian_blocks import _is_gaussian
+from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.inference.white_numbers import coordinates_of
-from numpyro_dgp.model.families import known_divergence
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.outcomes import moments
-from numpyro_dgp.model.tails import log_density
-from numpyro_dgp.prediction.quantities import is_gaussian
+from numpyro_dgp.likelihoods.families import known_divergence
+from numpyro_dgp.likelihoods.outcomes import moments
+from numpyro_dgp.likelihoods.tails import log_density
+from numpyro_dgp.mcmc.gaussian_blocks import _is_gaussian
+from numpyro_dgp.predict.quantities import is_gaussian
 
 
 class Tobit(dist.Normal):

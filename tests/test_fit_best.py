@@ -15,13 +15,11 @@ from sizes import mostly_long
 from small_designs import X, densities, family, log_evidence, without_plate
 
 import numpyro_dgp as dgp
-from numpyro_dgp.deepening.depth_weights import evidence_weights, stacking_weights
-from numpyro_dgp.deepening.integrated_density import Density
-from numpyro_dgp.deepening.integrated_fit import IntegratedFit, fit_integrated
-from numpyro_dgp.deepening.largest_density import highest_end
-from numpyro_dgp.deepening.left_out import left_out
-from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
-from numpyro_dgp.model.program import inspect_program
+from numpyro_dgp.analysis.program import inspect_program
+from numpyro_dgp.depth.depth_weights import evidence_weights, stacking_weights
+from numpyro_dgp.depth.fit_best import left_out
+from numpyro_dgp.depth.integrated_fit import Density, IntegratedFit, fit_integrated, highest_end
+from numpyro_dgp.depth.weighted_posterior import WeightedPosterior
 
 KEY = jax.random.key(0)
 STEP = jnp.where(X[:, 0] < 0.47, -1.0, 1.0)

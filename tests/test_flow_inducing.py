@@ -15,8 +15,8 @@ from programs import X, Y, agree, bound, deep, draws_of_bound
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.model.beliefs import DiagonalBelief
-from numpyro_dgp.model.strata import Flowed
+from numpyro_dgp.functions.beliefs import DiagonalBelief
+from numpyro_dgp.guides.rules.strata import Flowed
 
 x = jnp.array([[-0.5], [0.5]])
 y = jnp.array([1, 1])

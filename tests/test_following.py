@@ -7,9 +7,9 @@ import pytest
 import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
-from numpyro_dgp.algebra.gaussians import kl_full
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features
 from numpyro_dgp.bounds.given_inducing import follow
+from numpyro_dgp.math.gaussians import kl_full
 
 rng = np.random.default_rng(3)
 N, J, M = 6, 3, 4

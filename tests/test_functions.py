@@ -10,10 +10,10 @@ from dense import kl, log_normal, rbf, svgp
 from numpyro.distributions import kl_divergence
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
-from numpyro_dgp.representations.points import SparseFunction
+from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
+from numpyro_dgp.functions.points import SparseFunction
 
 rng = np.random.default_rng(0)
 X, Z = rng.normal(size=(7, 2)), rng.normal(size=(4, 2))

@@ -5,9 +5,9 @@ import pytest
 from dense import kl, log_normal
 from numpyro.distributions import kl_divergence
 
-from numpyro_dgp.algebra import gaussians
-from numpyro_dgp.model.beliefs import FullBelief, InducingPrior
-from numpyro_dgp.model.shared_belief import SharedBelief
+from numpyro_dgp.functions.beliefs import FullBelief, InducingPrior
+from numpyro_dgp.guides.collapsed.gaussian_uses import SharedBelief
+from numpyro_dgp.math import gaussians
 
 
 def random_gaussian(key, n=4):

@@ -14,11 +14,11 @@ from numpyro.infer.util import log_density
 from programs import NOISE, X, Y, Z, deep, explicit, shallow
 
 import numpyro_dgp as dgp
-from numpyro_dgp.inference.block_plan import planned
-from numpyro_dgp.inference.elliptical_slice import elliptical_slice
-from numpyro_dgp.inference.gaussian_blocks import latents
-from numpyro_dgp.inference.mcmc import sampled_program
-from numpyro_dgp.inference.updates import NUTS, EllipticalSlice, Slice
+from numpyro_dgp.mcmc.for_mcmc import sampled_program
+from numpyro_dgp.mcmc.gaussian_blocks import latents
+from numpyro_dgp.mcmc.gibbs import planned
+from numpyro_dgp.mcmc.slices import elliptical_slice
+from numpyro_dgp.mcmc.updates import NUTS, EllipticalSlice, Slice
 
 x = jnp.linspace(-1, 1, 5)[:, None]
 

@@ -18,8 +18,8 @@ from scipy.stats import multivariate_normal
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
+from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.guides.record import record_of
-from numpyro_dgp.model.program import inspect_program
 
 NOISE = 0.3
 rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from numpyro.infer.util import log_density
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as K
-from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
 
 rng = np.random.default_rng(0)
 L, M, NOISE = 3, 4, 0.3

@@ -16,7 +16,7 @@ from programs import X, Y, Z, bayesian, random_params, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.inference.mcmc import position_of
+from numpyro_dgp.mcmc.for_mcmc import position_of
 
 ROWS, TARGET = X[::6], Y[::6]
 W = dgp.Points(jnp.hstack([Z, jnp.sin(9 * Z)])[::3])

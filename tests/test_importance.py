@@ -16,10 +16,10 @@ from scipy.integrate import quad
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.gaussians import kl_full
+from numpyro_dgp.functions.beliefs import FullBelief
 from numpyro_dgp.guides import Amortised, ImportanceWeighted, InducingPoint, Quadrature
-from numpyro_dgp.model.beliefs import FullBelief
-from numpyro_dgp.model.importance_values import CopiedValues
+from numpyro_dgp.guides.importance import CopiedValues
+from numpyro_dgp.math.gaussians import kl_full
 
 rng = np.random.default_rng(1)
 X = jnp.array(rng.uniform(-1, 1, size=(6, 1)))

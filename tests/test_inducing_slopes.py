@@ -17,7 +17,7 @@ from programs import bound, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.model.beliefs import FunctionDraw
+from numpyro_dgp.functions.beliefs import FunctionDraw
 
 rng = np.random.default_rng(0)
 V, L, NOISE = 1.2, 0.9, 0.3

@@ -12,7 +12,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dgp as dgp
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.inference.initial_state import initial_state
+from numpyro_dgp.inference.fit_start import initial_state
 
 X = jnp.linspace(-1, 1, 12)[:, None]
 Y = jnp.sin(3 * X[:, 0])

@@ -9,7 +9,7 @@ import pytest
 from sizes import mostly_long
 
 from numpyro_dgp import kernels as K
-from numpyro_dgp.kernels.psi_statistics import psi1
+from numpyro_dgp.kernels.expectations import psi1
 
 X = jnp.array([[0.3, 1.0], [1.0, -0.4], [0.1, 0.7]])
 ONE = X[:, :1]

@@ -15,7 +15,7 @@ from numpyro_dgp import kernels as K
 from numpyro_dgp._typing import Number, pytree
 from numpyro_dgp.kernels.base import expand
 from numpyro_dgp.kernels.stationary import Stationary
-from numpyro_dgp.kernels.summands import Factor
+from numpyro_dgp.kernels.terms import Factor
 
 D = 3
 LS = np.array([0.7, 1.3, 2.0])

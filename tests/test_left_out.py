@@ -10,10 +10,10 @@ from numpyro.handlers import seed, trace
 from small_designs import family, log_evidence, without_plate
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.linalg import jitter
-from numpyro_dgp.deepening.integrated_fit import fit_integrated
-from numpyro_dgp.deepening.left_out import left_out, log_densities_given_draws, require_rows
-from numpyro_dgp.inference.mcmc import for_mcmc
+from numpyro_dgp.depth.fit_best import left_out, log_densities_given_draws, require_rows
+from numpyro_dgp.depth.integrated_fit import fit_integrated
+from numpyro_dgp.math.linalg import jitter
+from numpyro_dgp.mcmc.for_mcmc import for_mcmc
 
 KEY = jax.random.key(0)
 ROWS = np.array([0.03, 0.1, 0.28, 0.4, 0.51, 0.66, 0.8, 0.97])[:, None]

@@ -10,8 +10,8 @@ from scipy import integrate, stats
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.joint_values import JointValues
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.joint_values import JointValues
 
 LOC, VARIANCE = jnp.array([0.3, -0.5, 1.1]), jnp.array([0.4, 1.2, 0.05])
 F = FunctionValues(LOC, VARIANCE, event_dim=0)

@@ -8,10 +8,10 @@ from programs import sizes
 from sizes import mostly_long, tune
 
 from numpyro_dgp import kernels
-from numpyro_dgp.algebra import linalg, row_blocks, whitening
-from numpyro_dgp.algebra.distances import squared_distances
-from numpyro_dgp.algebra.quadratic_forms import quadratic_forms, quadratic_forms_reference
-from numpyro_dgp.algebra.row_blocks import in_blocks
+from numpyro_dgp.math import linalg, row_blocks, whitening
+from numpyro_dgp.math.distances import squared_distances
+from numpyro_dgp.math.quadratic_forms import quadratic_forms, quadratic_forms_reference
+from numpyro_dgp.math.row_blocks import in_blocks
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.model.beliefs import FullBelief, InducingPrior
-from numpyro_dgp.model.low_rank_belief import LowRankBelief
+from numpyro_dgp.functions.beliefs import FullBelief, InducingPrior
+from numpyro_dgp.guides.rules.low_rank_inducing import LowRankBelief
 
 rng = np.random.default_rng(0)
 RBF = dgp.kernels.RBF(1.2, 0.7)

@@ -16,7 +16,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.algebra import tuning
+from numpyro_dgp.math import tuning
 from numpyro_dgp.optim import NaturalGradient
 
 N, M, D = 5000, 30, 3

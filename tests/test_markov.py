@@ -17,11 +17,18 @@ from sizes import tune
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.algebra.quadrature import white_nodes
-from numpyro_dgp.algebra.whitening import inverse_cholesky
-from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
-from numpyro_dgp.bounds.markov_layers import HiddenLayer, MarkovLayer, markov_bound
-from numpyro_dgp.model.beliefs import FullBelief
+from numpyro_dgp.bounds.markov_layers import (
+    Coupled,
+    HiddenLayer,
+    MarkovLayer,
+    Target,
+    expected_product,
+    expected_square,
+    markov_bound,
+)
+from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.math.quadrature import white_nodes
+from numpyro_dgp.math.whitening import inverse_cholesky
 
 NOISE, PROCESS = 0.3, 0.2
 

@@ -24,8 +24,8 @@ from numpyro_dgp.bounds import (
     MarkovLayer,
     markov_bound,
 )
-from numpyro_dgp.model.beliefs import InducingPrior
-from numpyro_dgp.model.joint_inducing import JointInducing
+from numpyro_dgp.functions.beliefs import InducingPrior
+from numpyro_dgp.guides.rules.joint_inducing import JointInducing
 
 N, M, P = 4, 3, 2
 POINTS = jnp.linspace(-1, 1, M)[:, None]

@@ -18,7 +18,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues
 
 rng = np.random.default_rng(3)
 N, P = len(X), 3

@@ -14,9 +14,9 @@ from programs import agree, bound, draws_of_bound, random_params
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.guides.run import marginal
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.joint_values import JointValues
 from numpyro_dgp.optim import NaturalGradient
 
 rng = np.random.default_rng(0)

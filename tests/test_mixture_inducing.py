@@ -16,8 +16,8 @@ from programs import X, Y, agree, bound, deep, draws_of_bound, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief
-from numpyro_dgp.model.strata import BeliefMixture
+from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.guides.rules.strata import BeliefMixture
 
 rng = np.random.default_rng(0)
 x = jnp.array([[-0.2], [0.0], [0.3]])

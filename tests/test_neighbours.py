@@ -16,11 +16,10 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.algebra.conditioning_sets import maxmin_order, nearest, schedule
-from numpyro_dgp.algebra.vecchia import each_conditional
-from numpyro_dgp.inference.block_plan import planned
-from numpyro_dgp.inference.gaussian_blocks import latents
-from numpyro_dgp.model.sites import site_kind
+from numpyro_dgp.analysis.sites import site_kind
+from numpyro_dgp.math.vecchia import each_conditional, maxmin_order, nearest, schedule
+from numpyro_dgp.mcmc.gaussian_blocks import latents
+from numpyro_dgp.mcmc.gibbs import planned
 
 rng = np.random.default_rng(0)
 N = 14

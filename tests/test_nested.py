@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from jax.scipy.special import logsumexp
 
-from numpyro_dgp.algebra.gaussians import kl_full
-from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 from numpyro_dgp.kernels import RBF, Linear, Matern32
+from numpyro_dgp.math.gaussians import kl_full
+from numpyro_dgp.math.whitening import inverse_cholesky
 
 rng = np.random.default_rng(0)
 N, M = 7, 4

@@ -14,14 +14,13 @@ from sizes import mostly_long
 from wrong_calls.new_data import TRACED
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.gaussians import expected_log_ratio
-from numpyro_dgp.algebra.linalg import with_jitter
 from numpyro_dgp.bounds import from_features
+from numpyro_dgp.functions.beliefs import FullBelief, InducingPrior
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.model.beliefs import FullBelief, InducingPrior
+from numpyro_dgp.math.gaussians import expected_log_ratio
+from numpyro_dgp.math.linalg import with_jitter
+from numpyro_dgp.new_data.continued_fit import StreamingBound, moved_parameters
 from numpyro_dgp.new_data.fitted_layers import FittedLayer, fitted_layers, open_layers
-from numpyro_dgp.new_data.moved_layers import moved_parameters
-from numpyro_dgp.new_data.streaming_bound import StreamingBound
 
 rng = np.random.default_rng(0)
 KEY = jax.random.key(0)

@@ -19,7 +19,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.model.sites import rewrap, site_kind, unwrap
+from numpyro_dgp.analysis.sites import rewrap, site_kind, unwrap
 
 GUIDES = {
     "inducing-point": (bayesian, G.InducingPoint),

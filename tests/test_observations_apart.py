@@ -13,7 +13,7 @@ from numpyro.infer import MCMC, NUTS, SVI
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.observations_apart import require_observations_apart
+from numpyro_dgp.analysis.observations_apart import require_observations_apart
 
 KEY = jax.random.key(0)
 Z = jnp.linspace(0.0, 1.0, 3)[:, None]

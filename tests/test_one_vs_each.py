@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues
 
 rng = np.random.default_rng(0)
 N, P = 3, 4

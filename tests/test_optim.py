@@ -14,8 +14,8 @@ from programs import NOISE, X, Y, Z, bayesian, bound, deep, random_params, shall
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.guides.gaussian_sites import gaussian_sites
 from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
+from numpyro_dgp.optim.natural import gaussian_sites
 
 ALL = ["mean/sqrt", "mean/cov", "mean/log", "natural", "natural/sqrt", "natural/log", "expectation"]
 

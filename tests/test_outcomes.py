@@ -9,10 +9,10 @@ import pytest
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.outcomes import moments
-from numpyro_dgp.prediction.quantiles import Levels, spread
-from numpyro_dgp.prediction.quantities import label_probabilities
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.likelihoods.outcomes import moments
+from numpyro_dgp.predict.quantiles import Levels, spread
+from numpyro_dgp.predict.quantities import label_probabilities
 
 F = FunctionValues(jnp.array([0.3, -0.5, 1.1]), jnp.array([0.4, 1.2, 0.05]), event_dim=0)
 VECTORS = FunctionValues(jnp.array([[0.3, -0.5, 0.1], [1.0, 0.0, -1.0], [0.2, 0.2, 0.9]]), jnp.full((3, 3), 0.4))

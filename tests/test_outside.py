@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.argument_indices import ArgumentIndices
+from numpyro_dgp.jaxprs.argument_indices import ArgumentIndices
 
 
 def with_groups(X, group, y=None, how="plain"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpyro.distributions import biject_to
 
-from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
+from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_jacobian(key):
 
 @pytest.mark.slow
 def test_slope_of_the_divergence_is_bounded_at_tiny_scales():
-    from numpyro_dgp.algebra.gaussians import kl_full
+    from numpyro_dgp.math.gaussians import kl_full
 
     transform = biject_to(row_scaled_tril)
     start = transform.inv(1e-5 * jnp.eye(6))

@@ -14,7 +14,7 @@ from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.model.program import inspect_program
+from numpyro_dgp.analysis.program import inspect_program
 
 rng = np.random.default_rng(0)
 RBF = dgp.kernels.RBF(1.3, 1.5)

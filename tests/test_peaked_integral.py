@@ -14,8 +14,8 @@ from scipy.special import gammaln, voigt_profile
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.peaked_integral import log_expectation
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.math.peaked_integral import log_expectation
 
 HALF_LOG = 0.5 * np.log(2 * np.pi)
 

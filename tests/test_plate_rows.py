@@ -13,7 +13,7 @@ from numpyro.infer.util import log_density
 from programs import NOISE, X, Y, Z, bayesian, deep, explicit, shallow
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.program import inspect_program
+from numpyro_dgp.analysis.program import inspect_program
 
 N, KEY = len(X), jax.random.key(0)
 POINTS = dgp.Points(Z)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from numpyro_dgp.inference.population import populate
+from numpyro_dgp.mcmc.population import populate
 
 PRECISION, PLACE = 3000.0, 1.5
 BLOCKS = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

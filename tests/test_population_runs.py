@@ -9,11 +9,9 @@ import pytest
 from small_designs import family
 from test_population import BLOCKS, draw, exact, log_ratios
 
-from numpyro_dgp.deepening.fit_best import fit_best
-from numpyro_dgp.deepening.further_runs import with_further_runs
-from numpyro_dgp.deepening.integrated_fit import fit_integrated
-from numpyro_dgp.inference.population import populate
-from numpyro_dgp.inference.population_runs import evidence_of_runs, independent_runs
+from numpyro_dgp.depth.fit_best import fit_best, with_further_runs
+from numpyro_dgp.depth.integrated_fit import fit_integrated
+from numpyro_dgp.mcmc.population import evidence_of_runs, independent_runs, populate
 
 KEY = jax.random.key(0)
 X = jnp.linspace(0, 1, 12)[:, None]

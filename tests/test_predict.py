@@ -15,8 +15,8 @@ from programs import NOISE, X, Y, Z, bayesian, deep, explicit, random_params, sh
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
+from numpyro_dgp.functions.beliefs import FunctionDraw
 from numpyro_dgp.guides.run import marginal
-from numpyro_dgp.model.beliefs import FunctionDraw
 
 GUIDE = dgp.guides.InducingPoint(deep)
 PARAMS = random_params(deep, GUIDE, X, Y)
@@ -131,7 +131,7 @@ KERNELS = [
 @pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.long)])
 def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     """Mean and covariance of q(f) over many draws, each with random functions of its own."""
-    from numpyro_dgp.model.beliefs import FullBelief
+    from numpyro_dgp.functions.beliefs import FullBelief
 
     shape = (8,) if outputs is None else (outputs, 8)
     m = 0.7 * jax.random.normal(key, shape)

@@ -18,7 +18,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.algebra.linalg import einsum, matmul, tensordot
+from numpyro_dgp.math.linalg import einsum, matmul, tensordot
 
 ROOT = Path(dgp.__file__).parent
 # Figures are drawn with NumPy; linalg is where the precision is chosen.
@@ -37,7 +37,7 @@ def test_products_in_the_source_go_through_linalg():
             call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in BY_NAME
             if operator or call:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
-    assert not found, "write matmul, einsum or tensordot of algebra/linalg.py:\n" + "\n".join(found)
+    assert not found, "write matmul, einsum or tensordot of math/linalg.py:\n" + "\n".join(found)
 
 
 def products(jaxpr):

@@ -10,12 +10,12 @@ from numpyro.handlers import seed, substitute
 from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.belief_moments import belief_moments, belief_moments_reference
-from numpyro_dgp.algebra.linalg import rows_times
-from numpyro_dgp.algebra.quadratic_forms import keeps_products, quadratic_forms, quadratic_forms_reference
-from numpyro_dgp.algebra.row_blocks import rows_in_cache
-from numpyro_dgp.algebra.whitening import inverse_cholesky, relative_change
-from numpyro_dgp.model.beliefs import FullBelief
+from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.math.belief_moments import belief_moments, belief_moments_reference
+from numpyro_dgp.math.linalg import rows_times
+from numpyro_dgp.math.quadratic_forms import keeps_products, quadratic_forms, quadratic_forms_reference
+from numpyro_dgp.math.row_blocks import rows_in_cache
+from numpyro_dgp.math.whitening import inverse_cholesky, relative_change
 
 # Few products, which are kept; more rows than numbers in the means; fewer rows than that.
 SHAPES = {"kept": (40, 70, 3), "many rows": (6000, 40, 8), "large matrices": (900, 90, 20)}

@@ -10,8 +10,8 @@ from scipy.linalg import toeplitz
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.toeplitz import toeplitz_log_determinant
 from numpyro_dgp.rings import Ring, RingNormal, Solver, regular
+from numpyro_dgp.rings.gaps import toeplitz_log_determinant
 from numpyro_dgp.rings.pattern import LONGEST, Pattern
 from numpyro_dgp.rings.spectra import periodised
 

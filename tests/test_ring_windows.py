@@ -17,7 +17,7 @@ from programs import sizes
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import testing
-from numpyro_dgp.model.beliefs import DiagonalBelief
+from numpyro_dgp.functions.beliefs import DiagonalBelief
 from numpyro_dgp.rings.circulant import even_part, hartley
 from numpyro_dgp.rings.features import RingFeatures
 from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior

@@ -12,8 +12,7 @@ from programs import NOISE, X, Z, bayesian, deep, explicit, shallow
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.call_checks import warn_rows_together
-from numpyro_dgp.model.calls import inspect_call
+from numpyro_dgp.analysis.calls import inspect_call, warn_rows_together
 
 
 def program(inputs=lambda X: X, hidden=lambda h: h, noise=lambda X: NOISE):

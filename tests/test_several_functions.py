@@ -12,8 +12,8 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.util import log_density
 
 import numpyro_dgp as dgp
-from numpyro_dgp.algebra.product_grid import ProductGrid
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.math.quadrature import ProductGrid
 
 rng = np.random.default_rng(0)
 MEANS, VARIANCES = rng.normal(size=(3, 3)), rng.uniform(0.1, 0.6, size=(3, 3))

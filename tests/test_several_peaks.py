@@ -9,7 +9,7 @@ from scipy.special import log_ndtr, logsumexp
 from scipy.stats import norm
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues
 
 
 def dense(log_p, mean, sd, places):

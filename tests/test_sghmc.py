@@ -15,7 +15,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from test_svgp import KZX, KZZ, optimum
 
 import numpyro_dgp as dgp
-from numpyro_dgp.inference import langevin
+from numpyro_dgp.mcmc import sghmc as langevin
 
 rng = np.random.default_rng(0)
 

@@ -17,13 +17,15 @@ from jaxtyping import Array, Float32, Float64, TypeCheckError, jaxtyped
 import numpyro_dgp as dgp
 from numpyro_dgp import bounds as B
 from numpyro_dgp import kernels as k
-from numpyro_dgp.algebra import belief_moments, coordinates, distances, gaussians, linalg, row_blocks, whitening
-from numpyro_dgp.algebra import quadratic_forms as forms
-from numpyro_dgp.kernels import per_output, psi_statistics
-from numpyro_dgp.model.beliefs import FullBelief
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.joint_values import JointValues
-from numpyro_dgp.representations.points import SparseFunction
+from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.joint_values import JointValues
+from numpyro_dgp.functions.points import SparseFunction
+from numpyro_dgp.kernels import expectations as psi_statistics
+from numpyro_dgp.kernels import per_output
+from numpyro_dgp.math import belief_moments, distances, gaussians, linalg, row_blocks, whitening
+from numpyro_dgp.math import quadratic_forms as forms
+from numpyro_dgp.optim import natural as coordinates
 
 SIZES = [dict(N=7, M=5, D=2, P=3, Q=4), dict(N=1, M=6, D=3, P=2, Q=5)]
 NAMES = {jnp.float32: Float32, jnp.float64: Float64}

@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoNormal
 from public_api import OPTIONAL, modules
 
 import numpyro_dgp as dgp
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp.design import Box, LogExpectedImprovement, Search
 from numpyro_dgp.inference.checkpoints import Checkpoint
 

@@ -21,8 +21,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import numpyro_dgp as dgp
 from numpyro_dgp.sklearn import DeepGPClassifier, DeepGPRegressor
+from numpyro_dgp.sklearn.base_estimator import filled_up
 from numpyro_dgp.sklearn.layered_program import LayeredProgram, Normal, starts_of
-from numpyro_dgp.sklearn.recipe import filled_up
 
 SMALL = {"layers": 1, "num_steps": 30, "num_inducing": 5, "num_samples": 5, "random_state": 0}
 # Those of scikit-learn's checks that need few fits or none; `benchmarks/estimators.py --checks` runs all.

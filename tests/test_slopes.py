@@ -16,7 +16,7 @@ from toys.averages import Averages
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
-from numpyro_dgp.model.beliefs import FullBelief
+from numpyro_dgp.functions.beliefs import FullBelief
 
 rng = np.random.default_rng(0)
 X = jnp.array(np.sort(rng.uniform(-2, 2, size=(9, 1)), 0))

@@ -19,10 +19,9 @@ from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.algebra.chain_elements import Element, join
-from numpyro_dgp.algebra.kalman import shock_factors
+from numpyro_dgp.functions.beliefs import FullBelief, FunctionDraw
 from numpyro_dgp.kernels.state_space_forms import MaternState, StateSpaceForm
-from numpyro_dgp.model.beliefs import FullBelief, FunctionDraw
+from numpyro_dgp.math.kalman import Element, join, shock_factors
 
 K = dgp.kernels
 rng = np.random.default_rng(3)

@@ -21,7 +21,7 @@ from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
 import numpyro_dgp as dgp
-from numpyro_dgp.diagnostics.identified import sites_of_draws
+from numpyro_dgp.diagnostics.convergence import sites_of_draws
 from numpyro_dgp.diagnostics.local_sites import local_sites
 
 rng = np.random.default_rng(0)

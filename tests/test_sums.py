@@ -15,7 +15,7 @@ from toys.averages import Averages
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
-from numpyro_dgp.model.program import inspect_program
+from numpyro_dgp.analysis.program import inspect_program
 
 rng = np.random.default_rng(0)
 X = jnp.array(np.sort(rng.uniform(-2, 2, size=(6, 1)), 0))

@@ -15,7 +15,7 @@ from programs import NOISE, X, Y, Z, bound, draws_of_bound, random_params, shall
 from scipy.optimize import minimize
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues
 
 x, y, z = (np.asarray(a) for a in (X, Y, Z))
 KZZ, KZX, KXX = rbf(z, z, 1.2, 0.7), rbf(z, x, 1.2, 0.7), rbf(x, x, 1.2, 0.7)

@@ -9,8 +9,8 @@ from scipy import stats
 from test_peaked_integral import quadrature
 
 import numpyro_dgp as dgp
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.tails import log_density
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.likelihoods.tails import log_density
 
 BASES = {"Normal": (dist.Normal, stats.norm), "Logistic": (dist.Logistic, stats.logistic)}
 BASES |= {"Laplace": (dist.Laplace, stats.laplace), "Cauchy": (dist.Cauchy, stats.cauchy)}

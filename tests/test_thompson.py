@@ -8,8 +8,8 @@ from programs import X, Y, Z, deep, random_params, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import design
-from numpyro_dgp.deepening.integrated_fit import IntegratedFit
-from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior
+from numpyro_dgp.depth.integrated_fit import IntegratedFit
+from numpyro_dgp.depth.weighted_posterior import WeightedPosterior
 
 KEY = jax.random.key(3)
 

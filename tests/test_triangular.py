@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sizes import tune
 
-from numpyro_dgp.algebra import triangular
-from numpyro_dgp.algebra.linalg import row_sums
-from numpyro_dgp.algebra.row_blocks import rows_in_block
+from numpyro_dgp.math import linalg as triangular
+from numpyro_dgp.math.linalg import row_sums
+from numpyro_dgp.math.row_blocks import rows_in_block
 
 # The product, the same in one line, and the shapes of arguments: L is lower triangular, S symmetric.
 PRODUCTS = {

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dgp as dgp
-from numpyro_dgp.kernels import psi_statistics as psi
+from numpyro_dgp.kernels import expectations as psi
 
 rng = np.random.default_rng(0)
 Z, X = rng.uniform(-1, 1, size=(6, 2)), rng.uniform(-1, 1, size=(9, 2))

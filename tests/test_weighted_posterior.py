@@ -8,8 +8,8 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dgp as dgp
-from numpyro_dgp.deepening.integrated_fit import IntegratedFit
-from numpyro_dgp.deepening.weighted_posterior import WeightedPosterior, weighed_by_evidence
+from numpyro_dgp.depth.integrated_fit import IntegratedFit
+from numpyro_dgp.depth.weighted_posterior import WeightedPosterior, weighed_by_evidence
 
 KEY = jax.random.key(0)
 Z = jnp.linspace(0, 1, 3)[:, None]

@@ -20,9 +20,9 @@ from numpyro.infer import SVI
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G  # noqa: N812
-from numpyro_dgp.algebra.whitening import inverse_cholesky
 from numpyro_dgp.bounds.markov_layers import HiddenLayer, MarkovLayer, markov_bound
 from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
+from numpyro_dgp.math.whitening import inverse_cholesky
 from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
 
 GUIDES: dict[str, Callable[[Any], G.Guide]] = {

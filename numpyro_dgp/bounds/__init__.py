@@ -1,11 +1,21 @@
 """Bounds in closed form, as functions of arrays: for your own models, and as references in tests."""
 
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_moments, predict, upper_bound
-from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
-from numpyro_dgp.bounds.couplings import JointCovariance, LowRankCovariance, LowRankTransition
 from numpyro_dgp.bounds.given_inducing import Following, follow
-from numpyro_dgp.bounds.markov_layers import HiddenLayer, InnerMarkovLayer, MarkovLayer, markov_bound
+from numpyro_dgp.bounds.markov_layers import (
+    Coupled,
+    HiddenLayer,
+    InnerMarkovLayer,
+    JointCovariance,
+    LowRankCovariance,
+    LowRankTransition,
+    MarkovLayer,
+    Target,
+    expected_product,
+    expected_square,
+    markov_bound,
+)
 from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 
 __all__ = [

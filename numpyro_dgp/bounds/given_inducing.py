@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.gaussians import entropy
-from numpyro_dgp.algebra.linalg import matmul, times_transpose
-from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
 from numpyro_dgp.bounds.collapsed import Quadratic
+from numpyro_dgp.math.gaussians import entropy
+from numpyro_dgp.math.linalg import matmul, times_transpose
+from numpyro_dgp.math.quadratic_forms import quadratic_forms
 
 __all__ = ["Following", "follow"]
 

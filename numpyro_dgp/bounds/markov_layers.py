@@ -6,34 +6,359 @@ r"""The bound of layers whose inducing values depend on each other and hidden va
 Then the inducing values of all layers and the hidden values of one datum are jointly Gaussian. With
 :math:`\Sigma^\ell = U \Sigma^{\ell-1} U^\top + W` and T the weights of hidden values,
 :math:`\operatorname{Cov}[v^\ell, h^{\ell-1}_n] = U \Sigma^{\ell-1} T_n^\top`, and every term of the bound is an
-expectation of :mod:`numpyro_dgp.bounds.coupled_expectations`. The first layer has known inputs and enters by
+expectation of :mod:`numpyro_dgp.bounds.markov_layers`. The first layer has known inputs and enters by
 :math:`\log p(h \mid v, x)`; layers between it and the last one by the smaller :math:`E[\log N(h; f(h^-), s^2)]`, in
 which the variance between inducing inputs is linear.
 
 Source: Chamberlin (2016), sections 4.7, 4.9 and A.5. The mean of h there, :math:`A_n \mu^\# + B_n`, must be
 :math:`A_n \mu + B_n`, and its divergences take the covariance of h for that of u.
+
+Expectations of a function whose inducing values depend on its inputs.
+
+Inputs :math:`h_n` of variance :math:`V_n` and whitened inducing values :math:`v \sim N(m, \Sigma)` are jointly Gaussian
+with :math:`G_n = \operatorname{Cov}[v, h_n]`, as they are where both follow the inducing values of the layer below.
+Then
+
+.. math:: v \mid h_n \sim N\bigl(m + G_n V_n^{-1} (h_n - E h_n),\; \Sigma - G_n V_n^{-1} G_n^\top\bigr),
+
+and with :math:`a(h) = L^{-1} k(Z, h)`, :math:`L L^\top = k(Z, Z)`, all that a layer needs are expectations of
+:math:`k(z, h)` and :math:`k(z, h)\,k(h, z')` times affine functions of h, one for every z.
+
+Source: Chamberlin (2016), sections 4.7 and 4.8. Its conditional means (figure 4.9) have a minus where a plus belongs,
+which carries on into 4.7.6 and 4.7.7.
+
+Linear Gaussian couplings of whitened inducing values: :math:`q(v \mid v^-) = N(U v^- + t,\, W)`.
+
+U and W may be dense, or thin matrices that are never multiplied out. A layer has P outputs with M values each, the one
+below :math:`P^-` with :math:`M^-`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array, pytree
-from numpyro_dgp.algebra.gaussians import entropy, expected_kl, kl_full
-from numpyro_dgp.algebra.linalg import einsum, matmul, times_transpose
-from numpyro_dgp.algebra.whitening import inverse_cholesky, open_variance, resolved
-from numpyro_dgp.bounds.coupled_expectations import Coupled, Target, expected_product, expected_square
-from numpyro_dgp.bounds.couplings import Covariance, Transition, coupled, covariances, divergence, root, root_shape
-from numpyro_dgp.bounds.observations import Observations
+from numpyro_dgp.bounds.collapsed import Observations
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.kernels.psi_statistics import psi0, psi2
+from numpyro_dgp.kernels.expectations import Tilted, psi0, psi2
+from numpyro_dgp.math.gaussians import entropy, expected_kl, kl_full, kl_low_rank
+from numpyro_dgp.math.linalg import einsum, matmul, times_transpose
+from numpyro_dgp.math.matrix_ops import Dense, Diagonal
+from numpyro_dgp.math.row_blocks import each_row
+from numpyro_dgp.math.whitening import inverse_cholesky, open_variance, resolved
 
-__all__ = ["HiddenLayer", "InnerMarkovLayer", "MarkovLayer", "markov_bound"]
+__all__ = [
+    "Coupled",
+    "HiddenLayer",
+    "InnerMarkovLayer",
+    "JointCovariance",
+    "LowRankCovariance",
+    "LowRankTransition",
+    "MarkovLayer",
+    "Target",
+    "expected_product",
+    "expected_square",
+    "markov_bound",
+]
+
+
+@pytree
+class Coupled:
+    r"""Whitened inducing values of one function and their covariance with its inputs.
+
+    Args:
+        loc: m (M,).
+        covariance: :math:`\Sigma` (M, M).
+        with_inputs: :math:`G_n = \operatorname{Cov}[v, h_n]` (N, M, D).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import Coupled
+        >>> v = Coupled(jnp.zeros(3), jnp.eye(3), jnp.zeros((5, 3, 2)))  # independent of 5 inputs of 2 columns
+        >>> v.with_inputs.shape
+        (5, 3, 2)
+    """
+
+    loc: Array
+    covariance: Array
+    with_inputs: Array
+
+
+@pytree
+class Target:
+    """One number per datum, jointly Gaussian with the inputs and the inducing values of a function.
+
+    Args:
+        loc: means (N,).
+        with_inputs: covariances with the inputs (N, D).
+        with_values: covariances with v (N, M).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import Target
+        >>> target = Target(jnp.ones(5), jnp.zeros((5, 2)), jnp.zeros((5, 3)))  # the number one, for 5 data
+        >>> target.with_values.shape
+        (5, 3)
+    """
+
+    loc: Array
+    with_inputs: Array
+    with_values: Array
+
+
+class _Layer:
+    """The conditional mean and covariance of v given the inputs of the function, in the coordinates :math:`L^{-T} v`.
+
+    A constant input 1 is appended as the last column, so that affine functions are linear forms.
+    """
+
+    def __init__(self, kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled) -> None:
+        D, one = loc.shape[-1], jnp.ones((len(loc), 1), loc.dtype)
+        self.statistics = Tilted(kernel.on(*range(D)), D + 1, loc.dtype)
+        self.Z = jnp.pad(Z, ((0, 0), (0, 1)))
+        self.inputs = jnp.hstack([loc, one]), jnp.pad(variance, [(0, 0), *[(0, 1)] * (variance.ndim - 1)])
+        self.loc, self.variance = loc, variance
+        self.whiten, self.covariance = whiten, matmul(matmul(whiten.T, v.covariance), whiten)
+        self.slopes = self.by_inputs(matmul(whiten.T, v.with_inputs))
+        self.forms = self.affine(matmul(whiten.T, v.loc), self.slopes)
+
+    def by_inputs(self, cross: Array) -> Array:
+        """From covariances with the inputs (N, ..., D) to the slopes of the conditional mean given the inputs."""
+        shape = cross.shape
+        if self.variance.ndim == 3:
+            return jnp.linalg.solve(self.variance, cross.reshape(*shape[:1], -1, shape[-1]).mT).mT.reshape(shape)
+        V = self.variance.reshape(shape[0], *(1,) * (cross.ndim - 2), shape[-1])
+        return cross / jnp.where(V > 0, V, jnp.inf)
+
+    def affine(self, mean: Array, slopes: Array) -> Array:
+        """The linear forms of (h, 1) that are ``mean`` at the mean of h."""
+        at = self.loc.reshape(self.loc.shape[0], *(1,) * (slopes.ndim - 2), -1)
+        return jnp.concatenate([slopes, (mean - (slopes * at).sum(-1))[..., None]], -1)
+
+
+def _spread(variance: Array, slopes: Array) -> Array:
+    """Products of slopes (M, D) with the variance (D,) or (D, D) of the inputs."""
+    return (Diagonal if variance.ndim == 1 else Dense).apply(variance, slopes)
+
+
+def expected_product(
+    kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled, target: Target
+) -> Array:
+    r""":math:`\langle y_n\, a(h_n)^\top v \rangle`, shape (N,); with y = 1 the mean of the function.
+
+    .. math:: \sum_m \bigl\langle k(z_m, h)\, \bigl(\operatorname{Cov}[\tilde v_m, y \mid h]
+              + E[\tilde v_m \mid h]\, E[y \mid h]\bigr) \bigr\rangle, \qquad \tilde v = L^{-\top} v
+
+    Args:
+        kernel: k, of which Gaussian expectations have a closed form.
+        Z: inducing inputs (M, D).
+        whiten: :math:`L^{-1}` (M, M).
+        loc: means of the inputs (N, D).
+        variance: their variances (N, D) or covariances (N, D, D).
+        v: inducing values.
+        target: the targets y.
+
+    Returns:
+        Expectations (N,).
+
+    Raises:
+        ValueError: a kernel without closed form.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Linear
+        >>> from numpyro_dgp.bounds import Coupled, Target, expected_product
+        >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
+        >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # Cov[v, h] = 0.5, so that E[h v] = 0.5
+        >>> print(expected_product(Linear(), one, one, zero, one, v, Target(one[0], zero, zero)))
+        [0.5]
+
+    Source: Chamberlin (2016), section 4.7.6.
+    """
+    layer = _Layer(kernel, Z, whiten, loc, variance, v)
+    slopes = layer.by_inputs(target.with_inputs)
+    forms = layer.affine(target.loc, slopes)
+    common = jax.vmap(lambda s, b, B: (_spread(s, b) * B).sum(-1))(variance, slopes, layer.slopes)
+    given = matmul(target.with_values, whiten) - common
+
+    def row(m: Array, s: Array, own: Array, t: Array, c: Array) -> Array:
+        values = lambda *extra: layer.statistics.values(layer.Z, extra, m, s)  # noqa: E731
+        return (c * values() + values(own, t)).sum()
+
+    return each_row(*layer.inputs, Z.size, row, layer.forms, forms, given)
+
+
+def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, variance: Array, v: Coupled) -> Array:
+    r""":math:`\langle v^\top a(h_n)\, a(h_n)^\top v \rangle`, shape (N,).
+
+    .. math:: \sum_{mm'} \bigl\langle k(z_m, h)\, k(h, z_{m'})\,
+              \bigl(\operatorname{Cov}[\tilde v_m, \tilde v_{m'} \mid h] + E[\tilde v_m \mid h]\, E[\tilde v_{m'} \mid
+              h]\bigr) \bigr\rangle, \qquad \tilde v = L^{-\top} v
+
+    It and its derivative are computed in blocks of data, so that matrices of a few data are in memory at once.
+
+    Args:
+        kernel: k, as in :func:`expected_product`, as are the others.
+        Z: inducing inputs (M, D).
+        whiten: :math:`L^{-1}` (M, M).
+        loc: means of the inputs (N, D).
+        variance: their variances (N, D) or covariances (N, D, D).
+        v: inducing values.
+
+    Returns:
+        Expectations (N,).
+
+    Raises:
+        ValueError: a kernel without closed form.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.kernels import Linear
+        >>> from numpyro_dgp.bounds import Coupled, expected_square
+        >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
+        >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # E[h^2 v^2] = 1 + 2 Cov[v, h]^2
+        >>> print(expected_square(Linear(), one, one, zero, one, v))
+        [1.5]
+
+    Source: Chamberlin (2016), section 4.7.7.
+    """
+    layer = _Layer(kernel, Z, whiten, loc, variance, v)
+    i, j = map(jnp.asarray, np.triu_indices(len(Z)))
+    twice = jnp.where(i == j, 1, 2).astype(loc.dtype)
+
+    @jax.checkpoint
+    def row(m: Array, s: Array, own: Array, B: Array, S: Array) -> Array:
+        pairs = lambda *extra: layer.statistics.pairs(layer.Z, (i, j), extra, m, s)  # noqa: E731
+        C = layer.covariance[i, j] - (B[i] * _spread(S, B[j])).sum(-1)
+        return matmul(twice, C * pairs() + pairs(own[i], own[j]))
+
+    return each_row(*layer.inputs, len(i) * (Z.shape[1] + 1), row, layer.forms, layer.slopes, variance)
+
+
+@pytree
+class LowRankTransition:
+    r"""A coupling U = B O of rank J: J (P M + P⁻ M⁻) numbers, and as many operations for a product with a vector.
+
+    A dense U has P M P⁻ M⁻. With J at least the smaller of its two sides every U is such a product.
+
+    Args:
+        left: B (P, M, J).
+        right: O (J, P⁻, M⁻).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import LowRankTransition
+        >>> U = LowRankTransition(jnp.ones((1, 3, 2)), jnp.ones((2, 2, 4)))  # (3, 8) of rank 2
+        >>> U.shape
+        (1, 3, 2, 4)
+
+    Source: Chamberlin (2016), section A.6.
+    """
+
+    left: Array
+    right: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the dense U (P, M, P⁻, M⁻)."""
+        return (*jnp.shape(self.left)[:2], *jnp.shape(self.right)[1:])
+
+
+@pytree
+class JointCovariance:
+    r"""One W for all outputs together, :math:`W = R R^\top`.
+
+    Args:
+        scale_tril: the lower triangular R (P M, P M), outputs one after the other.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import JointCovariance
+        >>> JointCovariance(jnp.eye(6)).scale_tril.shape  # two outputs with three values each
+        (6, 6)
+
+    Source: Chamberlin (2016), section 4.9.
+    """
+
+    scale_tril: Array
+
+
+@pytree
+class LowRankCovariance:
+    r"""One W for all outputs together, :math:`W = \mathrm{diag}(\sigma)\,(I + F F^\top)\,\mathrm{diag}(\sigma)`.
+
+    P M (J + 1) numbers; its divergence from N(0, I) takes P M J² operations.
+
+    Args:
+        scale: :math:`\sigma` (P, M).
+        factor: F (P, M, J).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.bounds import LowRankCovariance
+        >>> LowRankCovariance(jnp.ones((2, 3)), jnp.zeros((2, 3, 1))).factor.shape
+        (2, 3, 1)
+
+    Source: Chamberlin (2016), section A.6.
+    """
+
+    scale: Array
+    factor: Array
+
+
+Transition: TypeAlias = Array | LowRankTransition
+Covariance: TypeAlias = Array | JointCovariance | LowRankCovariance
+
+
+def coupled(U: Transition, below: Array) -> Array:
+    """U times columns (..., P⁻, M⁻, K): shape (..., P, M, K)."""
+    if isinstance(U, LowRankTransition):
+        return einsum("pmj,...jk->...pmk", U.left, einsum("jqr,...qrk->...jk", U.right, below))
+    return einsum("pmqr,...qrk->...pmk", U, below)
+
+
+def root(W: Covariance, P: int, M: int) -> Array:
+    """Columns (P, M, K) of which W is the sum of squares."""
+    if isinstance(W, JointCovariance):
+        return W.scale_tril.reshape(P, M, P * M)
+    if isinstance(W, LowRankCovariance):
+        alone = jnp.diag(W.scale.reshape(-1)).reshape(P, M, P * M)
+        return jnp.concatenate([alone, W.scale[..., None] * W.factor], -1)
+    return einsum("pmk,pq->pmqk", W, jnp.eye(P, dtype=W.dtype)).reshape(P, M, P * M)
+
+
+def covariances(W: Covariance, P: int, M: int) -> Array:
+    """The parts of W of single outputs (P, M, M)."""
+    if isinstance(W, JointCovariance):
+        return times_transpose(W.scale_tril.reshape(P, M, P * M))
+    if isinstance(W, LowRankCovariance):
+        thin = W.scale[..., None] * W.factor
+        return matmul(thin, thin.mT) + jnp.square(W.scale)[..., None] * jnp.eye(M, dtype=W.scale.dtype)
+    return times_transpose(W)
+
+
+def divergence(loc: Array, W: Covariance) -> Array:
+    """KL[N(loc, W) || N(0, I)] of all outputs (P, M) together."""
+    if isinstance(W, JointCovariance):
+        return kl_full(loc.reshape(-1), W.scale_tril)
+    if isinstance(W, LowRankCovariance):
+        J = W.factor.shape[-1]
+        return kl_low_rank(loc.reshape(-1), W.scale.reshape(-1), W.factor.reshape(-1, J), False)
+    return kl_full(loc, W).sum()
+
+
+def root_shape(W: Covariance, P: int, M: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of the array that W is, and the one expected for P outputs with M values each."""
+    if isinstance(W, JointCovariance):
+        return jnp.shape(W.scale_tril), (P * M, P * M)
+    if isinstance(W, LowRankCovariance):
+        return jnp.shape(W.scale), (P, M)
+    return jnp.shape(W), (P, M, M)
 
 
 @pytree

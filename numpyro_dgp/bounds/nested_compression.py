@@ -26,15 +26,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array, pytree
-from numpyro_dgp.algebra.gaussians import kl_full
-from numpyro_dgp.algebra.linalg import matmul, times_transpose
-from numpyro_dgp.algebra.quadratic_forms import quadratic_forms
-from numpyro_dgp.algebra.row_blocks import in_blocks
-from numpyro_dgp.algebra.whitening import inverse_cholesky
-from numpyro_dgp.bounds.collapsed import Quadratic, from_features, with_features
-from numpyro_dgp.bounds.observations import Observations
+from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, with_features
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.kernels.psi_statistics import Integrate
+from numpyro_dgp.kernels.expectations import Integrate
+from numpyro_dgp.math.gaussians import kl_full
+from numpyro_dgp.math.linalg import matmul, times_transpose
+from numpyro_dgp.math.quadratic_forms import quadratic_forms
+from numpyro_dgp.math.row_blocks import in_blocks
+from numpyro_dgp.math.whitening import inverse_cholesky
 
 __all__ = ["NestedLayer", "nested_bound"]
 
@@ -90,7 +89,7 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
         layers: from the first to the last.
         X: inputs (N, D), known exactly.
         y: observations (N, P).
-        integrate: how expectations of kernels are taken, as in :func:`numpyro_dgp.kernels.psi_statistics.psi0`.
+        integrate: how expectations of kernels are taken, as in :func:`numpyro_dgp.kernels.expectations.psi0`.
 
     Returns:
         The bound, a number in nats.

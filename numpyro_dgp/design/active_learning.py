@@ -2,6 +2,10 @@ r"""Active learning: where an observation says most about the function, everywhe
 
 These criteria see the mean and the covariance of the mixture over draws. The variance that an observation takes away is
 that of the best linear predictor: for a Gaussian posterior exactly the variance after it.
+
+MICE: the mutual information between an observation and the rest of the input space.
+
+VIGF: the variance of the improvement for global fit.
 """
 
 from __future__ import annotations
@@ -10,19 +14,22 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
-from numpyro_dgp._shown import brief
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._data import as_floats, as_numbers
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.linalg import solve_lower
 from numpyro_dgp.design.posterior_acquisition import (
     PosteriorAcquisition,
     geometric_mean_variance,
     require_spread,
     rows_of,
 )
-from numpyro_dgp.prediction.joint_mixture import lower_factors
+from numpyro_dgp.math.linalg import matmul, solve_lower
+from numpyro_dgp.predict.joint_mixture import lower_factors
 
-__all__ = ["ALC", "ALM", "IMSE"]
+__all__ = ["ALC", "ALM", "IMSE", "MICE", "VIGF"]
 
 
 class ALM(PosteriorAcquisition):
@@ -180,3 +187,148 @@ class IMSE(_AtReference):
         """The value at points x (q, D); further arguments are those of the program."""
         now, less = self.variances(x, args, kwargs)
         return (less - now).mean()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MICE(PosteriorAcquisition):
+    r"""Mutual information for computer experiments: uncertain given the data, and telling about the other candidates.
+
+    .. math:: \mathrm{MICE}(x_1 \dots x_q) = \Bigl(\prod_{j=1}^q
+              \frac{\sigma^2(x_j \mid \text{data}, x_{<j})}{\sigma^2_0(x_j \mid G \setminus x;\; \tau^2)}
+              \Bigr)^{1/q}, \qquad
+              \sigma^2_0 = k(x, x) - k(x, G) \bigl(k(G, G) + \tau^2 \operatorname{diag} k(G, G)\bigr)^{-1} k(G, x)
+
+    Below the line is the variance of the process before any data, given values at all other candidates G with a nugget
+    of :math:`\tau^2` times their variance, which keeps the ratio smooth. Above it a batch counts one point after the
+    other, so that points which say the same count once. In a deep program k is the covariance of the last function at
+    the values of the layers below, averaged over their draws.
+
+    Args:
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        key: PRNG key; it fixes the draws of the posterior.
+        candidates: G, points (R, D) all over the input space; one that equals a point x, in the lower of their
+            precisions, is left out.
+        nugget: :math:`\tau^2`, at least zero.
+        num_samples: S, draws of the posterior.
+        output: which column of a function of several outputs.
+
+    Raises:
+        ValueError: as :class:`ALM`, candidates that are not points, or a nugget below zero.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 1))})
+        >>> mice = dgp.design.MICE(posterior, jax.random.key(0), jnp.array([[0.0], [7.0], [8.0], [9.0]]))
+        >>> print(mice(jnp.array([[8.0]])).round(2), mice(jnp.array([[12.0]])).round(2))
+        1.53 1.0
+
+    Source: Beck and Guillas (2016), section 3.
+    """
+
+    candidates: Any
+    nugget: ArrayLike = 1.0
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "candidates", rows_of(self.owner, "candidates", self.candidates))
+        require_spread(self.owner, "nugget", self.nugget)
+
+    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
+        """The value at points x (q, D); further arguments are those of the program."""
+        rows, G = self.points(x), self.candidates
+        q, found = len(rows), self.jointly(rows, G, args, kwargs)
+        coarse = min(rows.dtype, G.dtype, key=lambda dtype: jnp.finfo(dtype).bits)
+        others = ~(G.astype(coarse)[:, None] == rows.astype(coarse)).all(-1).any(1)
+        kept = jnp.concatenate([jnp.ones(q, bool), others])
+        K = jnp.where(kept[:, None] & kept, found.prior_covariances.mean(0), 0.0)
+        variances = jnp.diagonal(found.prior_covariances.mean(0))[q:]
+        among = K[q:, q:] + jnp.diag(jnp.where(others, self.nugget, 1.0) * variances)
+        half = solve_lower(lower_factors(among, jnp.zeros_like(variances)), K[q:, :q])
+        before, info = jnp.diagonal(K)[:q], jnp.finfo(K.dtype)
+        least = info.eps * before + float(info.tiny)  # their rounding errors
+        given_others = jnp.maximum(before - jnp.square(half).sum(0), least)
+        return geometric_mean_variance(found.covariance[:q, :q]) / jnp.exp(jnp.log(given_others).mean())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VIGF(PosteriorAcquisition):
+    r"""The variance of the squared distance between the function and the value at the nearest run so far.
+
+    .. math:: I(x) = \bigl(f(x) - y_{*}\bigr)^2, \qquad
+              \mathrm{VIGF}(x) = \operatorname{Var} I(x) = 4 \sigma^2 (\mu - y_*)^2 + 2 \sigma^4
+
+    where :math:`y_*` is the value at the run nearest to x and f(x) is Gaussian. It is large where the function is
+    uncertain and changes fast. For a mixture over draws it is the mean of these variances plus the variance of
+    :math:`E_s I = \sigma_s^2 + (\mu_s - y_*)^2`. For a batch it is the determinant of the covariance of
+    :math:`I(x_1) \dots I(x_q)` to the power 1/q, with
+    :math:`\operatorname{Cov}(I_i, I_j) = 4 \delta_i \delta_j c_{ij} + 2 c_{ij}^2`, :math:`\delta = \mu - y_*`.
+    The nearest run changes from place to place: there the criterion jumps.
+
+    Args:
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        key: PRNG key; it fixes the draws of the posterior.
+        X: inputs of the runs so far (N, D), by whose Euclidean distances the nearest is found. Rows may be repeated, so
+            that arrays can keep one size while runs are added.
+        y: their values (N,), in the units of the function under the ``Likelihood``.
+        num_samples: S, draws of the posterior.
+        output: which column of a function of several outputs.
+
+    Raises:
+        ValueError: as :class:`ALM`, or runs that are not finite inputs (N, D) with values (N,), also in the default
+            precision.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 1))})
+        >>> vigf = dgp.design.VIGF(posterior, jax.random.key(0), jnp.array([[0.0]]), jnp.array([1.0]))
+        >>> print(vigf(jnp.array([[0.0]])).round(2), vigf(jnp.array([[9.0]])).round(2))  # the mean is 0 there
+        0.0 6.0
+
+    Source: Mohammadi and Challenor (2022), section 3.
+    """
+
+    X: Any
+    y: Any
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        X = rows_of(self.owner, "X", self.X)
+        y = as_numbers(f"y of {self.owner}", self.y)
+        if np.shape(y) != X.shape[:1]:
+            raise ValueError(
+                f"{self.owner}: expected values y of shape {X.shape[:1]}, one per run in X, got {np.shape(y)}: y[:, 0] "
+                "of a single column"
+            )
+        require_finite(f"y of {self.owner}", y, "leave failed runs out, of X too")
+        object.__setattr__(self, "X", X)
+        object.__setattr__(self, "y", as_floats(f"y of {self.owner}", y))
+
+    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
+        """The value at points x (q, D); further arguments are those of the program."""
+        found = self.jointly(x, None, args, kwargs)
+        nearest = jnp.square(self.points(x)[:, None] - self.X).sum(-1).argmin(1)
+        gap, C = found.means - self.y[nearest].astype(found.means.dtype), found.covariances
+        expected = jnp.square(gap) + jnp.diagonal(C, axis1=-2, axis2=-1)
+        apart = expected - expected.mean(0)
+        within = 4 * gap[:, :, None] * gap[:, None, :] * C + 2 * jnp.square(C)
+        return geometric_mean_variance(within.mean(0) + matmul(apart.T, apart) / len(apart))

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
 from numpyro_dgp.design.input_space import Box
 
 __all__ = ["NOT_TRACEABLE", "Acquisition", "Ascents", "CompiledAcquisition", "Programs", "compiled_alone"]

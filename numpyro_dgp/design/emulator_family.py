@@ -14,11 +14,11 @@ from numpyro_dgp._checks import require_count, require_finite, require_noise
 from numpyro_dgp._data import as_floats, known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.input_space import Box, as_box
+from numpyro_dgp.functions.points import Points
 from numpyro_dgp.kernels import Kernel, Matern52
+from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.means import Constant, Identity, Linear, Mean
-from numpyro_dgp.model.likelihood import Likelihood
 from numpyro_dgp.primitives import gp
-from numpyro_dgp.representations.points import Points
 
 __all__ = ["emulator_family"]
 

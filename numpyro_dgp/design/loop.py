@@ -17,8 +17,8 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.input_space import Box
 from numpyro_dgp.design.search import Fitted, Search
 from numpyro_dgp.design.search_record import Record
-from numpyro_dgp.inference.array_files import require_file_path
-from numpyro_dgp.inference.path_locks import LockedError, locked
+from numpyro_dgp.inference.checkpoints import LockedError, locked
+from numpyro_dgp.inference.parameter_files import require_file_path
 
 __all__ = ["loop"]
 

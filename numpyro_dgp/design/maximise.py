@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.ascents import Acquisition, Ascents, CompiledAcquisition, compiled_alone
 from numpyro_dgp.design.designs import scrambled_points

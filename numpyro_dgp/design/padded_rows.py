@@ -15,9 +15,9 @@ import numpy as np
 from numpyro import handlers
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.program import run_on_shapes
+from numpyro_dgp.analysis.sites import Message, mask_rows
 from numpyro_dgp.design.input_space import Box
-from numpyro_dgp.model.program import run_on_shapes
-from numpyro_dgp.model.sites import Message, mask_rows
 
 __all__ = ["KnownRows", "filled_rows", "plates_of_rows", "takes_runs", "with_known_rows"]
 

@@ -28,7 +28,7 @@ from numpyro_dgp._checks import (
     violated,
 )
 from numpyro_dgp._data import as_array, as_floats, known_numbers
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 
 __all__ = ["Pooled", "pooled", "within_replicates"]

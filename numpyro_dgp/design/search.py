@@ -1,4 +1,7 @@
-"""A sequential search, one round at a time: what to run next, given a record of what was run."""
+"""A sequential search, one round at a time: what to run next, given a record of what was run.
+
+The surrogate of a search, by the kind of guide that it is fitted with.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,77 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.ascents import NOT_TRACEABLE, Acquisition, CompiledAcquisition, Programs, compiled_alone
 from numpyro_dgp.design.designs import maximin
 from numpyro_dgp.design.input_space import Box, as_box, generator
-from numpyro_dgp.design.made_surrogate import made_surrogate, require_maker
 from numpyro_dgp.design.maximise import candidate_points, maximum
-from numpyro_dgp.design.padded_rows import filled_rows
+from numpyro_dgp.design.padded_rows import filled_rows, plates_of_rows, with_known_rows
 from numpyro_dgp.design.posterior_acquisition import require_function_of_points
 from numpyro_dgp.design.search_record import Record
-from numpyro_dgp.design.surrogate import Data, Surrogate
+from numpyro_dgp.design.surrogate import Data, IntegratedSurrogate, Surrogate
+from numpyro_dgp.functions.layer_starts import Standardizer
 from numpyro_dgp.guides.guide import Guide
-from numpyro_dgp.inference.fit_identity import FitIdentity, versions
-from numpyro_dgp.inference.jaxpr_digest import array_digest, digest
-from numpyro_dgp.layer_starts import Standardizer
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.inference.fit_identity import FitIdentity, array_digest, digest, versions
+from numpyro_dgp.predict.posterior import Posterior
 
-__all__ = ["Fitted", "Search", "Seen"]
+__all__ = ["Fitted", "Search", "Seen", "made_surrogate", "require_maker"]
+
+
+def made_surrogate(
+    model: Callable[..., Any],
+    make_guide: Callable[[Callable[..., Any]], Any],
+    box: Box,
+    optimizer: Any,
+    num_particles: int,
+    condition_steps: int,
+    refit_every_round: bool,
+) -> Surrogate:
+    """How a program is fitted and conditioned: by its guide, or with its last layer integrated under those of NumPyro.
+
+    Raises:
+        ValueError: a program without a plate of the rows, another guide, one that cannot be conditioned where not every
+            round has a fit.
+    """
+    plates = plates_of_rows("design.Search", model, box)
+    example = Data(*filled_rows(np.broadcast_to(box.low, (2, box.dims)), np.zeros(2)))
+    guide = make_guide(with_known_rows(model, plates, example.X))
+    if not isinstance(guide, Guide | AutoGuide):
+        raise ValueError(
+            f"design.Search: expected guide to make a guide of dgp.guides, got {type(guide).__name__}: "
+            "guide=dgp.guides.InducingPoint, or a guide of NumPyro such as AutoNormal"
+        )
+    surrogate = (Surrogate if isinstance(guide, Guide) else IntegratedSurrogate)(
+        "design.Search", model, plates, make_guide, optimizer, num_particles, condition_steps, example
+    )
+    surrogate.require_guide()
+    if not (refit_every_round or surrogate.binds_data or surrogate.is_exact_in_a_step):
+        raise ValueError(
+            "design.Search: expected a guide whose q(v) of the last layers are Full() for rounds without a refit, got "
+            f"{type(guide).__name__} with others: refit_every=1, or guide=dgp.guides.InducingPoint"
+        )
+    return surrogate
+
+
+def require_maker(guide: Any) -> None:
+    """Raise unless ``guide`` is something that makes a guide from a program."""
+    if isinstance(guide, Guide):
+        raise ValueError(
+            f"design.Search: expected guide to make a guide from a program, got a {type(guide).__name__}, whose "
+            f"program has no way to leave rows out: guide=dgp.guides.{type(guide).__name__}, or "
+            f"lambda model: dgp.guides.{type(guide).__name__}(model, ...)"
+        )
+    if not callable(guide) or (inspect.isfunction(guide) and not inspect.signature(guide).parameters):
+        raise ValueError(
+            f"design.Search: expected guide to make a guide from a program, got {type(guide).__name__}: "
+            "guide=dgp.guides.InducingPoint"
+        )
+
 
 _NEAR = 128
 """Candidates near the best points so far."""

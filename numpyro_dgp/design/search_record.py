@@ -11,11 +11,17 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import ArrayLike
-from numpyro_dgp.inference.array_files import read_arrays, require_file_path, write_arrays
 from numpyro_dgp.inference.fit_identity import FitIdentity
-from numpyro_dgp.inference.parameter_files import entries_of, params_of, require_dicts
+from numpyro_dgp.inference.parameter_files import (
+    entries_of,
+    params_of,
+    read_arrays,
+    require_dicts,
+    require_file_path,
+    write_arrays,
+)
 
 __all__ = ["Record"]
 

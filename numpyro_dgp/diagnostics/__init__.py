@@ -1,6 +1,6 @@
 """How good is a posterior? ArviZ trees, importance weights, calibration, the evidence, and comparison."""
 
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp.diagnostics.arviz import to_arviz
 from numpyro_dgp.diagnostics.calibration import Coverage, Simulated, coverage, pit, uniformity, vsbc
 from numpyro_dgp.diagnostics.class_probabilities import ClassCalibration, class_calibration

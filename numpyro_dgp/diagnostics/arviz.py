@@ -1,4 +1,7 @@
-"""Fits and chains in the format of ArviZ."""
+"""Fits and chains in the format of ArviZ.
+
+Observations that count nothing: NaN in the data of a tree, and no log density.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,50 @@ from numpyro.infer import MCMC
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.diagnostics.gaps import counted, with_gaps, without_empty_rows
+from numpyro_dgp.analysis.sites import Message, masks_around, unwrap
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.inference.mcmc import sampled_program
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.mcmc.for_mcmc import sampled_program
+from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["as_posterior", "to_arviz"]
+__all__ = ["as_posterior", "counted", "to_arviz", "with_gaps", "without_empty_rows"]
+
+
+def counted(site: Message) -> Array | None:
+    """Which entries of an observed site count, in the shape of its value; ``None`` where all do."""
+    shape, inner = jnp.shape(site["value"]), unwrap(site["fn"])
+    masks = [jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * fn.event_dim) for fn in masks_around(site["fn"])]
+    if isinstance(inner, Likelihood) and inner.observed is not None:
+        masks.append(inner.observed)
+    total = jnp.ones(shape, bool)
+    for mask in masks:
+        total = total & mask
+    return jnp.broadcast_to(total, shape) if masks else None
+
+
+def with_gaps(value: Array, mask: Array) -> Array:
+    """Observations with NaN where they count nothing; labels and counts as they are."""
+    floating = jnp.issubdtype(jnp.result_type(value), jnp.floating)
+    return jnp.where(mask, value, jnp.nan) if floating else value
+
+
+def without_empty_rows(group: Any, name: str, dim: str, mask: Array) -> Any:
+    """A dataset of log densities without the rows of a site of which nothing is observed.
+
+    Args:
+        group: the dataset.
+        name: of the site.
+        dim: of its rows, the only plate that it has.
+        mask: which of its entries count (N, ...).
+    """
+    rows = np.asarray(mask).reshape(len(mask), -1).any(1)
+    return group if name not in group or rows.all() else group.isel({dim: np.flatnonzero(rows)})
+
 
 Source: TypeAlias = Posterior | MCMC
 # Difference of log densities, in nats, below which ArviZ's leave-one-out weights are those of the posterior.

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_dgp._checks import require_count, require_finite, require_key
 from numpyro_dgp._data import known_numbers
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.elbo import ELBO
 

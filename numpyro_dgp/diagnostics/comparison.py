@@ -18,7 +18,7 @@ from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
@@ -28,8 +28,8 @@ from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE, khat, loo
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
-from numpyro_dgp.model.outcomes import NoMomentsError
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.likelihoods.outcomes import NoMomentsError
+from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,12 +12,12 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
 from numpyro_dgp._checks import require_count, require_key
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.inference.annealing import Path, Runs, anneal, first_path, tuned
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.inference.guide_coordinates import LOG_RATIO
-from numpyro_dgp.inference.mcmc import Collapse, for_mcmc, position_of, sampled_program
+from numpyro_dgp.mcmc.annealing import Path, Runs, anneal, first_path, tuned
+from numpyro_dgp.mcmc.for_mcmc import Collapse, for_mcmc, position_of, sampled_program
+from numpyro_dgp.mcmc.guide_coordinates import LOG_RATIO
 
 __all__ = ["Evidence", "evidence"]
 

@@ -12,13 +12,13 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.draws import Whole
+from numpyro_dgp.analysis.refusals import all_rows
+from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.guides import run
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.model.refusals import all_rows
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.predict.draws import Whole
+from numpyro_dgp.predict.posterior import Posterior
 
 __all__ = ["LocalSites", "is_value", "local_sites", "traces"]
 

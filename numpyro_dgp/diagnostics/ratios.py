@@ -20,14 +20,14 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.site_densities import log_marginal, scaled_log_prob, total_log_prob
+from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.densities import log_mean_exp
 from numpyro_dgp.diagnostics.local_sites import LocalSites, is_value, local_sites, traces
+from numpyro_dgp.functions.function_values import Propagated
+from numpyro_dgp.functions.joint_values import PropagatedJoint
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.model.function_values import Propagated
-from numpyro_dgp.model.joint_values import PropagatedJoint
-from numpyro_dgp.model.site_densities import log_marginal, scaled_log_prob, total_log_prob
-from numpyro_dgp.model.sites import Message, Trace, unwrap
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.predict.posterior import Posterior
 
 __all__ = ["Draws", "draw", "map_draws", "prior"]
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.ratios import draw
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
     from xarray import DataTree

@@ -1,6 +1,6 @@
 """Guides: variational posteriors over the sites of a program, built from rules."""
 
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.global_inducing import GlobalInducing
 from numpyro_dgp.guides.guide import Guide
@@ -10,11 +10,10 @@ from numpyro_dgp.guides.rules.diffusion_inducing import Diffusion
 from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
 from numpyro_dgp.guides.rules.flow_inducing import Flow
 from numpyro_dgp.guides.rules.implicit_inducing import Implicit
-from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
-from numpyro_dgp.guides.rules.joint_inducing_values import FullJoint
+from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full, SparseFactor
+from numpyro_dgp.guides.rules.joint_inducing import FullJoint, MarkovInducing
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
-from numpyro_dgp.guides.rules.markov_inducing import MarkovInducing
 from numpyro_dgp.guides.rules.mixture_inducing import MixtureOfGaussians
 from numpyro_dgp.guides.rules.ring_families import (
     Circulant,
@@ -26,7 +25,6 @@ from numpyro_dgp.guides.rules.ring_families import (
 )
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
-from numpyro_dgp.guides.rules.sparse_factor import SparseFactor
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [

@@ -24,19 +24,19 @@ from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
 
 from numpyro_dgp._checks import known_keywords, require_count, require_key, require_levels
+from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
-from numpyro_dgp._shown import described
+from numpyro_dgp._repr import described
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import one_thread
+from numpyro_dgp.analysis.program import full_plates, inspect_program
+from numpyro_dgp.analysis.refusals import initialised
+from numpyro_dgp.analysis.run_at_rows import apart
+from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.rule import Rule
+from numpyro_dgp.guides.rules.strata import Stratified
 from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
-from numpyro_dgp.model.other_rows import apart
-from numpyro_dgp.model.program import full_plates, inspect_program
-from numpyro_dgp.model.refusals import initialised
-from numpyro_dgp.model.sites import Message, Trace, unwrap
-from numpyro_dgp.model.strata import Stratified
 
 __all__ = ["INIT", "Guide", "Other", "require_drawing"]
 

@@ -1,10 +1,14 @@
-"""The handler that turns a run of the model into a run of a guide, and the settings that it runs by."""
+"""The handler that turns a run of the model into a run of a guide, and the settings that it runs by.
+
+Names of the program's own sites that would be taken for parameters of its guide.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -14,19 +18,60 @@ from numpyro import handlers
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.names_apart import NamesApart
+from numpyro_dgp.analysis.calls import inspect_call
+from numpyro_dgp.analysis.observations_apart import require_observations_apart
+from numpyro_dgp.analysis.program import Program, initial_values, inspect_program, observations
+from numpyro_dgp.analysis.run_at_rows import OtherRows, outside, with_rows
+from numpyro_dgp.analysis.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
+from numpyro_dgp.functions.joint_values import require_following
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, warn_of_rows
-from numpyro_dgp.model.calls import inspect_call
-from numpyro_dgp.model.determined import require_following
-from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.observations_apart import require_observations_apart
-from numpyro_dgp.model.other_rows import OtherRows, outside, with_rows
-from numpyro_dgp.model.outcomes import require_in_range
-from numpyro_dgp.model.program import Program, initial_values, inspect_program, observations
-from numpyro_dgp.model.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.likelihoods.outcomes import require_in_range
 
-__all__ = ["Choices", "Replace"]
+__all__ = ["Choices", "NamesApart", "Replace"]
+
+
+class NamesApart:
+    """The names that a program and its guide give to sites in one run, each of which has one owner only.
+
+    NumPyro gives all ``numpyro.param`` of one name the same value, whoever opens them.
+
+    Args:
+        owner: the guide, for messages.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self._guide: set[str] = set()
+        self._program: set[str] = set()
+        self._in_guide = False
+
+    @contextmanager
+    def of_guide(self) -> Iterator[None]:
+        """Where parameters are those of the guide."""
+        self._in_guide = True
+        try:
+            yield
+        finally:
+            self._in_guide = False
+
+    def meet(self, msg: Message) -> None:
+        """Note a site.
+
+        Raises:
+            ValueError: a site of the program with the name of a parameter of the guide.
+        """
+        if msg["type"] not in ("param", "sample"):
+            return
+        name = msg["name"]
+        (self._guide if self._in_guide else self._program).add(name)
+        if name in self._guide and name in self._program:
+            raise ValueError(
+                f"{self.owner}: expected names of the model's sites other than those of the guide's parameters, got "
+                f"{name!r} for both: rename the site of the model, or give the guide's another prefix, "
+                f"{self.owner}(model, prefix='q')"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

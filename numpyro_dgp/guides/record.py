@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from numpyro_dgp.analysis.sites import Message, unwrap
+from numpyro_dgp.functions.function_values import Propagated
+from numpyro_dgp.functions.joint_values import PropagatedJoint
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule
-from numpyro_dgp.model.function_values import Propagated
-from numpyro_dgp.model.joint_values import PropagatedJoint
-from numpyro_dgp.model.sites import Message, unwrap
 
 __all__ = ["SiteRecord", "attach", "follows_model", "record_of"]
 

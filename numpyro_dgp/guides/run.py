@@ -12,16 +12,16 @@ import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import one_thread
+from numpyro_dgp.analysis.observations_apart import require_observations_apart
+from numpyro_dgp.analysis.program import Program, inspect_program, require_sound
+from numpyro_dgp.analysis.sites import Message, Trace, unwrap
+from numpyro_dgp.functions.beliefs import Belief
 from numpyro_dgp.guides.importance import Copies, Weighted, weighted
 from numpyro_dgp.guides.record import record_of
-from numpyro_dgp.model.beliefs import Belief
-from numpyro_dgp.model.observations_apart import require_observations_apart
-from numpyro_dgp.model.program import Program, inspect_program, require_sound
-from numpyro_dgp.model.sites import Message, Trace, unwrap
-from numpyro_dgp.model.strata import BeliefMixture, Stratified
+from numpyro_dgp.guides.rules.strata import BeliefMixture, Stratified
 
 __all__ = ["Run", "marginal", "mutable", "resample", "run", "traces"]
 
@@ -31,7 +31,7 @@ class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     ``Belief``) instead of a draw from it, and integrates v out.
 
     Two kinds of inducing values are still drawn: those that the posterior of another site depends on, and those of a
-    function of which one density depends on several rows (:mod:`numpyro_dgp.model.coupling`).
+    function of which one density depends on several rows (:mod:`numpyro_dgp.analysis.coupling`).
 
     Args:
         fn: the guide.

@@ -1,4 +1,7 @@
-"""``ELBO``, the evidence lower bound, with all integrals in closed form that have one."""
+"""``ELBO``, the evidence lower bound, with all integrals in closed form that have one.
+
+The factor of the divergences in one evaluation of an objective, which an optimiser passes among the parameters.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,53 @@ from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
 from numpyro_dgp._checks import MISSING, is_concrete, require_count, require_finite, require_key
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.site_densities import total_log_prob
+from numpyro_dgp.analysis.sites import Message, Trace, masks_around, site_kind, unwrap
+from numpyro_dgp.analysis.untraceable import explained
+from numpyro_dgp.functions.beliefs import Belief
+from numpyro_dgp.functions.function_values import FunctionValues, Propagated
+from numpyro_dgp.functions.process_values import PropagatedProcess
 from numpyro_dgp.guides.record import follows_model, record_of
+from numpyro_dgp.guides.rules.structured import ConditionalValues, CorrelatedOutputs
 from numpyro_dgp.guides.run import Run, mutable, run
 from numpyro_dgp.inference.quasi_random import QuasiRandom, require_power_of_two
-from numpyro_dgp.inference.temperature import split_temperature
-from numpyro_dgp.model.beliefs import Belief
-from numpyro_dgp.model.families import known_divergence
-from numpyro_dgp.model.function_values import FunctionValues, Propagated
-from numpyro_dgp.model.hidden_posteriors import ConditionalValues, CorrelatedOutputs
-from numpyro_dgp.model.observed_only import warn_unobserved
-from numpyro_dgp.model.outcomes import require_in_range
-from numpyro_dgp.model.process_values import PropagatedProcess
-from numpyro_dgp.model.site_densities import total_log_prob
-from numpyro_dgp.model.sites import Message, Trace, masks_around, site_kind, unwrap
-from numpyro_dgp.model.untraceable import explained
+from numpyro_dgp.likelihoods.families import known_divergence
+from numpyro_dgp.likelihoods.observed_only import warn_unobserved
+from numpyro_dgp.likelihoods.outcomes import require_in_range
 
-__all__ = ["ELBO", "Terms", "terms"]
+__all__ = ["ELBO", "Terms", "split_temperature", "tempered", "terms"]
+
+_NAME = "numpyro_dgp temperature"
+
+
+class _Temperature(NamedTuple):
+    """A factor, and the objectives that have read it."""
+
+    value: Array
+    readers: list[str]
+
+
+def tempered(loss: Callable[[Any], Any], value: Array) -> tuple[Callable[[Any], Any], list[str]]:
+    """``loss`` of parameters with a temperature beside them, and the list that objectives enter themselves into."""
+    temperature = _Temperature(value, [])
+    return lambda params: loss({**params, _NAME: temperature}), temperature.readers
+
+
+def split_temperature(owner: str, params: Mapping[str, Any]) -> tuple[Array | None, dict[str, Any]]:
+    """The temperature in ``params``, ``None`` without one, and the parameters.
+
+    Args:
+        owner: the objective that reads it.
+        params: by name.
+    """
+    rest = dict(params)
+    found: _Temperature | None = rest.pop(_NAME, None)
+    if found is None:
+        return None, rest
+    found.readers.append(owner)
+    return found.value, rest
 
 
 class ELBO(elbo.ELBO):

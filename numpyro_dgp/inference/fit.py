@@ -26,9 +26,9 @@ from numpyro_dgp._checks import (
     require_keywords,
     taking_the_loss,
 )
+from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled, one_thread
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import CHUNK, run_steps

@@ -15,11 +15,11 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
+from numpyro_dgp.analysis.sites import Message, unwrap
 from numpyro_dgp.inference.checkpoints import Checkpoint
-from numpyro_dgp.model.likelihood import Likelihood
-from numpyro_dgp.model.sites import Message, unwrap
+from numpyro_dgp.likelihoods.likelihood import Likelihood
 
 __all__ = ["CHUNK", "Advance", "Evaluate", "run_steps"]
 

@@ -1,7 +1,14 @@
-"""The state before the first step of a fit, after checks of everything that a fit is made of."""
+"""The state before the first step of a fit, after checks of everything that a fit is made of.
+
+The state before the first step of a fit, from one compiled program.
+
+``svi.init`` runs guide and model operation by operation, and JAX compiles each of these. As one program, of which only
+parameters are asked, no values of functions are computed.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -15,15 +22,62 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import inside_transformation, is_concrete, nearest
+from numpyro_dgp._checks import inside_transformation, is_concrete, nearest, with_checks
+from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.argument_indices import require_inside
-from numpyro_dgp.algebra.compiled import one_thread
-from numpyro_dgp.inference.initial_state import has_no_state, initial_state
+from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
+from numpyro_dgp.jaxprs.argument_indices import require_inside
 
-__all__ = ["require_compiling_itself", "require_svi", "start_of_fit", "warn_of_first_loss", "warn_of_funnel"]
+__all__ = [
+    "has_no_state",
+    "initial_state",
+    "require_compiling_itself",
+    "require_svi",
+    "start_of_fit",
+    "warn_of_first_loss",
+    "warn_of_funnel",
+]
+
+
+def has_no_state(svi: SVI) -> bool:
+    """Whether the guide keeps nothing between its calls. NumPyro's autoguides set themselves up in their first one."""
+    guide = svi.guide
+    return guide.companion is None if isinstance(guide, Guide) else inspect.isfunction(guide)
+
+
+def initial_state(
+    svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array], init_params: dict[str, Array] | None
+) -> SVIState:
+    """``svi.init(rng_key, *args, init_params=init_params, **kwargs)``, compiled where that is possible.
+
+    Without compilation run guides with a state, programs that need the values of their arguments, those whose
+    parameters' constraints are computed from arrays, and those of which a check fails, which raises its error then.
+
+    Args:
+        svi: what is fitted.
+        rng_key: PRNG key.
+        rebuild: the arguments of the model, from ``arrays``.
+        arrays: those of them that are arrays.
+        init_params: initial values of some parameters, or ``None``.
+    """
+
+    def init(key: Array, arrays: list[Array], params: Any) -> SVIState:
+        args, kwargs = rebuild(arrays)
+        return svi.init(key, *args, init_params=params, **kwargs)
+
+    if has_no_state(svi):
+        try:
+            checked, state = Compiled(with_checks(init))(rng_key, arrays, init_params)
+            sound = bool(checked)
+        except Exception:  # whatever it is, the program without compilation raises it again, or needs values
+            sound = False
+        if sound and is_concrete(svi.constrain_fn.args):
+            return state
+    with one_thread:
+        return init(rng_key, arrays, init_params)
+
 
 _SHOWN = 12
 """Names that a message lists at most."""

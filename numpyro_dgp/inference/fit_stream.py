@@ -3,12 +3,16 @@
 The program and the guide need no change: ``dgp.minibatch`` tells a program for all rows how many rows there are, so
 that it can be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters,
 and XLA partitions the step. Random numbers do not depend on the number of devices, so neither does the result.
+
+Checks that a program counts the rows of a minibatch as often as the rows of its stream ask for.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
@@ -22,10 +26,9 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords, taking_the_loss
+from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled, one_thread
-from numpyro_dgp.inference.array_files import is_key
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.fit_identity import identify
 from numpyro_dgp.inference.fit_loop import run_steps
@@ -36,10 +39,71 @@ from numpyro_dgp.inference.fit_start import (
     warn_of_first_loss,
     warn_of_funnel,
 )
-from numpyro_dgp.inference.row_counts import require_row_counts
+from numpyro_dgp.inference.parameter_files import is_key
+from numpyro_dgp.inference.program_sites import ProgramSite, SitesOfFit
 from numpyro_dgp.inference.streams import BatchSource
 
-__all__ = ["fit_stream"]
+__all__ = ["fit_stream", "require_row_counts"]
+
+
+def require_row_counts(sites: SitesOfFit, guide: str, batch: int, rows: int) -> None:
+    """Raise where the loss of a batch is not that of all rows.
+
+    Args:
+        sites: of guide and model.
+        guide: its class, for messages.
+        batch: B, rows of a batch.
+        rows: N, rows of the stream.
+
+    Raises:
+        ValueError: no site counts its rows N / B times, or the guide has values of its own for single rows.
+    """
+    observed = {name: site for name, site in sites.model.items() if site.kind == "observed"}
+    plates = {p for site in observed.values() for p, size in site.plates.items() if size == batch}
+    if batch != rows and observed and all(site.scale == 1 for site in observed.values()):
+        where = ", ".join(f"{plate}=stream.num_rows" for plate in sorted(plates)) or "data=stream.num_rows"
+        raise ValueError(
+            f"fit_stream: expected observed sites that count every row of a batch {rows} / {batch} times, got "
+            f"{list(observed)} that count it once: wrap the program, model = dgp.minibatch(model, {where}), and make "
+            "the guide of that"
+        )
+    for name, site in observed.items():
+        if len(site.plates) == 1 and plates & site.plates.keys() and not _close(site.scale, rows / batch):
+            warnings.warn(
+                f"fit_stream: expected site {name!r} to count every row of a batch {rows} / {batch} = "
+                f"{rows / batch:.6g} times, got {site.scale:.6g} times: is the number of rows that dgp.minibatch has "
+                "been told that of the stream, stream.num_rows?",
+                UserWarning,
+                stacklevel=4,
+            )
+    _require_amortised(sites, guide, plates)
+
+
+def _require_amortised(sites: SitesOfFit, guide: str, plates: set[str]) -> None:
+    """Raise where the guide has a parameter per row of a batch, or counts a latent per row otherwise than the model."""
+    cure = (
+        "its rows change from batch to batch: use an amortised rule, latent=dgp.guides.Amortised(), in one of "
+        "dgp.guides, made of the same dgp.minibatch(model, ...)"
+    )
+    for name, site in sites.parameters.items():
+        if site.per_row and plates & site.plates.keys():
+            raise ValueError(f"fit_stream: expected no parameters per row in {guide}, got {name!r}: {cure}")
+    for name, site in sites.model.items():
+        q: ProgramSite | None = sites.guide.get(name)
+        if site.kind != "sample" or q is None or not plates & site.plates.keys():
+            continue
+        if not plates & q.plates.keys() or not _close(q.scale, site.scale):
+            raise ValueError(
+                f"fit_stream: expected {guide} to count site {name!r}, with a value per row, as the model does, "
+                f"{site.scale:.6g} times in plates {list(site.plates)}, got {q.scale:.6g} times in plates "
+                f"{list(q.plates)}: {cure}"
+            )
+
+
+def _close(a: float | None, b: float | None) -> bool:
+    """Whether two scales are equal, or one is not known before the program runs."""
+    return a is None or b is None or math.isclose(a, b, rel_tol=1e-5)
+
 
 _AHEAD = 2
 """Batches that are read before they are needed."""

@@ -9,9 +9,9 @@ from numpyro.handlers import block
 from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._shown import described
-from numpyro_dgp.model.refusals import all_rows
-from numpyro_dgp.model.sites import Message
+from numpyro_dgp._repr import described
+from numpyro_dgp.analysis.refusals import all_rows
+from numpyro_dgp.analysis.sites import Message
 
 __all__ = ["minibatch"]
 

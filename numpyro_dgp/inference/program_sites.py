@@ -13,12 +13,12 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.argument_indices import ArgumentIndices, Outside
-from numpyro_dgp.algebra.compiled import one_thread
-from numpyro_dgp.model.observed_only import warn_unobserved
-from numpyro_dgp.model.refusals import untransformed
-from numpyro_dgp.model.sites import Message, Trace, each_values_of, unwrap
+from numpyro_dgp.analysis.refusals import untransformed
+from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, unwrap
+from numpyro_dgp.jaxprs.argument_indices import ArgumentIndices, Outside
+from numpyro_dgp.likelihoods.observed_only import warn_unobserved
 
 __all__ = ["ProgramSite", "Rebuild", "SitesOfFit", "sites_of_fit"]
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.quasi_normals import shifted_normals, sobol_points
+from numpyro_dgp.analysis.sites import Message
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.white_numbers import coordinates_of
-from numpyro_dgp.model.sites import Message
+from numpyro_dgp.math.quadrature import shifted_normals, sobol_points
 
 __all__ = ["QuasiRandom", "require_power_of_two"]
 

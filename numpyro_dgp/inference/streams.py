@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 
 __all__ = ["BatchSource", "Stream"]
 

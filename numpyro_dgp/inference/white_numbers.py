@@ -15,11 +15,11 @@ import numpyro.distributions as dist
 from numpyro.distributions.transforms import ComposeTransform
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import matmul
-from numpyro_dgp.model.beliefs import Belief, DiagonalBelief, StandardNormal
-from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
-from numpyro_dgp.model.families import is_family
-from numpyro_dgp.model.function_values import FunctionValues, Values
+from numpyro_dgp.functions.beliefs import Belief, DiagonalBelief, StandardNormal
+from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
+from numpyro_dgp.functions.function_values import FunctionValues, Values
+from numpyro_dgp.likelihoods.families import is_family
+from numpyro_dgp.math.linalg import matmul
 
 __all__ = ["Coordinates", "coordinates_of"]
 

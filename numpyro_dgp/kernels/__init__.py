@@ -1,27 +1,24 @@
 """Covariance functions: frozen pytrees, called as ``k(X1, X2)``; see :class:`Kernel`."""
 
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp.kernels.base import ActiveDims, Constant, FromCallable, Kernel, Product, Sum, as_kernel
 from numpyro_dgp.kernels.brownian import Brownian, IntegratedBrownian
 from numpyro_dgp.kernels.categorical import Categorical, Embedding
-from numpyro_dgp.kernels.change_point import ChangePoint
-from numpyro_dgp.kernels.changing_lengthscale import Gibbs
 from numpyro_dgp.kernels.convolutional import Convolutional
-from numpyro_dgp.kernels.nonstationary import ArcCosine, Linear, Polynomial, White
+from numpyro_dgp.kernels.nonstationary import ArcCosine, ChangePoint, Gibbs, Linear, Polynomial, White
 from numpyro_dgp.kernels.per_group import PerGroup
 from numpyro_dgp.kernels.periodic import Cosine, Periodic
-from numpyro_dgp.kernels.spectral_mixture import SpectralMixture
-from numpyro_dgp.kernels.sphere import Chordal, GreatCircle
+from numpyro_dgp.kernels.sphere import Chordal, GreatCircle, Zonal, ZonalKernel
 from numpyro_dgp.kernels.stationary import (
     RBF,
     Matern12,
     Matern32,
     Matern52,
     RationalQuadratic,
+    SpectralMixture,
 )
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.kernels.transformed import Transformed
-from numpyro_dgp.kernels.zonal import Zonal, ZonalKernel
 
 __all__ = [
     "RBF",

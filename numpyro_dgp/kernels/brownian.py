@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from numpyro_dgp._checks import require_finite, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
-from numpyro_dgp.algebra.linalg import safe_sqrt
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.hyperparameters import require_number
+from numpyro_dgp.math.linalg import safe_sqrt
 
 __all__ = ["Brownian", "IntegratedBrownian"]
 

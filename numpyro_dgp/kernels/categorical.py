@@ -12,11 +12,10 @@ import numpy as np
 from numpyro_dgp._checks import require_count, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, Number, pytree, static
-from numpyro_dgp.algebra.linalg import matmul
-from numpyro_dgp.kernels.base import ColumnError, Kernel
-from numpyro_dgp.kernels.covariance import of_both
+from numpyro_dgp.kernels.base import ColumnError, Kernel, of_both
 from numpyro_dgp.kernels.hyperparameters import lists_as_arrays, require_number
 from numpyro_dgp.kernels.stationary import RBF
+from numpyro_dgp.math.linalg import matmul
 
 __all__ = ["Categorical", "Embedding", "is_label", "require_labels"]
 

@@ -1,24 +1,30 @@
 """Kernels of inner products, and white noise.
 
 Source: Salimbeni (2020), section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
+
+A kernel before a place along one column, and another one behind it.
+
+A kernel whose lengthscale changes over the inputs, of which it is given as columns.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from numpyro_dgp._checks import require_count, require_finite, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
-from numpyro_dgp.algebra.linalg import matmul
-from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.hyperparameters import by_column, require_number, require_positive_array
+from numpyro_dgp.kernels.base import Kernel, as_kernel
+from numpyro_dgp.kernels.hyperparameters import by_column, column_number, require_number, require_positive_array
+from numpyro_dgp.kernels.sphere import ZonalKernel, extended, extended_directions, squared_length
 from numpyro_dgp.kernels.terms import Term
-from numpyro_dgp.kernels.zonal import ZonalKernel, extended, extended_directions, squared_length
+from numpyro_dgp.math.linalg import matmul
 
-__all__ = ["ArcCosine", "Linear", "Polynomial", "White"]
+__all__ = ["ArcCosine", "ChangePoint", "Gibbs", "Linear", "Polynomial", "White"]
 
 
 @pytree
@@ -266,3 +272,177 @@ class ArcCosine(ZonalKernel):
         sign = jax.random.rademacher(sign_key, (num,), X.dtype)
         units = jnp.maximum(activation, 0) ** self.order if self.order else activation > 0
         return sign * jnp.sqrt(2 * self.variance) * units
+
+
+@pytree
+class ChangePoint(Kernel):
+    r"""One function before a place, an unrelated one behind it, with a transition between them:
+
+    .. math:: k(x, x') = (1 - w(x))\, k_1(x, x')\, (1 - w(x')) + w(x)\, k_2(x, x')\, w(x'),
+              \qquad w(x) = \frac{1}{1 + e^{-(x_d - c) / a}} .
+
+    The function is :math:`(1 - w) f_1 + w f_2`; half way its variance is a quarter of the sum of both. For several
+    places nest it. Parts see all columns: ``ChangePoint(RBF().on(0), Matern32().on(0, 1), 0.5)``.
+
+    Args:
+        before: :math:`k_1`, a kernel, a number for a constant one, or a function k(X1, X2).
+        after: :math:`k_2`, likewise.
+        location: c, units of column d.
+        width: a, positive, units of column d; nine tenths of the transition are within three widths of c.
+        column: d, counted from 0.
+
+    Raises:
+        ValueError: parts that are no kernels, a location that is not finite, a width that is not positive, a column
+            that is not an integer from 0 on or that the inputs do not have.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import ChangePoint, RBF
+        >>> kernel = ChangePoint(RBF(lengthscale=5.0), RBF(lengthscale=0.1), location=0.0, width=0.1)
+        >>> x = jnp.array([[-1.0], [-0.5], [0.5], [1.0]])
+        >>> print(np.array(kernel(x, x)).round(2))
+        [[1.   0.99 0.01 0.  ]
+         [0.99 0.99 0.01 0.  ]
+         [0.01 0.01 0.99 0.  ]
+         [0.   0.   0.   1.  ]]
+
+    Source: Lloyd et al. (2014).
+    """
+
+    before: Kernel
+    after: Kernel
+    location: Number
+    width: Number = 1.0
+    column: int = static(default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before", as_kernel(self.before))
+        object.__setattr__(self, "after", as_kernel(self.after))
+        require_scalar("ChangePoint", "location", self.location)
+        require_finite("location of ChangePoint", self.location, "a place along the column, 0.5")
+        require_number(self, "width")
+        if (column := column_number(self.column)) is None:
+            raise ValueError(
+                f"ChangePoint: expected column to be a number counted from 0, got {self.column!r}: column=0 is the "
+                "first"
+            )
+        object.__setattr__(self, "column", column)
+
+    def check_inputs(self, X: Any) -> None:
+        self.before.check_inputs(X)
+        self.after.check_inputs(X)
+
+    def _weights(self, X: Array) -> tuple[Array, Array]:
+        """1 - w and w at inputs (..., N, D), each (..., N)."""
+        if self.column >= X.shape[-1]:
+            raise ValueError(
+                f"kernel ChangePoint: expected inputs with at least {self.column + 1} columns, for column="
+                f"{self.column}, got shape {X.shape}: columns are counted from 0"
+            )
+        z = (X[..., self.column] - self.location) / self.width
+        return jax.nn.sigmoid(-z), jax.nn.sigmoid(z)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        (b1, a1), (b2, a2) = self._weights(X1), self._weights(X2)
+        before = b1[..., :, None] * self.before.evaluate(X1, X2) * b2[..., None, :]
+        return before + a1[..., :, None] * self.after.evaluate(X1, X2) * a2[..., None, :]
+
+    def diagonal(self, X: Array) -> Array:
+        before, after = self._weights(X)
+        return jnp.square(before) * self.before.diagonal(X) + jnp.square(after) * self.after.diagonal(X)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        before, after = self._weights(X)
+        first, second = jax.random.split(key)
+        return before[..., None] * self.before.features(first, X, num) + after[..., None] * self.after.features(
+            second, X, num
+        )
+
+
+@pytree
+class Gibbs(Kernel):
+    r"""An RBF with a lengthscale at every input, :math:`\ell_d(x) = \ell_d\, e^{s_d(x)}`:
+
+    .. math:: k = \sigma^2 \prod_d \sqrt{\frac{2\,\ell_d(x)\,\ell_d(x')}{\ell_d(x)^2 + \ell_d(x')^2}}\;
+              \exp\Bigl(-\sum_d \frac{(x_d - x'_d)^2}{\ell_d(x)^2 + \ell_d(x')^2}\Bigr) .
+
+    The variance stays the same everywhere. Inputs are the columns [x, s]: D places, and behind them the log factors s
+    of the lengthscales, one for all places or one for each. Any numbers s give a valid kernel. Those of another layer
+    are put beside x by the program, ``s = sample("s", scale(X))`` and ``f(concatenate([X, s], -1))``, and inducing
+    inputs then have a factor of their own. A function of x is ``Transformed(Gibbs(), lambda X:
+    concatenate([X, log_factor(X)], -1))``.
+
+    Random features have frequencies from a Cauchy distribution; their variance grows with the ratio of
+    :math:`\ell_d(x)` and :math:`\ell_d`, one way or the other.
+
+    Args:
+        variance: :math:`\sigma^2`, squared units of the output.
+        lengthscale: :math:`\ell`, units of the input, where s is zero; a number, or (D,).
+        places: D, the number of columns before those of s.
+
+    Raises:
+        ValueError: a value that is not positive; where it is called, inputs with another number of columns, or
+            lengthscales that do not match the places.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import Gibbs
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> s = jnp.log(0.5 + x)  # lengthscales 0.5, 1 and 1.5
+        >>> X = jnp.concatenate([x, s], -1)
+        >>> print(np.array(Gibbs()(X[:1], X)).round(3))
+        [[1.    0.732 0.519]]
+
+    Source: Gibbs (1997), with the lengthscales of all columns functions of all of x.
+    """
+
+    variance: Number = 1.0
+    lengthscale: Number = 1.0
+    places: int = static(default=1)
+
+    def __post_init__(self) -> None:
+        require_number(self, "variance")
+        require_positive_array(self, "lengthscale")
+        require_count("Gibbs", "places", self.places, "X.shape[-1]")
+
+    def _checked_lengthscale(self, X: Array) -> Number:
+        """The lengthscale, where it fits to inputs (..., N, D + 1) or (..., N, 2 D)."""
+        D = self.places
+        if X.shape[-1] not in (D + 1, 2 * D):
+            raise ValueError(
+                f"kernel Gibbs: expected {D} column(s) of places and 1{'' if D == 1 else f' or {D}'} of log factors of "
+                f"lengthscales behind them, got inputs of shape {X.shape}: jnp.concatenate([X, s], -1), and "
+                "Gibbs(places=X.shape[-1])"
+            )
+        return by_column(self, "lengthscale", D)
+
+    def _parts(self, X: Array) -> tuple[Array, Array]:
+        """Scaled places (..., N, D), and the factors of their lengthscales (..., N, D)."""
+        lengthscale, D = self._checked_lengthscale(X), self.places
+        factors = jnp.broadcast_to(jnp.exp(X[..., D:]), (*X.shape[:-1], D))
+        return X[..., :D] / lengthscale, factors
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        (x, l1), (z, l2) = self._parts(X1), self._parts(X2)
+        exponent = jnp.zeros((), X1.dtype)
+        for d in range(self.places):
+            a, b = l1[..., :, None, d], l2[..., None, :, d]
+            total = jnp.square(a) + jnp.square(b)
+            exponent = exponent + 0.5 * jnp.log(2 * a * b / total)
+            exponent = exponent - jnp.square(x[..., :, None, d] - z[..., None, :, d]) / total
+        return self.variance * jnp.exp(exponent)
+
+    def diagonal(self, X: Array) -> Array:
+        self._checked_lengthscale(X)
+        return jnp.broadcast_to(self.variance, X.shape[:-1])
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        frequency_key, phase_key = jax.random.split(key)
+        x, factors = self._parts(X)
+        omega = jax.random.cauchy(frequency_key, (self.places, num), X.dtype)
+        phase = jax.random.uniform(phase_key, (num,), X.dtype, maxval=2 * math.pi)
+        # Each factor of the kernel is an integral of exp(-l^2 w^2 / 4) exp(-l'^2 w^2 / 4) cos(w (x - x')) over w.
+        log_weight = -0.25 * matmul(jnp.square(factors), jnp.square(omega))
+        log_weight = log_weight + 0.5 * (jnp.log(factors).sum(-1)[..., None] + jnp.log1p(jnp.square(omega)).sum(0))
+        constant = jnp.sqrt(2 * self.variance) * (0.5 * math.pi) ** (0.25 * self.places)
+        return constant * jnp.exp(log_weight) * jnp.cos(matmul(x, omega) + phase)

@@ -22,9 +22,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, Number, pytree, static
-from numpyro_dgp.algebra.linalg import einsum
+from numpyro_dgp.math.linalg import einsum
 
 __all__ = [
     "ConstantState",

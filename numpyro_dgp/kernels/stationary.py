@@ -3,27 +3,93 @@ r"""Stationary kernels, functions of the scaled distance
 .. math:: r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
 
 Source: Salimbeni (2020), section 1.4; spectral densities from the Fourier transform of each profile.
+
+Profiles of the half-integer Matern kernels as functions of :math:`q = s^2 = 2 \nu r^2`, with exact derivatives.
+
+.. math:: M_{1/2} = e^{-s}, \quad M_{3/2} = (1 + s)\, e^{-s}, \quad M_{5/2} = (1 + s + \tfrac13 s^2)\, e^{-s}, \qquad
+          \frac{dM_{5/2}}{dq} = -\tfrac16 M_{3/2}, \quad \frac{dM_{3/2}}{dq} = -\tfrac12 M_{1/2}, \quad
+          \frac{dM_{1/2}}{dq} = -\frac{e^{-s}}{2 s} .
+
+In s the first two cancel at zero distance, where the derivative of the square root is infinite: differentiated as they
+are written, the profiles give slopes of a random function the variance zero.
+
+A stationary kernel whose spectral density is a mixture of Gaussians.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
+from numpyro_dgp._checks import require_finite
 from numpyro_dgp._typing import Array, Number, pytree
-from numpyro_dgp.algebra.distances import squared_distances
-from numpyro_dgp.algebra.linalg import matmul
-from numpyro_dgp.algebra.matern import matern12, matern32, matern52
-from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.covariance import of_both
-from numpyro_dgp.kernels.hyperparameters import by_column, require_number, require_positive_array
+from numpyro_dgp.kernels.base import Kernel, of_both
+from numpyro_dgp.kernels.hyperparameters import by_column, lists_as_arrays, require_number, require_positive_array
 from numpyro_dgp.kernels.state_space_forms import MaternState, StateSpaceForm, no_state_space
 from numpyro_dgp.kernels.terms import Term
+from numpyro_dgp.math.distances import squared_distances
+from numpyro_dgp.math.linalg import matmul, safe_sqrt
 
-__all__ = ["RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", "Stationary", "phase_features"]
+__all__ = [
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "RBF",
+    "RationalQuadratic",
+    "SpectralMixture",
+    "Stationary",
+    "matern12",
+    "matern32",
+    "matern52",
+    "phase_features",
+]
+
+_Pair = tuple[Array, Array]
+_COINCIDENT = 32.0  # units in the last place of one lengthscale, within which two points count as one
+
+
+@jax.custom_jvp
+def matern12(q: Array) -> Array:
+    """exp(-s), whose derivative at zero counts as zero."""
+    return jnp.exp(-safe_sqrt(q))
+
+
+@matern12.defjvp
+def _matern12_jvp(primals: tuple[Array], tangents: tuple[Array]) -> _Pair:
+    # The slope has another sign on each side of zero. In a compiled program the distance of equal points may be a
+    # rounding error: x / l - x / l with a fused multiply-add.
+    s, value = safe_sqrt(*primals), matern12(*primals)
+    apart = s > _COINCIDENT * jnp.finfo(s.dtype).eps
+    return value, -0.5 * value / jnp.where(apart, s, jnp.inf) * tangents[0]
+
+
+@jax.custom_jvp
+def matern32(q: Array) -> Array:
+    """(1 + s) exp(-s)."""
+    s = safe_sqrt(q)
+    return (1 + s) * jnp.exp(-s)
+
+
+@matern32.defjvp
+def _matern32_jvp(primals: tuple[Array], tangents: tuple[Array]) -> _Pair:
+    return matern32(*primals), -0.5 * matern12(*primals) * tangents[0]
+
+
+@jax.custom_jvp
+def matern52(q: Array) -> Array:
+    """(1 + s + s^2 / 3) exp(-s)."""
+    s = safe_sqrt(q)
+    return (1 + s + jnp.square(s) / 3) * jnp.exp(-s)
+
+
+@matern52.defjvp
+def _matern52_jvp(primals: tuple[Array], tangents: tuple[Array]) -> _Pair:
+    return matern52(*primals), -matern32(*primals) / 6 * tangents[0]
 
 
 def phase_features(key: Array, projected: Array) -> Array:
@@ -281,3 +347,103 @@ class RationalQuadratic(Stationary):
         normal_key, gamma_key = jax.random.split(key)
         precision = jax.random.gamma(gamma_key, self.alpha, shape[-1:], dtype) / self.alpha
         return jax.random.normal(normal_key, shape, dtype) * jnp.sqrt(precision)
+
+
+@pytree
+class SpectralMixture(Kernel):
+    r"""Waves that lose their phase, one for each component q of a Gaussian mixture over frequencies:
+
+    .. math:: k(x, x') = \sum_q \sigma_q^2 \exp\Bigl(-\tfrac12 \sum_d \frac{r_d^2}{\ell_{qd}^2}\Bigr)
+              \cos\Bigl(2\pi \sum_d \mu_{qd}\, r_d\Bigr), \qquad r = x - x' .
+
+    The spectral density is that of Gaussians around :math:`\pm 2\pi\mu_q` with standard deviations
+    :math:`1 / \ell_{qd}` in radians per unit. The bound has many optima in the frequencies: start them at peaks of a
+    periodogram, or at several places.
+
+    Args:
+        variance: :math:`\sigma^2` (Q,), squared units of the output.
+        frequency: :math:`\mu` (Q, D), or (Q,) for one column; turns per unit of input, of either sign.
+        lengthscale: :math:`\ell` (Q, D), or (Q,) for the same in all columns, units of the input: after about so long
+            a wave has forgotten its phase.
+
+    Raises:
+        ValueError: variances or lengthscales that are not positive, frequencies that are not finite, shapes that do not
+            fit together or to the inputs.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import SpectralMixture
+        >>> kernel = SpectralMixture([1.0, 0.5], frequency=[1.0, 0.0], lengthscale=[2.0, 1.0])
+        >>> x = jnp.array([[0.0], [0.5], [1.0]])
+        >>> print(np.array(kernel(x[:1], x)).round(3))
+        [[ 1.5   -0.528  1.186]]
+
+    Source: Wilson and Adams (2013); in several columns the cosine of the sum, which belongs to Gaussians
+    at plus and minus :math:`\mu_q`, takes the place of a product of cosines.
+    """
+
+    variance: Any
+    frequency: Any
+    lengthscale: Any
+
+    def __post_init__(self) -> None:
+        lists_as_arrays(self, "variance", "frequency", "lengthscale")
+        shapes = [jnp.shape(a) for a in (self.variance, self.frequency, self.lengthscale)]
+        widths = {shape[1] for shape in shapes[1:] if len(shape) == 2}
+        if len(shapes[0]) != 1 or any(s[:1] != shapes[0] or len(s) > 2 for s in shapes) or len(widths) > 1:
+            raise ValueError(
+                "SpectralMixture: expected variance (Q,), frequency (Q, D) or (Q,) and lengthscale (Q, D) or (Q,), got "
+                f"{', '.join(map(str, shapes))}: one row per component"
+            )
+        require_positive_array(self, "variance")
+        require_positive_array(self, "lengthscale")
+        require_finite("frequency of SpectralMixture", self.frequency, "turns per unit of input, one over the period")
+
+    def _by_component(self, columns: int) -> tuple[Array, Array]:
+        """Frequencies (Q, D), and lengthscales (Q, D) or (Q, 1)."""
+        frequency, lengthscale = map(jnp.asarray, (self.frequency, self.lengthscale))
+        frequency = frequency[:, None] if frequency.ndim == 1 else frequency
+        lengthscale = lengthscale[:, None] if lengthscale.ndim == 1 else lengthscale
+        if frequency.shape[1] != columns or lengthscale.shape[1] not in (1, columns):
+            raise ValueError(
+                f"kernel SpectralMixture: expected inputs with {frequency.shape[1]} column(s), as of frequency, got "
+                f"{columns}: frequency has shape (Q, D)"
+            )
+        return frequency, lengthscale
+
+    def _components(self, columns: int) -> list[tuple[Array, Array, Array]]:
+        """Variance (), angular frequency (D,) and lengthscale (D,) of every component."""
+        frequency, lengthscale = self._by_component(columns)
+        lengthscale = jnp.broadcast_to(lengthscale, frequency.shape)
+        return list(zip(jnp.asarray(self.variance), 2 * math.pi * frequency, lengthscale, strict=True))
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        total: Any = 0
+        for variance, omega, lengthscale in self._components(X1.shape[-1]):
+            phase = matmul(X1, omega)[..., :, None] - matmul(X2, omega)[..., None, :]
+            r2 = squared_distances(*of_both(partial(jnp.multiply, 1 / lengthscale), X1, X2))
+            total = total + variance * jnp.exp(-0.5 * r2) * jnp.cos(phase)
+        return total
+
+    def diagonal(self, X: Array) -> Array:
+        self._by_component(X.shape[-1])
+        return jnp.broadcast_to(jnp.sum(self.variance), X.shape[:-1])
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        components = self._components(X.shape[-1])
+        total: Any = 0
+        for (variance, omega, lengthscale), own in zip(components, jax.random.split(key, len(components)), strict=True):
+            frequency_key, phase_key = jax.random.split(own)
+            around = jax.random.normal(frequency_key, (X.shape[-1], num), X.dtype) / lengthscale[:, None]
+            phase = jax.random.uniform(phase_key, (num,), X.dtype, maxval=2 * math.pi)
+            total = total + jnp.sqrt(2 * variance) * jnp.cos(matmul(X, omega[:, None] + around) + phase)
+        return total
+
+    def spectral_density(self, omega: Array) -> Array:
+        total: Any = 0
+        for variance, centre, lengthscale in self._components(omega.shape[-1]):
+            peak = variance * jnp.prod(lengthscale * math.sqrt(2 * math.pi))
+            for sign in (1, -1):
+                z = lengthscale * (omega + sign * centre)
+                total = total + 0.5 * peak * jnp.exp(-0.5 * jnp.square(z).sum(-1))
+        return total

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.kernels.base import Kernel, as_kernel
-from numpyro_dgp.kernels.covariance import of_both
+from numpyro_dgp.kernels.base import Kernel, as_kernel, of_both
 
 __all__ = ["Transformed"]
 

@@ -1,11 +1,19 @@
-"""A fit to new rows that begins at a fit to others and has its layers in place of their rows."""
+"""A fit to new rows that begins at a fit to others and has its layers in place of their rows.
+
+Where the latents of new rows start: at the best of draws from the prior.
+
+Where the parameters of a program with new rows start, at a fit of the same program or of one with other inducing
+points.
+
+``StreamingBound``: the evidence lower bound of new rows, with a fit in place of the rows before them.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,23 +23,179 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import inside_transformation, is_concrete, require_count, require_key, require_keywords
+from numpyro_dgp._checks import (
+    inside_transformation,
+    is_concrete,
+    require_count,
+    require_key,
+    require_keywords,
+    with_nearest,
+)
+from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled, one_thread
+from numpyro_dgp.analysis.calls import inspect_call
+from numpyro_dgp.analysis.refusals import all_rows
+from numpyro_dgp.analysis.site_densities import scaled_log_prob
+from numpyro_dgp.analysis.sites import site_kind
 from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.run import Run
 from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import split_arguments, steps_of
 from numpyro_dgp.inference.fit_loop import run_steps
 from numpyro_dgp.inference.fit_start import require_compiling_itself, start_of_fit
 from numpyro_dgp.inference.program_sites import Rebuild, SitesOfFit, sites_of_fit
-from numpyro_dgp.model.refusals import all_rows
-from numpyro_dgp.new_data.fitted_layers import OpenLayer, fitted_layers, open_layers
-from numpyro_dgp.new_data.latent_starts import best_of_prior
-from numpyro_dgp.new_data.moved_layers import kept_parameters, moved_parameters, require_layers, require_same_layers
-from numpyro_dgp.new_data.streaming_bound import StreamingBound
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.math.linalg import cholesky
+from numpyro_dgp.new_data.fitted_layers import FittedLayer, OpenLayer, fitted_layers, functions_of, open_layers
+from numpyro_dgp.predict.fitted import Target
+from numpyro_dgp.predict.posterior import Posterior
 
-__all__ = ["Continued"]
+__all__ = ["Continued", "StreamingBound", "best_of_prior", "kept_parameters", "moved_parameters", "require_same_layers"]
+
+_DRAWS = 200
+
+
+def best_of_prior(fit: Posterior, rng_key: Array, rebuild: Rebuild, arrays: list[Array]) -> dict[str, Array]:
+    """Of every row the draw of its latents from the prior that makes its observations most probable, by site.
+
+    Args:
+        fit: the functions and all else that is shared by rows.
+        rng_key: PRNG key.
+        rebuild: the arguments of the program, observations included, from ``arrays``.
+        arrays: those of them that are arrays.
+    """
+    args, kwargs = rebuild(arrays)
+    call = inspect_call(fit.model, None, args, kwargs)
+    target = Target(None, tuple(frozenset(f.name for f in call.sites[y]["cond_indep_stack"]) for y in call.candidates))
+
+    def one(key: Array, arrays: list[Array]) -> tuple[dict[str, Array], Array]:
+        args, kwargs = rebuild(arrays)
+        sites = fit.trace(target, key, {}, args, kwargs)
+        drawn = {name: site for name, site in sites.items() if site["type"] == "sample" and site_kind(site) == "latent"}
+        latents = {name: site for name, site in drawn.items() if call.program.is_predicted(site, target.plates)}
+        observed = [site for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
+        score = sum((_by_row(scaled_log_prob(site)) for site in observed), jnp.zeros(()))
+        return {name: site["value"] for name, site in latents.items()}, score
+
+    values, scores = jax.jit(lambda keys, arrays: jax.lax.map(lambda key: one(key, arrays), keys))(
+        jax.random.split(rng_key, _DRAWS), arrays
+    )
+    best = scores.argmax(0)
+    return {name: jnp.take_along_axis(v, best[None, :, None], 0)[0] for name, v in values.items() if v.ndim == 3}
+
+
+def _by_row(terms: Array) -> Array:
+    """Sums over all axes but the last, that of the rows."""
+    return terms.reshape(-1, terms.shape[-1]).sum(0)
+
+
+def kept_parameters(owner: str, fitted: Mapping[str, Any], prefix: str, program: SitesOfFit) -> dict[str, Array]:
+    """The parameters of a fit that a program has too, in the same shape, without those of single rows.
+
+    Args:
+        owner: the function that asks, for messages.
+        fitted: all parameters of the fit.
+        prefix: of the names of those that belong to sites.
+        program: sites of the guide and model that get the new rows.
+
+    Raises:
+        ValueError: a parameter of the fit that the program does not have and that belongs to none of its sites.
+    """
+    known = program.parameters
+    stems = tuple(f"{name}_{prefix}_" for name in program.model)
+    if lost := {name for name in fitted if name not in known and not name.startswith(stems)}:
+        raise ValueError(
+            f"{owner}: expected every parameter of the fit in the model= of this call, got none for "
+            f"{with_nearest(lost, known)}: pass the program of the fit with other inducing points, and nothing renamed"
+        )
+    return {
+        name: value
+        for name, value in fitted.items()
+        if name in known and not known[name].per_row and np.shape(value) == known[name].value.shape
+    }
+
+
+def require_layers(owner: str, fitted: Mapping[str, OpenLayer], program: SitesOfFit, guide: Guide) -> None:
+    """Raise unless a program has the layers of a fit, and its guide has parameters for them."""
+    if fitted.keys() - program.model.keys():
+        _refuse_layers(owner, fitted, [name for name, site in program.model.items() if site.kind == "sample"])
+    for name in fitted:
+        if not any(parameter.startswith(f"{name}_{guide.prefix}_") for parameter in program.parameters):
+            raise ValueError(
+                f"{owner}: expected a guide with parameters for q(v) of {name!r}, got {type(guide).__name__}, which "
+                "computes it from the rows of a call alone: dgp.update(..., guide=dgp.guides.InducingPoint(model))"
+            )
+
+
+def require_same_layers(owner: str, fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenLayer]) -> None:
+    """Raise unless two programs have layers of the same names, widths and numbers of outputs."""
+    if fitted.keys() != layers.keys():
+        _refuse_layers(owner, fitted, layers)
+    for name, layer in layers.items():
+        ours, theirs = ((f.function.dims, f.function.outputs) for f in (layer, fitted[name]))
+        if ours != theirs:
+            raise ValueError(
+                f"{owner}: expected layer {name!r} with the input columns and outputs of the fit, {theirs}, got "
+                f"{ours}: only inducing points may be others"
+            )
+
+
+def moved_parameters(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenLayer]) -> dict[str, Array]:
+    """Parameters of Gaussian q(v) at which the functions of ``layers`` are those of the fit at their inducing points.
+
+    Posteriors of other kinds start as they do in every fit.
+    """
+    found = {}
+    for name, layer in layers.items():
+        record = layer.record
+        if record.gaussian is None or layer.belief is None:
+            continue
+        loc, covariance = fitted[name].function.whitened_values_of(layer.function)
+        if record.gaussian.diagonal:
+            scale = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
+        else:
+            scale = cholesky(covariance, f"the covariance of q(v) of {name!r} at its new inducing points")
+        shape = layer.belief.loc.shape
+        found[f"{record.stem}_loc"] = loc.reshape(shape)
+        found[f"{record.stem}_{record.gaussian.scale}"] = scale.reshape(*shape, *scale.shape[2:])
+    return found
+
+
+def _refuse_layers(owner: str, fitted: Mapping[str, OpenLayer], got: Collection[str]) -> NoReturn:
+    raise ValueError(
+        f"{owner}: expected a model= with the layers of the fit, {sorted(fitted)}, got {sorted(got)}: only inducing "
+        "points may be others; dgp.initial.deepen adds layers"
+    )
+
+
+class StreamingBound(ELBO):
+    r"""The bound of new rows, where what earlier rows said of a layer is the ratio of its posterior to its prior.
+
+    .. math:: \mathcal L = E_q[\log p(y_\mathrm{new} \mid f)] - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)]
+              + \lambda \sum_\ell E_q\Bigl[\log \frac{q_\mathrm{old}(u^\ell)}{p_\mathrm{old}(u^\ell)}\Bigr], \qquad
+              u^\ell = f^\ell(Z^\ell_\mathrm{old}) .
+
+    Both densities of the last term are those of the earlier fit, with its hyperparameters; the values u are those of
+    the function now. They are Gaussian under q, so that the term has a closed form and adds no noise.
+
+    Args:
+        fitted: the layers of the earlier fit, by site.
+        num_particles: as in :class:`~numpyro_dgp.ELBO`.
+        memory: :math:`\lambda`.
+
+    Source: Bui et al. (2017), equation 6, here for each layer of a program.
+    """
+
+    def __init__(self, fitted: Mapping[str, FittedLayer], num_particles: int = 1, *, memory: float = 1.0) -> None:
+        super().__init__(num_particles)
+        self.fitted = dict(fitted)
+        self.memory = jnp.asarray(memory)  # an array, so that compiled steps are for any
+
+    def _of_run(self, found: Run, temperature: Array | None) -> Any:
+        functions = functions_of(found.model)
+        ratios = [layer.log_ratio(functions[name]) for name, layer in self.fitted.items()]
+        ratio = jnp.sum(jnp.stack(ratios))
+        return super()._of_run(found, temperature) + self.memory.astype(ratio.dtype) * ratio
 
 
 @dataclasses.dataclass(frozen=True)

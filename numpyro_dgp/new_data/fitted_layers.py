@@ -10,21 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.compiled import Compiled
-from numpyro_dgp.algebra.gaussians import expected_log_ratio, narrower_than_prior
-from numpyro_dgp.algebra.linalg import checked_factor
-from numpyro_dgp.algebra.whitening import inverse_lower
+from numpyro_dgp.analysis.calls import inspect_call, require_own_functions
+from numpyro_dgp.analysis.program import Program, full_plates, structure
+from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.functions.beliefs import Belief, FullBelief
+from numpyro_dgp.functions.induced_function import FunctionalOf, InducedFunction
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import SiteRecord, record_of
 from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.inference.program_sites import Rebuild
-from numpyro_dgp.model.beliefs import Belief, FullBelief
-from numpyro_dgp.model.call_checks import require_own_functions
-from numpyro_dgp.model.calls import inspect_call
-from numpyro_dgp.model.induced_function import FunctionalOf, InducedFunction
-from numpyro_dgp.model.program import Program, full_plates, structure
-from numpyro_dgp.model.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.math.gaussians import expected_log_ratio, narrower_than_prior
+from numpyro_dgp.math.linalg import checked_factor
+from numpyro_dgp.math.whitening import inverse_lower
 
 __all__ = ["FittedLayer", "OpenLayer", "fitted_layers", "functions_of", "open_layers"]
 

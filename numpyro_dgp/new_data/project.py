@@ -11,7 +11,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.new_data.continued_fit import Continued
 from numpyro_dgp.new_data.fitted_layers import OpenLayer
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.predict.posterior import Posterior
 
 __all__ = ["project"]
 

@@ -1,6 +1,6 @@
 """Optimisers: natural gradients for Gaussian posteriors, tempering, quasi-Newton methods for whole data sets."""
 
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp.optim.full_batch import Minimum, minimize
 from numpyro_dgp.optim.natural import NaturalGradient, log_linear
 from numpyro_dgp.optim.tempered import Tempered

@@ -15,13 +15,13 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_dgp._checks import require_count, require_key, require_keywords
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.refusals import all_rows, whole_data
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_svi, start_of_fit
-from numpyro_dgp.model.refusals import all_rows, whole_data
 
 __all__ = ["Minimum", "minimize"]
 

@@ -11,8 +11,8 @@ import optax
 from numpyro.optim import _NumPyroOptim, optax_to_numpyro
 
 from numpyro_dgp._checks import is_concrete
-from numpyro_dgp._shown import brief
-from numpyro_dgp.inference.temperature import tempered
+from numpyro_dgp._repr import brief
+from numpyro_dgp.inference.elbo import tempered
 
 __all__ = ["Tempered"]
 

@@ -3,7 +3,7 @@
 Every function returns the figure, or draws into ``ax`` where one is given.
 """
 
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp.plots.predictions import density, fit, marginals, observed
 from numpyro_dgp.plots.programs import bounds, latent_space, layers
 from numpyro_dgp.plots.ring_spectra import ring_spectra

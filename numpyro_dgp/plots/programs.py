@@ -18,7 +18,7 @@ from numpyro_dgp._checks import require_count, require_finite, require_positive
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.plots.axes import band, figure_of, known, open_axes
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.predict.posterior import Posterior
 
 __all__ = ["bounds", "latent_space", "layers"]
 

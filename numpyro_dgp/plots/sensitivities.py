@@ -9,9 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numpyro_dgp.design.integrals import Integrals
-from numpyro_dgp.design.main_effects import MainEffects
-from numpyro_dgp.design.sobol_indices import SobolIndices
+from numpyro_dgp.design.sensitivity import Integrals, MainEffects, SobolIndices
 from numpyro_dgp.plots.axes import figure_of, open_axes
 
 __all__ = ["main_effects", "sobol_indices"]

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.algebra.gaussians import log_determinant
-from numpyro_dgp.algebra.linalg import times_transpose
+from numpyro_dgp.math.gaussians import log_determinant
+from numpyro_dgp.math.linalg import times_transpose
 
 __all__ = [
     "Blocks",

@@ -30,10 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._typing import Array, pytree
-from numpyro_dgp.algebra.linalg import matmul, set_diagonal
 from numpyro_dgp.kernels.base import Kernel, expand
 from numpyro_dgp.kernels.stationary import Stationary
-from numpyro_dgp.kernels.summands import Summand
+from numpyro_dgp.kernels.terms import Summand
+from numpyro_dgp.math.linalg import matmul, set_diagonal
 from numpyro_dgp.rings.spectra import NEAR, Ring, aliases, frequencies, periodised, spectral_mass
 
 __all__ = ["NUGGET", "RingFeatures", "Waves", "position", "random_waves"]

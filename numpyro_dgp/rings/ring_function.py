@@ -12,12 +12,12 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, kept, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, project
+from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.random_function import Moments
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
-from numpyro_dgp.model.beliefs import Belief, FunctionDraw, project
-from numpyro_dgp.model.induced_function import InducedFunction
-from numpyro_dgp.model.random_function import Moments
 from numpyro_dgp.rings.circulant import Circulant, hartley, split
 from numpyro_dgp.rings.features import NUGGET, RingFeatures, random_waves
 from numpyro_dgp.rings.ring_beliefs import RingBelief, require_room

@@ -25,15 +25,13 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._checks import require_count, require_noise, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.algebra.linalg import jitter
+from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.kernels import Kernel, as_kernel
-from numpyro_dgp.model.drawn_from_white import DrawnFromWhite
+from numpyro_dgp.math.linalg import jitter
 from numpyro_dgp.rings.circulant import Circulant, kl_between_circulants
-from numpyro_dgp.rings.few_gaps import FewGaps, FewValues
+from numpyro_dgp.rings.gaps import FewGaps, FewValues, ManyGaps
 from numpyro_dgp.rings.local_variances import local_variances, reach_of
-from numpyro_dgp.rings.many_gaps import ManyGaps
-from numpyro_dgp.rings.pattern import Pattern
-from numpyro_dgp.rings.solver import Solver
+from numpyro_dgp.rings.pattern import Pattern, Solver
 from numpyro_dgp.rings.spectra import Ring, spectrum
 from numpyro_dgp.rings.uneven_noise import UnevenNoise
 

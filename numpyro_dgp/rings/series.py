@@ -14,8 +14,7 @@ from numpyro_dgp._checks import is_concrete, require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
-from numpyro_dgp.rings.pattern import LONGEST
-from numpyro_dgp.rings.solver import Solver
+from numpyro_dgp.rings.pattern import LONGEST, Solver
 from numpyro_dgp.rings.spectra import MAX_SIZE, Ring, periodised, require_ring
 
 __all__ = ["regular", "wraparound"]

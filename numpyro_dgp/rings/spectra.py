@@ -26,9 +26,9 @@ import numpy as np
 from numpyro_dgp._checks import require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel, expand
-from numpyro_dgp.kernels.summands import Summand
+from numpyro_dgp.kernels.terms import Summand
+from numpyro_dgp.math.linalg import matmul
 
 __all__ = [
     "MAX_SIZE",

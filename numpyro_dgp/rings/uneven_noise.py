@@ -28,10 +28,9 @@ import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.algebra.lanczos import Estimate, log_determinant_by_probes
+from numpyro_dgp.math.lanczos import Estimate, log_determinant_by_probes
 from numpyro_dgp.rings.circulant import Blocks, Circulant, hartley
-from numpyro_dgp.rings.pattern import Pattern
-from numpyro_dgp.rings.solver import Solver
+from numpyro_dgp.rings.pattern import Pattern, Solver
 
 __all__ = ["UnevenNoise"]
 

@@ -36,8 +36,8 @@ from scipy.fft import next_fast_len
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array, pytree
-from numpyro_dgp.algebra.linalg import matmul
 from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.rings.circulant import hartley
 from numpyro_dgp.rings.features import NUGGET, RingFeatures, position
 from numpyro_dgp.rings.spectra import Ring, components

@@ -13,7 +13,7 @@ except ImportError as error:
         "'numpyro-dgp[sklearn]'"
     ) from error
 
-from numpyro_dgp._shown import public_dir
+from numpyro_dgp._repr import public_dir
 from numpyro_dgp.sklearn.classifier import DeepGPClassifier
 from numpyro_dgp.sklearn.regressor import DeepGPRegressor
 

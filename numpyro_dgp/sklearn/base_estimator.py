@@ -1,29 +1,179 @@
-"""What the regressor and the classifier share: settings, checks, the fit, and what it hands out."""
+"""What the regressor and the classifier share: settings, checks, the fit, and what it hands out.
+
+How the estimators train: sizes and numbers of steps by the number of rows, one fit.
+
+Predictions of rows that do not depend on which other rows are asked for: every row sees the same random numbers.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIRunResult
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from numpyro_dgp import guides, kernels
 from numpyro_dgp._checks import nearest, require_count, require_squares
+from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
+from numpyro_dgp.functions.layer_starts import Standardizer
 from numpyro_dgp.guides import Guide
+from numpyro_dgp.inference.elbo import ELBO
+from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.stationary import Stationary
-from numpyro_dgp.layer_starts import Standardizer
-from numpyro_dgp.predict import Posterior
+from numpyro_dgp.optim.natural import NaturalGradient, log_linear
+from numpyro_dgp.predict.posterior import Posterior
+from numpyro_dgp.predict.predictor import round_up
 from numpyro_dgp.sklearn.layered_program import LayeredProgram, Outcome, starts_of
-from numpyro_dgp.sklearn.recipe import default_num_inducing, default_num_steps, train
-from numpyro_dgp.sklearn.same_draws import SameDraws
 
-__all__ = ["DeepGPEstimator"]
+__all__ = ["DeepGPEstimator", "SameDraws", "default_num_inducing", "default_num_steps", "filled_up", "train"]
+
+_RAMP = log_linear(1e-4, 0.2, 40)
+
+
+def default_num_inducing(rows: int) -> int:
+    """M for that many rows."""
+    return 100 if rows <= 2000 else 200
+
+
+def default_num_steps(rows: int) -> int:
+    """Steps for that many rows."""
+    return min(max(1000, rows), 5000)
+
+
+def filled_up(rows: int) -> int:
+    """The number of rows that a fit runs at, so that folds of nearly one size share a compiled program.
+
+    Example:
+        >>> [filled_up(n) for n in (10, 353, 354, 1000)]
+        [16, 384, 384, 1024]
+    """
+    step = max(16, 2 ** (rows.bit_length() - 4))
+    return -(-rows // step) * step
+
+
+def train(
+    program: Callable[..., Any],
+    guide: Callable[..., Any],
+    X: Array,
+    y: Array,
+    weights: np.ndarray | None = None,
+    *,
+    num_steps: int,
+    learning_rate: float,
+    batch_size: int,
+    seed: int,
+    progress_bar: bool,
+) -> tuple[SVIRunResult, tuple[Array, Array, Array]]:
+    """Fit a program; step sizes fall to zero by a cosine.
+
+    Gaussian q(v) of the last layer take natural steps, of size 0.2 after a ramp; all other parameters take steps of
+    Adam.
+
+    Args:
+        program: a program of X, y, which rows are known, and the rows of a minibatch.
+        guide: its guide.
+        X: inputs (N, D).
+        y: observations (N, ...).
+        weights: how many times each row counts (N,), once by default.
+        num_steps: number of steps.
+        learning_rate: of Adam in the first step.
+        batch_size: rows of a minibatch, where there are more.
+        seed: of random numbers.
+        progress_bar: show a progress bar.
+
+    Returns:
+        The fit, and the data that it ran at.
+    """
+    size = filled_up(len(X))
+    index = np.minimum(np.arange(size), len(X) - 1)
+    known = jnp.arange(size) < len(X)
+    counts = known if weights is None else known * jnp.asarray(weights[index], X.dtype)
+    data = jnp.asarray(np.asarray(X)[index]), jnp.asarray(np.asarray(y)[index]), counts
+    fall = optax.cosine_decay_schedule(1.0, num_steps)
+    adam = optax.adam(lambda step: learning_rate * fall(step))
+    natural = isinstance(guide, Guide) and guide.choices.rules["inducing"].gaussian is not None
+    optimizer = NaturalGradient(guide, lambda step: _RAMP(step) * fall(step), adam) if natural else adam  # type: ignore[arg-type]
+    rows = batch_size if batch_size < size else None
+    svi = SVI(program, guide, optimizer, ELBO())
+    return fit(svi, jax.random.key(seed), num_steps, *data, rows, progress_bar=progress_bar), data
+
+
+_BLOCK = 500
+
+
+class SameDraws:
+    """Predictions of a fit, row by row, from the same draws of the latent numbers at every row.
+
+    The draws at a row have the distribution that they have in ``posterior.predict``; so has the mixture there. As
+    functions of the row they are smooth, and a row is predicted alike alone, in any order and in any company.
+
+    Args:
+        posterior: the fit.
+        seed: of the draws.
+        num_samples: the number of draws, S.
+    """
+
+    def __init__(self, posterior: Posterior, seed: int, num_samples: int) -> None:
+        self.posterior, self.seed, self.num_samples = posterior, seed, num_samples
+        self._programs: dict[Any, Compiled] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled and copied without its compiled programs."""
+        return {**vars(self), "_programs": {}}
+
+    def moments(self, X: Array) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances (N, ...) of y at rows of X (N, D)."""
+        mean, variance = self._at("predict", X)
+        return mean, variance
+
+    def log_density(self, X: Array, y: Array) -> np.ndarray:
+        """Log densities (N,) of observations."""
+        return self._at("log_density", X, y)
+
+    def quantile(self, X: Array, q: tuple[float, ...]) -> np.ndarray:
+        """Quantiles (Q, N, ...) of y."""
+        return np.moveaxis(self._at("quantile", X, settings=q), 1, 0)
+
+    def probs(self, X: Array) -> np.ndarray:
+        """Probabilities (N, K) of labels."""
+        return self._at("probs", X)
+
+    def _at(self, method: str, *rows: Array, settings: tuple[Any, ...] = ()) -> Any:
+        """A method of the posterior at every row, a block of rows at a time; blocks of few sizes share programs."""
+        name = method, settings
+        if name not in self._programs:
+            of_row = partial(self._of_row, method, settings)
+            self._programs[name] = Compiled(lambda params, key, *rows: jax.vmap(partial(of_row, params, key))(*rows))
+        program, total = self._programs[name], len(rows[0])
+        size = min(_BLOCK, round_up(total))
+        key, found = jax.random.key(self.seed), []
+        for start in range(0, total, size):
+            index = np.minimum(np.arange(start, start + size), total - 1)
+            block = program(dict(self.posterior.params), key, *(jnp.asarray(np.asarray(a)[index]) for a in rows))
+            found.append(jax.tree.map(lambda a, stop=total - start: np.asarray(a)[:stop], block))
+        return jax.tree.map(lambda *blocks: np.concatenate(blocks), *found)
+
+    def _of_row(self, method: str, settings: tuple[Any, ...], params: Any, key: Array, x: Array, *others: Array) -> Any:
+        posterior = dataclasses.replace(self.posterior, params=params)  # arguments, so that fits share the program
+        before: tuple[Any, ...] = (np.array(settings),) if settings else tuple(other[None] for other in others)
+        run: Callable[..., Any] = getattr(posterior, method)
+        found = run(key, *before, x[None], num_samples=self.num_samples)
+        if method == "predict":
+            return found.mean[0], found.variance[0]
+        return found[:, 0] if settings else found[0]
 
 
 class DeepGPEstimator(BaseEstimator):

@@ -16,12 +16,12 @@ from numpyro import handlers
 
 from numpyro_dgp import means
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.quadrature import MonteCarlo
+from numpyro_dgp.functions.layer_starts import LayerStart, layers
+from numpyro_dgp.functions.points import Points
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.layer_starts import LayerStart, layers
-from numpyro_dgp.model.likelihood import Likelihood
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.math.quadrature import MonteCarlo
 from numpyro_dgp.primitives import gp
-from numpyro_dgp.representations.points import Points
 
 __all__ = ["Bernoulli", "Categorical", "LayeredProgram", "Normal", "Outcome", "StudentT", "starts_of"]
 

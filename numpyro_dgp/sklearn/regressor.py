@@ -13,7 +13,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, validate_data
 
 from numpyro_dgp._checks import require_count, require_levels
-from numpyro_dgp.layer_starts import Standardizer
+from numpyro_dgp.functions.layer_starts import Standardizer
 from numpyro_dgp.sklearn.base_estimator import DeepGPEstimator
 from numpyro_dgp.sklearn.layered_program import Normal, StudentT
 

@@ -16,12 +16,19 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._checks import is_concrete, known_keywords
 from numpyro_dgp._data import indexable, own
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.observations_apart import require_observations_apart
+from numpyro_dgp.analysis.program import inspect_program
+from numpyro_dgp.analysis.refusals import all_rows, whole_data
+from numpyro_dgp.analysis.sites import Message, site_kind, unwrap
+from numpyro_dgp.functions.beliefs import Belief, StandardNormal
+from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
-from numpyro_dgp.guides.collapsed.gaussian_columns import input_columns, moved_by
 from numpyro_dgp.guides.collapsed.gaussian_uses import (
     Gaussian,
     Use,
     arrays_of,
+    input_columns,
+    moved_by,
     optimal_belief,
     uses_of,
     with_open_variance,
@@ -33,13 +40,7 @@ from numpyro_dgp.guides.rules.as_model import Prior
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
-from numpyro_dgp.kernels.psi_statistics import Integrate
-from numpyro_dgp.model.beliefs import Belief, StandardNormal
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.observations_apart import require_observations_apart
-from numpyro_dgp.model.program import inspect_program
-from numpyro_dgp.model.refusals import all_rows, whole_data
-from numpyro_dgp.model.sites import Message, site_kind, unwrap
+from numpyro_dgp.kernels.expectations import Integrate
 
 __all__ = ["Collapsed"]
 

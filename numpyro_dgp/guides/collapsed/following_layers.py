@@ -11,17 +11,16 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.linalg import einsum
+from numpyro_dgp.analysis.sites import Message, unwrap
 from numpyro_dgp.bounds.collapsed import Quadratic
 from numpyro_dgp.bounds.given_inducing import follow
-from numpyro_dgp.guides.collapsed.gaussian_columns import Column
-from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, Use
+from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.guides.collapsed.gaussian_uses import Column, Gaussian, Use
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs, given_inducing, require_hidden
-from numpyro_dgp.kernels.psi_statistics import Integrate
-from numpyro_dgp.model.beliefs import FullBelief
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.sites import Message, unwrap
+from numpyro_dgp.kernels.expectations import Integrate
+from numpyro_dgp.math.linalg import einsum
 
 __all__ = ["FollowedLayer", "FollowInducing", "closed_form", "followed_layers"]
 

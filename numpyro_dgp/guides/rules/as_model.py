@@ -6,10 +6,10 @@ import dataclasses
 
 import numpyro.distributions as dist
 
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.guides.rules.rule import Rule, Site
-from numpyro_dgp.model.function_values import FunctionValues
-from numpyro_dgp.model.process_values import ProcessValues
 
 __all__ = ["Prior", "Propagate"]
 

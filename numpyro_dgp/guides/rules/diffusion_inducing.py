@@ -13,14 +13,14 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.gaussian_bases import AroundGaussian, Base
+from numpyro_dgp.functions.beliefs import Belief
+from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.guides.rules.flow_inducing import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
-from numpyro_dgp.guides.rules.networks import TanhNetwork, tanh_network
+from numpyro_dgp.guides.rules.latents import TanhNetwork, tanh_network
 from numpyro_dgp.guides.rules.rule import Site
-from numpyro_dgp.model.beliefs import Belief
-from numpyro_dgp.model.fields_in_order import FieldsInOrder
 
 __all__ = ["Diffused", "Diffusion"]
 

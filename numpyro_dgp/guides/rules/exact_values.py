@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dgp._shown import brief
-from numpyro_dgp.algebra.gaussians import opper_archambeau
+from numpyro_dgp._repr import brief
+from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, require_site
-from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
+from numpyro_dgp.math.gaussians import opper_archambeau
 
 __all__ = ["OpperArchambeau"]
 

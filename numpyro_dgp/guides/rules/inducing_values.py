@@ -1,4 +1,14 @@
-"""Rules for whitened inducing values: Gaussians with full covariances or independent numbers."""
+r"""Rules for whitened inducing values: Gaussians with full covariances or independent numbers.
+
+How a guide's scale matrices are parameterised for gradient steps.
+
+A lower triangular factor is written :math:`R = \mathrm{diag}(e^\rho)\,(I + F)` with F strictly lower triangular, and
+optimised in the matrix that holds :math:`\rho` on its diagonal and F below. Inner layers start at a small scale
+:math:`\sigma`. There the divergence has slope :math:`-1/\sigma` in the entries of R, which an adaptive optimiser
+remembers for thousands of steps; its slope in :math:`\rho` is at most one (``docs/numerics.md``).
+
+A rule for values conditioned on their neighbours: a Gaussian with as sparse a factor as the prior has.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +18,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import ParameterFreeTransform
 
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.row_scaled import row_scaled_tril
+from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief, InducingPrior
+from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
+from numpyro_dgp.functions.neighbours import NeighbourValues, WhitenedNeighbours
 from numpyro_dgp.guides.rules.rule import (
     GaussianParameters,
     Rule,
@@ -22,13 +35,119 @@ from numpyro_dgp.guides.rules.rule import (
     require_scale,
     require_site,
 )
-from numpyro_dgp.guides.rules.sparse_factor import whitened_neighbours
-from numpyro_dgp.model.beliefs import DiagonalBelief, FullBelief, InducingPrior
-from numpyro_dgp.model.joint_values import JointValues, WhitenedValues
-from numpyro_dgp.model.neighbour_values import NeighbourValues
+from numpyro_dgp.math.linalg import fused
 from numpyro_dgp.rings.ring_beliefs import RingPrior, require_room
 
-__all__ = ["Diagonal", "Full"]
+__all__ = ["Diagonal", "Full", "RowScaledTransform", "SparseFactor", "row_scaled_tril"]
+
+
+class _RowScaledTril(constraints.Constraint):
+    """Lower triangular matrices (..., M, M) with a positive diagonal, optimised row scale by row scale."""
+
+    is_discrete = False
+    event_dim = 2
+
+    def __call__(self, x: Array) -> Array:
+        diagonal = jnp.diagonal(x, axis1=-2, axis2=-1)
+        return jnp.all(jnp.triu(x, 1) == 0, axis=(-2, -1)) & jnp.all(diagonal > 0, axis=-1)
+
+    def feasible_like(self, prototype: Array) -> Array:
+        return jnp.broadcast_to(jnp.eye(prototype.shape[-1], dtype=prototype.dtype), prototype.shape)
+
+    def tree_flatten(self) -> Any:
+        return (), ((), {})
+
+
+row_scaled_tril = _RowScaledTril()
+
+
+@fused
+def _from_factor(y: Array) -> Array:
+    scale = jnp.diagonal(y, axis1=-2, axis2=-1)
+    unit = jnp.tril(y * (1 / scale)[..., None], -1)
+    return unit + jnp.log(scale)[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
+
+
+class RowScaledTransform(ParameterFreeTransform):
+    r"""From a real matrix, :math:`\rho` on the diagonal and F below, to :math:`\mathrm{diag}(e^\rho)(I + F)`."""
+
+    domain = constraints.independent(constraints.real, 2)
+    codomain = row_scaled_tril
+
+    def __call__(self, x: Array) -> Array:
+        scale = jnp.exp(jnp.diagonal(x, axis1=-2, axis2=-1))
+        unit = jnp.tril(x, -1) + jnp.eye(x.shape[-1], dtype=x.dtype)
+        return scale[..., None] * unit
+
+    def _inverse(self, y: Array) -> Array:
+        return _from_factor(y)
+
+    def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        return (jnp.diagonal(x, axis1=-2, axis2=-1) * jnp.arange(1, x.shape[-1] + 1)).sum(-1)
+
+
+@biject_to.register(_RowScaledTril)
+def _transform_to_row_scaled_tril(constraint: _RowScaledTril) -> RowScaledTransform:
+    return RowScaledTransform()
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseFactor(Rule):
+    r"""Values of a process of ``dgp.Neighbours``: a Gaussian whose factor is as sparse as the prior's.
+
+    .. math:: v = t + R \epsilon, \qquad R_{ij} \ne 0 \text{ only for } j = i \text{ and } j \in c(i)
+
+    v are the whitened values, so that R is the identity a priori, and c(i) the neighbours of value i. It has
+    N (C + 2) numbers for each output, where a full Gaussian has N (N + 3) / 2: the same for C = N - 1.
+
+    Args:
+        scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold values of ``dgp.Neighbours``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> near = dgp.Neighbours(X, num=3)
+        >>> def model(X, y=None):
+        ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), near)(X))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, exact=dgp.guides.SparseFactor())
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0] > 0.5)
+        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        {'v_auto_loc': (1, 20), 'v_auto_scale': (1, 20), 'v_auto_weights': (1, 20, 3)}
+    """
+
+    scale: float | None = None
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        require_scale("rule SparseFactor", 1.0 if self.scale is None else self.scale)
+
+    def __call__(self, site: Site) -> dist.Distribution:
+        require_site(NeighbourValues, self, site, "the values of a process of dgp.Neighbours")
+        return whitened_neighbours(self, site, self.scale, joined=True)
+
+
+def whitened_neighbours(rule: Rule, site: Site, scale: float | None, *, joined: bool) -> WhitenedNeighbours:
+    """A Gaussian over the whitened values of a site: independent, or ``joined`` to those of their neighbours."""
+    fn: Any = site.fn
+    rows = fn.to_output_major(fn.loc)
+    shift = site.param("loc", lambda: jnp.zeros_like(rows))
+    spread = site.param(
+        "scale", lambda: jnp.full_like(rows, initial_scale(scale, site)), constraint=constraints.positive
+    )
+    require_rows(rule, site, shift.shape, rows.shape)
+    if not joined:
+        return WhitenedNeighbours(fn, shift, spread)
+    shape = (*rows.shape, fn.sets.neighbours.shape[1])
+    return WhitenedNeighbours(fn, shift, spread, site.param("weights", lambda: jnp.zeros(shape, rows.dtype)))
 
 
 @dataclasses.dataclass(frozen=True)

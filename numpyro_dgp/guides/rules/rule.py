@@ -16,9 +16,9 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import require_positive
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.algebra.quadrature import Nodes
+from numpyro_dgp.math.quadrature import Nodes
 
 __all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_scale", "require_site"]
 
@@ -134,7 +134,7 @@ class Rule:
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> from numpyro.distributions import constraints
-        >>> from numpyro_dgp.model.function_values import FunctionValues
+        >>> from numpyro_dgp.functions.function_values import FunctionValues
         >>> @dataclasses.dataclass(frozen=True)
         ... class NearInputs(dgp.guides.Rule):
         ...     start: float = 0.1

@@ -11,10 +11,10 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 
 from numpyro_dgp._data import own
-from numpyro_dgp._shown import brief
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, require_scale
-from numpyro_dgp.model.function_values import FunctionValues
 
 __all__ = ["Delta", "Normal"]
 

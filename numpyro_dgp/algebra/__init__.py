@@ -1,1 +1,0 @@
-"""Functions of arrays: linear algebra, Gaussian densities, quadrature, derivatives, analysis of jaxprs."""

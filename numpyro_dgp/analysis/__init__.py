@@ -1,0 +1,1 @@
+"""What a program is made of: its sites, its rows, and what it does with them."""

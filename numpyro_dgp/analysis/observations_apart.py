@@ -1,0 +1,140 @@
+"""Programs in which what all data share is computed from the observations, as by ``m = y.mean()``.
+
+A prediction has no observations: at new rows such a program is another one than that of the fit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Container
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._checks import without_checks
+from numpyro_dgp._data import indexable
+from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.coupling import MarkRows
+from numpyro_dgp.analysis.refusals import untransformed
+from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, site_kind, unwrap
+from numpyro_dgp.jaxprs.row_dependence import Rows, Several, mark, result_reasons
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+
+__all__ = ["require_observations_apart"]
+
+
+class _ValuesApart(Messenger):
+    """Gives parameters and latents values that depend on nothing, and observed sites too, whose observations it notes:
+    what depends on the value of a site is no matter of this module."""
+
+    def __init__(self) -> None:
+        self.observed: dict[str, list[Array]] = {}
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["value"] is None and site_kind(msg) in ("latent", "other", "observed"):
+            draw = jax.eval_shape(msg["fn"].sample, jax.random.key(0))
+            msg["value"] = jnp.ones(draw.shape, draw.dtype)
+
+    def postprocess_message(self, msg: Message) -> None:
+        if msg["type"] == "param":
+            msg["value"] = jax.tree.map(jnp.ones_like, msg["value"])
+        elif msg["type"] == "sample" and msg["is_observed"]:
+            self.observed[msg["name"]] = [jnp.asarray(leaf) for leaf in jax.tree.leaves(msg["value"])]
+            msg["value"] = jax.tree.map(jnp.ones_like, msg["value"])
+
+
+def require_observations_apart(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise if something that all rows share depends on observations; a program that cannot be traced is not looked at.
+
+    Priors of values that a fit gives, starting points of parameters, masks and weights may depend on them, and so may
+    the density of a row on single observations, as in an autoregression.
+
+    Args:
+        model: the program.
+        args: its arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        ValueError: such a program.
+    """
+    leaves, treedef = jax.tree.flatten(indexable((args, kwargs)))
+    numbers = [i for i, a in enumerate(leaves) if isinstance(a, jax.Array | np.ndarray) and np.ndim(a) > 0]
+
+    def run(key: Array, followed: Container[int]) -> tuple[dict[str, dict[str, list[Array]]], dict[str, list[Array]]]:
+        marked = [mark(str(i), jnp.asarray(a), 1) if i in followed else a for i, a in enumerate(leaves)]
+        again, options = jax.tree.unflatten(treedef, marked)
+        values = _ValuesApart()
+        with (
+            handlers.block(),
+            handlers.trace() as sites,
+            values,
+            MarkRows(),
+            handlers.seed(rng_seed=key),
+            untransformed(),
+        ):
+            model(*again, **options)
+        return _computed(sites), values.observed
+
+    for followed in (numbers, *([i] for i in numbers)):  # some are settings with values that the program needs
+        try:
+            with without_checks(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                closed, shapes = jax.make_jaxpr(partial(run, followed=followed), return_shape=True)(jax.random.key(0))
+        except Exception:  # its own run says what is wrong with a program
+            continue
+        _require(*result_reasons(closed.jaxpr, shapes))
+        if followed is numbers:
+            return
+
+
+Facts = dict[str, list[dict[str, Rows | Several]]]
+
+
+def _require(facts: dict[str, Facts], observed: Facts) -> None:
+    labels = {label for of in observed.values() for fact in of for label in fact}
+    # What is also an input, row by row, is known at new rows too.
+    labels -= {n for of in facts.values() for fact in of["inputs"] for n, why in fact.items() if isinstance(why, Rows)}
+    for name, of in facts.items():
+        for what, fact in ((what, fact) for what, several in of.items() for fact in several):
+            for label in sorted(labels & fact.keys()):
+                why = fact[label]
+                if what == "function" or (isinstance(why, Several) and why.known):
+                    _refuse(name, what, min(n for n, of in observed.items() if any(label in f for f in of)))
+
+
+def _refuse(name: str, what: str, observed: str) -> NoReturn:
+    which = {"function": "the function", "inputs": "the inputs of the function"}.get(what, "a mean, scale or variance")
+    raise ValueError(
+        f"site {name!r}: expected a program in which nothing but observed values depends on the observations, got "
+        f"{which} computed from those of {observed!r}: a prediction has none, so that it would be another program than "
+        "that of the fit. Compute what all rows share once, outside the model: units = "
+        "dgp.initial.Standardizer.fit(y), m = float(y.mean()); or make it a site, m = numpyro.sample('m', ...)"
+    )
+
+
+def _computed(sites: Trace) -> dict[str, dict[str, list[Array]]]:
+    """By site of data or of a layer, the arrays of its distribution: those of its functions, inputs, and the rest."""
+    found: dict[str, dict[str, list[Array]]] = {}
+    for name, site in sites.items():
+        if site["type"] != "sample" or site_kind(site) not in ("observed", "hidden", "exact"):
+            continue
+        fn: Any = unwrap(site["fn"])
+        every = each_values_of(site["fn"])
+        functions = [getattr(each, "function", None) for each in every]
+        rest = [every, fn.conditional(jnp.zeros_like(fn.f_x.loc))] if isinstance(fn, Likelihood) else [fn]
+        found[name] = {
+            "function": _numbers([f for f in functions if f is not None]),
+            "inputs": _numbers([getattr(each, "inputs", None) for each in every]),
+            "rest": _numbers(rest),
+        }
+    return found
+
+
+def _numbers(tree: Any) -> list[Array]:
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array | np.ndarray | float)]

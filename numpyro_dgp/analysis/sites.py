@@ -1,0 +1,115 @@
+"""The kind of a site (inducing values, hidden layer, latent, ...), and the wrappers around its distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpyro
+import numpyro.distributions as dist
+
+from numpyro_dgp.functions.beliefs import InducingPrior
+from numpyro_dgp.functions.function_values import FunctionValues, Values
+from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.likelihoods.stacked_values import SeveralValues
+
+__all__ = [
+    "Message",
+    "Trace",
+    "each_values_of",
+    "hide",
+    "mask_rows",
+    "masks_around",
+    "rewrap",
+    "row_shape",
+    "site_kind",
+    "unwrap",
+    "values_of",
+]
+
+# A message of NumPyro, while handlers process it or recorded in a trace; and a trace, by name.
+Message = dict[str, Any]
+Trace = dict[str, Message]
+
+
+def unwrap(fn: dist.Distribution) -> dist.Distribution:
+    """``fn`` without the wrappers that plates and masks put around it, and function values without ``to_event``."""
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution):
+        fn = fn.base_dist
+    if isinstance(fn, dist.Independent):
+        inside = unwrap(fn.base_dist)
+        return inside if isinstance(inside, Values | Likelihood) else fn
+    return fn
+
+
+def masks_around(fn: dist.Distribution) -> list[Any]:
+    """The masked distributions among the wrappers that plates and masks put around ``fn``, outermost first."""
+    found = []
+    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution):
+        found += [fn] if isinstance(fn, dist.MaskedDistribution) else []
+        fn = fn.base_dist
+    return found
+
+
+def values_of(fn: dist.Distribution) -> Any:
+    """The function values at a site with this distribution, or those that its likelihood integrates."""
+    inside: Any = unwrap(fn)
+    return getattr(inside, "f_x", inside)
+
+
+def each_values_of(fn: dist.Distribution) -> tuple[Any, ...]:
+    """The same by function: a likelihood may see several of them."""
+    values = values_of(fn)
+    return values.parts if isinstance(values, SeveralValues) else (values,)
+
+
+def row_shape(fn: dist.Distribution) -> tuple[int, ...]:
+    """The shape of the rows of a site: its batch dimensions, and those of function values that ``to_event`` took."""
+    shape = (*fn.batch_shape, *fn.event_shape)
+    return shape[: len(shape) - unwrap(fn).event_dim]
+
+
+def rewrap(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
+    """``q``, a distribution in place of ``unwrap(fn)``, with the wrappers and the batch shape that ``fn`` has."""
+
+    def wrapped(q: dist.Distribution, fn: dist.Distribution) -> dist.Distribution:
+        if isinstance(fn, dist.ExpandedDistribution):
+            return wrapped(q, fn.base_dist)
+        if isinstance(fn, dist.MaskedDistribution):
+            return wrapped(q, fn.base_dist).mask(fn._mask)
+        if isinstance(fn, dist.Independent) and unwrap(fn) is not fn:
+            return wrapped(q, fn.base_dist).to_event(fn.reinterpreted_batch_ndims)
+        return q
+
+    q = wrapped(q, fn)
+    return q if q.batch_shape == fn.batch_shape else q.expand(fn.batch_shape)
+
+
+def site_kind(msg: Message) -> str:
+    """The kind of a sample site, which decides the rule that a guide applies to it.
+
+    ``observed`` (nothing to infer), ``inducing`` (whitened inducing values), ``hidden`` (values of a layer),
+    ``exact`` (values of an exact process), ``latent`` (another site inside a plate), ``other``.
+    """
+    fn = unwrap(msg["fn"])
+    if msg["is_observed"] or isinstance(fn, Likelihood):
+        return "observed"
+    if isinstance(fn, InducingPrior):
+        return "inducing"
+    if isinstance(fn, ProcessValues) and fn.function is not None and fn.function.site is None:
+        return "exact"
+    if isinstance(fn, FunctionValues | ProcessValues):
+        return "hidden"
+    return "latent" if msg["cond_indep_stack"] else "other"
+
+
+def mask_rows(msg: Message, counted: Any, axis: int) -> None:
+    """Mask those entries of a site that do not count along a batch axis, which is given from the end."""
+    msg["fn"] = msg["fn"].mask(counted.reshape(-1, *(1,) * (-axis - 1)))
+
+
+def hide(msg: Message) -> None:
+    """Hide a site from the handlers outside the guide; the program still gets a value."""
+    msg["stop"] = True
+    if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
+        msg["kwargs"]["rng_key"] = numpyro.prng_key()

@@ -1,0 +1,1 @@
+"""Layers added to a fit, and fits of several depths together."""

@@ -1,0 +1,474 @@
+r"""``fit_best``: programs of one, two and three layers, weighed by what the data say of them.
+
+Further runs of Monte Carlo for the predictions of a program.
+
+Where several hidden layers explain the data, each run ends at one or two of them, and more draws of it say no more.
+Independent runs with fewer draws each end at several. Their evidence is known to a few nats, in which they differ by
+more: by the evidence, and by stacking too, mostly one of them would count. So the short ones count alike.
+
+Only predictions are made of all runs. What is said of the program, its evidence and the densities of rows that are left
+out, is that of the first run: points of a short run are alike, and say too much of rows that are left out.
+
+Source: Verge et al. (2015) and Yao et al. (2022), for runs that do not mix.
+
+What a fitted program says of each row when the others are all that is known, from draws of its posterior.
+
+Let u be all that is sampled when the last layer is integrated. Given a draw of it, a row has the density
+
+.. math:: p(y_n \mid y_{-n}, u) = p(y \mid u) / p(y_{-n} \mid u),
+
+two integrals over the last layer, the second with the row masked. Draws of :math:`p(u \mid y)` that have the weights
+:math:`1 / p(y_n \mid y_{-n}, u)` are draws of :math:`p(u \mid y_{-n})`, so that
+
+.. math:: p(y_n \mid y_{-n}) = \bigl(E\, [1 / p(y_n \mid y_{-n}, u)]\bigr)^{-1}, \qquad u \sim p(u \mid y).
+
+Source: Gelfand et al. (1992) for the mean of inverses; Vehtari et al. (2016) for integrating what is Gaussian first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro.primitives import Messenger
+from scipy.special import logsumexp
+
+from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._compiled import Compiled
+from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
+from numpyro_dgp.analysis.sites import Message, mask_rows
+from numpyro_dgp.depth.depth_weights import Depth, arguments_of, as_depths, key_of, stacking_weights
+from numpyro_dgp.depth.integrated_fit import Density, IntegratedFit, Numbers, fit_integrated
+from numpyro_dgp.depth.weighted_posterior import WeightedPosterior, weighed_by_evidence
+from numpyro_dgp.inference.fit import split_arguments
+from numpyro_dgp.inference.fit_start import require_compiling_itself
+from numpyro_dgp.mcmc.for_mcmc import for_mcmc
+from numpyro_dgp.mcmc.population import each, evenly
+from numpyro_dgp.predict.posterior import Posterior
+
+__all__ = ["fit_best", "left_out", "log_densities_given_draws", "require_rows", "with_further_runs"]
+
+
+def with_further_runs(
+    fit: IntegratedFit,
+    model: Callable[..., Any],
+    rng_key: Array,
+    args: tuple[Any, ...],
+    num_draws: int,
+    num_sweeps: int,
+    num_runs: int,
+) -> IntegratedFit:
+    """The same fit, predicting by as many draws of R runs: half of them its own, half those of R - 1 short runs.
+
+    Each of these has ``num_draws / R`` points. A point of largest density has no runs, and stays alone. Runs that find
+    nothing have no share.
+
+    Args:
+        fit: of the program, one run.
+        model: the program.
+        rng_key: PRNG key.
+        args: of the program, observations included.
+        num_draws: of all runs together.
+        num_sweeps: of moves of each chain at each temperature.
+        num_runs: R.
+    """
+    first = fit.posterior.samples
+    if not first or num_runs == 1:
+        return fit
+    points = -(-num_draws // num_runs)
+    more = fit_integrated(model, rng_key, args, points, num_sweeps, num_runs - 1, False)
+    assert more.ended is not None
+    others = more.posterior.samples or {}
+    found = np.flatnonzero(np.repeat(np.isfinite(more.ended.log_evidence), points))
+    own = evenly(len(next(iter(first.values()))), -(-num_draws // 2))
+    added = found[evenly(len(found), num_draws // 2)]
+    joined = {name: jnp.concatenate([u[own], others[name][added]]) for name, u in first.items()}
+    return fit._replace(posterior=Posterior(model, samples=joined))
+
+
+class _RowsThatCount(Messenger):
+    """Handler that masks the rows of observations that do not count.
+
+    Args:
+        counted: which rows do (N,).
+    """
+
+    def __init__(self, counted: Array) -> None:
+        self.counted = counted
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "sample" and msg["is_observed"]:
+            for axis in _axes_of_rows(msg, len(self.counted)):
+                mask_rows(msg, self.counted, axis)
+
+
+def _axes_of_rows(site: Message, rows: int) -> list[int]:
+    """The batch axes of a site that are as long as there are rows, counted from the end."""
+    shape = site["fn"].batch_shape
+    return [i - len(shape) for i, size in enumerate(shape) if size == rows]
+
+
+def require_rows(model: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raise unless it is plain what the rows of the observations of a program are.
+
+    Raises:
+        ValueError: no observed site, or one with several axes, of the length of the first argument.
+    """
+    arrays, rebuild = split_arguments(args, {})
+    rows, sites = len(args[0]), run_on_shapes(model, rebuild(arrays)[0], {})[0]
+    observed = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
+    axes = {name: _axes_of_rows(site, rows) for name, site in observed.items()}
+    shapes = {name: tuple(site["fn"].batch_shape) for name, site in observed.items()}
+    if not any(axes.values()) or any(len(found) > 1 for found in axes.values()):
+        raise ValueError(
+            f"fit_best: expected observations in a numpyro.plate of the {rows} rows of the inputs, so that each can be "
+            f'left out, got observed sites with the batch shapes {shapes}: write the plate, or weigh="evidence"'
+        )
+
+
+def log_densities_given_draws(
+    model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], at: Mapping[str, Array]
+) -> Array:
+    r"""The log densities :math:`\log p(y_n \mid y_{-n}, u_s)` (S, N).
+
+    Args:
+        model: the program.
+        rng_key: PRNG key.
+        args: of the program, observations included.
+        at: S draws of its unconstrained numbers, by site.
+    """
+
+    def counting(counted: Array, *args: Any) -> Any:
+        with _RowsThatCount(counted):
+            return model(*args)
+
+    arrays, rebuild = split_arguments(args, {})
+    structure, rows, count = inspect_program(model, args, {}), len(args[0]), len(next(iter(at.values())))
+
+    def run(key: Array, at: Numbers, arrays: list[Array]) -> Array:
+        given = rebuild(arrays)[0]
+        program = for_mcmc(counting)
+        flat = jax.vmap(lambda numbers: ravel_pytree(numbers)[0])(at)
+        counted = ~jnp.eye(rows + 1, rows, dtype=bool)  # all but one, and all
+
+        def log_likelihood(pair: tuple[Array, Array]) -> Array:
+            draw, kept = pair
+            return Density(program, (counted[kept], *given), key, structure)(flat[draw])[1]
+
+        draws, kept = (a.reshape(-1) for a in jnp.meshgrid(jnp.arange(count), jnp.arange(rows + 1), indexing="ij"))
+        found = each(log_likelihood, (draws, kept), len(draws)).reshape(count, rows + 1)
+        return found[:, -1:] - found[:, :-1]
+
+    given = rng_key, dict(at), arrays
+    return Compiled(run).at(*given)(*given)
+
+
+def left_out(model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], at: Mapping[str, Array]) -> np.ndarray:
+    r"""The log densities :math:`\log p(y_n \mid y_{-n})` (N,), by draws, or by one point.
+
+    Arguments are those of :func:`log_densities_given_draws`.
+    """
+    given = np.asarray(log_densities_given_draws(model, rng_key, args, at), float)
+    return math.log(len(given)) - logsumexp(-given, axis=0)
+
+
+def fit_best(
+    family: Callable[..., Callable[..., Any]],
+    rng_key: Array,
+    *args: Any,
+    depths: Sequence[Depth] = (1, 2, 3),
+    weigh: Literal["stacking", "evidence"] = "stacking",
+    least_gain: float = 1.0,
+    folds: int | None = None,
+    layer_odds: float = 0.25,
+    least_odds: float = 0.05,
+    one_layer: Literal["mode", "draws"] = "mode",
+    num_draws: int = 400,
+    num_sweeps: int = 8,
+    num_runs: int = 4,
+    previous: WeightedPosterior | None = None,
+) -> WeightedPosterior:
+    r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
+
+    .. math:: p(y \mid x) = \sum_d w_d\, p_d(y \mid x), \qquad
+              w = \arg\max_w \sum_n \log \sum_d w_d\, p_d(y_n \mid y_{-n})
+              \quad\text{or}\quad
+              w_d \propto \rho^d\, p_d(y)
+
+    Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
+    sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its likelihood
+    is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. Programs that have a weight
+    by one run predict by further, short ones too (``num_runs``): each may find another hidden layer that explains the
+    data.
+
+    By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
+    is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u of a run: two integrals of the last layer
+    for each, and no other fit. A program has a weight only if it predicts rows better than the shallowest one, by
+    ``least_gain`` standard errors; unless the data speak for depth, predictions are those of a Gaussian process.
+
+    With ``weigh="evidence"`` they are the posterior probabilities of the depths. The evidence is estimated without
+    bias, but for what comes of temperatures that are chosen on the way; with too few draws its logarithm is mostly too
+    low, of deeper programs more than of one layer. Before the data each further layer has the odds :math:`\rho`.
+    Programs have no weight that have less than ``least_odds`` of the probability of the most probable one, or are less
+    probable than a shallower one (the two rules of Occam's window).
+
+    One layer with a Gaussian likelihood predicts as Gaussian processes mostly do, with its hyperparameters
+    :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
+    unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws.
+
+    It is meant for small designs: at each of three to ten temperatures there are ``num_draws`` sweeps of a few moves
+    for every site, each of which evaluates the program a few times, in which every layer costs O(N^3).
+
+    A search fits to a few more runs again and again. With ``previous``, the fit before, a second run of Monte Carlo
+    goes on from its draws, along
+
+    .. math:: \bigl[p_{\text{before}}(u)\, p(y_{\text{before}} \mid u)\bigr]^{1 - \beta}\,
+              \bigl[p(u)\, p(y \mid u)\bigr]^{\beta}, \qquad 0 \le \beta \le 1,
+
+    and of the two runs of each depth the one with more evidence is kept: what one run misses makes its estimate too
+    low. So nothing that was found is lost. New rows belong at the end: whitened values of inducing inputs at the data
+    remain what they were, and the new ones begin at draws of the prior. The data may be scaled in another way than
+    before, and priors may be others. Errors of the log evidence add up from fit to fit.
+
+    Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
+    and a small Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong
+    at the data in every layer, ``Z = f(Z).loc`` above the layer ``f``, as in the example: what inducing points do not
+    explain is divided by the variance of the noise.
+
+    Args:
+        family: from the number of layers to the program of that depth, for pairs of ``depths`` from layers and columns,
+            ``family(2, 1)``. What it learns are ``numpyro.sample`` sites.
+        rng_key: PRNG key.
+        *args: arguments of the programs, inputs first and observations last, as ``X, y``. Tables become arrays.
+        depths: numbers of layers, ascending. Among them there may be pairs, of layers and columns of hidden layers:
+            ``(1, (2, 1), 2)`` tries a hidden layer with one column too, for functions of one direction of the inputs,
+            straight or curved (:func:`dgp.design.emulator_family`).
+        weigh: by ``"stacking"`` of predictions of rows that are left out, or by ``"evidence"``.
+        least_gain: of ``"stacking"``: standard errors by which the log density of rows that are left out has to be
+            above that of the shallowest program, or a program has no weight.
+        folds: of ``"stacking"``: so many fits to the other rows, in place of leaving out one row after the other with
+            the draws of one fit. Rows are those of the first and the last argument; others are the same in every fold.
+        layer_odds: :math:`\rho`, of ``"evidence"``: the prior probability of a program over that of one with a layer
+            less; 1 for programs that are equally probable.
+        least_odds: of ``"evidence"``: the probability of a program over that of the most probable one, below which it
+            has no weight; 0 for weights of all, of those too that are less probable than a shallower one.
+        one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at the largest density of its
+            hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
+            noise, may want.
+        num_draws: of each posterior, and points at each temperature. With few, an optimum that is found late in the one
+            run may not be in the other: where the programs' evidence matters, see that it stays with another key.
+        num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
+            counts, so that more make longer and fewer chains, at the same cost.
+        num_runs: R, of Monte Carlo, of each program that has a weight by the first. Half of the draws that it predicts
+            by are of the other R - 1, which have ``num_draws / R`` points each and count alike. Draws of one run all
+            descend from a few, and may all have one hidden layer of several that explain the data. Evidence, weights,
+            and where ``previous`` goes on, are those of the first. 1 for it alone, in little more than half of the
+            time, and in a search: the others begin at the prior, and may miss what was found in rounds before.
+        previous: what ``fit_best`` returned for these depths, before the last rows were added.
+
+    Returns:
+        A mixture of posteriors, which predicts y and the function under it by the methods that ``dgp.Posterior`` has
+        for these, and the fits. Printed, it is a table of their evidence and weights.
+
+    Raises:
+        ValueError: a family that does not give programs or takes no columns, depths that do not ascend, another way to
+            weigh or to predict by one layer, odds that are not positive or leave out all, a gain that is negative,
+            fewer rows than folds, data that are not finite numbers, observations that do not have the rows of the
+            inputs, other arguments that have them beside folds; a program with ``numpyro.param`` sites; a previous fit
+            of other depths or programs, or one beside folds.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> data = jnp.linspace(0, 1, 8)[:, None]
+        >>> def family(depth):
+        ...     def model(X, y=None):
+        ...         noise, h, Z = numpyro.sample("noise", dist.LogNormal(-3.0, 1.0)), X, data
+        ...         layers = []
+        ...         for i in range(depth - 1, 0, -1):
+        ...             variance = numpyro.sample(f"variance{i}", dist.LogNormal(-3.0, 1.0))
+        ...             kernel = dgp.kernels.Matern52(variance, 0.5)
+        ...             layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=1, mean=dgp.means.Identity()))
+        ...             Z = layers[-1](Z).loc  # where the data are, for the next layer
+        ...         g = dgp.gp("f0", dgp.kernels.Matern52(1.0, 0.5), dgp.Points(Z))
+        ...         with numpyro.plate("data", len(X)):
+        ...             for i, f in enumerate(layers):
+        ...                 h = numpyro.sample(f"h{depth - 1 - i}", f(h))
+        ...             numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise)), obs=y)
+        ...     return model
+        >>> y = jnp.sin(6 * data[:, 0])
+        >>> options = {"depths": (1, 2), "num_draws": 30, "num_runs": 1}
+        >>> best = dgp.fit_best(family, jax.random.key(0), data, y, **options)
+        >>> sorted(best.weights), best.predict(jax.random.key(1), data[:3]).mean.shape
+        ([1, 2], (3,))
+        >>> data = jnp.concatenate([data, jnp.array([[0.1], [0.3]])])
+        >>> y = jnp.sin(6 * data[:, 0])
+        >>> best = dgp.fit_best(family, jax.random.key(2), data, y, previous=best, **options)
+
+    Source: Chopin (2002), Dau and Chopin (2022) and Jasra et al. (2011) for the samplers, Verge et al. (2015) and
+    Yao et al. (2022) for several runs, Sauer et al. (2023) for elliptical slices in deep Gaussian processes, Yao et al.
+    (2018b) for stacking, Gelfand et al. (1992) for rows that are left out, Madigan and Raftery (1994) for the window.
+    """
+    require_key("fit_best", rng_key)
+    require_compiling_itself("fit_best", rng_key, args)
+    depths = as_depths("fit_best", depths)
+    _require_family(family, depths, args)
+    if weigh not in ("evidence", "stacking"):
+        raise ValueError(f'fit_best: expected weigh="stacking" or "evidence", got {weigh!r}: weigh="stacking"')
+    if not (_is_number(least_gain) and 0 <= least_gain < math.inf):
+        raise ValueError(
+            f"fit_best: expected least_gain as a number of standard errors, zero or more, got {least_gain!r}: 1.0"
+        )
+    if not (_is_number(layer_odds) and 0 < layer_odds < math.inf):
+        raise ValueError(
+            f"fit_best: expected layer_odds as a positive number, got {layer_odds!r}: 0.25, or 1.0 for "
+            "programs that are equally probable"
+        )
+    if not (_is_number(least_odds) and 0 <= least_odds <= 1):
+        raise ValueError(
+            f"fit_best: expected least_odds as a number from 0, for weights of all programs, to 1, for the most "
+            f"probable one only, got {least_odds!r}: 0.05"
+        )
+    if one_layer not in ("mode", "draws"):
+        raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
+    counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8"), "num_runs": (num_runs, "4")}
+    for name, (value, hint) in counts.items():
+        require_count("fit_best", name, value, hint)
+    before = _require_previous(previous, depths, folds)
+    if folds is not None:
+        _require_folds(folds, weigh, args)
+    programs = {depth: family(*arguments_of(depth)) for depth in depths}
+    if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
+        raise ValueError(
+            f"fit_best: expected family(depth) to be a program, a function of the arguments, got {wrong[0]}: define "
+            "the model inside of family, and return it"
+        )
+    arrays, rebuild = split_arguments(args, {})
+    args = rebuild(arrays)[0]
+    fold_key, fit_key = jax.random.split(rng_key)
+
+    def fitted(key: Array, args: tuple[Any, ...]) -> dict[Depth, IntegratedFit]:
+        keys = {depth: key_of(key, depth) for depth in depths}
+        options = num_draws, num_sweeps, 1, one_layer == "mode"
+        found = {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
+        for depth, part in before.items():
+            going = fit_integrated(programs[depth], jax.random.fold_in(keys[depth], 1), args, *options, part)
+            found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
+        return found
+
+    by_rows = weigh == "stacking" and folds is None and len(programs) > 1
+    if by_rows:
+        for program in programs.values():
+            require_rows(program, args)
+    by_folds = None if folds is None else _folds_out(fitted, fold_key, args, folds, len(depths))
+    parts = fitted(fit_key, args)
+
+    held_out = by_folds
+    if by_rows:
+        held_out = np.stack([left_out(programs[d], fold_key, args, part.at) for d, part in parts.items()], 1)
+    if weigh == "evidence":
+        best = weighed_by_evidence(parts, layer_odds, least_odds)
+    elif held_out is None:
+        best = WeightedPosterior(parts, {depths[0]: 1.0})
+    else:
+        weights = stacking_weights(held_out, least_gain=least_gain)
+        means = dict(zip(depths, map(float, held_out.mean(0)), strict=True))
+        best = WeightedPosterior(parts, dict(zip(depths, map(float, weights), strict=True)), means)
+    found = dict(parts)
+    for depth, part in parts.items():
+        if best.weights[depth] * num_draws >= 0.5:  # it gives a draw
+            key = jax.random.fold_in(key_of(fit_key, depth), 2)
+            found[depth] = with_further_runs(part, programs[depth], key, args, num_draws, num_sweeps, num_runs)
+    return dataclasses.replace(best, parts=found)
+
+
+def _folds_out(
+    fitted: Callable[..., dict[Depth, IntegratedFit]], key: Array, args: tuple[Any, ...], folds: int, programs: int
+) -> np.ndarray:
+    """Log densities (N, K) of the rows of each fold by fits to the others."""
+    X, *others, y = args
+    X, y = np.asarray(X), np.asarray(y)
+    rows = len(X)
+    order = np.asarray(jax.random.permutation(key, rows))
+    held_out = np.zeros((rows, programs))
+    for fold in range(folds):
+        out = np.sort(order[fold::folds])
+        kept = np.delete(X, out, axis=0), *others, np.delete(y, out, axis=0)
+        fit_key, score_key = jax.random.split(jax.random.fold_in(key, fold))
+        for column, part in enumerate(fitted(fit_key, kept).values()):
+            held_out[out, column] = part.posterior.log_density(score_key, y[out], X[out], *others)
+    return held_out
+
+
+def _is_number(value: Any) -> bool:
+    return not np.ndim(value) and np.asarray(value).dtype.kind in "fiu"
+
+
+def _require_folds(folds: int, weigh: str, args: tuple[Any, ...]) -> None:
+    rows = len(args[0])
+    require_count("fit_best", "folds", folds, "5")
+    if weigh == "evidence":
+        raise ValueError(f'fit_best: expected folds of weigh="stacking" only, got folds={folds}: leave folds out')
+    if not 2 <= folds <= rows:
+        raise ValueError(f"fit_best: expected from 2 to {rows} folds, one row in each at least, got {folds}: folds=5")
+    others = jax.tree.leaves(args[1:-1], is_leaf=lambda value: isinstance(value, list))
+    if any((isinstance(value, list) or np.ndim(value)) and len(value) == rows for value in others):
+        raise ValueError(
+            f"fit_best: expected inputs and observations as the only arguments with {rows} rows beside folds, got "
+            f"another one as long between them, of which it is not known whether its rows are left out with theirs: "
+            "close over it inside of family, make it columns of the inputs, or leave folds out"
+        )
+
+
+def _require_family(family: Any, depths: tuple[Depth, ...], args: tuple[Any, ...]) -> None:
+    if not callable(family):
+        raise ValueError(
+            f"fit_best: expected family, a function from the number of layers to a program, got "
+            f"{type(family).__name__}: fit_best(lambda depth: ..., key, X, y)"
+        )
+    if (pair := next((d for d in depths if isinstance(d, tuple)), None)) is not None:
+        try:
+            inspect.signature(family).bind(*pair)
+        except TypeError as error:
+            raise ValueError(
+                f"fit_best: expected a family of two numbers, layers and columns of hidden ones, for the pair {pair} "
+                f"among depths, got one that does not take them ({error}): def family(depth, width=None), or "
+                "dgp.design.emulator_family(X, y)"
+            ) from error
+    if len(args) < 2 or not np.ndim(args[0]) or not np.ndim(args[-1]) or len(args[0]) != len(args[-1]):
+        shapes = [np.shape(value) for value in args]
+        raise ValueError(
+            f"fit_best: expected inputs first and observations last, with as many rows, got arguments of shapes "
+            f"{shapes}: fit_best(family, key, X, y)"
+        )
+
+
+def _require_previous(previous: Any, depths: tuple[Depth, ...], folds: int | None) -> Mapping[Depth, IntegratedFit]:
+    """The parts to go on from: none without a fit before."""
+    if previous is None:
+        return {}
+    if not isinstance(previous, WeightedPosterior):
+        raise ValueError(
+            f"fit_best: expected previous, what fit_best returned before, got {type(previous).__name__}: "
+            "fit_best(family, key, X, y, previous=best)"
+        )
+    if folds is not None:
+        raise ValueError(f"fit_best: expected no folds beside previous, got folds={folds}, which are fits to less data")
+    known = {depth: part for depth, part in previous.parts.items() if part.ended is not None}
+    if missing := [depth for depth in depths if depth not in known]:
+        raise ValueError(
+            f"fit_best: expected a previous fit of all depths, {depths}, got one without {missing}: "
+            f"depths={tuple(known)}, or leave previous out"
+        )
+    return {depth: known[depth] for depth in depths}

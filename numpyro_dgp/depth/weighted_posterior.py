@@ -1,0 +1,254 @@
+"""Predictions by several fitted programs, each with its weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+
+from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.densities import Mixture, MomentsOnly
+from numpyro_dgp.depth.depth_weights import Depth, arguments_of, evidence_weights
+from numpyro_dgp.depth.integrated_fit import IntegratedFit
+from numpyro_dgp.predict.joint_mixture import JointMixture
+from numpyro_dgp.predict.posterior import Posterior
+from numpyro_dgp.predict.quantiles import Levels, spread_of
+from numpyro_dgp.predict.quantities import Options, Quantity
+
+__all__ = ["WeightedPosterior", "weighed_by_evidence"]
+
+_DRAWS = 100
+"""Shares are rounded to one in so many where programs have no draws of their own."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WeightedPosterior:
+    r"""What :func:`fit_best` returns: the mixture of fitted programs,
+
+    .. math:: p(y \mid x) = \sum_k w_k\, p_k(y \mid x),
+
+    with the methods of ``dgp.Posterior`` that predict y and the function under it. Of S draws each program gives a
+    whole number next to :math:`w_k S`; in :meth:`log_density` and :meth:`probs` the weights are exact. What only one
+    program has, such as its hidden layers, is in ``parts[k].posterior``.
+
+    Args:
+        parts: fitted programs by their depth, each with ``posterior``, ``log_evidence`` and ``error``.
+        weights: by depth; they add up to one.
+        held_out: mean log density of held-out observations by depth, where weights come from these.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, jax
+        >>> import numpyro.distributions as dist, numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> posteriors = [dgp.Posterior(model, samples={"f": jnp.full((100, 5), v)}) for v in (0.0, 1.0)]
+        >>> from numpyro_dgp.depth.integrated_fit import IntegratedFit
+        >>> from numpyro_dgp.depth.weighted_posterior import WeightedPosterior
+        >>> parts = {i: IntegratedFit(p, 0.0, 0.0, 5) for i, p in enumerate(posteriors, 1)}
+        >>> mixture = WeightedPosterior(parts, {1: 0.75, 2: 0.25})
+        >>> mixture.predict(jax.random.key(0), jnp.zeros((3, 1)), num_samples=20).means.shape
+        (20, 3)
+    """
+
+    parts: Mapping[Depth, IntegratedFit]
+    weights: Mapping[Depth, float]
+    held_out: Mapping[Depth, float] = dataclasses.field(default_factory=dict)
+
+    def predict(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Mixture:
+        """Moments of y at new inputs, a mixture over draws; arguments are those of ``dgp.Posterior.predict``.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_samples: S; by default as many as each program with a weight has draws, where none has any 100, or 1 if
+                only one has a weight.
+            **options: further options, and keyword arguments of the model.
+        """
+        return self._mixture("predict", key, args, num_samples, options)
+
+    def predict_function(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Mixture:
+        """Moments of the function under the observed site, as ``dgp.Posterior.predict_function``.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_samples: S; by default as for :meth:`predict`.
+            **options: further options, and keyword arguments of the model.
+        """
+        return self._mixture("predict_function", key, args, num_samples, options)
+
+    def predict_jointly(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> JointMixture:
+        """Joint moments of the function at the rows of a call, as ``dgp.Posterior.predict_jointly``: what the
+        acquisitions of ``dgp.design`` ask of a posterior.
+
+        Args:
+            key: PRNG key; it fixes the draws.
+            *args: arguments of the model without observations.
+            num_samples: S; by default as for :meth:`predict`.
+            **options: further options, and keyword arguments of the model.
+        """
+        return self._mixture("predict_jointly", key, args, num_samples, options)
+
+    def sample(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
+        """Draws of y at new inputs (S, N, ...), as ``dgp.Posterior.sample``; in no order.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_samples: S; by default as for :meth:`predict`.
+            **options: further options, and keyword arguments of the model.
+        """
+        found = [p.sample(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
+        return jnp.concatenate(found)
+
+    def log_density(
+        self, key: Array, y: ArrayLike, *args: Any, num_samples: int | None = None, **options: Any
+    ) -> Array:
+        """Log predictive density of each observation (N,), as ``dgp.Posterior.log_density``.
+
+        Args:
+            key: PRNG key.
+            y: observations.
+            *args: arguments of the model without observations.
+            num_samples: draws of each program; by default 100, or all where it has fewer.
+            **options: further options, and keyword arguments of the model.
+        """
+        found, weights = self._of_each(key, "log_density", y, *args, num_samples=num_samples, **options)
+        return logsumexp(found, axis=0, b=weights)
+
+    def probs(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
+        """Probabilities of the K labels of y at new inputs (N, K), as ``dgp.Posterior.probs``.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_samples: draws of each program; by default 100, or all where it has fewer.
+            **options: further options, and keyword arguments of the model.
+
+        Raises:
+            ValueError: a key that is none, or as ``dgp.Posterior.probs``.
+        """
+        found, weights = self._of_each(key, "probs", *args, num_samples=num_samples, **options)
+        return (weights * found).sum(0)
+
+    def quantile(
+        self,
+        key: Array,
+        q: ArrayLike,
+        *args: Any,
+        X_variance: ArrayLike | None = None,
+        num_samples: int | None = None,
+        batch_size: int | None = None,
+        progress_bar: bool = True,
+        **kwargs: Any,
+    ) -> Array:
+        """Quantiles of y, as ``dgp.Posterior.quantile``: where y is neither Gaussian nor a label, by 50 draws of y for
+        each draw.
+
+        Args:
+            key: PRNG key.
+            q: levels between 0 and 1, a number or an array.
+            *args: arguments of the model without observations.
+            X_variance: variances of the inputs, where they are known with an error.
+            num_samples: S; by default as for :meth:`predict`.
+            batch_size: rows predicted at a time; all together by default.
+            progress_bar: show a progress bar over batches.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: a key that is none, levels that are not between 0 and 1, a y without order, or one that
+                is Gaussian, or a label, by some programs only.
+        """
+        levels, options = Levels.of(q), Options(None, batch_size, progress_bar, X_variance)
+        found = [
+            part._predictor(Quantity(spread_of), k, options._replace(num_samples=n), args, kwargs)
+            for part, k, n in self._shares(key, num_samples)
+        ]
+        if len({type(each) for each in found}) > 1:
+            raise ValueError(
+                "WeightedPosterior.quantile: expected a y of one kind by all programs, Gaussian given each draw, a "
+                "label or another, got different kinds: take quantiles of posterior.sample(key, X)"
+            )
+        return levels(jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *found))
+
+    def functions(self, key: Array, *, num_samples: int = 10, **options: Any) -> Callable[..., dict[str, Array]]:
+        """Draws of whole functions, as ``dgp.Posterior.functions``: of the sites that all programs
+        have which get a draw.
+
+        Args:
+            key: PRNG key; it fixes the draws.
+            num_samples: S, draws of all parts together.
+            **options: further options.
+        """
+        drawn = [p.functions(k, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
+
+        def functions(*args: Any, **kwargs: Any) -> dict[str, Array]:
+            found = [function(*args, **kwargs) for function in drawn]
+            shared = [name for name in found[0] if all(name in values for values in found)]
+            return {name: jnp.concatenate([values[name] for values in found]) for name in shared}
+
+        return functions
+
+    def __repr__(self) -> str:
+        """A table of the parts: evidence, held-out log densities, weights."""
+        lines = ["layers   log evidence (error)   held-out log density   weight"]
+        for depth, part in self.parts.items():
+            held = f"{self.held_out[depth]:.3f}" if depth in self.held_out else ""
+            evidence = f"{part.log_evidence:.2f} ({part.error:.2f})"
+            lines.append(f"{depth!s:>6}   {evidence:>20}   {held:>20}   {self.weights[depth]:6.3f}")
+        return "\n".join(lines)
+
+    def _mixture(self, method: str, key: Array, args: Any, num_samples: int | None, options: dict[str, Any]) -> Any:
+        found = [getattr(p, method)(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
+        kind = MomentsOnly if any(isinstance(m, MomentsOnly) for m in found) else type(found[0])
+        return kind(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
+
+    def _of_each(self, key: Array, method: str, *args: Any, **options: Any) -> tuple[Array, Array]:
+        """What a method of every posterior with a weight gives (K, ...), and the weights, to be multiplied with it."""
+        require_key("WeightedPosterior", key)
+        depths = [d for d, w in self.weights.items() if w > 0]
+        keys = jax.random.split(key, len(self.parts))
+        each = [
+            getattr(self.parts[d].posterior, method)(k, *args, **options) for k, d in zip(keys, depths, strict=False)
+        ]
+        found = jnp.stack(each)
+        weights = jnp.asarray([self.weights[d] for d in depths], found.dtype)
+        return found, weights.reshape(-1, *[1] * (found.ndim - 1))
+
+    def _shares(self, key: Array, num_samples: int | None) -> list[tuple[Posterior, Array, int]]:
+        """The posteriors that take part, with their keys and numbers of draws."""
+        require_key("WeightedPosterior", key)
+        if num_samples is None:
+            given = [part.posterior.samples for depth, part in self.parts.items() if self.weights[depth] > 0]
+            draws = (len(next(iter(values.values()))) for values in given if values)
+            num_samples = min(draws, default=1 if len(given) == 1 else _DRAWS)
+        require_count("WeightedPosterior", "num_samples", num_samples, "100")
+        weights = np.array([self.weights[depth] for depth in self.parts])
+        counts = np.diff(np.round(np.concatenate([[0.0], np.cumsum(weights)]) * num_samples).astype(int))
+        keys = jax.random.split(key, len(self.parts))
+        every = zip(self.parts.values(), keys, counts, strict=True)
+        return [(part.posterior, k, int(n)) for part, k, n in every if n]
+
+
+def weighed_by_evidence(
+    parts: Mapping[Depth, IntegratedFit], layer_odds: float, least_odds: float
+) -> WeightedPosterior:
+    """Fitted programs with the posterior probabilities of their depths as weights.
+
+    Args:
+        parts: by depth.
+        layer_odds: the prior probability of a program over that of one with a layer less.
+        least_odds: of Occam's window, as in :func:`evidence_weights`.
+    """
+    log_prior = math.log(layer_odds) * np.array([arguments_of(depth)[0] for depth in parts])
+    weights = evidence_weights([part.log_evidence for part in parts.values()], log_prior, least_odds)
+    return WeightedPosterior(parts, dict(zip(parts, map(float, weights), strict=True)))

@@ -1,0 +1,1 @@
+"""Random functions, the representations that they are drawn with, and their values."""

@@ -1,0 +1,357 @@
+r"""``Basis``: functions as finite sums of sines, weighted by the spectral density of the kernel (HSGP).
+
+On an interval of length :math:`\Delta` from a, the Laplacian with zeros at both ends has the eigenfunctions
+
+.. math:: e_j(x) = \sqrt{2 / \Delta}\, \sin\bigl(\omega_j (x - a)\bigr), \qquad \omega_j = \pi j / \Delta ,
+
+in several columns products of these. With the spectral density :math:`\varrho` of a stationary kernel
+
+.. math:: f(x) = m(x) + \sum_{j=1}^M \sqrt{\varrho(\omega_j)}\; e_j(x)\, v_j, \qquad v_j \sim N(0, 1) ,
+
+tends to the process as :math:`\Delta` and M grow. It is this finite sum that is represented: v determines the function.
+
+Functions that are finite sums of known functions with independent weights; ``dgp.Basis`` makes them.
+
+How far the ends of an interval must be from data, and how many sines it needs, for an error of the covariances.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from numpyro_dgp._checks import require_finite, require_inputs, require_positive, violated
+from numpyro_dgp._data import known_numbers
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, whitened_values
+from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.random_function import Moments
+from numpyro_dgp.functions.sines import Box, KernelSeries
+from numpyro_dgp.kernels import RBF
+from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.per_output import Kernels, variances
+from numpyro_dgp.math.belief_moments import ROWS
+from numpyro_dgp.math.linalg import matmul
+from numpyro_dgp.means import Mean
+
+__all__ = ["Basis", "BasisFunction", "least_size", "reach"]
+
+
+@pytree
+class BasisFunction(InducedFunction):
+    """A sum of known functions with weights v; ``dgp.gp`` makes it.
+
+    Args:
+        kernels: one kernel, or one per output.
+        box: where its sines live, mostly a ``representations.basis.Basis``.
+        series: the functions, for all outputs or for each.
+        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        outputs: P, or ``None`` for a scalar function.
+        mean: the mean function.
+        site: name of the site of the weights.
+    """
+
+    kernels: Kernels
+    box: Box
+    series: tuple[KernelSeries, ...]
+    u: Array | Belief | FunctionDraw
+    outputs: int | None = static()
+    mean: Mean
+    site: str | None = static(default=None)
+
+    @property
+    def size(self) -> int:
+        return self.series[0].size
+
+    @property
+    def dims(self) -> int:
+        return len(self.box.sizes)
+
+    @property
+    def dense(self) -> bool:
+        return True
+
+    @property
+    def determined(self) -> bool:
+        return True
+
+    def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
+        x = super().checked(x, noise)
+        columns = sorted({column for series in self.series for column in series.bounded})
+        low, high = (end[np.array(columns, int)] for end in self.box.ends())
+        inputs = x[..., columns]
+        if violated(_is_between, inputs, low, high):
+            outside = ~_is_between(np.asarray(inputs), np.asarray(low), np.asarray(high))
+            warnings.warn(
+                f"f(x): {int(outside.sum())} of {outside.size} inputs of layer {self.site!r}, for example "
+                f"{np.asarray(inputs)[outside][0]}, are outside of its Basis, from {low} to {high}, where the function "
+                "is its mean: make it longer, dgp.Basis.around(X, lengthscale)",
+                stacklevel=3,
+            )
+        return x
+
+    def features(self, rows: Array) -> Array:
+        found = [series(rows) for series in self.series]
+        return checkpoint_name(found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found), ROWS)
+
+    def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        """With a draw of the weights these are multiplied by their standard deviations, and not the sines."""
+        if isinstance(self.u, Belief):
+            return super().block_moments(rows)
+        v = self.by_output(self.u.u if isinstance(self.u, FunctionDraw) else self.u)
+
+        def moments(rows: Array) -> Moments:
+            if isinstance(self.kernels, Kernel):
+                loc = self.series[0].summed(rows, v)
+            else:
+                loc = jnp.concatenate([s.summed(rows, w[None]) for s, w in zip(self.series, v, strict=True)], -1)
+            return loc, jnp.zeros_like(loc), None, None
+
+        return moments
+
+    def prior_variance(self, rows: Array) -> Array:
+        return jnp.square(self.features(rows)).sum(-1)
+
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
+        def by_batch(x: Array) -> Array:
+            found = self.features(x.reshape(-1, x.shape[-1]))
+            return jnp.moveaxis(found.reshape(-1, *x.shape[:-1], self.size), 0, -3)
+
+        A = by_batch(x)
+        return matmul(A, (A if y is None else by_batch(y)).mT)
+
+    def held(self) -> BasisFunction:
+        kernels, series = jax.lax.stop_gradient((self.kernels, self.series))
+        return dataclasses.replace(self, kernels=kernels, series=series)
+
+    def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
+        r"""The weights of the same sines in an earlier fit: :math:`v_j` times the ratio of standard deviations."""
+        if not isinstance(other, BasisFunction) or not isinstance(self.u, Array | Belief):
+            return super().whitened_values_of(other)
+        same = bool(jax.tree.structure(self.series) == jax.tree.structure(other.series))  # type: ignore[operator]
+        if not same or jax.tree.leaves((self.mean, other.mean)):
+            raise ValueError(
+                f"gp {self.site!r}: expected a Basis and a kernel as in the earlier fit, whose weights dgp.update "
+                f"compares with those of now, and a mean function without numbers, got "
+                f"{'others' if not same else type(self.mean).__name__}: keep them as they are, with dgp.means.Zero() "
+                "or dgp.means.Identity(), or give the layer dgp.Points(Z)"
+            )
+        pairs = zip(self.series, other.series, strict=True)
+        ratios = jnp.stack([ours.deviations(self.site) / theirs.deviations(self.site) for ours, theirs in pairs])
+        known = ratios * self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u)
+        slope = ratios[:, :, None] * jnp.eye(self.size, dtype=ratios.dtype)
+        if isinstance(self.u, Belief):
+            return known, self.u.spread_covariance(slope)
+        return known, jnp.zeros_like(slope)
+
+
+def _is_between(x: Any, low: Any, high: Any) -> Any:
+    return (x >= low) & (x <= high)
+
+
+# Longer intervals and more sines are asked for by mistake.
+_MOST = 2**20
+
+
+def reach(kernel: type[Kernel], lengthscale: float, error: float) -> float:
+    """The distance from which on a kernel is at most ``error`` of its variance, up to its rounding.
+
+    Args:
+        kernel: class of a stationary kernel.
+        lengthscale: its lengthscale.
+        error: share of the variance.
+    """
+    k = _of(kernel, lengthscale)
+
+    at = lengthscale * np.geomspace(1e-3, 1e3, 2000)
+    with jax.ensure_compile_time_eval():
+        near = np.abs(k(jnp.zeros((1, 1)), jnp.asarray(at)[:, None]))[0] > error * np.asarray(_variance(k))
+    return float(at[min(np.flatnonzero(near)[-1] + 1, len(at) - 1)]) if near.any() else 0.0
+
+
+def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: float) -> int:
+    """The number of sines on an interval above whose frequencies is at most ``error`` of the variance of a kernel.
+
+    Args:
+        kernel: class of a stationary kernel.
+        lengthscale: its lengthscale.
+        length: of the interval.
+        error: share of the variance.
+
+    Raises:
+        ValueError: more than a million sines.
+    """
+    k, size = _of(kernel, lengthscale), 64
+    while size <= _MOST:
+        with jax.ensure_compile_time_eval():
+            density = np.asarray(k.spectral_density(math.pi * jnp.arange(size + 1.0)[:, None] / length), float)
+            wanted = (1 - error) * float(_variance(k))
+        below = (np.cumsum(density) - 0.5 * density[0]) / length  # by the trapezoidal rule, from zero on
+        if (enough := below >= wanted).any():
+            return max(int(np.argmax(enough)), 1)
+        size *= 4
+    raise ValueError(
+        f"Basis.around: expected lengthscales that a million sines on {length:.3g} resolve, got {lengthscale:.3g}: "
+        "use dgp.Points, or a larger error"
+    )
+
+
+def _of(kernel: type[Kernel], lengthscale: float) -> Kernel:
+    if not isinstance(kernel, type) or not issubclass(kernel, Kernel):
+        raise ValueError(f"Basis.around: expected the class of a kernel, got {kernel!r}: kernel=dgp.kernels.Matern32")
+    return kernel(lengthscale=lengthscale)  # type: ignore[call-arg]
+
+
+def _variance(kernel: Kernel) -> jnp.ndarray:
+    return kernel.diag(jnp.zeros((1, 1)))[0]
+
+
+# In the middle of the box at least this share of the variance of the kernel must be represented.
+_ENOUGH = 0.9
+
+
+@pytree
+class Basis(Box):
+    r"""Sines on an interval, with the spectral density of the kernel as variances of their weights: O(N M), and no
+    matrix of the kernel.
+
+    The layer's site holds the M weights v. They determine the function, so that ``f(x)`` has no variance of its own.
+    The model is this finite sum, which tends to the process as the interval and the size grow. Hidden values need
+    process noise, ``f(x, noise=s)``, where a guide gives them a posterior of their own, and follow the model otherwise.
+
+    A kernel on all D columns has ``size[0] * ... * size[D-1]`` weights, D at most 3. Additive kernels,
+    ``k0.on(0) + k1.on(1)``, have ``size[0] + size[1]``, and any number of columns. Summands are stationary kernels with
+    a spectral density, kernels with functions of their own (``Periodic`` and ``Cosine`` by their Fourier series, the
+    constant, one weight, and ``Linear``, one for each column), which know no boundary, and products of these. For a
+    periodic kernel a column of size m has the multiples of its frequency up to (m - 1) / 2.
+
+    At ``low`` and ``high``, and beyond them, the function is its mean, without variance. Inputs outside give a warning,
+    in predictions too; compiled programs of the user, and the steps of a fit, do not look. The inputs of a
+    layer above a hidden one move while the program is fitted: give it an interval as wide as they may become.
+
+    Args:
+        low: where the interval begins, units of the input; a number, or (D,).
+        high: where it ends; a number, or (D,). :meth:`around` chooses both, and the size.
+        size: sines, an integer for each column, or one integer for all of them.
+
+    Raises:
+        ValueError: ends that are not finite or not in order; a size that is not a positive integer; in ``dgp.gp``,
+            kernels without a spectral density, on more than three columns together, or of other columns; kernels of the
+            outputs with different numbers of weights.
+
+    Warns:
+        UserWarning: in ``dgp.gp``, a lengthscale that is known and too short for the size, or too long for the
+            interval; where the function is called, known inputs outside of the interval.
+
+    Example:
+        >>> import numpyro
+        >>> import numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Basis(-5.0, 5.0, 20))
+        >>> values = f(jnp.zeros((7, 1)))
+        >>> values.batch_shape, f.u.shape, float(values.variance.max())
+        ((7,), (20,), 0.0)
+
+    Source: Solin and Sarkka (2020); Riutort-Mayol et al. (2023).
+    """
+
+    @classmethod
+    def around(
+        cls,
+        X: ArrayLike,
+        lengthscale: ArrayLike,
+        *,
+        longest: ArrayLike | None = None,
+        error: float = 0.01,
+        kernel: type[Kernel] = RBF,
+    ) -> Basis:
+        r"""An interval around data and a size, by which covariances are wrong by about ``error`` at most.
+
+        One half is for the size: it leaves as much of the variance to higher frequencies, at the shortest lengthscale.
+        The other is for the ends: the kernel at twice their distance from the data is as much of the variance, at the
+        longest lengthscale, which is what the variance lacks at the outermost data. The sizes of
+        Riutort-Mayol et al. (2023), 1.75, 3.42 and 2.65 times half the length of the interval over the lengthscale for
+        RBF, Matern 3/2 and Matern 5/2, are within a tenth of those for ``error=0.02``.
+
+        Args:
+            X: inputs (N, D), or for a layer above a hidden one the two rows of what its inputs may become.
+            lengthscale: the shortest that is expected, units of the input; a number, or (D,).
+            longest: the longest; by default the same.
+            error: relative to the variance.
+            kernel: its class, such as ``dgp.kernels.Matern32``; the rougher, the more sines.
+
+        Raises:
+            ValueError: NaN or infinite inputs, numbers that are not positive, lengthscales of another shape or out of
+                order, a kernel without a spectral density.
+
+        Example:
+            >>> import numpy as np
+            >>> basis = Basis.around(np.array([[0.0], [4.0]]), 1.0)
+            >>> print(basis.low.round(2), basis.high.round(2), basis.size)
+            [-1.64] [5.64] (6,)
+        """
+        X = known_numbers("inputs of Basis.around", X)
+        require_inputs("Basis.around", X)
+        require_finite("inputs of Basis.around", X, "drop or impute the rows with missing values")
+        longest = lengthscale if longest is None else longest
+        for name, value in [("lengthscale", lengthscale), ("longest", longest), ("error", error)]:
+            require_positive("Basis.around", name, value, "lengthscales and the error are beyond zero")
+            if np.shape(value) not in ((), (1,), X.shape[-1:]) or (name == "error" and not np.max(value) < 1):
+                raise ValueError(
+                    f"Basis.around: expected {name} to be "
+                    + ("a share of the variance below one" if name == "error" else f"of shape () or {X.shape[-1:]}")
+                    + f", got {value if np.size(value) == 1 else np.shape(value)}: inputs have {X.shape[-1]} column(s)"
+                )
+        X = X if X.dtype.kind == "f" else X.astype(float)
+        short, long = (np.broadcast_to(np.asarray(value, X.dtype), X.shape[-1:]) for value in (lengthscale, longest))
+        if not (short <= long).all():
+            raise ValueError(
+                f"Basis.around: expected longest to be the longest lengthscale, got {longest} and {lengthscale}: "
+                "Basis.around(X, shortest, longest=...)"
+            )
+        rows = X.reshape(-1, X.shape[-1])
+        margin = np.array([reach(kernel, float(scale), error / 2) / 2 for scale in long], X.dtype)
+        low, high = rows.min(0) - margin, rows.max(0) + margin
+        sides = zip(short.tolist(), (high - low).tolist(), strict=True)
+        return cls(low, high, tuple(least_size(kernel, scale, length, error / 2) for scale, length in sides))
+
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> BasisFunction:
+        """Open the site of layer ``name`` and return its random function."""
+        owner = f"gp {name!r}"
+        series = tuple(
+            KernelSeries.of(owner, k, self) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels)
+        )
+        sizes = {s.size for s in series}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"{owner}: expected kernels of all outputs to have equally many weights on a Basis, got "
+                f"{[s.size for s in series]}: open one layer per structure"
+            )
+        M = sizes.pop()
+        prior = InducingPrior((M,) if outputs is None else (outputs, M), self.dtype)
+        u, site = whitened_values(owner, name, prior, "weights")
+        function = BasisFunction(kernels, self, series, u, outputs, mean, site)
+        _warn_if_lost(name, function)
+        return function
+
+
+def _warn_if_lost(name: str, function: BasisFunction) -> None:
+    """Warn if the basis does not represent most of the variance of the kernel in the middle of its box."""
+    middle = function.box.middle()[None]
+    found, whole = function.prior_variance(middle), variances(function.kernels, middle)
+    if violated(lambda found, whole: found >= _ENOUGH * whole, found, whole):
+        warnings.warn(
+            f"gp {name!r}: in the middle of the Basis its {function.size} functions have {jnp.min(found / whole):.0%} "
+            "of the variance of the kernel: lengthscales are too short for the size, or too long for the interval; "
+            "dgp.Basis.around(X, lengthscale) chooses both",
+            stacklevel=4,
+        )

@@ -1,0 +1,71 @@
+"""Distributions whose draws are a function of standard normal numbers, of which there may be more than values."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._data import as_numbers
+from numpyro_dgp._repr import brief
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.open_plates import require_outside
+
+__all__ = ["DrawnFromWhite"]
+
+
+class DrawnFromWhite(FieldsInOrder):
+    """A Gaussian process at given places as a distribution of its own; chains sample it by independent numbers.
+
+    A subclass says for messages what a ``place`` is called, in which ``order`` values go, and what to do about values
+    that are ``missing``.
+    """
+
+    place: ClassVar[str]
+    order_of_values: ClassVar[str]
+    missing_values: ClassVar[str]
+    loc: Array
+
+    __repr__ = brief
+
+    @property
+    def white_shape(self) -> tuple[int, ...]:
+        """Shape of the standard normal numbers behind a draw."""
+        raise NotImplementedError
+
+    def from_white(self, white: Array) -> Array:
+        """The draw that standard normal numbers of this shape give."""
+        raise NotImplementedError
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.real_vector
+
+    @property
+    def mean(self) -> Array:
+        return jnp.broadcast_to(self.loc, self.event_shape)
+
+    def expand(self, batch_shape: Any) -> dist.Distribution:
+        require_outside(type(self).__name__, self.event_shape[0], self.batch_shape, tuple(batch_shape))
+        return super().expand(batch_shape)
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.from_white(jax.random.normal(key, sample_shape + self.white_shape, self.loc.dtype))
+
+    def one_per_place(self, name: str, value: ArrayLike, count: int, one: bool = False) -> Any:
+        """``value`` if it has one finite number for each of ``count`` observed places, or is the ``one`` for all."""
+        owner = type(self).__name__
+        found = as_numbers(f"{name} of {owner}", value)
+        if not one and np.shape(found)[-1:] != (count,):
+            raise ValueError(
+                f"{owner}: expected {name} of shape ({count},), one number per observed {self.place}, got "
+                f"{np.shape(found)}: they go in the order of {self.order_of_values}; of a column take y[:, 0]"
+            )
+        require_finite(f"{name} of {owner}", found, self.missing_values)
+        return found

@@ -1,0 +1,342 @@
+"""Distributions of function values at each input on its own, which ``f(x)`` returns.
+
+They represent p(f(x) | u) and, while a :class:`~numpyro_dgp.functions.beliefs.Belief` about u is being integrated out,
+the *spread*: the variance that the belief adds. Samples come from the sum. ``log_prob`` is
+:math:`E_{q(u)}[\\log p(f(x) | u)]`, the log density itself when u is known.
+
+Errors for distributions of function values that are used as if they were arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints, kl_divergence
+
+from numpyro_dgp._checks import require_finite
+from numpyro_dgp._repr import brief
+from numpyro_dgp._typing import Array, ArrayLike, pytree
+from numpyro_dgp.functions.beliefs import StandardNormal
+from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.math.gaussians import expected_kl
+from numpyro_dgp.math.linalg import computed_once, matmul, safe_sqrt
+
+__all__ = ["FunctionValues", "MixedValues", "NotAnArray", "Origin", "Propagated", "Values", "sum_event"]
+
+
+class _Shape:
+    """What ``fn.shape`` is: a method, as of every distribution, and not the tuple of numbers that arrays have."""
+
+    def __init__(self, owner: NotAnArray) -> None:
+        self.owner = owner
+
+    def __call__(self, sample_shape: tuple[int, ...] = ()) -> tuple[int, ...]:
+        return tuple(sample_shape) + self.owner.batch_shape + self.owner.event_shape
+
+    def __iter__(self) -> NoReturn:
+        self.owner.refuse_array()
+
+    __len__ = __getitem__ = __iter__  # type: ignore[assignment]
+
+
+class NotAnArray(FieldsInOrder):
+    """A distribution that says what to do where a program computes with it: draw it, or integrate it."""
+
+    __repr__ = brief
+
+    @property
+    def shape(self) -> Any:  # type: ignore[override]
+        return _Shape(self)
+
+    def refuse_array(self, *others: Any) -> NoReturn:
+        """Raise the error.
+
+        Args:
+            *others: what it was combined with.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            f"f(x): expected an array in this place, got the distribution {type(self).__name__}: draw it, "
+            'h = numpyro.sample("h", f(x)), or integrate it, dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1))'
+        )
+
+    __jax_array__ = __getitem__ = refuse_array
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse_array
+    __lt__ = __le__ = __gt__ = __ge__ = refuse_array
+    __matmul__ = __rmatmul__ = __pow__ = __neg__ = refuse_array
+
+
+@pytree
+class Origin:
+    """Where values come from: a random function at inputs, with process noise.
+
+    Args:
+        function: the random function.
+        inputs: where it was called (..., D).
+        noise: standard deviation of the process noise, a number or one per output; ``None`` for none.
+    """
+
+    function: Any
+    inputs: Array
+    noise: ArrayLike | None = None
+
+
+class Values(NotAnArray):
+    """Gaussian function values, drawn from standard normal numbers, with a reference to the function and its inputs."""
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields: tuple[str, ...] = ("loc", "origin")
+    loc: Array
+    origin: Origin | None
+
+    def __init__(self, loc: Array, event_dim: int, origin: Origin | None) -> None:
+        self.loc, self.origin = loc, origin
+        split = loc.ndim - event_dim
+        super().__init__(loc.shape[:split], loc.shape[split:])
+
+    @property
+    def function(self) -> Any:
+        """The random function, or ``None`` for values without one."""
+        return None if self.origin is None else self.origin.function
+
+    @property
+    def inputs(self) -> Any:
+        """The inputs it was called on (..., D)."""
+        return None if self.origin is None else self.origin.inputs
+
+    @property
+    def noise(self) -> Any:
+        """Standard deviation of the process noise."""
+        return None if self.origin is None else self.origin.noise
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    @property
+    def mean(self) -> Array:
+        return self.loc
+
+    def from_white(self, white: Array) -> Array:
+        """The draw that standard normal numbers of shape ``batch_shape + event_shape`` give."""
+        raise NotImplementedError
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        white = computed_once(jax.random.normal(key, self.shape(sample_shape), self.loc.dtype))
+        return self.from_white(white), [white]
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample_with_intermediates(key, sample_shape)[0]
+
+
+def sum_event(values: Array, event_dim: int) -> Array:
+    """Sums over the last ``event_dim`` axes."""
+    return values.sum(tuple(range(-event_dim, 0))) if event_dim else values
+
+
+class FunctionValues(Values):
+    r"""Values of P independent functions at each input on its own.
+
+    .. math:: h_{np} \sim N(\mu_{np},\; c_{np} + \mathrm{spread}_{np})
+
+    Args:
+        loc: means, (..., P), or (...,) for a scalar function.
+        conditional_variance: variances given u, including process noise; broadcasts against ``loc``.
+        spread: variances that a belief about u adds, or ``None``.
+        event_dim: 1 for vector-valued functions, 0 for scalar ones.
+        total: the sum of the two variances, if it was computed directly.
+        origin: which function these are values of, and where.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("conditional_variance", "spread", "total")
+    suggested_rule = "dgp.guides.Propagate()"
+
+    def __init__(
+        self,
+        loc: Array,
+        conditional_variance: Array,
+        spread: Array | None = None,
+        event_dim: int = 1,
+        total: Array | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.spread, self.total = spread, total
+        self.conditional_variance = jnp.broadcast_to(conditional_variance, loc.shape)
+        super().__init__(loc, event_dim, origin)
+
+    @property
+    def variance(self) -> Array:
+        spread = 0 if self.spread is None else self.spread
+        return self.conditional_variance + spread if self.total is None else self.total
+
+    def from_white(self, white: Array) -> Array:
+        return self.loc + safe_sqrt(self.variance) * white
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        c = self.conditional_variance
+        if intermediates and self.spread is None:
+            square = jnp.square(intermediates[0])
+        else:
+            square = (jnp.square(value - self.loc) + (0 if self.spread is None else self.spread)) / c
+        return sum_event(-0.5 * (square + jnp.log(2 * math.pi * c)), self.event_dim)
+
+    def expand(self, batch_shape: Any) -> FunctionValues:
+        shape = (*batch_shape, *self.event_shape)
+        spread, total = (None if a is None else jnp.broadcast_to(a, shape) for a in (self.spread, self.total))
+        arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
+        return type(self)(*arrays, spread, self.event_dim, total, self.origin)
+
+    def propagated(self) -> Propagated:
+        """The same distribution, as a posterior that equals the model's own conditional."""
+        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim, self.total, self.origin)
+
+    def marginals(self) -> FunctionValues:
+        """The values at each input on its own: these. Joint and correlated values leave their correlations out."""
+        return self
+
+    def mix(self, W: ArrayLike) -> MixedValues:
+        r"""Values of P linear mixtures of the Q functions, :math:`f(x) = W g(x)`, inside a ``Likelihood``.
+
+        .. math:: E[f] = W \mu, \qquad \operatorname{Cov}[f] = W \,\mathrm{diag}(c + \mathrm{spread})\, W^\top
+
+        Args:
+            W: weights (P, Q): fixed, a ``numpyro.param`` or the value of a site.
+
+        Raises:
+            ValueError: weights that are not a finite matrix with one column per function, or mixed values used as
+                the site of a hidden layer, which draws the functions and mixes the draw.
+
+        Example:
+            >>> g = FunctionValues(jnp.zeros((1, 2)), jnp.ones((1, 2)))
+            >>> print(g.mix(jnp.array([[1.0, 1.0], [0.0, 2.0], [3.0, 0.0]])).variance)
+            [[2. 4. 9.]]
+
+        Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
+        """
+        return MixedValues(self, W)
+
+
+class Propagated(FunctionValues):
+    """A guide's declaration that q(h | u, x) = p(h | u, x), so that the two cancel in a bound."""
+
+
+class MixedValues(FunctionValues):
+    r"""Linear mixtures of independent functions, :math:`f(x) = W g(x)`: correlated outputs under a ``Likelihood``.
+
+    ``g(x).mix(W)`` makes it. With :math:`g_q(x) \sim N(\mu_q, \sigma_q^2)`, where :math:`\sigma_q^2` is the conditional
+    variance and the spread together, the mixtures have marginals
+    :math:`f_p(x) \sim N(\sum_q W_{pq} \mu_q, \sum_q W_{pq}^2 \sigma_q^2)`, which is all that the expected log density
+    of a likelihood that factorises over outputs needs: ``loc``, ``conditional_variance`` and ``spread`` are the
+    marginal ones. Draws and the log density of several outputs together use their covariance
+    :math:`W \,\mathrm{diag}(\sigma^2)\, W^\top`. A shared kernel k gives the outputs the covariance
+    :math:`(W W^\top) \otimes k`, kernels of their own the linear model of coregionalisation,
+    :math:`\sum_q W_{pq} W_{p'q} k_q`.
+
+    Args:
+        functions: the values that are mixed, event shape (Q,).
+        W: weights (P, Q).
+
+    Raises:
+        ValueError: weights that are not a matrix with one column per function, or not finite; used as the site of a
+            hidden layer.
+
+    Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
+    """
+
+    pytree_data_fields = ("functions", "W")
+
+    def __init__(self, functions: FunctionValues, W: ArrayLike) -> None:
+        Q = functions.event_shape
+        if not Q or np.ndim(W) != 2 or np.shape(W)[1] != Q[0]:
+            raise ValueError(
+                f"mix: expected weights of shape (P, Q) for values of Q functions, got weights {np.shape(W)} for "
+                f"values {Q}: dgp.gp(..., outputs=Q) has Q functions, and P is the number of columns of y"
+            )
+        require_finite("weights of mix", W, "check the data the directions came from")
+        self.functions, self.W = functions, jnp.asarray(W, functions.loc.dtype)
+        squares = jnp.square(self.W).T
+        spread, total = (None if a is None else matmul(a, squares) for a in (functions.spread, functions.total))
+        variance = matmul(functions.conditional_variance, squares)
+        super().__init__(self.mixed(functions.loc), variance, spread, total=total, origin=functions.origin)
+
+    def mixed(self, g: Array) -> Array:
+        """Mixtures (..., P) of numbers (..., Q), one per function."""
+        return matmul(g, self.W.T)
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        return self.mixed(self.functions.sample(key, sample_shape)), []
+
+    def observed(self, mean: Array, slope: Array, scale: ArrayLike) -> dist.LowRankMultivariateNormal:
+        r"""The distribution of all columns of y together, the mixtures integrated out.
+
+        Given the mixtures, :math:`y_p \sim N(\alpha_p f_p + \beta_p, \tau_p^2)`. Then y is Gaussian with the mean
+        :math:`\alpha \odot W \mu + \beta` and the covariance
+        :math:`G \,\mathrm{diag}(\sigma^2)\, G^\top + \mathrm{diag}(\tau^2)`, :math:`G = \mathrm{diag}(\alpha)\, W`:
+        one of rank Q plus a diagonal.
+
+        Args:
+            mean: of y at the means of the mixtures (..., P).
+            slope: :math:`\alpha` (..., P).
+            scale: :math:`\tau`, broadcasts against ``mean``.
+
+        Example:
+            >>> g = FunctionValues(jnp.zeros((1, 2)), jnp.ones((1, 2))).mix(jnp.array([[1.0, 0.0], [1.0, 1.0]]))
+            >>> print(g.observed(g.loc, jnp.ones((1, 2)), 0.5).covariance_matrix)
+            [[[1.25 1.  ]
+              [1.   2.25]]]
+        """
+        factor = (slope[..., None] * self.W) * safe_sqrt(self.functions.variance)[..., None, :]
+        diagonal = jnp.square(jnp.broadcast_to(scale, mean.shape))
+        return dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
+
+    def log_prob_observed(
+        self, y: Array, mean: Array, slope: Array, scale: ArrayLike, observed: Array | None = None
+    ) -> Array:
+        r"""The log density of y under :meth:`observed`, of those columns that ``observed`` says, or of all.
+
+        A column that is left out gets a factor :math:`N(y_p; y_p, 1)` of its own, which is taken off again.
+        """
+        if observed is None:
+            return self.observed(mean, slope, scale).log_prob(y)
+        observed, slope, scale = (jnp.broadcast_to(a, mean.shape) for a in (observed, slope, scale))
+        kept = self.observed(mean, jnp.where(observed, slope, 0.0), jnp.where(observed, scale, 1.0))
+        left_out = 0.5 * math.log(2 * math.pi) * (~observed).sum(-1)
+        return kept.log_prob(jnp.where(observed, y, mean)) + left_out
+
+    def expand(self, batch_shape: Any) -> MixedValues:
+        return MixedValues(self.functions.expand(batch_shape), self.W)
+
+    def propagated(self) -> NoReturn:
+        _refuse_site()
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> NoReturn:
+        _refuse_site()
+
+    def from_white(self, white: Array) -> NoReturn:
+        _refuse_site()
+
+
+def _refuse_site() -> NoReturn:
+    raise ValueError(
+        "mix: expected mixed values inside dgp.Likelihood, got a site that holds them: for a hidden layer draw the "
+        'functions and mix the draw, g = numpyro.sample("g", f(x)); h = mean(x) + g @ P.T'
+    )
+
+
+@kl_divergence.register(FunctionValues, FunctionValues)
+def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
+    r"""KL between independent Gaussians, with :math:`E_{q(u)}` of the second where it has a spread."""
+    square = jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
+    return sum_event(expected_kl(q.variance, square, p.conditional_variance), q.event_dim)
+
+
+@kl_divergence.register(FunctionValues, StandardNormal)
+def _kl_values_prior(q: FunctionValues, p: StandardNormal) -> Array:
+    return sum_event(expected_kl(q.variance, jnp.square(q.loc), 1.0), q.event_dim)

@@ -1,0 +1,300 @@
+"""Functions of groups: one random function for each group of rows, opened in a plate of groups.
+
+A belief about inducing values that fall into independent blocks, one for every group of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.primitives import plate
+
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.functions.beliefs import (
+    Belief,
+    DiagonalBelief,
+    FullBelief,
+    FunctionDraw,
+    InducingPrior,
+    project,
+    whitened_values,
+)
+from numpyro_dgp.functions.function_inputs import checked_inputs
+from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.random_function import Moments
+from numpyro_dgp.kernels import Categorical, Kernel, PerGroup
+from numpyro_dgp.kernels.categorical import is_label
+from numpyro_dgp.kernels.per_output import Kernels
+from numpyro_dgp.math.linalg import einsum, matmul, rows_times
+from numpyro_dgp.math.row_blocks import in_blocks
+from numpyro_dgp.math.whitening import inverse_cholesky, open_variance
+from numpyro_dgp.means import Mean
+
+__all__ = ["BlockBelief", "GroupedFunction", "in_block", "open_in_plate"]
+
+
+class BlockBelief(Belief):
+    r"""A belief about L blocks of M values each, as one about L M values: :math:`q(v) = \prod_{pg} q(v_{pg})`.
+
+    Args:
+        blocks: the belief about the blocks, event shape (P L, M).
+        shape: of the values together, (P, L M) or (L M,).
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("blocks",)
+    blocks: Belief
+
+    def __init__(self, blocks: Belief, shape: tuple[int, ...]) -> None:
+        self.blocks = blocks
+        super().__init__((), shape, validate_args=False)
+
+    @property
+    def loc(self) -> Array:  # type: ignore[override]
+        return self.blocks.loc.reshape(self.event_shape)
+
+    @property
+    def variance(self) -> Array:
+        return self.blocks.variance.reshape(self.event_shape)
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        draw = self.blocks.sample(key, sample_shape)
+        return draw.reshape(*draw.shape[: len(sample_shape)], *self.event_shape), []
+
+    def _by_block(self, A: Array) -> Array:
+        """Features (N, L M) or (P, N, L M) as those of the blocks (P L, N, M)."""
+        count, size = self.blocks.event_shape
+        outputs = math.prod(self.event_shape[:-1])
+        split = A.reshape(-1, A.shape[-2], count // outputs, size)
+        split = jnp.broadcast_to(split, (outputs, *split.shape[1:]))
+        return jnp.moveaxis(split, 2, 1).reshape(count, A.shape[-2], size)
+
+    def spread(self, A: Array) -> Array:
+        found = self.blocks.spread(self._by_block(A))
+        return found.reshape(len(found), math.prod(self.event_shape[:-1]), -1).sum(-1)
+
+    def spread_covariance(self, A: Array) -> Array:
+        found = self.blocks.spread_covariance(self._by_block(A))
+        return found.reshape(math.prod(self.event_shape[:-1]), -1, *found.shape[1:]).sum(1)
+
+    def moments_of(self, A: Array, groups: Array) -> tuple[Array, Array]:
+        """Mean and :meth:`spread` (N, P) of rows that see one block each.
+
+        Args:
+            A: their features of that block (N, M).
+            groups: its number (N,).
+        """
+        M = A.shape[-1]
+        outputs = math.prod(self.event_shape[:-1])
+        loc = self.blocks.loc.reshape(outputs, -1, M)
+        mean = einsum("nm,pnm->np", A, loc[:, groups])
+        if isinstance(self.blocks, FullBelief):
+            root = self.blocks.scale_tril.reshape(outputs, -1, M, M)
+            return mean, jnp.square(einsum("ni,pnij->pnj", A, root[:, groups])).sum(-1).T
+        if isinstance(self.blocks, DiagonalBelief):
+            return mean, einsum("nm,pnm->np", jnp.square(A), self.variance.reshape(outputs, -1, M)[:, groups])
+        return mean, self.spread(in_block(A, groups, loc.shape[1]))
+
+
+def in_block(A: Array, groups: Array, count: int) -> Array:
+    """Features (N, M) of rows that see one block each as those of all of them (N, L M), which are zero elsewhere."""
+    return (jax.nn.one_hot(groups, count, dtype=A.dtype)[..., None] * A[:, None]).reshape(len(A), -1)
+
+
+def open_in_plate(
+    name: str, groups: plate, kernels: Kernels, Z: Array, outputs: int | None, mean: Mean
+) -> GroupedFunction:
+    """Open a layer on inducing inputs Z in a plate of groups: a function for each of them.
+
+    The site of its whitened values, event shape (L, M) or (P L, M), lies outside of the plate: the values of different
+    groups are independent as those of different outputs are, and guides treat them alike.
+
+    Raises:
+        ValueError: a plate that takes some groups at a time; a kernel or inducing inputs that do not fit the groups.
+    """
+    owner, L, dims = f"gp {name!r}", groups.size, Z.shape[-1]
+    if groups.subsample_size != L:
+        raise ValueError(
+            f"{owner}: expected a plate of all groups, got {groups.subsample_size} of {L} in plate {groups.name!r}: "
+            "leave subsample_size out there, and take some rows at a time in the plate of the rows"
+        )
+    if not isinstance(kernels, Kernel):
+        raise ValueError(
+            f"{owner}: expected one kernel in plate {groups.name!r}, got {len(kernels)}: kernels with one entry per "
+            "group are dgp.kernels.PerGroup(jax.vmap(dgp.kernels.RBF)(variance, lengthscale))"
+        )
+    if isinstance(kernels, PerGroup) and kernels.groups != L:
+        raise ValueError(
+            f"{owner}: expected hyperparameters of {L} groups, as many as plate {groups.name!r} has, got those of "
+            f"{kernels.groups}: draw them in the same plate"
+        )
+    if Z.ndim == 3 and len(Z) != L:
+        raise ValueError(
+            f"{owner}: expected inducing inputs Z of shape (M, D), or ({L}, M, D) with a block per group of plate "
+            f"{groups.name!r}, got {Z.shape}"
+        )
+    own, labelled = kernels, kernels
+    if isinstance(kernels, PerGroup):
+        own = kernels.kernel
+        K = jax.vmap(lambda k, z: k.gram(z), (0, 0 if Z.ndim == 3 else None))(own, Z)
+    else:
+        labelled = kernels.on(*range(dims)) * Categorical(L, correlation=0.0).on(dims)
+        K = own.gram(Z)
+    whiten = inverse_cholesky(K, f"k(Z, Z) of {owner}")
+    shape = (L * (outputs or 1), Z.shape[-2])
+    u, site = whitened_values(owner, name, InducingPrior(shape, Z.dtype), outside=(groups.name,))
+    return GroupedFunction(labelled, own, Z, whiten, u, L, outputs, mean, site)
+
+
+@pytree
+class GroupedFunction(InducedFunction):
+    r"""Independent functions of L groups, :math:`f(x, g) = f_g(x)`; ``dgp.gp`` makes it in a plate of groups.
+
+    It is called on inputs whose last column is the label of the group, 0 to L - 1. A row depends on the M whitened
+    values of its group only: with :math:`L_g L_g^\top = k_g(Z_g, Z_g)`,
+
+    .. math:: p(f(x, g) \mid v) = N\bigl(m(x, g) + a^\top v_g,\; k_g(x, x) - a^\top a\bigr), \qquad
+              a = L_g^{-1} k_g(Z_g, x) .
+
+    The mean function sees all columns, the label among them.
+
+    Args:
+        kernels: the kernel of inputs with labels.
+        own: the kernel of the groups, with one entry per group in every hyperparameter, or one kernel for all.
+        Z: inducing inputs, the same for all groups (M, D), or of each (L, M, D).
+        whiten: :math:`L_g^{-1}`, (M, M) where groups share kernel and inducing inputs, else (L, M, M).
+        u: the value at the site of v.
+        groups: the number of groups, L.
+        outputs: P functions of each group, or ``None`` for a scalar one.
+        mean: the mean function.
+        site: name of the site of v.
+    """
+
+    kernels: Kernel
+    own: Kernel
+    Z: Array
+    whiten: Array
+    u: Array | Belief | FunctionDraw
+    groups: int = static()
+    outputs: int | None = static()
+    mean: Mean
+    site: str | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        together = (self.size,) if self.outputs is None else (self.outputs, self.size)
+        u = self.u
+        if isinstance(u, FunctionDraw):
+            u = dataclasses.replace(u, u=u.u.reshape(together))
+        elif isinstance(u, Belief):
+            u = u if isinstance(u, BlockBelief) else BlockBelief(u, together)
+        elif u is not None:
+            u = u.reshape(together)
+        object.__setattr__(self, "u", u)
+
+    @property
+    def size(self) -> int:
+        return self.groups * self.Z.shape[-2]
+
+    @property
+    def dims(self) -> int:
+        return self.Z.shape[-1] + 1
+
+    @property
+    def inducing_inputs(self) -> Array:
+        Z = jnp.broadcast_to(self.Z, (self.groups, *self.Z.shape[-2:]))
+        labels = jnp.broadcast_to(jnp.arange(self.groups, dtype=Z.dtype)[:, None, None], (*Z.shape[:-1], 1))
+        return jnp.concatenate([Z, labels], -1).reshape(self.size, -1)
+
+    @property
+    def dense(self) -> bool:
+        return True
+
+    @property
+    def blocked(self) -> bool:
+        return True
+
+    def blocks(self, rows: Array) -> tuple[Array, Array]:
+        A, labels = self._blocks(rows)
+        return jnp.where(is_label(rows[:, -1:], self.groups), A, jnp.nan), labels  # traced values cannot raise
+
+    def _blocks(self, rows: Array) -> tuple[Array, Array]:
+        x, labels = rows[:, :-1], rows[:, -1].astype(int)
+        whiten = self.whiten.astype(jnp.result_type(rows, self.whiten))
+        if self.Z.ndim == 2 and not isinstance(self.kernels, PerGroup):
+            return rows_times(self.own(x, self.Z).astype(whiten.dtype), whiten.T), labels
+
+        def covariances(k: Kernel, x: Array, Z: Array) -> Array:
+            return k(x[None], Z)[0]
+
+        batched = isinstance(self.kernels, PerGroup)
+        own = self.kernels.of(labels) if isinstance(self.kernels, PerGroup) else self.own
+        Z = self.Z[labels] if self.Z.ndim == 3 else self.Z
+        cross = jax.vmap(covariances, (0 if batched else None, 0, 0 if self.Z.ndim == 3 else None))(own, x, Z)
+        return einsum("nij,nj->ni", whiten[labels], cross.astype(whiten.dtype)), labels
+
+    def features(self, rows: Array) -> Array:
+        """A (N, L M), of which the values of other groups have none."""
+        return in_block(*self.blocks(rows), self.groups)
+
+    def prior_variance(self, rows: Array) -> Array:
+        return self.kernels.diag(rows)
+
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
+        return (self.kernels.gram(x) if y is None else self.kernels(x, y))[..., None, :, :]
+
+    def conditional_variance(self, rows: Array, A: Array) -> Array:
+        return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.Z.shape[-2])
+
+    def moments(self, rows: Array) -> Moments:
+        if isinstance(self.u, FunctionDraw):
+            return super().moments(rows)
+        return in_blocks(self.block_moments(rows), rows, cells=self.Z.shape[-2] ** 2)
+
+    def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        u = self.u
+
+        def moments(rows: Array) -> Moments:
+            A, labels = self.blocks(rows)
+            open_ = self.conditional_variance(rows, A)[:, None]
+            if isinstance(u, BlockBelief):
+                loc, spread = u.moments_of(A, labels)
+                return loc, jnp.broadcast_to(open_, loc.shape), spread, None
+            values = jnp.asarray(u).reshape(self.outputs or 1, self.groups, -1)
+            loc = einsum("nm,pnm->np", A, values[:, labels])
+            return loc, jnp.broadcast_to(open_, loc.shape), None, None
+
+        return moments
+
+    def held(self) -> GroupedFunction:
+        kernels, own, Z, whiten = jax.lax.stop_gradient((self.kernels, self.own, self.Z, self.whiten))
+        return dataclasses.replace(self, kernels=kernels, own=own, Z=Z, whiten=whiten)
+
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        def values(x: Array) -> Array:
+            return project(weights, self.kernels.features(key, x, weights.shape[-1]))
+
+        at_points = values(self.inducing_inputs).T.reshape(-1, self.groups, self.Z.shape[-2], 1)
+        return values(rows), matmul(self.whiten, at_points).reshape(-1, self.size)
+
+    def whitened_values_of(self, other: InducedFunction) -> NoReturn:
+        raise ValueError(
+            f"dgp.update: expected layers opened outside of plates, got {self.site!r} in a plate of groups: open it "
+            "outside, with dgp.kernels.PerGroup(...) and dgp.Points(Z) with the labels as last column of Z"
+        )
+
+    def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
+        if np.ndim(x) >= 2 and np.shape(x)[-1] != self.dims:
+            raise ValueError(
+                f"f(x): expected inputs with {self.dims - 1} column(s) and the label of the group as the last one, "
+                f"because layer {self.site!r} was opened in a plate, as a function for each of its {self.groups} "
+                f"members, got shape {np.shape(x)}: jnp.column_stack([x, group]); for one function open the layer "
+                "outside every plate"
+            )
+        found = checked_inputs(x, self.dims, noise)
+        self.kernels.check_inputs(found)
+        return found

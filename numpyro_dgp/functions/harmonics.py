@@ -1,0 +1,306 @@
+r"""``Harmonics``: functions of directions by their parts of low degree.
+
+Of a kernel of directions, :math:`k(x, x') = r(x) r(x') \sum_l a_l P_l(\hat x \cdot \hat x')`, the function is a sum of
+independent parts, one for each degree l, and each part is a sum of :math:`N_l` spherical harmonics with independent
+weights:
+
+.. math:: f(x) = m(x) + r(x) \sum_l \sqrt{a_l}\, B_l(\hat x)\, v_l, \qquad v_l \sim N(0, I),
+          \quad B_l(\hat x) B_l(\hat x')^\top = P_l(\hat x \cdot \hat x') .
+
+The weights of some degrees are the inducing values; all other degrees are what is open given these. No matrix of the
+kernel is factorised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete, require_count
+from numpyro_dgp._typing import Array, pytree, static
+from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
+from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
+from numpyro_dgp.kernels.sphere import ZonalKernel
+from numpyro_dgp.math.linalg import jitter, matmul
+from numpyro_dgp.math.spherical_harmonics import count, degree_shares, harmonics, zonal_polynomials
+from numpyro_dgp.means import Mean
+
+__all__ = ["HarmonicFunction", "Harmonics"]
+
+_MOST = 2000
+_BEYOND = 24
+_NOTHING = 1e-10
+_NO_SHARE = 1e-6
+
+
+@pytree
+class Harmonics:
+    r"""Spherical harmonics of low degree: O(N M) per layer, no inducing inputs and no factorisation.
+
+    For kernels of directions: :class:`~numpyro_dgp.kernels.Zonal` and :class:`~numpyro_dgp.kernels.ArcCosine`, which
+    add a bias to the D columns and look at the direction in D + 1 dimensions, and for places on the earth
+    :class:`~numpyro_dgp.kernels.Chordal` and :class:`~numpyro_dgp.kernels.GreatCircle`. The layer's site holds the
+    whitened weights v of all harmonics of the degrees that are kept. All others are what is open given v, with
+
+    .. math:: \operatorname{var}[f(x) \mid v] = r(x)^2 \Bigl( \kappa(0) - \sum_{l\ \mathrm{kept}} a_l \Bigr),
+
+    the same everywhere but for the factor r: harmonics say nothing of one place more than of another. There are many of
+    them in many dimensions; :meth:`around` keeps the degrees that say most.
+
+    Args:
+        columns: D, of the inputs.
+        degrees: the degrees that are kept, or the highest of all from 0 on. An arc-cosine kernel has no variance in
+            odd degrees from 3 on (order 1), even from 2 on (order 0), or odd from 3 on (order 2).
+
+    Raises:
+        ValueError: numbers that are no degrees, more than 2000 harmonics of one degree; in ``dgp.gp``, a kernel that is
+            not one of directions.
+
+    Warns:
+        UserWarning: in ``dgp.gp``, degrees in which a known kernel has no variance.
+
+    Example:
+        >>> import numpyro
+        >>> import numpyro_dgp as dgp
+        >>> import jax.numpy as jnp
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     f = dgp.gp("f", dgp.kernels.ArcCosine(), dgp.Harmonics(columns=2, degrees=(0, 1, 2, 4, 6)))
+        >>> f(jnp.zeros((7, 2))).batch_shape, f.u.shape  # 1 + 3 + 5 + 9 + 13
+        ((7,), (31,))
+
+    Source: Dutordoir et al. (2020b), section 3.
+    """
+
+    columns: int = static()
+    degrees: int | tuple[int, ...] = static()
+
+    def __post_init__(self) -> None:
+        require_count("Harmonics", "columns", self.columns, "columns=X.shape[-1]")
+        found = (*range(self.degrees + 1),) if isinstance(self.degrees, int) else self.degrees
+        known = isinstance(found, tuple) and all(isinstance(n, int | np.integer) and n >= 0 for n in found)
+        if not known or not found or len(set(found)) < len(found):  # type: ignore[arg-type]
+            raise ValueError(
+                f"Harmonics: expected degrees to be different integers from 0 on, or the highest of all, got "
+                f"{self.degrees!r}: degrees=6, or degrees=(0, 1, 2, 4, 6)"
+            )
+        object.__setattr__(self, "degrees", tuple(sorted(map(int, found))))  # type: ignore[arg-type]
+
+    @classmethod
+    def around(cls, kernel: Kernel, columns: int, size: int) -> Harmonics:
+        """The degrees with the most variance for each harmonic, as many as ``size`` harmonics allow.
+
+        Args:
+            kernel: a kernel of directions, with the shortest lengthscale that is expected.
+            columns: the number of columns, D.
+            size: the most harmonics.
+
+        Raises:
+            ValueError: another kernel, one whose hyperparameters are traced, or a size of which not even degree 0 can
+                be kept.
+
+        Example:
+            >>> import numpyro_dgp as dgp
+            >>> dgp.Harmonics.around(dgp.kernels.ArcCosine(), columns=2, size=40).degrees
+            (0, 1, 2, 4, 6)
+        """
+        require_count("Harmonics.around", "columns", columns, "X.shape[1]")
+        require_count("Harmonics.around", "size", size, "100")
+        dims = _dims("Harmonics.around", kernel, columns)
+        if not is_concrete(kernel):
+            raise ValueError(
+                "Harmonics.around: expected a kernel with known hyperparameters, got traced ones: call it before the "
+                "program is compiled, with the shortest lengthscale"
+            )
+        last, total = 0, count(dims, 0)
+        while total + count(dims, last + 1) <= 4 * size:
+            last, total = last + 1, total + count(dims, last + 1)
+        dtype = jnp.result_type(float)
+        shares = np.asarray(degree_shares(dims, last, kernel.cast(dtype).by_angle, dtype))
+        each = shares / [count(dims, degree) for degree in range(last + 1)]
+        kept, left = [], size
+        for degree in np.argsort(-each, kind="stable"):
+            if shares[degree] > 1e-6 * shares.sum() and count(dims, int(degree)) <= left:
+                kept.append(int(degree))
+                left -= count(dims, int(degree))
+        return cls(columns, tuple(kept))
+
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> HarmonicFunction:
+        """Open the site of layer ``name`` and return its random function."""
+        owner, degrees = f"gp {name!r}", self.degrees
+        every = (kernels,) if isinstance(kernels, Kernel) else kernels
+        found = {_dims(owner, kernel, self.columns) for kernel in every}
+        if len(found) > 1:
+            raise ValueError(
+                f"{owner}: expected kernels of all outputs on the same sphere, got directions in {sorted(found)} "
+                "dimensions: open one layer per kind of kernel"
+            )
+        (dims,) = found
+        sizes = [count(dims, degree) for degree in degrees]  # type: ignore[union-attr]
+        if max(sizes) > _MOST:
+            raise ValueError(
+                f"{owner}: expected at most {_MOST} harmonics of one degree, got {max(sizes)} of degree "
+                f"{degrees[sizes.index(max(sizes))]} with {self.columns} columns: "  # type: ignore[index]
+                "dgp.Harmonics.around(kernel, columns, size) chooses, dgp.Points has fewer inducing values"
+            )
+        dtype = jnp.result_type(*jax.tree.leaves(kernels), float)
+        shape = (sum(sizes),) if outputs is None else (outputs, sum(sizes))
+        u, site = whitened_values(owner, name, InducingPrior(shape, dtype))
+        function = HarmonicFunction(kernels, self.columns, dims, degrees, u, outputs, mean, site)  # type: ignore
+        _warn_of_nothing(owner, function)
+        return function
+
+
+def _dims(owner: str, kernel: Any, columns: int) -> int:
+    """E, the dimension in which a kernel has its directions."""
+    if not isinstance(kernel, ZonalKernel):
+        raise ValueError(
+            f"{owner}: expected a kernel of directions for dgp.Harmonics (Zonal, ArcCosine, Chordal, GreatCircle), got "
+            f"{type(kernel).__name__}: dgp.kernels.Zonal(dgp.kernels.Matern52(1.0, 0.5)) for inputs of any kind"
+        )
+    return int(jax.eval_shape(lambda: kernel.directions(jnp.zeros((1, columns)))).shape[-1])
+
+
+def _warn_of_nothing(owner: str, function: HarmonicFunction) -> None:
+    """Warn of degrees in which a known kernel has next to none of its variance, in all outputs."""
+    shares, total = function.shares(), function.total()
+    if is_concrete(shares, total):
+        known = np.atleast_2d(np.asarray(shares, float))
+        empty = (known < _NO_SHARE * np.asarray(total, float).reshape(-1, 1)).all(0)
+        if empty.any():
+            warnings.warn(
+                f"{owner}: its kernel has next to no variance in degrees "
+                f"{np.asarray(function.degrees)[empty].tolist()} of its Harmonics, whose weights do nothing: leave "
+                "them out, or dgp.Harmonics.around(kernel, columns, size)",
+                stacklevel=4,
+            )
+
+
+def _at_angle_zero(kernel: ZonalKernel, dtype: Any) -> Array:
+    return kernel.cast(dtype).by_angle(jnp.zeros((), dtype))
+
+
+@pytree
+class HarmonicFunction(InducedFunction):
+    """A function of directions that is represented by its parts of some degrees; ``dgp.gp`` makes it.
+
+    Args:
+        kernels: one kernel of directions, or one per output.
+        columns: the number of columns, D.
+        sphere: E, the dimension in which directions are unit vectors.
+        degrees: those of v, in order.
+        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        outputs: P, or ``None`` for a scalar function.
+        mean: the mean function.
+        site: name of the site of v.
+    """
+
+    kernels: Any
+    columns: int = static()
+    sphere: int = static()
+    degrees: tuple[int, ...] = static()
+    u: Array | Belief | FunctionDraw
+    outputs: int | None = static()
+    mean: Mean
+    site: str | None = static(default=None)
+
+    @property
+    def size(self) -> int:
+        return sum(count(self.sphere, degree) for degree in self.degrees)
+
+    @property
+    def dims(self) -> int:
+        return self.columns
+
+    @property
+    def dense(self) -> bool:
+        return True
+
+    def shares(self, last: int | None = None) -> Array:
+        """Variances of the parts (L,), or (P, L) where outputs differ: of all degrees up to ``last``, or those of v."""
+
+        def of(kernel: ZonalKernel) -> Array:
+            dtype = jnp.result_type(*jax.tree.leaves(kernel), float)
+            kernel = kernel.cast(dtype)
+            a = degree_shares(self.sphere, max(self.degrees) if last is None else last, kernel.by_angle, dtype)
+            a = jnp.maximum(a, _NOTHING * jax.lax.stop_gradient(a.sum()))
+            return a if last is not None else a[jnp.array(self.degrees)]
+
+        return self._by_kernel(of)
+
+    def total(self) -> Array:
+        """Variances of all parts together, or (P,) where outputs differ."""
+        return self._by_kernel(lambda kernel: _at_angle_zero(kernel, jnp.result_type(*jax.tree.leaves(kernel), float)))
+
+    def features(self, rows: Array) -> Array:
+        shares = self.shares()
+
+        def of(kernel: ZonalKernel, shares: Array) -> Array:
+            kernel = kernel.cast(rows.dtype)
+            directions = kernel.directions(rows)
+            parts = [harmonics(self.sphere, degree, directions) for degree in self.degrees]
+            scaled = [jnp.sqrt(a).astype(rows.dtype) * part for a, part in zip(shares, parts, strict=True)]
+            return kernel.factor(rows)[:, None] * jnp.concatenate(scaled, -1)
+
+        return self._by_kernel(of, shares)
+
+    def prior_variance(self, rows: Array) -> Array:
+        return variances(self.kernels, rows)
+
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
+        return covariances(self.kernels, x, y)
+
+    def conditional_variance(self, rows: Array, A: Array) -> Array:
+        least = jitter(rows.dtype, self.size)
+
+        def of(kernel: ZonalKernel, shares: Array) -> Array:
+            kernel = kernel.cast(rows.dtype)
+            total = _at_angle_zero(kernel, rows.dtype)
+            return jnp.square(kernel.factor(rows)) * jnp.maximum(total - shares.sum(), least * total)
+
+        return self._by_kernel(of, self.shares())
+
+    def held(self) -> HarmonicFunction:
+        return dataclasses.replace(self, kernels=jax.lax.stop_gradient(self.kernels))
+
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        r"""Of the degrees of v by their weights, of the others by random zonal functions :math:`P_l(\hat x \cdot w)`.
+
+        A function takes its degree l with a probability in proportion to :math:`a_l`, and its direction w at random:
+        its covariance is that of the part. What is beyond the last degree that is looked at counts as one degree more.
+        """
+        P, num = weights.shape
+        own, degree_key, direction_key = jax.random.split(key, 3)
+        v = jax.random.normal(own, (P, self.size), weights.dtype)
+        last = max(self.degrees) + _BEYOND
+        open_ = np.setdiff1d(np.arange(last + 2), self.degrees)
+        ends = jax.random.normal(direction_key, (self.sphere, num), rows.dtype)
+        ends = ends / jnp.linalg.norm(ends, axis=0)
+
+        def of(kernel: ZonalKernel, shares: Array) -> Array:
+            kernel = kernel.cast(rows.dtype)
+            total = _at_angle_zero(kernel, rows.dtype)
+            every = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[open_]
+            which = jax.random.categorical(degree_key, jnp.log(every), shape=(num,))
+            cosine = matmul(kernel.directions(rows), ends)
+            found, polynomials = jnp.zeros_like(cosine), zonal_polynomials(self.sphere, cosine)
+            for degree in range(last + 2):
+                polynomial = next(polynomials) * count(self.sphere, degree) ** 0.5
+                if degree in open_:
+                    found = jnp.where(which == np.searchsorted(open_, degree), polynomial, found)
+            return kernel.factor(rows)[:, None] * jnp.sqrt(every.sum()) * found
+
+        others = self._by_kernel(of, self.shares(last))
+        return project(weights, others) + project(v, self.features(rows)), v
+
+    def _by_kernel(self, function: Any, *arrays: Array) -> Array:
+        """``function`` of the kernel, or of the kernels of all outputs, stacked."""
+        if isinstance(self.kernels, Kernel):
+            return function(self.kernels, *arrays)
+        return jnp.stack([function(k, *(a[i] for a in arrays)) for i, k in enumerate(self.kernels)])

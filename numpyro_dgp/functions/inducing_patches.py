@@ -1,0 +1,167 @@
+"""``InducingPatches``: a function of images is represented by the responses to patches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dgp._typing import Array, pytree, static
+from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, project
+from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.points import Points, SparseFunction
+from numpyro_dgp.kernels.base import Kernel
+from numpyro_dgp.kernels.convolutional import Convolutional, as_convolutional
+from numpyro_dgp.kernels.per_output import Kernels, covariances, features, variances
+from numpyro_dgp.math.linalg import matmul
+from numpyro_dgp.means import Mean, Zero
+
+__all__ = ["ConvolvedFunction", "InducingPatches"]
+
+
+@pytree
+class InducingPatches(Points):
+    r"""Inducing patches: a sum over the patches of an image is represented by responses to M patches.
+
+    For layers with a :class:`~numpyro_dgp.kernels.Convolutional` kernel, :math:`f(x) = \sum_r w_r\, g(x^{[r]}) + m(x)`.
+    The layer's site holds the whitened values v of g at ``Z``, with :math:`g(Z) = L v`, :math:`L L^\top = k_g(Z, Z)`
+    and
+
+    .. math:: A(x) = \operatorname{Cov}[f(x), v] = \sum_r w_r\, k_g(x^{[r]}, Z)\, L^{-\top} .
+
+    A patch has fewer numbers than an image, so that a hundred of them say more than a hundred images. A hidden layer
+    with the responses of single patches as outputs is one with ``dgp.Points(Z)`` on ``patches(x)``.
+
+    Args:
+        Z: inducing patches (M, D), with their places where patches have places, or (P, M, D) for separate ones per
+            output; :func:`~numpyro_dgp.initial.inducing_patches` finds some.
+        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, learned with everything else.
+
+    Raises:
+        ValueError: ``Z`` has another shape, or NaN or infinite entries; in ``dgp.gp``, a kernel that is not
+            ``Convolutional``, or one whose patches have another size than those in ``Z``.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> import numpyro
+        >>> import numpyro_dgp as dgp
+        >>> patches = dgp.Patches(image=(8, 8), patch=(3, 3))
+        >>> images = np.random.default_rng(0).normal(size=(5, 64))
+        >>> Z = dgp.initial.inducing_patches(images, patches, 20)
+        >>> kernel = dgp.kernels.Convolutional(dgp.kernels.RBF(), patches)
+        >>> with numpyro.handlers.seed(rng_seed=0):
+        ...     f = dgp.gp("f", kernel, dgp.InducingPatches(Z), outputs=10)
+        >>> f(images).batch_shape, f(images).event_shape
+        ((5,), (10,))
+        >>> f.responses(patches(images)).batch_shape  # of g, to every patch of every image
+        (5, 36)
+
+    Source: van der Wilk et al. (2017), section 3.3.
+    """
+
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> ConvolvedFunction:  # type: ignore[override]
+        """Open the sites of layer ``name`` and return its random function."""
+        given = (kernels,) if isinstance(kernels, Kernel) else kernels
+        found = tuple(convolved for kernel in given if (convolved := as_convolutional(kernel)) is not None)
+        if len(found) < len(given):
+            other = next(kernel for kernel in given if as_convolutional(kernel) is None)
+            raise ValueError(
+                f"gp {name!r}: expected a kernel dgp.kernels.Convolutional(kernel, patches), or a multiple of one, for "
+                f"dgp.InducingPatches, got {type(other).__name__}: a sum of functions of images is a layer for each, "
+                "and a layer on single patches has dgp.Points(Z)"
+            )
+        patches = found[0].patches
+        if any(kernel.patches != patches for kernel in found):
+            raise ValueError(
+                f"gp {name!r}: expected kernels with the same patches for all outputs, got {found[0].patches} and "
+                f"{next(k.patches for k in found if k.patches != patches)}: give outputs with others another layer"
+            )
+        if self.Z.shape[-1] != patches.size:  # type: ignore[union-attr]
+            raise ValueError(
+                f"gp {name!r}: expected inducing patches Z of {patches.size} columns, the numbers of one of {patches}, "
+                f"got {self.Z.shape}: dgp.initial.inducing_patches(images, patches, M)"  # type: ignore[union-attr]
+            )
+        shared, responses = isinstance(kernels, Kernel), tuple(kernel.kernel for kernel in found)
+        g = super().open(name, responses[0] if shared else responses, outputs, Zero())
+        return ConvolvedFunction(found[0] if shared else found, g.Z, g.whiten, g.u, outputs, mean, g.site)
+
+
+@pytree
+class ConvolvedFunction(InducedFunction):
+    """A function of images that is represented by responses to patches; ``dgp.gp`` makes it.
+
+    Args:
+        kernels: a ``Convolutional`` kernel, or one per output.
+        Z: inducing patches (M, D) or (P, M, D).
+        whiten: the inverse Cholesky factor of the covariance of the responses, (M, M) or (P, M, M).
+        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        outputs: P, or ``None`` for a scalar function.
+        mean: the mean function, of images.
+        site: name of the site of the whitened values.
+    """
+
+    kernels: Convolutional | tuple[Convolutional, ...]
+    Z: Array
+    whiten: Array
+    u: Array | Belief | FunctionDraw
+    outputs: int | None = static()
+    mean: Mean
+    site: str | None = static(default=None)
+
+    @property
+    def responses(self) -> SparseFunction:
+        """g, the response to a patch, a random function with the same v: call it on patches (..., D)."""
+        kernels: Kernels = tuple(kernel.kernel for kernel in self._kernels)
+        if isinstance(self.kernels, Kernel):
+            kernels = self.kernels.kernel
+        return SparseFunction(kernels, self.Z, self.whiten, self.u, self.outputs, Zero(), self.site)
+
+    @property
+    def size(self) -> int:
+        return self.Z.shape[-2]
+
+    @property
+    def dims(self) -> int:
+        return self._kernels[0].patches.pixels
+
+    @property
+    def _kernels(self) -> tuple[Convolutional, ...]:
+        return (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels
+
+    @property
+    def outputs_differ(self) -> bool:
+        return self.responses.outputs_differ
+
+    @property
+    def dense(self) -> bool:
+        return True
+
+    def features(self, rows: Array) -> Array:
+        kernels, size = self._kernels, self.outputs or 1
+        if not self.outputs_differ:
+            return matmul(kernels[0].with_responses(rows, self.Z), self.whiten.T)
+        kernels = kernels if isinstance(self.kernels, tuple) else kernels * size
+        points = self.Z if self.Z.ndim == 3 else (self.Z,) * size
+        cross = [kernel.with_responses(rows, Z) for kernel, Z in zip(kernels, points, strict=True)]
+        return matmul(jnp.stack(cross), self.whiten.mT)
+
+    def prior_variance(self, rows: Array) -> Array:
+        return variances(self.kernels, rows)
+
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
+        return covariances(self.kernels, x, y)
+
+    def held(self) -> ConvolvedFunction:
+        kernels, Z, whiten = jax.lax.stop_gradient((self.kernels, self.Z, self.whiten))
+        return dataclasses.replace(self, kernels=kernels, Z=Z, whiten=whiten)
+
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        values = project(weights, features(self.kernels, key, rows, weights.shape[-1]))
+        return values, self.responses.prior_draw(key, weights, self.Z[..., :1, :])[1]
+
+    def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
+        """As :meth:`InducedFunction.whitened_values_of`; of the responses, whose weights must be those of the fit."""
+        if not isinstance(other, ConvolvedFunction):
+            return super().whitened_values_of(other)
+        return self.responses.whitened_values_of(other.responses)

@@ -1,0 +1,256 @@
+"""Distributions of function values with their correlations between inputs, which ``f.joint(x)`` returns.
+
+Values that v determines: deterministic given the function, and uncertain only through a belief about it.
+
+Those of a projection, and those of a function that is a finite sum of known functions, without process noise.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax.numpy as jnp
+from numpyro.distributions import kl_divergence
+
+from numpyro_dgp._checks import violated
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Origin, Propagated, Values
+from numpyro_dgp.functions.process_values import ProcessValues, PropagatedProcess
+from numpyro_dgp.math.gaussians import given_covariance, kl_full, log_density, log_determinant
+from numpyro_dgp.math.linalg import checked_joint, joint_cholesky, joint_jitter, matmul, solve_lower
+from numpyro_dgp.math.whitening import inverse_lower
+
+__all__ = [
+    "Determined",
+    "DeterminedJoint",
+    "JointValues",
+    "KnownValues",
+    "PropagatedJoint",
+    "WhitenedValues",
+    "require_following",
+]
+
+
+class JointValues(ProcessValues):
+    """Values of P independent functions with their correlations over the last batch dimension.
+
+    Args:
+        loc: means (..., N, P), or (..., N) for a scalar function.
+        conditional_covariance: covariances given u (..., P, N, N), P = 1 where outputs share it.
+        spread: covariances that a belief about u adds (..., P, N, N), or ``None``.
+        event_dim: 2 for vector-valued functions, 1 for scalar ones.
+        scale: variances (..., P, 1) that rounding of the covariances is relative to, where those are differences of
+            larger ones (``linalg.rounding_scale``); by default their own.
+        origin: which function these are values of, and where.
+
+    Raises:
+        ValueError: by ``log_prob``, for a value that has not the event shape.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("conditional_covariance", "spread", "scale")
+    suggested_rule = "dgp.guides.Full()"
+
+    def __init__(
+        self,
+        loc: Array,
+        conditional_covariance: Array,
+        spread: Array | None = None,
+        event_dim: int = 2,
+        scale: Array | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.conditional_covariance, self.spread, self.scale = conditional_covariance, spread, scale
+        super().__init__(loc, event_dim, origin)
+
+    @property
+    def covariance(self) -> Array:
+        """Total covariances (..., P, N, N)."""
+        return self.conditional_covariance if self.spread is None else self.conditional_covariance + self.spread
+
+    @property
+    def variance(self) -> Array:
+        return self._diagonal(self.covariance)
+
+    def _diagonal(self, covariance: Array) -> Array:
+        return jnp.broadcast_to(self.to_value(jnp.diagonal(covariance, axis1=-2, axis2=-1)), self.loc.shape)
+
+    def factor(self, covariance: Array | None = None) -> Array:
+        """Lower factors (..., P, N, N) of the covariances given u, with jitter; or of others as large as these."""
+        return joint_cholesky(self.conditional_covariance if covariance is None else covariance, self.scale)
+
+    def from_white(self, white: Array) -> Array:
+        L = self.factor(self.covariance)
+        return self.loc + self.to_value(matmul(L, self.to_output_major(white)[..., None])[..., 0])
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        C = joint_jitter(self.conditional_covariance, self.scale)
+        density, whiten = given_covariance(C, self.to_output_major(self.residual(value)))
+        checked_joint(whiten)
+        return (density - 0.5 * self.excess(whiten)).sum(-1)
+
+    def precision_times(self, residual: Array) -> Array:
+        L, rows = self.factor(), self.to_output_major(residual)[..., None]
+        return self.to_value(solve_lower(L, solve_lower(L, rows), transpose=True)[..., 0])
+
+    def excess(self, whiten: Array) -> Array | float:
+        """The increase of the expected squared residual by the variance of u, with the inverse of the factor given u:
+        (..., P)."""
+        return 0.0 if self.spread is None else (matmul(whiten, self.spread) * whiten).sum((-2, -1))
+
+    def _expanded(self, batch: tuple[int, ...]) -> JointValues:
+        return self._of(type(self), batch)
+
+    def _of(self, kind: type[JointValues], batch: tuple[int, ...]) -> JointValues:
+        """The same values as another class of them, expanded to ``batch``."""
+
+        def wide(a: Array | None, dims: int) -> Any:
+            return None if a is None else jnp.broadcast_to(a, batch + a.shape[-dims:])
+
+        loc = jnp.broadcast_to(self.loc, batch + self.event_shape)
+        C, S, scale = wide(self.conditional_covariance, 3), wide(self.spread, 3), wide(self.scale, 2)
+        return kind(loc, C, S, self.event_dim, scale, self.origin)
+
+    def propagated(self) -> JointValues:
+        return self._of(PropagatedJoint, self.batch_shape)
+
+    def mix(self, W: ArrayLike) -> MixedValues:
+        """Mixtures of the functions, each datum on its own, for a ``Likelihood``: ``FunctionValues.mix``."""
+        return self.marginals().mix(W)
+
+    def marginals(self) -> FunctionValues:
+        """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""
+        diagonal = self._diagonal(self.conditional_covariance)
+        spread = None if self.spread is None else self._diagonal(self.spread)
+        return FunctionValues(self.loc, diagonal, spread, self.event_dim - 1, origin=self.origin)
+
+
+class PropagatedJoint(JointValues, PropagatedProcess):
+    """Joint values that follow the model."""
+
+
+class KnownValues(JointValues):
+    """Joint values of one draw of a function: deterministic but for process noise."""
+
+    def from_white(self, white: Array) -> Array:
+        return self.marginals().from_white(white)
+
+    def propagated(self) -> KnownValues:
+        return self
+
+
+class WhitenedValues(JointValues):
+    r"""A Gaussian over joint values in the whitened coordinates of their prior: :math:`m(x) + L(m + R\epsilon)`.
+
+    A posterior over the values of an exact process is nearly singular wherever its prior is. In these
+    coordinates its divergence from the prior and its log density are exact all the same.
+
+    Args:
+        prior: the prior of the values, mean m(x) and covariance :math:`L L^\top` given u.
+        shift: m, whitened means (P, N).
+        root: R, triangular (P, N, N); signs on the diagonal are free.
+    """
+
+    pytree_data_fields = ("shift", "root", "L")
+
+    def __init__(self, prior: JointValues, shift: Array, root: Array) -> None:
+        self.shift, self.root = shift, root
+        self.L = prior.factor()
+        half = matmul(self.L, root)
+        loc = prior.loc + prior.to_value(matmul(self.L, shift[..., None])[..., 0])
+        super().__init__(loc, matmul(half, half.mT), event_dim=prior.event_dim, origin=prior.origin)
+
+    def from_white(self, white: Array) -> Array:
+        return self.loc + self.to_value(
+            matmul(matmul(self.L, self.root), self.to_output_major(white)[..., None])[..., 0]
+        )
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        if intermediates:
+            white = self.to_output_major(intermediates[0])
+        else:
+            unit = solve_lower(self.L, self.to_output_major(value - self.loc)[..., None])
+            white = jnp.linalg.solve(self.root, unit)[..., 0]
+        return log_density(white, log_determinant(self.L) + log_determinant(self.root)).sum(-1)
+
+    def _expanded(self, batch: tuple[int, ...]) -> JointValues:
+        return self._of(JointValues, batch)
+
+
+@kl_divergence.register(WhitenedValues, JointValues)
+def _kl_whitened(q: WhitenedValues, p: JointValues) -> Array:
+    """KL to the prior of ``q``, averaged over u where a belief about u is integrated out."""
+    return (kl_full(q.shift, q.root) + 0.5 * p.excess(inverse_lower(q.L))).sum(-1)
+
+
+class _AtLoc(Values):
+    """Values that are at ``loc``, with the log density 0 there and minus infinity elsewhere."""
+
+    spread: Array | None
+
+    def log_prob(self, value: Array, intermediates: Any = None) -> Array:
+        if self.spread is not None:  # the function is uncertain: given it, prior and posterior are the same point
+            return jnp.zeros(self.batch_shape, self.loc.dtype)
+        near = _is_near(value, self.loc).all(tuple(range(-self.event_dim, 0)))
+        return jnp.where(near, 0.0, -jnp.inf).astype(self.loc.dtype)
+
+    def _validate_sample(self, value: Array) -> None:
+        if violated(_is_near, value, self.loc):
+            raise ValueError(
+                f"expected values that a {type(self.function).__name__} determines, got others: they have no density, "
+                "so that NUTS and the autoguides of NumPyro cannot move them; pass dgp.for_mcmc(model) in place of the "
+                "model, which makes them deterministic, or give the layer process noise, f(x, noise=s)"
+            )
+
+
+def _is_near(value: Any, loc: Any) -> Any:
+    return abs(value - loc) <= jnp.finfo(loc.dtype).eps ** 0.5 * (1 + abs(loc))
+
+
+class Determined(_AtLoc, FunctionValues):
+    """Values at each input on its own."""
+
+    def propagated(self) -> PropagatedDetermined:
+        return PropagatedDetermined(
+            self.loc, self.conditional_variance, self.spread, self.event_dim, origin=self.origin
+        )
+
+
+class PropagatedDetermined(Determined, Propagated):
+    """A guide's declaration that q of deterministic values equals the model's conditional."""
+
+
+class DeterminedJoint(_AtLoc, JointValues):
+    """As :class:`Determined`, with the correlations over the last batch dimension."""
+
+    def from_white(self, white: Array) -> Array:
+        return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
+
+    def propagated(self) -> DeterminedJoint:
+        return self
+
+
+def require_following(owner: str, name: str, values: Any, q: Any) -> None:
+    """Raise if a guide gives a distribution of their own to values that v determines: they have no density.
+
+    Args:
+        owner: of messages.
+        name: of the site.
+        values: the model's distribution there.
+        q: the guide's.
+
+    Raises:
+        ValueError: such values, and a distribution that is not that of the model.
+    """
+    if isinstance(values, Determined | DeterminedJoint) and not isinstance(q, Propagated | DeterminedJoint):
+        has_noise = "noise" in inspect.signature(type(values.function).__call__).parameters
+        advice = (
+            "take dgp.guides.InducingPoint(model), under which hidden layers follow the model"
+            if owner == "Collapsed"
+            else f"give the site the rule Propagate, sites={{{name!r}: dgp.guides.Propagate()}}"
+            f"{', or the layer process noise, f(x, noise=s)' if has_noise else ''}"
+        )
+        raise ValueError(
+            f"{owner}: expected a guide under which values that v determines follow the model, got a distribution of "
+            f"its own for {name!r}, which a {type(values.function).__name__} gives no variance: {advice}"
+        )

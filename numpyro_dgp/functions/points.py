@@ -1,0 +1,324 @@
+"""``Points``: a function is represented by its values at inducing inputs.
+
+Parameters that layers open for their inducing inputs, kept apart from those of the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._checks import require_finite, require_squares
+from numpyro_dgp._data import as_floats, own_numbers
+from numpyro_dgp._typing import Array, ArrayLike, pytree, static
+from numpyro_dgp.functions.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
+from numpyro_dgp.functions.groups import GroupedFunction, open_in_plate
+from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.open_plates import plates_around
+from numpyro_dgp.functions.random_function import Moments, PointValues
+from numpyro_dgp.kernels.base import summands
+from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
+from numpyro_dgp.math.belief_moments import belief_moments
+from numpyro_dgp.math.linalg import jitter, matmul, nugget, rows_times
+from numpyro_dgp.math.whitening import inverse_cholesky, open_variance, relative_change
+from numpyro_dgp.means import Mean, Zero
+
+__all__ = ["LearnedInputsApart", "Points", "SparseFunction", "learned_inputs", "whiten_columns"]
+
+
+def learned_inputs(name: str, Z: Array) -> Array:
+    """The inducing inputs of layer ``name`` as the parameter ``"<name>_Z"``, which starts at ``Z``."""
+    found: Array = numpyro.param(f"{name}_Z", Z, of_layer=name)
+    return found
+
+
+class LearnedInputsApart(Messenger):
+    """Handler that refuses a site of the program with the name of the inducing inputs of a layer.
+
+    NumPyro gives all ``numpyro.param`` of one name the same value, whoever opens them.
+
+    Raises:
+        ValueError: two sites of one name, of which one has the inducing inputs of a layer.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str | None] = {}
+        super().__init__()
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] not in ("param", "sample", "deterministic"):
+            return
+        name, layer = msg["name"], msg["kwargs"].get("of_layer") if msg["type"] == "param" else None
+        if (owner := self._owners.setdefault(name, layer)) != layer:
+            raise ValueError(
+                f"gp {layer or owner!r}: expected no other site of the program with the name of its learned inducing "
+                f"inputs, got {name!r} for both, which would have one value: rename the site of the program, or the "
+                "layer"
+            )
+
+
+@pytree
+class Points:
+    r"""Inducing points: a function is represented by its values at ``Z``.
+
+    The layer's site holds the whitened values v, with :math:`f(Z) - m(Z) = L v` and
+    :math:`L L^\top = k(Z, Z)`.
+
+    Args:
+        Z: inducing inputs (M, D) in the units of the layer's inputs, or (P, M, D) for separate ones per
+            output.
+        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, learned with everything else.
+
+    Raises:
+        ValueError: ``Z`` has another shape, or NaN or infinite entries; with ``learn``, a site of the program that is
+            called ``"<name>_Z"`` too.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp import Points
+        >>> Points(np.linspace(-2, 2, 10)[:, None], learn=True).Z.shape
+        (10, 1)
+
+    Source: Salimbeni (2020), section 1.2.
+    """
+
+    Z: ArrayLike
+    learn: bool = static(default=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "Z", own_numbers(f"inducing inputs of {type(self).__name__}", self.Z))
+        if np.ndim(self.Z) not in (2, 3) or 0 in np.shape(self.Z):
+            raise ValueError(
+                f"expected {type(self).__name__}(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "
+                f"{np.shape(self.Z)}: for one input column write Z[:, None]"
+            )
+        if not isinstance(self.learn, bool):
+            raise ValueError(
+                f"expected {type(self).__name__}(Z, learn=...) to be True or False, got {type(self.learn).__name__}"
+            )
+        require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
+        require_squares("inducing inputs Z", self.Z)
+
+    def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction | GroupedFunction:
+        """Open the sites of layer ``name`` and return its random function; in a plate, one for each of its groups."""
+        Z = as_floats(f"inducing inputs of gp {name!r}", self.Z)
+        plates = plates_around()
+        in_groups = len(plates) == 1
+        if not in_groups and Z.ndim == 3 and Z.shape[0] != (outputs or 1):
+            raise ValueError(
+                f"gp {name!r}: expected separate inducing inputs Z of shape (P, M, D) with P = outputs = "
+                f"{outputs}, got {Z.shape}: give one (M, D) block per output, or share one Z of shape (M, D)"
+            )
+        if self.learn:
+            Z = learned_inputs(name, Z)
+        if in_groups:
+            return open_in_plate(name, plates[0], kernels, Z, outputs, mean)
+        whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
+        shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
+        u, site = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
+        return SparseFunction(kernels, Z, whiten, u, outputs, mean, site)
+
+
+def whiten_columns(whiten: Array, values: Array) -> Array:
+    """Whitened values (P, M) of values (M, P) at the inducing inputs."""
+    return matmul(whiten, values.T[..., None])[..., 0]
+
+
+@pytree
+class SparseFunction(InducedFunction):
+    """A function represented by whitened values at inducing inputs; ``dgp.gp`` makes it.
+
+    Args:
+        kernels: one kernel, or one per output.
+        Z: inducing inputs (M, D) or (P, M, D).
+        whiten: :math:`L^{-1}`, the inverse Cholesky factor of k(Z, Z), (M, M) or (P, M, M).
+        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        outputs: P, or ``None`` for a scalar function.
+        mean: the mean function.
+        site: name of the site of the whitened values; ``None`` where there is none.
+    """
+
+    kernels: Kernels
+    Z: Array
+    whiten: Array
+    u: Array | Belief | FunctionDraw
+    outputs: int | None = static()
+    mean: Mean
+    site: str | None = static(default=None)
+
+    @property
+    def size(self) -> int:
+        return self.Z.shape[-2]
+
+    @property
+    def dims(self) -> int:
+        return self.Z.shape[-1]
+
+    @property
+    def inducing_inputs(self) -> Array:
+        return self.Z
+
+    @property
+    def outputs_differ(self) -> bool:
+        return isinstance(self.kernels, tuple) or self.Z.ndim == 3
+
+    def at_points(self, output: int | None) -> PointValues:
+        kernel = self.kernels[output or 0] if isinstance(self.kernels, tuple) else self.kernels
+        Z, whiten = (a if output is None or a.ndim == 2 else a[output] for a in (self.Z, self.whiten))
+        return PointValues(kernel, Z, whiten)
+
+    def features(self, rows: Array) -> Array:
+        """A = k(x, Z) L^{-T}."""
+        dtype = jnp.result_type(rows, self.whiten)
+        cross = cross_covariance(self.kernels, rows, self.Z).astype(dtype)
+        whiten = self.whiten.astype(dtype)
+        return rows_times(cross, whiten.T) if cross.ndim == whiten.ndim == 2 else matmul(cross, whiten.mT)
+
+    def covariance(self, x: Array, y: Array | None = None) -> Array:
+        return covariances(self.kernels, x, y)
+
+    def held(self) -> SparseFunction:
+        stopped = jax.lax.stop_gradient((self.kernels, self.Z, self.whiten))
+        return dataclasses.replace(self, kernels=stopped[0], Z=stopped[1], whiten=stopped[2])
+
+    def prior_variance(self, rows: Array) -> Array:
+        return variances(self.kernels, rows)
+
+    def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        u, M = self.u, self.size
+        if not isinstance(u, FullBelief) or self.whiten.ndim == 3:
+            return super().block_moments(rows)
+        change = relative_change(gram(self.kernels, self.Z), self.whiten)
+        factors = u.scale_tril.reshape(-1, M, M)
+        arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(u.loc), factors
+        dtype = jnp.result_type(rows, *arrays)
+        from_cross = belief_moments(len(rows), *(a.astype(dtype) for a in arrays))
+
+        def moments(rows: Array) -> Moments:
+            cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
+            loc, explained, gain = from_cross(cross.astype(dtype))
+            conditional = open_variance(k, explained[:, None], M)
+            spread = jnp.maximum(gain + explained[:, None], 0)
+            return loc, jnp.broadcast_to(conditional, loc.shape), spread, k + gain
+
+        return moments
+
+    def moments(self, rows: Array) -> Moments:
+        loc, conditional, spread, total = super().moments(rows)
+        if total is not None:
+            # Computed here, because in a block it would be computed again for the derivative.
+            least = jitter(total.dtype, self.size) * variances(self.kernels, rows)
+            total = jnp.maximum(total, least[:, None])
+        return loc, conditional, spread, total
+
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        def values(x: Array) -> Array:
+            return project(weights, features(self.kernels, key, x, weights.shape[-1]))
+
+        return values(rows), whiten_columns(self.whiten, values(self.Z))
+
+    def summands(self) -> tuple[SparseFunction, ...]:
+        r"""The independent functions whose sum is this one, less its mean, where its kernel is :math:`\sum_i k_i`.
+
+        .. math:: p(f_i(x) \mid v) = N\bigl(A_i v,\; k_i(x, x) - A_i A_i^\top\bigr), \qquad A_i = k_i(x, Z) L^{-\top}
+
+        so that in a fit each has the posterior that the fit of the sum gives it, on which the others depend: variances
+        of the parts are larger than that of the sum where data decide on the sum only. The kernel is a sum as it is
+        written, ``k1 + k2``; a product is one summand. With ``posterior.layers``, given a draw of the hyperparameters:
+
+        ``f, inputs = posterior.layers(key, X)["y"]; trend, season = f.summands(); trend(X).variance``
+
+        Returns:
+            Functions to call on inputs, in the order of the kernels; their mean functions are zero.
+
+        Raises:
+            ValueError: a draw of the whole function; kernels of the outputs with different numbers of summands.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import numpyro_dgp as dgp
+            >>> x, k = jnp.linspace(0.0, 3.0, 5)[:, None], dgp.kernels
+            >>> f = dgp.gp("f", k.RBF(1.0, 2.0) + k.Periodic(1.0, 1.0, 1.0), None).condition(x, jnp.sin(x[:, 0]))
+            >>> trend, season = f.summands()
+            >>> bool(jnp.allclose(trend(x).mean + season(x).mean, f(x).mean, atol=1e-3))
+            True
+        """
+        if isinstance(self.u, FunctionDraw):
+            raise ValueError(
+                f"f.summands: expected a function with a posterior, got a draw of layer {self.site!r}: take it from "
+                "posterior.layers(key, X)"
+            )
+        several = self.kernels if isinstance(self.kernels, tuple) else (self.kernels,)
+        parts = [summands(kernel) for kernel in several]
+        if len({len(each) for each in parts}) > 1:
+            raise ValueError(
+                f"f.summands: expected kernels of all outputs with equally many summands, got "
+                f"{[len(each) for each in parts]} in layer {self.site!r}: add a kernel of a tiny variance"
+            )
+        chosen = zip(*parts, strict=True) if isinstance(self.kernels, tuple) else ((k,) for k in parts[0])
+        kernels = [tuple(each) if isinstance(self.kernels, tuple) else each[0] for each in chosen]
+        return tuple(
+            SummandFunction(k, self.Z, self.whiten, self.u, self.outputs, Zero(), self.site)  # type: ignore[arg-type]
+            for k in kernels
+        )
+
+    def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
+        if not isinstance(other, SparseFunction) or not isinstance(self.u, Array | Belief):
+            return super().whitened_values_of(other)
+        differ = self.outputs_differ or other.outputs_differ
+        found = []
+        for output in range(self.outputs or 1) if differ else (None,):
+            ours, theirs = self.at_points(output), other.at_points(output)
+            values = (self.mean_at(theirs.Z) - other.mean_at(theirs.Z)).reshape(len(theirs.Z), -1)
+            means = values if output is None else values[:, output, None]
+            found.append((*_whitened_values(ours, theirs), whiten_columns(theirs.whiten, means)))
+        A, open_, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
+        known = self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u)
+        spread = self.u.spread_covariance(A) if isinstance(self.u, Belief) else 0.0
+        return matmul(A, known[..., None])[..., 0] + shift, open_ + spread
+
+
+@pytree
+class SummandFunction(SparseFunction):
+    """One of the functions that a function with a sum of kernels is the sum of, given the values of the sum.
+
+    Its kernel is its own, L and v are those of the sum.
+    """
+
+    def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
+        return InducedFunction.block_moments(self, rows)  # no derivative of L by this kernel
+
+    def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
+        raise ValueError(
+            "f.summands: expected inputs at which parts are called or joint, got a draw of a whole function"
+        )
+
+
+def _whitened_values(ours: PointValues, theirs: PointValues) -> tuple[Array, Array]:
+    r"""Whitened values at other points given ours: the slope (1, M', M) and the covariance (1, M', M').
+
+    The jitter of k(Z, Z) is the variance of independent noise on the inducing values. Points that are in both sets
+    have the same noise: where all are, the slope is the identity and nothing is left open.
+    """
+    K, noise = ours.kernel.gram(theirs.Z), nugget(ours.kernel.gram(ours.Z))
+    cross = ours.kernel(theirs.Z, ours.Z) + noise * _same_rows(theirs.Z, ours.Z)
+    A = matmul(matmul(theirs.whiten, cross), ours.whiten.mT)
+    prior = matmul(matmul(theirs.whiten, K + noise * jnp.eye(len(K), dtype=K.dtype)), theirs.whiten.mT)
+    return A[None], (prior - matmul(A, A.mT))[None]
+
+
+def _same_rows(X: Array, Y: Array) -> Array:
+    """One where two rows are the same point (N, M): the first of several equal rows is the first of the others."""
+
+    def equal(X: Array, Y: Array) -> Array:
+        return (X[:, None] == Y).all(-1)
+
+    first, second = (jnp.tril(equal(rows, rows), -1).sum(-1) for rows in (X, Y))
+    return (equal(X, Y) & (first[:, None] == second)).astype(X.dtype)

@@ -1,0 +1,252 @@
+r"""A rule for the inducing values of a layer: one Gaussian over all outputs together.
+
+One Gaussian over the inducing values of all outputs of a layer, which is drawn.
+
+A rule for inducing values that depend on those of the layer below: Markov dynamics across layers.
+
+With :math:`v^- \sim N(m^-, \Sigma^-)` the values of a layer are Gaussian too, :math:`v \sim N(m, \Sigma)` with
+
+.. math:: m = U m^- + t, \quad \Sigma = U \Sigma^- U^\top + \Omega, \quad \operatorname{Cov}[v, v^-] = U \Sigma^- .
+
+If the posterior of hidden values does not depend on inducing values, this dependence does not improve the bound
+(Chamberlin, 2016, section 4.5). If it does, a draw of the lower function determines which upper function fits the data,
+and the bound gains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro.distributions import constraints, kl_divergence
+
+from numpyro_dgp._checks import require_count
+from numpyro_dgp._repr import brief
+from numpyro_dgp._typing import Array
+from numpyro_dgp.functions.beliefs import Belief, InducingPrior
+from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full, row_scaled_tril
+from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_scale, require_site
+from numpyro_dgp.math.gaussians import kl_full, log_density, log_determinant
+from numpyro_dgp.math.linalg import matmul, orthonormal, solve_lower
+
+__all__ = ["FullJoint", "JointInducing", "MarkovInducing"]
+
+
+class JointInducing(FieldsInOrder):
+    r"""One covariance for the whitened values of all outputs together: :math:`\operatorname{vec}(v) = m + R\epsilon`.
+
+    It is no ``Belief``: layers integrate outputs one by one, which would lose how these depend on each other.
+
+    Args:
+        loc: m, (P, M) or (M,).
+        scale_tril: lower triangular factor R (P M, P M); the signs of its diagonal are free.
+    """
+
+    arg_constraints = {"loc": constraints.real, "scale_tril": constraints.real}
+    reparametrized_params = ["loc", "scale_tril"]
+
+    __repr__ = brief
+
+    def __init__(self, loc: Array, scale_tril: Array) -> None:
+        self.loc, self.scale_tril = loc, scale_tril
+        super().__init__((), jnp.shape(loc), validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def around(self, loc: Array) -> JointInducing:
+        """The Gaussian of the same covariance around other means."""
+        return JointInducing(loc, self.scale_tril)
+
+    def from_white(self, white: Array) -> Array:
+        """The draw that standard normal numbers of its shape give."""
+        return self.loc + matmul(self.scale_tril, self._flat(white)[..., None]).reshape(white.shape)
+
+    def white(self, value: Array) -> Array:
+        """The standard normal numbers that give a draw."""
+        return solve_lower(self.scale_tril, self._flat(value - self.loc)[..., None]).reshape(value.shape)
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        white = jax.random.normal(key, self.shape(sample_shape), self.loc.dtype)
+        return self.from_white(white), [white]
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return self.sample_with_intermediates(key, sample_shape)[0]
+
+    def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
+        white = intermediates[0] if intermediates else self.white(value)
+        return log_density(self._flat(white), log_determinant(self.scale_tril))
+
+    def _flat(self, values: Array) -> Array:
+        return values.reshape(*values.shape[: values.ndim - self.event_dim], -1)
+
+    @property
+    def mean(self) -> Array:
+        return self.loc
+
+    @property
+    def variance(self) -> Array:
+        return jnp.square(self.scale_tril).sum(-1).reshape(self.loc.shape)
+
+
+@kl_divergence.register(JointInducing, InducingPrior)
+def _kl_joint_inducing(q: JointInducing, prior: InducingPrior) -> Array:
+    return kl_full(q.loc.reshape(-1), q.scale_tril)
+
+
+@dataclasses.dataclass(frozen=True)
+class FullJoint(Rule):
+    r"""One full Gaussian over the inducing values of all outputs: :math:`q(\operatorname{vec} v) = N(m, R R^\top)`.
+
+    ``Full()`` has a covariance per output, P M² numbers, this rule P² M². Where outputs meet in a layer above or in a
+    likelihood, their posteriors depend on each other. v is drawn, once for all data, and the divergence from the prior
+    is in closed form given what v depends on. Where outputs are seen one by one the best joint covariance is that of
+    ``Full()``, which is integrated and less noisy. With ``MarkovInducing(conditional=FullJoint())`` it is the
+    covariance that is left when the layer below is known. For natural gradients take ``Full()``.
+
+    Args:
+        scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
+
+    Raises:
+        ValueError: a scale that is not positive, or a site that does not hold inducing values.
+
+    Example:
+        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.handlers import seed, trace
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> guide = dgp.guides.InducingPoint(model, sites={"f": dgp.guides.FullJoint()})
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> with trace() as sites, seed(rng_seed=0):
+        ...     draws = guide(X, X[:, 0])
+        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("f_auto")}
+        {'f_auto_loc': (2, 5), 'f_auto_scale_tril': (10, 10)}
+
+    Source: Chamberlin (2016), section 4.9, whitened.
+    """
+
+    scale: float | None = None
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        require_scale("rule FullJoint", 1.0 if self.scale is None else self.scale)
+
+    def __call__(self, site: Site) -> JointInducing:
+        require_site(InducingPrior, self, site, "inducing values")
+        shape, dtype = site.fn.event_shape, site.fn.dtype
+        start = lambda: initial_scale(self.scale, site) * jnp.eye(math.prod(shape), dtype=dtype)  # noqa: E731
+        loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
+        return JointInducing(loc, jnp.tril(site.param("scale_tril", start, constraint=row_scaled_tril)))
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovInducing(Rule):
+    r"""Inducing values whose mean is linear in those of the layer below.
+
+    .. math:: q(v_p \mid v^-) = N(U_p \operatorname{vec}(v^-) + t_p,\; \Omega_p)
+
+    Every output depends on all outputs of the layer below. U starts at zero, where q(v) is ``conditional`` alone.
+
+    Under ``dgp.ELBO`` the values :math:`v^-` are drawn, once for all data, and :math:`v` is integrated out given the
+    draw, with the divergence of :math:`q(v \mid v^-)` in closed form. Values that no other layer depends on are
+    integrated out.
+    The draw makes gradients noisier than those of independent layers: take several, ``ELBO(num_particles=...)``.
+    :mod:`numpyro_dgp.bounds.markov_layers` has the bound in closed form.
+
+    Args:
+        below: the site of :math:`v^-`; by default that of the inducing values before this one in the program.
+        rank: J, where :math:`U_p` is a matrix (M, J) times one basis O (J, P⁻ M⁻) for all outputs; ``None`` for a
+            dense U.
+        conditional: rule for :math:`N(t, \Omega)`: ``Full()``, a triangular root of :math:`\Omega` per output, or
+            ``Diagonal()``; ``LowRank(J)``, a diagonal and a matrix of low rank per output; or ``FullJoint()``, one
+            :math:`\Omega` over all outputs together, with which :math:`v` is drawn too.
+
+    Raises:
+        ValueError: a rank that is not a positive integer, another rule as conditional, a site that does not hold
+            inducing values, or one without a layer below, or with ``below`` not before it in the program.
+
+    Example:
+        >>> import jax, numpyro, optax
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_dgp as dgp
+        >>> from numpyro.infer import SVI
+        >>> from numpyro_dgp.guides import GivenInducing, InducingPoint
+        >>> from numpyro_dgp.guides import MarkovInducing
+        >>> def model(X, y=None):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))
+        ...     with numpyro.plate("data", len(X)):
+        ...         h = numpyro.sample("h", f(X, noise=0.1))
+        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> guide = InducingPoint(model, sites={"g": MarkovInducing(below="f"), "h": GivenInducing("free")})
+        >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
+        >>> result = svi.run(jax.random.key(0), 20, X, X[:, 0] ** 2, progress_bar=False)
+        >>> result.params["g_auto_transition"].shape
+        (4, 10)
+
+    Source: Chamberlin (2016), sections 4.7, 4.9 and A.6, whitened; section 4.7 has one U per pair of outputs, section
+    4.9 one :math:`\Omega` for all outputs together, ``FullJoint()``.
+    """
+
+    below: str | None = None
+    rank: int | None = None
+    conditional: Full | Diagonal | LowRank | FullJoint = dataclasses.field(default_factory=Full)
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            require_count("rule MarkovInducing", "rank", self.rank, "5, or None for a dense matrix")
+        if not isinstance(self.conditional, Full | Diagonal | LowRank | FullJoint):
+            raise ValueError(
+                f"rule MarkovInducing: expected conditional=Full(), Diagonal(), LowRank(rank) or FullJoint(), got "
+                f"{self.conditional!r}: it gives the covariance of inducing values when those of the layer below are "
+                "known"
+            )
+
+    @property
+    def gaussian(self) -> GaussianParameters | None:  # type: ignore[override]
+        r"""Of t and :math:`\Omega`: the Gaussian given the layer below."""
+        return self.conditional.gaussian
+
+    def follows(self, name: str, order: tuple[str, ...]) -> str:
+        before = order[: order.index(name)]
+        if not before:
+            raise ValueError(
+                f"rule MarkovInducing: expected a layer below {name!r}, got the first layer of {list(order)}: give it "
+                "guides.Full()"
+            )
+        below = before[-1] if self.below is None else self.below
+        if below not in before:
+            raise ValueError(
+                f"rule MarkovInducing: expected below to be one of {list(before)}, the inducing values that come "
+                f"before {name!r}, got {below!r}: leave it out for the last of them"
+            )
+        return below
+
+    def __call__(self, site: Site) -> Belief | JointInducing:
+        require_site(InducingPrior, self, site, "inducing values")
+        q: Any = self.conditional(site)
+        return q.around(q.loc + self._transition(site, q.loc, site.below().reshape(-1)))
+
+    def _transition(self, site: Site, loc: Array, below: Array) -> Array:
+        """U vec(v⁻), of the shape of ``loc``."""
+        rank = self.rank
+        if rank is not None:
+            size = below.size
+            below = matmul(site.param("basis", lambda: orthonormal(rank, size, loc.dtype)), below)
+        return matmul(site.param("transition", lambda: jnp.zeros((*loc.shape, below.size), loc.dtype)), below)

@@ -1,0 +1,1 @@
+"""What a traced function depends on, read off its jaxpr."""

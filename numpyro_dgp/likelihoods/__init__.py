@@ -1,0 +1,1 @@
+"""Distributions of y given function values, and their integrals."""

@@ -1,0 +1,253 @@
+r"""Expectations of log densities under Gaussians that have a closed form.
+
+With function values :math:`v \sim N(\mu, \sigma^2)`, a slope :math:`\alpha` and an offset :math:`\beta`:
+
+- a normal y of mean :math:`\alpha v + \beta` and scale :math:`\tau`:
+  :math:`\log N(y; \alpha\mu + \beta, \tau^2) - \tfrac12 \alpha^2 \sigma^2 / \tau^2`;
+- a rate :math:`e^{\alpha v + \beta}` of ``Poisson``, ``Exponential`` or ``Gamma``:
+  :math:`E[\log \mathrm{rate}] = \alpha\mu + \beta` and
+  :math:`E[\mathrm{rate}] = e^{\alpha\mu + \beta + \alpha^2 \sigma^2/2}`;
+- a time t with the cumulative hazard :math:`e^{\alpha v + \beta} t^k`, of ``Weibull`` and of right-censored
+  ``Exponential`` and ``Weibull``: the log hazard, if the time was observed, less the cumulative hazard, likewise;
+- a Laplace y of location :math:`\alpha v + \beta`: that of its distance to y, with
+  :math:`E|z| = \tau \sqrt{2/\pi}\, e^{-\delta^2/2\tau^2} + \delta\, \mathrm{erf}(\delta / \tau\sqrt2)` for
+  :math:`z \sim N(\delta, \tau^2)`;
+- an angle y of ``VonMises`` around :math:`\alpha v + \beta`:
+  :math:`E[\cos(y - \alpha v - \beta)] = e^{-\alpha^2 \sigma^2/2} \cos(y - \alpha\mu - \beta)`.
+
+The user does not pass the slope and the offset: they come from one forward-mode derivative at :math:`\mu`.
+Source: Salimbeni (2020), section 1.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import erf, gammaln, i0e, xlogy
+
+from numpyro_dgp._typing import Array
+from numpyro_dgp.jaxprs.dependence import Dependence
+from numpyro_dgp.likelihoods.families import is_family
+from numpyro_dgp.math.linalg import safe_sqrt
+
+__all__ = ["ClosedForm", "ClosedForms", "closed_forms", "normal_bound", "normal_density", "normal_form", "with_slope"]
+
+# Maps (y, mean, variance) to an expectation, elementwise.
+ClosedForm = Callable[[Array, Array, Array], Array]
+Conditional = Callable[[Array], Any]
+
+_CONSTANT = (Dependence.CONSTANT,)
+_AFFINE, _LOG_AFFINE = (*_CONSTANT, Dependence.AFFINE), (*_CONSTANT, Dependence.LOG_AFFINE)
+
+
+_POINTED = dist.StudentT, dist.Cauchy, dist.Logistic, dist.SoftLaplace, dist.AsymmetricLaplace
+_NODES = 48
+_REACH, _PLACED, _LEAST_ASIDE = 5.5, 3.0, 0.3
+"""In standard deviations of v: where nodes end, how far out they gather, and around what is further out to how much."""
+
+
+class ClosedForms(NamedTuple):
+    r"""What is known in closed form, each ``None`` if it is not, and of nodes that are placed where they are needed.
+
+    Args:
+        expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), number by number.
+        log_marginal: :math:`\log E[p(y \mid v)]`, likewise.
+        normal: of ``Normal(slope * v + offset, scale)``, from v to its mean, its slope and its scale.
+        around_location: the expected log density over nodes around the v whose location is y, where a log density
+            has a point or a steep valley there.
+    """
+
+    expected_log_prob: ClosedForm | None = None
+    log_marginal: ClosedForm | None = None
+    normal: Callable[[Array], tuple[Array, Array, Array]] | None = None
+    around_location: ClosedForm | None = None
+
+
+def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Mapping[str, Dependence]) -> ClosedForms:
+    """The closed forms of a conditional; each calls it once.
+
+    Args:
+        conditional: from v to a distribution with the shape of v and no event dimensions.
+        example: one such distribution.
+        kinds: how its parameters depend on v, by name.
+
+    Example:
+        >>> conditional = lambda v: dist.Poisson(jnp.exp(v))
+        >>> forms = closed_forms(conditional, conditional(jnp.zeros(1)), {"rate": Dependence.LOG_AFFINE})
+        >>> print(forms.expected_log_prob(jnp.zeros(1), jnp.zeros(1), jnp.ones(1)).round(3))  # -exp(1/2)
+        [-1.649]
+    """
+
+    def matches(**allowed: tuple[Dependence, ...]) -> bool:
+        return all(kinds.get(name) in among for name, among in allowed.items())
+
+    if is_family(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
+        return _normal_forms(conditional)
+    if is_family(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
+        return _rate(conditional, lambda y, r, log_r: jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1))
+    if is_family(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
+        return _rate(conditional, lambda y, r, log_r: log_r - y * r)
+    if is_family(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
+        return _rate(conditional, _gamma, "concentration")
+    if is_family(example, dist.LogNormal) and matches(loc=_AFFINE, scale=_CONSTANT):
+        return _log_normal(conditional)
+    if is_family(example, dist.VonMises) and matches(loc=_AFFINE, concentration=_CONSTANT):
+        return ClosedForms(partial(_von_mises, conditional))
+    if is_family(example, dist.Laplace) and matches(loc=_AFFINE, scale=_CONSTANT):
+        return ClosedForms(partial(_laplace, conditional))
+    if is_family(example, *_POINTED) and matches(loc=_AFFINE, scale=_CONSTANT):
+        return ClosedForms(around_location=partial(_around_location, conditional))
+    known: tuple[str, ...] = ("log_prob",)
+    if is_family(example, dist.RightCensoredDistribution) and matches(censored=_CONSTANT):
+        example, known = example.base_dist, ("log_prob", "cdf")  # type: ignore[attr-defined]
+    of_weibull = is_family(example, dist.Weibull, methods=known) and matches(concentration=_CONSTANT, scale=_LOG_AFFINE)
+    if of_weibull or (is_family(example, dist.Exponential, methods=known) and matches(rate=_LOG_AFFINE)):
+        return ClosedForms(partial(_times, conditional))
+    return ClosedForms()
+
+
+def normal_form(conditional: Conditional, v: Array) -> tuple[Array, Array, Array]:
+    """Slope, offset and scale of a conditional that is ``Normal(slope * v + offset, scale)``.
+
+    They broadcast against v; the slope of ``Normal(v, scale)`` is a single one.
+    """
+    example = conditional(v)
+    if example.loc is v:
+        return jnp.ones((), v.dtype), jnp.zeros((), v.dtype), example.scale
+    offset, slope, _ = with_slope(conditional, jnp.zeros_like(v), "loc")
+    return slope, offset, example.scale
+
+
+def with_slope(conditional: Conditional, v: Array, name: str, *others: str) -> tuple[Array, Array, list[Array]]:
+    """A parameter at v, its derivative number by number, and other parameters, in one call."""
+
+    def parameters(v: Array) -> tuple[Array, list[Array]]:
+        d = conditional(v)
+        return getattr(d, name), [getattr(d, other) for other in others]
+
+    return jax.jvp(parameters, (v,), (jnp.ones_like(v),), has_aux=True)
+
+
+def _gamma(y: Array, r: Array, log_r: Array, a: Array) -> Array:
+    return a * log_r + (a - 1) * jnp.log(y) - y * r - gammaln(a)
+
+
+def normal_bound(y: Array, mean: Array, scale: Array, ratio: Array) -> Array:
+    """The expected log density of y with a random mean, whose variance is ``ratio`` times that of the noise."""
+    return dist.Normal(mean, scale, validate_args=False).log_prob(y) - 0.5 * ratio
+
+
+def normal_density(y: Array, mean: Array, variance: Array) -> Array:
+    """The log density of y by its mean and variance."""
+    return dist.Normal(mean, jnp.sqrt(variance), validate_args=False).log_prob(y)
+
+
+def _normal_forms(conditional: Conditional) -> ClosedForms:
+    """Those of ``Normal(slope * v + offset, scale)``."""
+
+    def moments(v: Array) -> tuple[Array, Array, Array]:
+        mean, slope, (scale,) = with_slope(conditional, v, "loc", "scale")
+        return mean, slope, scale
+
+    def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
+        mean, slope, scale = moments(loc)
+        return normal_bound(y, mean, scale, jnp.square(slope / scale) * variance)
+
+    def log_marginal(y: Array, loc: Array, variance: Array) -> Array:
+        mean, slope, scale = moments(loc)
+        return normal_density(y, mean, jnp.square(scale) + jnp.square(slope) * variance)
+
+    return ClosedForms(expected_log_prob, log_marginal, moments)
+
+
+def _log_normal(conditional: Conditional) -> ClosedForms:
+    def of_times(form: ClosedForm | None) -> ClosedForm | None:
+        return None if form is None else partial(_of_logarithm, form)
+
+    of_logarithms = _normal_forms(conditional)
+    return ClosedForms(of_times(of_logarithms.expected_log_prob), of_times(of_logarithms.log_marginal))
+
+
+def _safe_log(x: Array) -> Array:
+    """The logarithm, of the smallest normal number where x is not positive: its derivative there is zero."""
+    return jnp.log(jnp.where(x > 0, x, jnp.finfo(jnp.result_type(x, float)).tiny))
+
+
+def _of_logarithm(form: ClosedForm, y: Array, loc: Array, variance: Array) -> Array:
+    log_y = _safe_log(y)
+    return jnp.where(y > 0, form(log_y, loc, variance) - log_y, -jnp.inf)
+
+
+def _von_mises(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
+    mean, slope, (kappa,) = with_slope(conditional, loc, "loc", "concentration")
+    cosine = jnp.exp(-0.5 * jnp.square(slope) * variance) * jnp.cos(y - mean)
+    return kappa * (cosine - 1) - jnp.log(2 * jnp.pi * i0e(kappa))
+
+
+def _laplace(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
+    mean, slope, (scale,) = with_slope(conditional, loc, "loc", "scale")
+    sd = jnp.maximum(jnp.abs(slope) * safe_sqrt(variance), 1e-10 * scale)
+    z = jnp.clip((y - mean) / sd, -40, 40)
+    distance = sd * math.sqrt(2 / math.pi) * jnp.exp(-0.5 * jnp.square(z)) + (y - mean) * erf(z / math.sqrt(2))
+    return -distance / scale - jnp.log(2 * scale)
+
+
+def _around_location(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
+    """By the trapezoidal rule in u, with z = c + w sinh u: c is where the location is y, w the scale there."""
+    if jnp.ndim(y) > jnp.ndim(loc):  # several y of one v
+        return jax.vmap(lambda one: _around_location(conditional, one, loc, variance))(y)
+    sd = safe_sqrt(variance)
+    mean, slope, (scale,) = with_slope(conditional, loc, "loc", "scale")
+    spread = jnp.abs(slope * sd) + 1e-30
+    z = (y - mean) / jnp.where(slope < 0, -spread, spread)
+    width = jnp.clip(scale / spread, jnp.where(jnp.abs(z) > _PLACED, _LEAST_ASIDE, 1e-4), 1e3)
+    centre, width = jax.lax.stop_gradient((jnp.clip(z, -_PLACED, _PLACED), width))
+    low, high = jnp.arcsinh((-_REACH - centre) / width), jnp.arcsinh((_REACH - centre) / width)
+    u = low + (high - low) * jnp.linspace(0, 1, _NODES, dtype=low.dtype).reshape(-1, *(1,) * low.ndim)
+    e = jnp.exp(u)
+    points = centre + width * 0.5 * (e - 1 / e)
+    weights = jnp.exp(-0.5 * jnp.square(points)) * (e + 1 / e)
+    values = jax.vmap(lambda v: conditional(v).log_prob(y))(loc + sd * points)
+    return (weights * values).sum(0) / weights.sum(0)
+
+
+class _Hazard(NamedTuple):
+    """Of times with the cumulative hazard rate * t**power."""
+
+    log_rate: Array
+    power: Array | float
+    censored: Array | bool
+
+
+def _hazard(d: Any) -> _Hazard:
+    base, censored = (d.base_dist, d.censored) if isinstance(d, dist.RightCensoredDistribution) else (d, False)
+    if isinstance(base, dist.Exponential):
+        return _Hazard(jnp.log(base.rate), 1.0, censored)
+    return _Hazard(-base.concentration * jnp.log(base.scale), base.concentration, censored)
+
+
+def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
+    found = with_slope(lambda v: _hazard(conditional(v)), loc, "log_rate", "power", "censored")
+    log_rate, slope, (power, censored) = found
+    log_y = _safe_log(y)
+    cumulative = jnp.where(y > 0, jnp.exp(log_rate + 0.5 * jnp.square(slope) * variance + power * log_y), 0)
+    log_hazard = log_rate + jnp.log(power) + xlogy(power - 1, jnp.where(censored, 1, y))
+    return jnp.where(y < 0, -jnp.inf, jnp.where(censored, 0, log_hazard) - cumulative)
+
+
+def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str) -> ClosedForms:
+    def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
+        rate, derivative, constants = with_slope(conditional, loc, "rate", *others)
+        slope = derivative / jnp.where(rate > 0, rate, jnp.inf)  # it is zero where nothing was exposed
+        mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)
+        log_rate = jnp.where(rate > 0, _safe_log(rate), -jnp.inf)
+        # As of the distributions themselves: in a compiled step nothing else says that y is out of range.
+        return jnp.where(y < 0, -jnp.inf, expected(y, mean_rate, log_rate, *constants))
+
+    return ClosedForms(expected_log_prob)

@@ -1,0 +1,419 @@
+r"""``Likelihood``, the distribution of y with the last function integrated out.
+
+Source: Hensman et al. (2015) for the bound on u; Salimbeni (2020), equations 1.25-1.27 and 2.14-2.18.
+
+Values of processes without inducing values, ``inducing=None`` or ``dgp.Neighbours``, where these are needed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_dgp._checks import MISSING, require_finite
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, sum_event
+from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
+from numpyro_dgp.functions.open_plates import require_rows_of_plates
+from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.likelihoods.around_peaks import Peaks, around_peaks
+from numpyro_dgp.likelihoods.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
+from numpyro_dgp.likelihoods.conditionals import choose_rule, elementwise, read, require_arguments, with_key
+from numpyro_dgp.likelihoods.families import follows
+from numpyro_dgp.likelihoods.missing import are_entries, observed_entries, of_entries, of_rows, with_entries
+from numpyro_dgp.likelihoods.observed_only import ObservedOnly
+from numpyro_dgp.likelihoods.outcomes import moments, value_range
+from numpyro_dgp.likelihoods.several_conditionals import Given, given_others
+from numpyro_dgp.likelihoods.stacked_values import CorrelatedValues, SeveralValues, correlated, of_columns, side_by_side
+from numpyro_dgp.likelihoods.tails import log_density
+from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo, ProductGrid
+
+__all__ = ["Likelihood", "require_site"]
+
+
+def require_site(f_x: Any) -> None:
+    """Raise if a likelihood would integrate values of a process without v: over their prior, whatever is observed.
+
+    Raises:
+        ValueError: such values.
+    """
+    is_prior = isinstance(f_x, ProcessValues) and not isinstance(f_x, WhitenedValues)
+    function = f_x.function if is_prior else None
+    if function is not None and function.site is None and not hasattr(function, "u"):
+        raise ValueError(
+            "Likelihood: expected values of a function with inducing points, got those of one without "
+            "(inducing=None or dgp.Neighbours), which would be integrated over their prior, whatever y is: draw them "
+            'outside the plate, v = numpyro.sample("v", f(X)), and write numpyro.sample("y", dist.Normal(v, noise)) '
+            'inside; with Gaussian noise numpyro.sample("y", f(X, noise=noise)) does both; or give the layer '
+            "dgp.Points(X)"
+        )
+
+
+class Likelihood(FieldsInOrder):
+    r"""The distribution of observations y whose parameters are function values v = f(x).
+
+    .. math:: \texttt{log\_prob}(y) = E_{p(v)}[\log p(y \mid v)]
+              \qquad \texttt{log\_marginal}(y) = \log E_{p(v)}[p(y \mid v)]
+
+    ``sample`` draws v, then y. With the default ``collapse="bound"``, exp(``log_prob``) is *not*
+    normalised in y: it bounds the joint density of the full Gaussian process from below, so that inducing points
+    belong to inference and do not change the model. NUTS, NumPyro's ELBOs and ``dgp.ELBO`` then all have the same
+    target. Scores and LOO use ``log_marginal``, which is normalised.
+
+    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal``, ``LogNormal``,
+    ``Laplace`` and ``VonMises`` with a location affine in v, for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate
+    log-affine in v, for ``Weibull`` with such a scale, right-censored ``Exponential`` and ``Weibull``, but for
+    subclasses with a ``log_prob`` of their own; by the distribution itself if it has a method
+    ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when each number of y
+    depends on three numbers of v at most; by Monte Carlo otherwise, with a warning. ``repr`` says which.
+
+    Parameters of y may come from several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
+    jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in some functions,
+    such as their sum, and a scale that is constant or whose log is affine in another one; over nodes of the others for
+    any scale. Values of one function at several inputs of a row may be among them, as of a duel, ``Likelihood((f(a),
+    f(b)), lambda v, w: dist.Bernoulli(logits=v - w))``, and slopes and sums of it: with their correlation.
+
+    Args:
+        f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
+        conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y; of several functions, from
+            the values of each. Any NumPyro distribution will do, with ``to_event(1)`` when y has P columns. The
+            function is called several times and must give the same each time: draw random numbers and change anything
+            outside of it in the program.
+        integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
+            instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
+            20 draws for more; 48 around the location for ``StudentT``, ``Cauchy`` and the like. By default
+            ``log_marginal`` takes intervals of one or two numbers of v where the integrand is: right to 1e-6 for one,
+            whatever the number and width of peaks. Two without a closed form (``Gamma``, say) take some 50 000
+            evaluations of the density for 225; ``GaussHermite(15)`` will do where y leaves as much open as p(v).
+        collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
+            model of its own, conditionally independent given u (FITC).
+        observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
+            in densities, whatever number stands there, and are predicted as all are. ``dgp.missing(data)``
+            makes both from data with gaps. ``None`` for all.
+
+    Raises:
+        ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; several functions at
+            different rows; ``conditional`` does not return a distribution, combines rows of v (``v - v.mean()``) or has
+            sites; Gauss-Hermite for a conditional that mixes more than three numbers of v; observations of the wrong
+            shape or out of range (labels, counts); ``observed`` of another shape, or for single entries of a
+            distribution with one density per row, such as ``MultivariateNormal``; or the mean or variance of a
+            conditional that has none.
+
+    Warns:
+        UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
+        program.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_dgp.functions.function_values import FunctionValues
+        >>> from numpyro_dgp import Likelihood, MonteCarlo
+        >>> f_x = FunctionValues(jnp.zeros(3), jnp.ones(3), event_dim=0)
+        >>> y = Likelihood(f_x, lambda v: dist.Normal(v, 0.5))
+        >>> print(y.log_prob(jnp.zeros(3)).round(3), y.log_marginal(jnp.zeros(3)).round(3))
+        [-2.226 -2.226 -2.226] [-1.031 -1.031 -1.031]
+        >>> y, Likelihood(f_x, lambda v: dist.StudentT(4.0, v, 0.5))
+        (Likelihood(Normal, closed form), Likelihood(StudentT, 48 nodes around the location))
+        >>> classes = FunctionValues(jnp.zeros((3, 4)), jnp.ones((3, 4)))
+        >>> Likelihood(classes, lambda v: dist.Categorical(logits=v), integrate=MonteCarlo(50))
+        Likelihood(Categorical, 50 draws: its conditional mixes the 4 outputs of f)
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    pytree_data_fields = ("f_x", "rule", "observed")
+    pytree_aux_fields = (
+        "conditional",
+        "collapse",
+        "family",
+        "mixes",
+        "own",
+        "closed",
+        "given",
+        "peaks",
+        "number_dim",
+        "outcomes",
+    )
+
+    def __init__(
+        self,
+        f_x: FunctionValues | JointValues | Sequence[FunctionValues | JointValues],
+        conditional: Callable[..., dist.Distribution],
+        *,
+        integrate: GaussHermite | MonteCarlo | None = None,
+        collapse: Literal["bound", "marginal"] = "bound",
+        observed: ArrayLike | None = None,
+    ) -> None:
+        several = f_x if isinstance(f_x, tuple | list) else (f_x,)
+        for values in several or (None,):
+            if not isinstance(values, FunctionValues | ProcessValues):
+                raise ValueError(
+                    f"Likelihood: expected the distribution f(x), got {type(values).__name__}: pass g(h) itself; for a "
+                    'draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", dist.Normal(v, noise)) instead'
+                )
+            require_site(values)
+        if collapse not in ("bound", "marginal"):
+            raise ValueError(f'Likelihood: expected collapse="bound" or "marginal", got {collapse!r}')
+        require_arguments(conditional, len(several))
+        self.f_x = side_by_side(several)  # type: ignore[arg-type]
+        if isinstance(self.f_x, MixedValues) and collapse == "marginal":
+            raise ValueError(
+                'Likelihood: expected collapse="bound" for mixed values, got "marginal": their outputs are correlated; '
+                "scores of them, Posterior.log_density, see that"
+            )
+        if isinstance(self.f_x, SeveralValues):
+            self.f_x = correlated(self.f_x)
+        if isinstance(self.f_x, CorrelatedValues):
+            conditional = self.f_x.of_innovations(conditional)
+        reading = read(conditional, self.f_x)
+        example, self.family, self.mixes = reading.example, reading.family, reading.mixes
+        self.conditional, self.collapse = of_columns(conditional, self.f_x), collapse
+        self.outcomes = value_range(example)
+        self.observed = None if observed is None else observed_entries(observed, example)
+        alone = not isinstance(self.f_x, SeveralValues)
+        if isinstance(self.f_x, MixedValues) and not self.factorised:  # the marginals of the mixtures are not enough
+            mixed, alone, reading = self.f_x, False, reading._replace(grid=None)
+            self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
+        elif collapse == "marginal" and self.f_x.spread is not None:  # a grid within a grid
+            reading = reading._replace(grid=None)
+        self.own = tuple(alone and follows(example, name) for name in ("expected_log_prob", "log_marginal"))
+        self.closed: ClosedForms = closed_forms(self.per_number, elementwise(example), reading.kinds)
+        self.number_dim = elementwise(example).event_dim
+        self.given: Given | None = None
+        if isinstance(self.f_x, SeveralValues):
+            apart = lambda *v: elementwise(conditional(*v))  # noqa: E731
+            self.given = given_others(apart, elementwise(example), reading.parts, self.f_x.split, self.f_x.loc)
+        self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
+        free, exact = integrate is None, self.closed.log_marginal or (self.given and self.given.moments)
+        self.peaks = around_peaks(self.conditional, reading, self.given) if free and not exact else None
+        self.closed = self.closed if free else self.closed._replace(around_location=None)
+        require_rows_of_plates(example.batch_shape)
+        super().__init__(example.batch_shape, example.event_shape)
+
+    @property
+    def factorised(self) -> bool:
+        """Whether each number of y depends on its own number of v; if not, ``mixes`` says why."""
+        return self.mixes is None
+
+    @property
+    def _exact(self) -> str | None:
+        """How ``log_prob`` takes the expectation if it needs neither nodes nor draws; else ``None``."""
+        marginal = self.collapse == "marginal"
+        if marginal and self.f_x.spread is not None:
+            return None
+        if self.own[marginal]:
+            return "own integral"
+        of_several = self.given and (self.given.moments or (not marginal and self.given.altogether))
+        return "closed form" if self.closed[marginal] or of_several else None
+
+    def __repr__(self) -> str:
+        how, rule = self._exact, self.rule
+        if how is None and isinstance(rule, MonteCarlo):
+            how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
+        elif how is None and self.collapse == "marginal" and self.peaks is not None:
+            how = "nodes around the peak"
+        elif how is None and self.collapse == "bound" and self.closed.around_location is not None:
+            how = "48 nodes around the location"
+        elif how is None:
+            how = f"{self._open_directions(self.given).size} Gauss-Hermite nodes"
+        return f"Likelihood({self.family}, {how})"
+
+    def per_number(self, v: Array) -> dist.Distribution:
+        """The conditional without ``to_event``: where it is ``factorised``, a distribution per number of v."""
+        return elementwise(self.conditional(v))
+
+    def normal_form(self) -> tuple[Array, Array, Array] | None:
+        """Slope, offset and scale where the conditional is ``Normal(slope * v + offset, scale)``, else ``None``.
+
+        They broadcast against v; the slope of ``Normal(v, scale)`` is a single one.
+        """
+        return None if self.closed.normal is None else normal_form(self.per_number, self.f_x.loc)
+
+    def mask(self, mask: Any) -> dist.Distribution:
+        """The distribution in which masked entries of y, ``mask`` of its shape, or masked rows count nothing.
+
+        Raises:
+            ValueError: a mask of numbers, of which NumPyro would count all but zero, NaN too, as True.
+        """
+        dtype = np.dtype(getattr(mask, "dtype", bool))
+        if dtype.kind != "b":
+            raise ValueError(
+                f"Likelihood.mask: expected a mask of booleans, True where y counts, got {dtype}: mask > 0.5 of one of "
+                "0 and 1; weights of rows are numpyro.handlers.scale(scale=weights)"
+            )
+        if not are_entries(mask, self.batch_shape, self.event_shape):
+            return super().mask(mask)
+        return self._observing(mask if self.observed is None else jnp.logical_and(mask, self.observed))
+
+    def everywhere(self) -> Likelihood:
+        """The distribution of all entries of y, as if all were observed."""
+        return self._observing(None)
+
+    def _observing(self, observed: ArrayLike | None) -> Likelihood:
+        found = copy.copy(self)
+        found.observed = None if observed is None else jnp.asarray(observed, bool)
+        return found
+
+    @property
+    def support(self) -> constraints.Constraint:
+        support = self.conditional(self.f_x.loc).support
+        return ObservedOnly(support, "Likelihood") if self.collapse == "bound" else support
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        v_key, y_key = jax.random.split(key)
+        v = self.f_x.sample(v_key, sample_shape)
+        if not sample_shape:
+            return self.conditional(v).sample(y_key)
+        flat = v.reshape(-1, *v.shape[len(sample_shape) :])
+        draws = jax.vmap(lambda k, u: self.conditional(u).sample(k))(jax.random.split(y_key, len(flat)), flat)
+        return draws.reshape(*sample_shape, *draws.shape[1:])
+
+    def log_prob(self, value: ArrayLike, intermediates: Any = None) -> Array:
+        value = self._observations(value)
+        f = self.f_x
+        if self.collapse == "bound":
+            return self._expected_log_prob(value, f.loc, f.variance)
+        if f.spread is None:
+            return self._log_marginal(value, f.loc, f.conditional_variance)
+        # The expectation over q(u) is outside the logarithm: inside, the result would not be a lower bound.
+        nodes = self.rule.nodes(f.loc, f.spread)
+        return nodes.mean(jax.vmap(lambda m: self._log_marginal(value, m, f.conditional_variance))(nodes.points))
+
+    def log_marginal(self, value: ArrayLike) -> Array:
+        r"""The normalised log density :math:`\log E[p(y \mid v)]` of each observation.
+
+        For mixed values, ``f(x).mix(W)``, it accounts for the correlations between outputs: in closed form for
+        ``Normal``, by draws of the functions for other conditionals.
+        """
+        y, f = self._observations(value), self.f_x
+        if not isinstance(f, MixedValues):
+            return self._log_marginal(y, f.loc, f.variance)
+        if self.closed.normal is not None:
+            return f.log_prob_observed(y, *self.closed.normal(f.loc), self.observed)
+        rule = with_key(self.rule if isinstance(self.rule, MonteCarlo) else MonteCarlo())
+        nodes = rule.nodes(f.functions.loc, f.functions.variance)
+        densities = jax.vmap(lambda g: of_entries(self.conditional(f.mixed(g)), y, self.observed))(nodes.points)
+        return nodes.log_mean_exp(densities)
+
+    @property
+    def mean(self) -> Array:
+        return self._moments()[0]
+
+    @property
+    def variance(self) -> Array:
+        first, second = self._moments()
+        return second - jnp.square(first)
+
+    def _moments(self) -> tuple[Array, Array]:
+        """Expectations of y and of its square."""
+        if self.given is not None and self.given.moments is not None:
+            centre, variance = self.given.moments(self.f_x.loc, self.f_x.variance)
+            return centre, variance + jnp.square(centre)
+        nodes = self.rule.nodes(self.f_x.loc, self.f_x.variance)
+        means, variances = jax.vmap(lambda v: moments(self.conditional(v)))(nodes.points)
+        centre = nodes.mean(means)
+        return centre, nodes.mean(variances + jnp.square(means - centre)) + jnp.square(centre)
+
+    def _expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
+        if self.own[0]:
+            own = self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
+            return of_rows(own, self.observed, self.event_dim)
+        closed = self.closed.expected_log_prob or (self.given and self.given.altogether) or self.closed.around_location
+        if closed is not None:
+            return self._sum_numbers(closed(y, loc, variance))
+        rule = self._open_directions(self.given)
+        nodes = rule.nodes(loc, variance)
+        if isinstance(rule, MonteCarlo) and not self.factorised:
+            return nodes.mean(self._log_probs_of_rows(y, nodes.points))
+        form = self.given and self.given.expected_log_prob
+        return self._sum_numbers(nodes.mean(self._log_probs(y, nodes.points, variance, form)))
+
+    def _log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
+        if self.own[1]:
+            own = self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
+            return of_rows(own, self.observed, self.event_dim)
+        closed = self.closed.log_marginal or (self.given and self.given.moments and self.given.log_marginal)
+        if closed is not None:
+            return self._sum_numbers(closed(y, loc, variance))
+        rule, form = self._open_directions(self.peaks or self.given), self.given and self.given.log_marginal
+        if self.peaks is not None:
+            form = partial(self.peaks.log_marginal, self._sum_numbers)
+            if self.factorised or (isinstance(rule, ProductGrid) and not rule.count):
+                found = form(y, loc, variance)
+                return found if self.peaks.of_rows else self._sum_numbers(found)
+        nodes = rule.nodes(loc, variance)
+        if isinstance(rule, MonteCarlo) and not self.factorised:
+            return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
+        log_probs = self._log_probs(y, nodes.points, variance, form)
+        if isinstance(rule, ProductGrid):
+            return rule.log_mean_exp(
+                nodes, of_rows(log_probs, self.observed, self.number_dim), self.event_dim - self.number_dim
+            )
+        return self._sum_numbers(nodes.log_mean_exp(log_probs))
+
+    def _open_directions(self, inner: Given | Peaks | None) -> GaussHermite | MonteCarlo | ProductGrid:
+        """The rule for what ``inner`` does not integrate."""
+        if inner is None or not isinstance(self.rule, ProductGrid):
+            return self.rule
+        return reduce(ProductGrid.at_mean, inner.columns, self.rule)
+
+    def _log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None) -> Array:
+        """Log densities of every number of y at points (K, ...)."""
+        if form is None:
+            return jax.vmap(lambda v: log_density(self.per_number(v), y))(points)
+        return jax.vmap(lambda v: form(y, v, variance))(points)
+
+    def _log_probs_of_rows(self, y: Array, points: Array) -> Array:
+        return jax.vmap(lambda v: of_entries(self.conditional(v), y, self.observed))(points)
+
+    def _sum_numbers(self, values: Array) -> Array:
+        """Sums over the numbers of each y that are observed."""
+        return sum_event(of_rows(values, self.observed, self.number_dim), self.event_dim - self.number_dim)
+
+    def require_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuse observations of another shape than draws, but for batch dimensions to the left.
+
+        Args:
+            shape: of the observations.
+
+        Raises:
+            ValueError: another shape.
+        """
+        expected = self.batch_shape + self.event_shape
+        # y and v may each have additional batch dimensions to the left: draws of y, or several values of v for one y.
+        shared = min(len(expected), max(len(shape), self.event_dim + 1))
+        if shape[-shared:] != expected[-shared:]:
+            several = not self.event_dim and len(expected) > 1 and expected[-1] == 1 and shape[:-1] == expected[:-1]
+            advice = (
+                "for several y of one f(x) put their plate left of that of the rows, numpyro.plate(name, R, dim=-2), "
+                "with f(x) of shape (N,) and y of shape (R, N)"
+                if several
+                else "a scalar function (outputs=None) wants y of shape (N,); outputs=P wants (N, P) and "
+                "conditional(...).to_event(1)"
+            )
+            raise ValueError(f"Likelihood: expected observations y of shape {expected}, got {shape}: {advice}")
+
+    def complete(self, value: ArrayLike) -> ArrayLike:
+        """Observations with some possible number in place of each that is not observed."""
+        return value if self.observed is None else with_entries(value, self.observed, self.conditional(self.f_x.loc))
+
+    def _observations(self, value: ArrayLike) -> Array:
+        self.require_shape(np.shape(value))
+        value = self.complete(value)
+        require_finite("observations y", value, MISSING)
+        if jnp.iscomplexobj(value):
+            raise ValueError("Likelihood: expected real observations y, got complex numbers: write y.real, or |y|")
+        self.outcomes.require("Likelihood", value)
+        if self.family == "Categorical" and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            raise ValueError(
+                f"Likelihood: expected labels y as integers, got {jnp.result_type(value)}: write y.astype(int)"
+            )
+        return jnp.asarray(value)

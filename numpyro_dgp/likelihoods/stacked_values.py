@@ -1,0 +1,274 @@
+r"""Values of several functions side by side, for a likelihood that sees them together.
+
+Values of one function at several inputs of a row, or beside its slopes, for a likelihood that sees them together.
+
+The outcome of a duel depends on :math:`f(a) - f(b)`. The two values are correlated, by inducing values that are not
+known and by what these leave open. Values :math:`v_1, \ldots, v_k` of a row are written in terms of independent
+numbers, the part of each that those before it do not determine,
+
+.. math:: v_i = c_i + \sum_{j<i} \lambda_{ij}\, (c_j - m_j), \qquad c_i \sim N(m_i, d_i),
+
+with :math:`\Lambda\, \mathrm{diag}(d)\, \Lambda^\top` their covariance and :math:`\Lambda` lower triangular with ones
+on the diagonal: all that integrates independent values serves as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._typing import Array
+from numpyro_dgp.functions.beliefs import Belief
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
+from numpyro_dgp.functions.induced_function import FunctionalOf
+from numpyro_dgp.functions.joint_values import JointValues
+from numpyro_dgp.functions.random_function import FeatureFunction
+from numpyro_dgp.math.linalg import safe_sqrt
+
+__all__ = ["CorrelatedValues", "SeveralValues", "Split", "correlated", "of_columns", "side_by_side"]
+
+
+class Split:
+    """Where the values of each function are among the columns of all of them.
+
+    Args:
+        outputs: of each function, ``None`` for a scalar one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [part.shape for part in Split((2, None)).parts(jnp.zeros((5, 3)))]
+        [(5, 2), (5,)]
+    """
+
+    def __init__(self, outputs: Sequence[int | None]) -> None:
+        ends = np.cumsum([1 if P is None else P for P in outputs]).tolist()
+        self.columns = [range(end - (P or 1), end) for end, P in zip(ends, outputs, strict=True)]
+        self.scalar = [P is None for P in outputs]
+
+    def parts(self, v: Array) -> list[Array]:
+        """The values of each function (..., P) or (...,), from all columns."""
+        return [
+            v[..., own[0]] if scalar else v[..., own[0] : own[-1] + 1]
+            for own, scalar in zip(self.columns, self.scalar, strict=True)
+        ]
+
+    def whole(self, parts: Sequence[Array]) -> Array:
+        """All columns, from the values of each function."""
+        wide = [part[..., None] if scalar else part for part, scalar in zip(parts, self.scalar, strict=True)]
+        return jnp.concatenate(wide, -1)
+
+
+class SeveralValues(FunctionValues):
+    """Values of several functions at the same rows, which are independent given their inducing values.
+
+    Args:
+        parts: values of each function, all of one batch shape.
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("parts",)
+    pytree_aux_fields = ("split",)
+
+    def __init__(self, parts: Sequence[FunctionValues]) -> None:
+        self.parts = tuple(parts)
+        self.split = Split([part.event_shape[0] if part.event_dim else None for part in parts])
+        spreads = [jnp.zeros_like(part.loc) if part.spread is None else part.spread for part in parts]
+        super().__init__(
+            self.split.whole([part.loc for part in parts]),
+            self.split.whole([part.conditional_variance for part in parts]),
+            None if all(part.spread is None for part in parts) else self.split.whole(spreads),
+            total=self.split.whole([part.variance for part in parts]),
+        )
+
+    def expand(self, batch_shape: tuple[int, ...]) -> SeveralValues:
+        return SeveralValues([part.expand(batch_shape) for part in self.parts])
+
+    def mix(self, W: object) -> NoReturn:
+        raise ValueError(
+            "mix: expected values of one function, got several: mix inside the likelihood, "
+            "dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, jnp.exp(s)).to_event(1))"
+        )
+
+
+def of_columns(conditional: Callable[..., Any], f_x: FunctionValues) -> Callable[[Array], Any]:
+    """A conditional of the values of each function, as one of all columns of ``f_x``."""
+    return (lambda v: conditional(*f_x.split.parts(v))) if isinstance(f_x, SeveralValues) else conditional
+
+
+def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValues:
+    """The values that a likelihood integrates: those of one function, or of several together.
+
+    Args:
+        values: of one or more functions at the same rows.
+
+    Raises:
+        ValueError: mixtures among several, or different numbers of rows.
+    """
+    parts = [f_x.marginals() for f_x in values]
+    if len(parts) == 1:
+        return parts[0]
+    if any(isinstance(part, MixedValues) for part in parts):
+        raise ValueError(
+            "Likelihood: expected functions that are not mixed among several, got f(x).mix(W): mix inside the "
+            "conditional, dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, jnp.exp(s)).to_event(1))"
+        )
+    shapes = [part.batch_shape for part in parts]
+    try:
+        batch = np.broadcast_shapes(*shapes)
+    except ValueError:
+        batch = ()
+    rows = {math.prod(shape[-1:]) for shape in shapes}
+    if len(rows) > 1 or not batch:
+        raise ValueError(
+            f"Likelihood: expected values of all functions at the same rows, got batch shapes {shapes}: call each "
+            "function on N inputs, (f(x), g(x))"
+        )
+    return SeveralValues([part if part.batch_shape == batch else part.expand(batch) for part in parts])
+
+
+Entries = dict[tuple[int, int], Array]
+
+
+class CorrelatedValues(SeveralValues):
+    r"""Values of several functions, some at several inputs, as the independent c.
+
+    Args:
+        values: of each function at each input, their own means and variances.
+        variances: d, of each.
+        weights: :math:`\lambda`, by the numbers of the two values.
+    """
+
+    pytree_data_fields = ("values", "weights")
+
+    def __init__(self, values: Sequence[FunctionValues], variances: Sequence[Array], weights: Entries) -> None:
+        self.values, self.weights = tuple(values), weights
+        super().__init__(
+            [
+                FunctionValues(part.loc, d, event_dim=part.event_dim, origin=part.origin)
+                for part, d in zip(values, variances, strict=True)
+            ]
+        )
+
+    def marginals(self) -> SeveralValues:
+        """The values themselves, each on its own."""
+        return SeveralValues(self.values)
+
+    def of_innovations(self, conditional: Callable[..., Any]) -> Callable[..., Any]:
+        """A conditional of the values, as one of c."""
+
+        def of_c(*c: Array) -> Any:
+            beyond = [own - part.loc for own, part in zip(c, self.parts, strict=True)]
+            v = list(c)
+            for (i, j), weight in self.weights.items():
+                v[i] = v[i] + weight * beyond[j]
+            return conditional(*v)
+
+        return of_c
+
+    def expand(self, batch_shape: tuple[int, ...]) -> CorrelatedValues:
+        values = [part.expand(batch_shape) for part in self.values]
+        variances = [part.expand(batch_shape).variance for part in self.parts]
+        weights = {(i, j): jnp.broadcast_to(a, values[i].loc.shape) for (i, j), a in self.weights.items()}
+        return CorrelatedValues(values, variances, weights)
+
+
+def correlated(several: SeveralValues) -> SeveralValues:
+    """The same values with the correlations of those that are of one function, or of slopes and sums of it.
+
+    Args:
+        several: values of functions at the same rows.
+
+    Raises:
+        ValueError: values at one input twice, of a function that has no covariances between the inputs of a row.
+    """
+    variances, weights = [part.variance for part in several.parts], Entries()
+    for numbers in _of_one_function(several.parts):
+        parts = [several.parts[n] for n in numbers]
+        if all(isinstance(part.function, FeatureFunction) for part in parts):
+            _in_turn(numbers, _covariances(parts), variances, weights)
+        else:
+            _require_other_inputs(parts)
+    return CorrelatedValues(several.parts, variances, weights) if weights else several
+
+
+def _of_one_function(parts: Sequence[FunctionValues]) -> list[list[int]]:
+    """The numbers of values that depend on the same inducing values, where several do."""
+    same: dict[Any, list[int]] = {}
+    for n, part in enumerate(parts):
+        u = getattr(part.function, "u", None)
+        same.setdefault(n if part.function is None else id(part.function if u is None else u), []).append(n)
+    return [numbers for numbers in same.values() if len(numbers) > 1]
+
+
+def _require_other_inputs(parts: Sequence[FunctionValues]) -> None:
+    """Refuse inputs that are known to be equal, of one function."""
+    for part, other in itertools.combinations(parts, 2):
+        a, b = part.inputs, other.inputs
+        if part.function is other.function and (a is b or (is_concrete(a, b) and np.array_equal(a, b))):
+            raise ValueError(
+                f"Likelihood: expected values of different functions or at different inputs, got those of "
+                f"{part.function.site!r} at one input twice, which would be integrated as if they were independent: "
+                "use one of them twice, dgp.Likelihood(f(x), lambda v: ...)"
+            )
+
+
+def _covariances(parts: Sequence[FunctionValues]) -> Entries:
+    """Of each value of a row with those before it (..., P), or (...,).
+
+    Process noise is drawn for each value, and has none.
+    """
+    functions: list[Any] = [part.function for part in parts]
+    batch, u = parts[0].batch_shape, functions[0].u
+    rows = [
+        jnp.broadcast_to(part.inputs, (*batch, part.inputs.shape[-1])).reshape(-1, part.inputs.shape[-1])
+        for part in parts
+    ]
+    features = [f.features(x) for f, x in zip(functions, rows, strict=True)]
+    A = jnp.stack([each if each.ndim == 3 else each[None] for each in features], -2)  # (P, N, k, M)
+    spread = jax.vmap(u.spread_covariance, in_axes=1, out_axes=1)(A) if isinstance(u, Belief) else None
+    found = Entries()
+    for i, j in itertools.combinations(range(len(parts)), 2):
+        C = _prior_of_rows(functions[i], functions[j], rows[i], rows[j]) - (A[..., i, :] * A[..., j, :]).sum(-1)
+        C = (C if spread is None else C + spread[..., i, j]).T
+        found[j, i] = C.reshape(*batch, -1) if functions[0].outputs is not None else C.reshape(batch)
+    return found
+
+
+def _prior_of_rows(f: Any, g: Any, x: Array, y: Array) -> Array:
+    """Covariances under the prior at every row (N, C) of x and that of y: (P, N), P = 1 where outputs share them."""
+    of_row = jax.vmap(lambda a, b: _prior_between(f, g, a[None], b[None])[:, 0, 0], out_axes=1)
+    return of_row(x, y)
+
+
+def _prior_between(f: Any, g: Any, x: Array, y: Array) -> Array:
+    """Covariances of f at rows x with g at rows y, both functionals of one function, or that itself: (P, N, N')."""
+    if isinstance(f, FunctionalOf):
+        return f.functional(lambda inputs: _prior_between(f.base, g, inputs, y), x)
+    if isinstance(g, FunctionalOf):
+        return g.functional(lambda inputs: _prior_between(f, g.base, x, inputs).mT, y).mT
+    return f.covariance(x, y)
+
+
+def _in_turn(numbers: Sequence[int], C: Entries, variances: list[Array], weights: Entries) -> None:
+    """Write the weights of one function's values, and the variances that those before leave.
+
+    Covariances that rounding makes larger than the two variances allow are cut: both may be nearly zero, at an inducing
+    input, where C is a difference of larger numbers.
+    """
+    whole = {n: variances[n] for n in numbers}
+    smallest = 10 * jnp.finfo(variances[numbers[0]].dtype).eps
+    for i, n in enumerate(numbers):
+        for j, before in enumerate(numbers[:i]):
+            d = variances[before]
+            cross = C[i, j] - sum(weights[n, m] * weights[before, m] * variances[m] for m in numbers[:j])
+            largest = safe_sqrt(d * variances[n])
+            cross = jnp.clip(cross, -largest, largest)
+            known = d > smallest * whole[before]  # else it is determined by those before it
+            weights[n, before] = cross / jnp.where(known, d, jnp.inf)
+            variances[n] = jnp.maximum(variances[n] - jnp.square(weights[n, before]) * d, 0.0)

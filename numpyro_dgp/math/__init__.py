@@ -1,0 +1,1 @@
+"""Linear algebra, Gaussians and quadrature: arrays in, arrays out."""

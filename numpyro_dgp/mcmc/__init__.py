@@ -1,0 +1,1 @@
+"""Programs for MCMC, and samplers."""

@@ -1,0 +1,388 @@
+"""Programs for MCMC: the non-centred form of hidden layers, and checks that a program can be sampled.
+
+A warning where draws of a chain are taken as the values of a layer at other rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, Literal, TypeAlias
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.infer.reparam import Reparam
+from numpyro.primitives import _PYRO_STACK, Messenger
+
+from numpyro_dgp._checks import inside_transformation, require_params
+from numpyro_dgp._data import indexable
+from numpyro_dgp._repr import brief, described
+from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.observations_apart import require_observations_apart
+from numpyro_dgp.analysis.program import require_sound
+from numpyro_dgp.analysis.refusals import all_rows, fixed_parameters, whole_data
+from numpyro_dgp.analysis.sites import Message, Trace, row_shape, site_kind, unwrap
+from numpyro_dgp.functions.beliefs import StandardNormal
+from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint
+from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.likelihoods.observed_only import observed_only
+from numpyro_dgp.mcmc.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
+from numpyro_dgp.mcmc.integrated_layers import Integrate, layers_to_integrate
+
+__all__ = [
+    "Collapse",
+    "NonCentered",
+    "centred_program",
+    "for_mcmc",
+    "position_of",
+    "prepared",
+    "rows_of_chain",
+    "sampled_program",
+]
+
+
+class rows_of_chain(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler that warns of values of layers that NumPyro's ``Predictive`` gives, for a run that observes nothing.
+
+    They are those of the rows of a chain. It takes them whatever the inputs are, if there are as many.
+    """
+
+    def __init__(self) -> None:
+        self._given: list[str] = []
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample" or site_kind(msg) not in ("hidden", "exact"):
+            return
+        if any(_gives(h, msg) for h in _PYRO_STACK if isinstance(h, handlers.substitute)):
+            self._given.append(msg["name"])
+
+    def __exit__(self, exc_type: Any, *exc: Any) -> None:
+        super().__exit__(exc_type, *exc)
+        if exc_type is None and self._given:
+            warnings.warn(
+                "for_mcmc: expected the rows of the chain, in their order, in a call without observations, since draws "
+                f"of {', '.join(map(repr, self._given))} are values there only: at other inputs of equal number they "
+                "are wrong; predict by dgp.Posterior(model, samples=mcmc.get_samples()), or for an exact process keep "
+                "the inputs X of the chain outside the model and call f.condition(X, v)",
+                stacklevel=4,
+            )
+
+
+def _gives(handler: handlers.substitute, msg: Message) -> bool:
+    """Whether a handler is the one by which NumPyro's ``Predictive`` gives draws, and has one for a site.
+
+    Others, such as those of samplers and their initial values, are not asked: they may draw, or add to a density.
+    """
+    of_predictive = getattr(handler.substitute_fn, "__qualname__", "").startswith("_predictive.")
+    return of_predictive and handler.substitute_fn(msg) is not None
+
+
+Collapse: TypeAlias = bool | Literal["auto"]
+
+
+class NonCentered(Reparam):
+    r"""Non-centred form of the values of a layer, or of a latent ``RingNormal`` or ``StateSpaceNormal``.
+
+    .. math:: h = \mu + L\epsilon, \qquad \epsilon \sim N(0, I)
+
+    with the mean :math:`\mu` and the covariance :math:`L L^\top` of the values given v and the layer below.
+
+    Given these, hidden values have a tiny variance. In the centred form, a sampler moves them and the variables that
+    they depend on only in tiny steps. In the non-centred form the chain has the site ``"<name>_white"``, a priori
+    standard normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance and need
+    no ``"<name>_white"``.
+
+    ``handlers.reparam(model, config={"h": dgp.NonCentered()})`` for one layer, ``dgp.for_mcmc(model)`` for all.
+
+    Raises:
+        ValueError: the site does not hold function values.
+
+    Example:
+        >>> import numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro_dgp as dgp
+        >>> def model(X):
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::2]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("h", f(X, noise=0.1))
+        >>> program = numpyro.handlers.reparam(model, config={"h": dgp.NonCentered()})
+        >>> sites = numpyro.handlers.trace(numpyro.handlers.seed(program, 0)).get_trace(jnp.linspace(0, 1, 4)[:, None])
+        >>> [(name, site["type"]) for name, site in sites.items() if name.startswith("h")]
+        [('h_white', 'sample'), ('h', 'deterministic')]
+    """
+
+    __repr__ = brief
+
+    def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
+        values = unwrap(fn)
+        if not isinstance(values, FunctionValues | ProcessValues | DrawnFromWhite) or obs is not None:
+            raise ValueError(
+                f"NonCentered: expected {name!r} to hold unobserved function values, got "
+                f"{'an observed ' if obs is not None else 'a '}{type(values).__name__}: use it on hidden layers, and "
+                "numpyro.infer.reparam.LocScaleReparam on other sites"
+            )
+        if isinstance(values, Determined | DeterminedJoint):
+            return None, values.expand(row_shape(fn)).loc
+        drawn = isinstance(values, DrawnFromWhite)
+        values = values if drawn else values.expand(row_shape(fn))
+        shape = values.white_shape if drawn else fn.event_shape
+        white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
+        if white.shape != (*fn.batch_shape, *shape):
+            raise ValueError(
+                f"NonCentered: expected values of shape {(*fn.batch_shape, *shape)} for '{name}_white', one per datum, "
+                f"got {white.shape}, those of the data of the chain: predict by dgp.Posterior(model, "
+                "samples=mcmc.get_samples()), which draws them anew for new data"
+            )
+        return None, values.from_white(white)
+
+
+def for_mcmc(
+    model: Callable[..., Any],
+    params: Mapping[str, Array] | None = None,
+    *,
+    noncentered: bool = True,
+    collapse: Collapse = "auto",
+    guide: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    r"""``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values, the last
+    layer integrated.
+
+    ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
+    errors for programs of which NUTS would sample the wrong distribution without a warning. Nothing tells a bare
+    program that NUTS runs it and not an autoguide, so that chains of hidden layers as they are get their warning from
+    ``dgp.to_arviz`` only.
+
+    **Integrated layers.** The inducing values v of a layer that only Gaussian likelihoods see, as in
+    ``dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))``, are integrated in closed form given all other sites,
+    which keep their posterior: the density of the program is
+
+    .. math:: \log \int N(v; 0, I)\, e^{\mathcal L(v)}\, dv
+              = c + \tfrac12 b^\top (I + \Phi)^{-1} b - \tfrac12 \log\lvert I + \Phi\rvert, \qquad
+              \mathcal L(v) = c + b^\top v - \tfrac12 v^\top \Phi v ,
+
+    with the log density :math:`\mathcal L(v)` of the observations. It is Titsias' bound where the likelihood has
+    ``collapse="bound"``, and the FITC density where it has ``collapse="marginal"``. The site of v is not sampled, but
+    deterministic: an exact draw from its posterior given the other sites, so that ``mcmc.get_samples()`` has the sites
+    that it has otherwise.
+
+    **Coordinates of a guide.** With a fitted guide the program is sampled in the standard normal numbers
+    :math:`\epsilon` that the guide draws its sites :math:`T(\epsilon)` from, with the density
+    :math:`p(T(\epsilon), y)\, \lvert\det \partial T / \partial \epsilon\rvert`. The posterior is the same, and close to
+    N(0, I) where the guide is good. The sites are ``"<name>_white"``; those of the program are deterministic. With
+    ``NUTS(program, init_strategy=numpyro.infer.init_to_sample)`` chains start at draws of the guide.
+
+    Args:
+        model: the program.
+        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with a guide, for the
+            parameters of the guide too.
+        noncentered: put every layer's values in the form of :class:`NonCentered`. A guide has its own form.
+        collapse: integrate layers: wherever that is possible (``"auto"``), nowhere (``False``), or at least one of
+            them, with an error that says what is in the way (``True``).
+        guide: a fitted guide of ``model`` made of Gaussians, such as ``dgp.guides.InducingPoint(model)``.
+
+    Returns:
+        A program for ``NUTS``, with the same arguments. It can be pickled, and ``MCMC`` objects with it, if ``model``
+        can.
+
+    Raises:
+        ValueError: a model that is no function or was prepared before, NaN in the parameters, a guide without
+            parameters or without Gaussians, or other settings; when run, if a plate subsamples, a ``numpyro.param``
+            site has no value, broadcasting or an index beyond the end of an array makes observations count several
+            times, ``collapse=True`` and no layer can be integrated, or a handler around the prepared program conditions
+            a site that it computes, such as an integrated layer, or ``dgp.minibatch`` counts more rows than
+            there are; when NUTS runs it, if it observes nothing.
+
+    Example:
+        >>> import jax, numpyro
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
+        >>> from numpyro.infer import MCMC, NUTS
+        >>> import numpyro_dgp as dgp
+        >>> def model(X, y=None):
+        ...     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
+        ...     with numpyro.plate("data", len(X)):
+        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
+        >>> X = jnp.linspace(0, 1, 12)[:, None]
+        >>> mcmc = MCMC(NUTS(dgp.for_mcmc(model)), num_warmup=20, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
+        >>> {name: draws.shape for name, draws in mcmc.get_samples().items()}
+        {'f': (20, 3), 'noise': (20,)}
+
+    Source: Titsias (2009) for the integral; Hoffman et al. (2019) for the coordinates of a guide.
+    """
+
+    if isinstance(model, _Prepared):
+        raise ValueError(
+            "for_mcmc: expected a program, got one that for_mcmc has prepared already: call it once, with all params"
+        )
+    if not callable(model):
+        raise ValueError(f"for_mcmc: expected a program, a function, got {type(model).__name__}")
+    if not isinstance(collapse, bool) and collapse != "auto":
+        raise ValueError(f'for_mcmc: expected collapse to be "auto", True or False, got {collapse!r}')
+    params = require_params("for_mcmc", params)
+    if guide is not None:
+        require_guide(guide, params)
+        if not noncentered:
+            raise ValueError(
+                "for_mcmc: expected guide= or noncentered=False, got both: the coordinates are those of the guide"
+            )
+    return _Prepared(model, params, noncentered, collapse, guide)
+
+
+def prepared(
+    owner: str,
+    model: Callable[..., Any],
+    params: Mapping[str, Array] | None = None,
+    *,
+    noncentered: bool = True,
+    collapse: Collapse = "auto",
+) -> Callable[..., Any]:
+    """:func:`for_mcmc` for a kernel that takes programs with or without it.
+
+    Args:
+        owner: of messages.
+        model: the program.
+        params: the argument of ``for_mcmc``, as are the others.
+        noncentered: see ``params``.
+        collapse: see ``params``.
+
+    Raises:
+        ValueError: other settings than the default ones for a program that has its own.
+    """
+    if not isinstance(model, _Prepared):
+        return for_mcmc(model, params, noncentered=noncentered, collapse=collapse)
+    if params is not None or noncentered is not True or collapse != "auto":
+        raise ValueError(
+            f"{owner}: expected no params, noncentered or collapse beside a program of for_mcmc, which has its own: "
+            "give them to for_mcmc"
+        )
+    return model
+
+
+def sampled_program(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The program whose sites the draws of a chain are values of: ``model`` without integrated layers and without the
+    coordinates of a guide."""
+    if not isinstance(model, _Prepared):
+        return model
+    return dataclasses.replace(model, collapse=False, guide=None)
+
+
+def centred_program(model: Callable[..., Any]) -> Callable[..., Any]:
+    """:func:`sampled_program` with the values of layers as sample sites, of which draws of a chain are values too."""
+    if not isinstance(model, _Prepared):
+        return model
+    return dataclasses.replace(model, collapse=False, guide=None, noncentered=False)
+
+
+def position_of(
+    model: Callable[..., Any], values: Mapping[str, Array], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Array]:
+    """The position, in the coordinates of the guide of a program of :func:`for_mcmc`, of one draw of its sites."""
+    assert isinstance(model, _Prepared)
+    assert model.guide is not None
+    layers, _ = layers_to_integrate(model.model, args, kwargs, model.params, model.collapse)
+    return numbers_behind(model.guide, model.params, layers, values, args, kwargs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Prepared:
+    """What :func:`for_mcmc` returns."""
+
+    model: Callable[..., Any]
+    params: dict[str, Array]
+    noncentered: bool
+    collapse: Collapse
+    guide: Callable[..., Any] | None
+
+    def __repr__(self) -> str:
+        return described(self, vars(self), of=for_mcmc)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = indexable((args, kwargs))
+        program = require_sound(self.model, args, kwargs)
+        observes = program is None or bool(program.observed_plates)
+        if observes and not inside_transformation():  # once, where a chain begins
+            require_observations_apart(handlers.substitute(self.model, data=self.params), args, kwargs)
+        forgotten = frozenset() if program is None or observes else program.ends
+        given = handlers.substitute(data=self.params)
+        observed = observed_only(names=forgotten, owner="for_mcmc")
+        whole = all_rows(owner="for_mcmc") if observes else nullcontext()
+        with whole, whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
+            if self.collapse is False and self.guide is None:
+                with _ConditionsInside():
+                    return self._run(args, kwargs, observes)
+            layers, on_data = layers_to_integrate(self.model, args, kwargs, self.params, self.collapse)
+            with _ConditionsInside(layers):
+                if on_data and self.guide is not None:
+                    insist = self.collapse is True
+                    return run_in_coordinates(self.model, self.guide, self.params, layers, insist, args, kwargs)
+                with Integrate(layers) as finish:
+                    result = self._run(args, kwargs, observes)
+                finish()
+                return result
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], observes: bool) -> Any:
+        rows = nullcontext() if observes else rows_of_chain()
+        with handlers.reparam(config=_noncenter if self.noncentered else {}), rows:
+            return self.model(*args, **kwargs)
+
+
+class _ConditionsInside(Messenger):
+    """Handler under which a condition from outside of it is an error at a site that is not sampled but computed: an
+    integrated layer, or values behind which there are standard normal numbers. NumPyro ignores it there.
+
+    Draws of a chain, which hold these numbers too, may be conditions, and anything may be substituted, as NumPyro does.
+
+    Args:
+        layers: the sites of inducing values that are integrated.
+
+    Raises:
+        ValueError: when a program has run that has such a site.
+    """
+
+    def __init__(self, layers: frozenset[str] = frozenset()) -> None:
+        self.layers = layers
+        self.sites: Trace = {}
+        super().__init__()
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] in ("sample", "deterministic"):
+            self.sites[msg["name"]] = msg
+
+    def __exit__(self, exc_type: Any, *exc: Any) -> None:
+        super().__exit__(exc_type, *exc)
+        if exc_type is not None:
+            return
+        latent = {n for n, site in self.sites.items() if site["type"] == "sample" and not site["is_observed"]}
+        values = {n: site["value"] for n, site in self.sites.items() if site["type"] == "deterministic"}
+        behind = {n.removesuffix("_white") for n in latent if n.endswith("_white")}
+        together = bool(behind - values.keys())  # a guide that draws all sites as one
+        computed = [n for n in values if together or n in behind or n in self.layers]
+        if found := [n for n in computed if _is_conditioned(n, values[n])]:
+            raise ValueError(
+                f"for_mcmc: expected conditions on sites that the program samples, got one on "
+                f"{', '.join(map(repr, found))}, which it computes from the others, so that the condition would change "
+                "nothing: condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))"
+            )
+
+
+def _is_conditioned(name: str, value: Array) -> bool:
+    """Whether handlers outside of the program make an observation of a latent site with this value."""
+    msg: Message = dict(type="sample", name=name, fn=dist.Delta(value), args=(), value=value, is_observed=False)
+    msg |= {"kwargs": {"rng_key": None, "sample_shape": ()}, "scale": None, "cond_indep_stack": [], "infer": {}}
+    for handler in reversed(_PYRO_STACK):
+        if isinstance(handler, handlers.condition | handlers.scope | handlers.block) and not msg.get("stop"):
+            handler.process_message(msg)
+    return bool(msg["is_observed"])
+
+
+def _noncenter(msg: Message) -> Reparam | None:
+    latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), DrawnFromWhite)
+    return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None

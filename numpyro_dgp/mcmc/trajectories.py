@@ -1,0 +1,113 @@
+"""NumPyro's NUTS as the move of one block of sites, whose target changes with the values of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from numpyro.infer.hmc import hmc
+
+from numpyro_dgp._checks import require_count, require_positive
+from numpyro_dgp._repr import brief
+from numpyro_dgp._typing import Array
+from numpyro_dgp.mcmc.block_moves import Block, Given
+
+__all__ = ["NUTS", "TrajectoryState"]
+
+
+class TrajectoryState(NamedTuple):
+    """The state of a block that moves by NUTS.
+
+    Args:
+        hmc: NumPyro's ``HMCState``.
+        evaluations: always zero.
+        gradients: of the density in the last move.
+        diverging: whether the trajectory diverged.
+    """
+
+    hmc: Any
+    evaluations: Array
+    gradients: Array
+    diverging: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class NUTS:
+    """NumPyro's NUTS, for hyperparameters and whatever else has no Gaussian prior: for blocks of ``dgp.Gibbs``.
+
+    Step size and mass are adapted in the warm-up of the chain.
+
+    Args:
+        step_size: the first one.
+        target_accept_prob: for the step size after warm-up.
+        dense_mass: ``True`` for a full mass matrix, or a list of tuples of site names, as in ``numpyro.infer.NUTS``.
+        max_tree_depth: a trajectory has at most two to this power of steps.
+
+    Raises:
+        ValueError: a step size that is not positive, a target outside (0, 1), or a depth that is not a positive
+            integer.
+
+    Example:
+        >>> from numpyro_dgp import updates
+        >>> updates.NUTS(dense_mass=True)
+        NUTS(dense_mass=True)
+
+    Source: Hoffman and Gelman (2014).
+    """
+
+    step_size: float = 1.0
+    target_accept_prob: float = 0.8
+    dense_mass: bool | list[tuple[str, ...]] = False
+    max_tree_depth: int = 10
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        require_positive("NUTS", "step_size", self.step_size, "try 1.0")
+        require_count("NUTS", "max_tree_depth", self.max_tree_depth, "10")
+        if not isinstance(self.target_accept_prob, Real) or not 0 < self.target_accept_prob < 1:
+            raise ValueError(
+                f"NUTS: expected 0 < target_accept_prob < 1, got {self.target_accept_prob!r}: try 0.8, or 0.95 where "
+                "trajectories diverge"
+            )
+
+    def open(self) -> Trajectories:
+        """A move with an adaptation of its own."""
+        return Trajectories(self, *hmc(potential_fn_gen=lambda density: density, algo="NUTS"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectories:
+    """The move of :class:`NUTS`.
+
+    Args:
+        settings: of it.
+        first: NumPyro's function that starts a chain and settles how it adapts.
+        step: NumPyro's function that goes on.
+    """
+
+    settings: NUTS
+    first: Callable[..., Any]
+    step: Callable[..., Any]
+
+    def start(self, key: Array, z: Block, num_warmup: int, given: Given) -> TrajectoryState:
+        options = dataclasses.asdict(self.settings)
+        state = self.first(z, num_warmup, **options, model_args=(given.density,), rng_key=key)
+        return TrajectoryState(state, jnp.zeros((), int), jnp.zeros((), int), state.diverging)
+
+    def move(
+        self, key: Array, state: TrajectoryState, z: Block, energy: Array, given: Given
+    ) -> tuple[TrajectoryState, Block, Array]:
+        energy, slope = jax.value_and_grad(given.density)(z)
+        here = state.hmc._replace(z=z, potential_energy=energy, z_grad=slope, rng_key=key)
+        there = self.step(here, model_args=(given.density,))
+        gradients = jnp.asarray(there.num_steps + 1, state.gradients.dtype)
+        return TrajectoryState(there, state.evaluations, gradients, there.diverging), there.z, there.potential_energy
+
+    def describe(self, state: TrajectoryState) -> str:
+        size = float(state.hmc.adapt_state.step_size)
+        return f"{int(state.hmc.num_steps)} steps of {size:.1e}, acc. {float(state.hmc.mean_accept_prob):.2f}"

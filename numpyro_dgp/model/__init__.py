@@ -1,1 +1,0 @@
-"""What a program is made of: random functions, their values, likelihoods, and what a trace of it tells."""

@@ -1,0 +1,1 @@
+"""Fitted programs and their predictions."""

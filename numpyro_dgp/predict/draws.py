@@ -1,0 +1,266 @@
+"""Running a program once per draw, in blocks of draws; random numbers of single rows; draws of whole functions; the
+values that a draw or parameters give to sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax.extend.core import jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
+from numpyro.primitives import _PYRO_STACK, Messenger
+
+from numpyro_dgp._checks import require_finite, with_nearest
+from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.program import Program
+from numpyro_dgp.analysis.refusals import whole_data
+from numpyro_dgp.analysis.sites import Message, Trace, site_kind
+from numpyro_dgp.functions.beliefs import FunctionDraw
+from numpyro_dgp.jaxprs.row_by_row import rows_apart
+from numpyro_dgp.math.row_blocks import rows_in_cache
+
+__all__ = [
+    "BatchKeys",
+    "DrawFunctions",
+    "DrawnSite",
+    "IndependentDraws",
+    "RequireParameters",
+    "Target",
+    "Whole",
+    "given_draw",
+    "hidden_values",
+    "over_draws",
+    "sample_values",
+    "without_value",
+]
+
+
+def over_draws(function: Callable[..., Any], draws: Any, rows: int, dtype: Any, *, every: bool = True) -> Any:
+    """``function(*draw)`` for every draw, in blocks of draws so small that intermediate results stay in cache.
+
+    Where the results do not depend on the draws, as those of one layer whose posterior is integrated, they are computed
+    once.
+
+    Args:
+        function: of one draw.
+        draws: its arguments, with draws along the first axis.
+        rows: how many rows it computes.
+        dtype: in which precision.
+        every: keep what is the same in all draws for each of them; otherwise as of one draw.
+    """
+    total = len(jax.tree.leaves(draws)[0])
+    one = jax.eval_shape(lambda: jax.tree.map(lambda a: a[0], draws))
+    traced, results = jax.make_jaxpr(function, return_shape=True)(*one)
+    leaves, structure = jax.tree.flatten(results)
+
+    def of_draw(draw: Any) -> Any:
+        return jax.tree.unflatten(structure, jaxpr_as_fun(traced)(*jax.tree.leaves(draw)))
+
+    if not any(dce_jaxpr(traced.jaxpr, [True] * len(leaves))[1]):
+        once = of_draw(jax.tree.map(lambda a: a[0], draws))
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (total if every else 1, *a.shape)), once)
+    least = -(-total // max(1, rows_in_cache(dtype) // rows))
+    # Blocks of one size make one loop: what is left over would be compiled once more.
+    count = next((c for c in range(least, 2 * least) if total % c == 0), least)
+    return jax.lax.map(of_draw, draws, batch_size=-(-total // count))
+
+
+def hidden_values(sites: Trace) -> dict[str, Array]:
+    """Values of the hidden layers of a run, by site."""
+    return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
+
+
+def sample_values(sites: Trace) -> dict[str, Any]:
+    """Values of the sample sites of a run."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
+
+
+class BatchKeys(Messenger):
+    """Gives a seeded program the random numbers of one batch of rows: in the plates of the rows others for every batch,
+    and elsewhere the same ones, so that all batches share one draw of what their rows share.
+
+    Args:
+        fn: the program, seeded with one key for all batches.
+        plates: the plates of the rows, a set for every predicted site.
+        batch: the number of the batch.
+    """
+
+    def __init__(self, fn: Callable[..., Any], plates: tuple[frozenset[str], ...], batch: Array) -> None:
+        self.plates, self.batch = plates, batch
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        key = msg["kwargs"].get("rng_key")
+        inside = {handler.name for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)}
+        if key is not None and any(plates <= inside for plates in self.plates):
+            msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.batch)
+
+
+class DrawnSite(NamedTuple):
+    """A site that a program draws.
+
+    Args:
+        name: its name.
+        batch_shape: of its distribution.
+        event_shape: of its distribution.
+        plates: the plates that it is in.
+    """
+
+    name: str
+    batch_shape: tuple[int, ...]
+    event_shape: tuple[int, ...]
+    plates: frozenset[str]
+
+
+class IndependentDraws(Messenger):
+    """Marks every draw for :func:`~numpyro_dgp.jaxprs.row_by_row.row_axes`, outside all other handlers; collects the
+    sites."""
+
+    everywhere = True  # in programs that run apart, too
+
+    def __init__(self) -> None:
+        self.sites: list[DrawnSite] = []
+        super().__init__()
+
+    def __enter__(self) -> IndependentDraws:
+        super().__enter__()
+        return self
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        fn, kwargs = msg["fn"], msg["kwargs"]
+        plates = frozenset(frame.name for frame in msg["cond_indep_stack"])
+        self.sites.append(DrawnSite(msg["name"], fn.batch_shape, fn.event_shape, plates))
+        if msg["value"] is None and kwargs["rng_key"] is not None:
+            msg["value"] = rows_apart(lambda key: fn(rng_key=key, sample_shape=()))(kwargs["rng_key"])
+
+
+class Whole(whole_data):
+    """Raises an error for a program that predicts for a random part of the inputs (a plate that subsamples)."""
+
+    def __init__(self, fn: Callable[..., Any] | None = None) -> None:
+        super().__init__(fn, owner="Posterior")
+
+
+class DrawFunctions(Whole):
+    """Turns draws of inducing values into draws of whole functions, each with a separate key.
+
+    Args:
+        fn: the program, given draws of its inducing values.
+        key: PRNG key of the functions between them.
+        num_features: random functions in each prior draw.
+        kept: by site, values of functions that stay distributions: a draw of the inducing values, or a ``Belief``.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], key: Array, num_features: int, kept: Mapping[str, Any] | None = None
+    ) -> None:
+        self.key, self.num_features, self.kept, self.count = key, num_features, kept or {}, 0
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        super().process_message(msg)
+        if msg["type"] == "sample" and site_kind(msg) == "inducing":
+            self.count += 1
+            key = jax.random.fold_in(self.key, self.count)
+            whole = msg["name"] not in self.kept
+            msg["value"] = FunctionDraw(msg["value"], key, self.num_features) if whole else self.kept[msg["name"]]
+
+
+class Target(NamedTuple):
+    """What a prediction is of.
+
+    Args:
+        site: the observed site; ``None`` where no single one is asked for.
+        plates: the plates of each predicted site.
+        batch: the number of the batch of rows; ``None`` for all rows at once.
+        of_fit: whether the rows are those of the fit, in their order, so that its values of single rows are theirs.
+    """
+
+    site: str | None
+    plates: tuple[frozenset[str], ...]
+    batch: Array | None = None
+    of_fit: bool = False
+
+
+class RequireParameters(Messenger):
+    """Raises an error for ``numpyro.param`` sites that have no value, all of them together, when the program has run.
+
+    Args:
+        fn: the program, in which handlers have given parameters their values.
+        params: these values, by name.
+
+    Raises:
+        ValueError: sites without a value, or with NaN in it.
+    """
+
+    def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        self.params = params
+        self.met: set[str] = set()
+        self.missing: set[str] = set()
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "param":
+            return
+        name = msg["name"]
+        (self.missing if msg["value"] is None else self.met).add(name)
+        for leaf in jax.tree.leaves(self.params.get(name)):  # of a network, several arrays
+            require_finite(f"parameter {name!r}", leaf, "the fit diverged: take smaller steps")
+
+    def __exit__(self, exc_type: Any, *exc: Any) -> None:
+        super().__exit__(exc_type, *exc)
+        if exc_type is None and self.missing:
+            raise ValueError(
+                "Posterior: expected params with a value for every numpyro.param, got none for "
+                f"{with_nearest(self.missing, self.params.keys() - self.met)}: pass svi_result.params of the fit of "
+                "this guide and model"
+            )
+
+
+def given_draw(sample: Mapping[str, Any], source: str, structure: Program, target: Target) -> Callable[[Message], Any]:
+    """From a site of a program to its value in a draw, ``None`` for sites that the program draws at these rows.
+
+    Args:
+        sample: values by site.
+        source: where they come from, for messages.
+        structure: of the program in this call.
+        target: what is predicted. Without plates, and at other rows than those of the fit, all sites of single data are
+            left to the program.
+
+    Raises:
+        ValueError: when the program meets a shared site that has no value, or one of another shape.
+    """
+
+    def value(msg: Message) -> Any:
+        name = msg["name"]
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return None
+        if not structure.is_given(msg, target.plates) and not (target.of_fit and name in sample):
+            return None
+        if name not in sample:
+            if name in structure.ends:
+                return None
+            raise without_value(source, {name}, sample)
+        if jnp.shape(sample[name]) != msg["fn"].shape():
+            raise ValueError(
+                f"Posterior: expected each draw of {name!r} to have shape {msg['fn'].shape()}, got "
+                f"{jnp.shape(sample[name])}: draws of several chains go along one axis, as in mcmc.get_samples(); "
+                "values of single data need the data of the fit"
+            )
+        return sample[name]
+
+    return value
+
+
+def without_value(source: str, missing: set[str], given: Iterable[str]) -> ValueError:
+    """That parameters or draws lack the value of a shared site."""
+    return ValueError(
+        f"Posterior: expected {source} with a value for every site that all data share, got none for "
+        f"{with_nearest(missing, given)}: without one it would be drawn from its prior; is it the model of the fit?"
+    )

@@ -1,0 +1,451 @@
+"""What a fit left behind, parameters or draws, checked against the program that asks for it.
+
+A ``numpyro.param`` without a value would take its initial value, and a site without a draw would be drawn from its
+prior: each would be a prediction of something that was never fitted.
+
+Processes without inducing values at new rows: given their values at the rows of a fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._checks import require_call, require_finite, require_finite_leaves, require_key
+from numpyro_dgp._data import as_array, own
+from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.analysis.calls import (
+    Call,
+    inspect_call,
+    require_new_rows,
+    require_own_functions,
+    require_unobserved,
+    warn_rows_together,
+)
+from numpyro_dgp.analysis.program import inspect_program, structure
+from numpyro_dgp.analysis.run_at_rows import apart
+from numpyro_dgp.analysis.sites import Message, Trace, unwrap
+from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.guides.guide import Guide, require_drawing
+from numpyro_dgp.guides.run import marginal, traces
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.predict.draws import (
+    BatchKeys,
+    RequireParameters,
+    Target,
+    Whole,
+    given_draw,
+    sample_values,
+    without_value,
+)
+
+__all__ = [
+    "Conditioned",
+    "Fit",
+    "Target",
+    "ValuesOfFit",
+    "as_data",
+    "is_array",
+    "known_values",
+    "require_arguments",
+    "require_draws",
+    "require_fit",
+    "require_rules",
+]
+
+
+class ValuesOfFit(NamedTuple):
+    """Values of an exact process at the rows of a fit.
+
+    Args:
+        inputs: where (N, D).
+        values: the values there, (N,) or (N, P), observations or a draw.
+        noise: standard deviation of the noise in them, or ``None``.
+        observed: whether they are observations.
+    """
+
+    inputs: Array
+    values: Array
+    noise: ArrayLike | None
+    observed: bool
+
+
+def known_values(sites: Trace) -> dict[str, ValuesOfFit]:
+    """The values of exact processes in a run of a program, observed or drawn, by site."""
+    found = {}
+    for name, site in sites.items():
+        values = unwrap(site["fn"]) if site["type"] == "sample" else None
+        if isinstance(values, ProcessValues) and values.function is not None and values.function.site is None:
+            found[name] = ValuesOfFit(values.inputs, site["value"], values.noise, site["is_observed"])
+    return found
+
+
+class Conditioned(Messenger):
+    """Gives exact processes at new rows their distribution given values at other rows, row by row.
+
+    What was observed with noise is a ``Likelihood`` of the function, with this noise.
+
+    Args:
+        fn: the program.
+        known: the values, by site.
+    """
+
+    def __init__(self, fn: Callable[..., Any], known: Mapping[str, ValuesOfFit]) -> None:
+        self.known = known
+        super().__init__(fn)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample" or msg["name"] not in self.known:
+            return
+        here: Any = unwrap(msg["fn"])
+        fit = self.known[msg["name"]]
+        given, noise = here.function.condition(fit.inputs, fit.values, noise=fit.noise), here.noise
+        if fit.observed and noise is not None:
+            msg["fn"] = Likelihood(given(here.inputs), _noisy(noise, here.function.outputs))
+        else:
+            msg["fn"] = given(here.inputs, noise=noise)
+
+
+def _noisy(noise: ArrayLike, outputs: int | None) -> Callable[[Array], dist.Distribution]:
+    if outputs is None:
+        return lambda v: dist.Normal(v, noise)
+    return lambda v: dist.Normal(v, noise).to_event(1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted program and its runs at new inputs.
+
+    Args:
+        model: the program.
+        guide: its guide.
+        params: parameters, from ``svi_result.params``.
+        samples: draws of the latent sites, instead of a guide.
+        site: the observed site.
+        data: arguments of the fit, positional ones and a dict, of programs with exact processes; :meth:`on` gives them.
+
+    Raises:
+        ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any] | None = None
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    samples: Mapping[str, Array] | None = None
+    site: str | None = None
+    data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        require_fit(self.model, self.guide, self.params, self.samples, self.site)
+        object.__setattr__(self, "params", own(self.params))
+        object.__setattr__(self, "samples", own(self.samples))
+
+    def on(self, *args: Any, **kwargs: Any) -> Self:
+        """The same fit together with its data, ``posterior.on(X, y)``, from which exact processes are predicted.
+
+        Values of a layer with ``inducing=None`` at new rows depend on those at the rows of the fit. Given each draw of
+        hyperparameters and, where they are not observed, of these values, they have the closed form of
+        ``f.condition(X, v)``. Predictions of an observed ``f(X, noise=s)`` hold the noise, as those of every observed
+        site; ``predict_function`` is without it. Other programs do not need the data.
+
+        Args:
+            *args: arguments of the model as in the fit, observations included.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            A copy that predicts from these data.
+
+        Raises:
+            ValueError: data without the observations, NaN or infinite data.
+
+        Example:
+            >>> import jax, numpyro
+            >>> import jax.numpy as jnp
+            >>> import numpyro.distributions as dist
+            >>> import numpyro_dgp as dgp
+            >>> def model(X, y=None):
+            ...     scale = numpyro.sample("scale", dist.LogNormal())
+            ...     numpyro.sample("y", dgp.gp("f", dgp.kernels.RBF(1.0, scale), None)(X, noise=0.1), obs=y)
+            >>> X = jnp.linspace(0, 1, 9)[:, None]
+            >>> posterior = dgp.Posterior(model, samples={"scale": jnp.array([0.4, 0.5])}).on(X, jnp.sin(6 * X[:, 0]))
+            >>> print(posterior.predict(jax.random.key(0), jnp.array([[0.25]])).mean.round())
+            [1.]
+        """
+        data = jax.tree.map(as_data, (args, kwargs))
+        found = dataclasses.replace(self, data=data)
+        call = inspect_call(found._with_parameters(), None, *data)
+        if call.predicted or not call.candidates:
+            raise ValueError(
+                "Posterior.on: expected the data of the fit, observations included, got none of "
+                f"{', '.join(map(repr, call.predicted))}: posterior.on(X, y)"
+            )
+        guide = self.guide.on(*args, **kwargs) if isinstance(self.guide, Guide) else self.guide
+        exact = jax.eval_shape(lambda: found._known(jax.random.key(0), {})[0])
+        if exact:
+            require_finite_leaves("data of Posterior.on", jax.tree.leaves(data))
+        return dataclasses.replace(found, guide=guide, data=data if exact else None)
+
+    def _with_parameters(self) -> Callable[..., Any]:
+        substituted: Callable[..., Any] = handlers.substitute(self.model, data=dict(self.params))
+        return substituted
+
+    def _known(self, key: Array, values: Mapping[str, Any]) -> tuple[dict[str, ValuesOfFit], Trace]:
+        """Values of exact processes at the rows of the fit given a draw of the rest, and the run that they are from."""
+        assert self.data is not None
+        args, kwargs = self.data
+        sites = handlers.trace(handlers.substitute(self.seeded(self.model, key), data=dict(values))).get_trace(
+            *args, **kwargs
+        )
+        return known_values(sites), sites
+
+    @apart()
+    def call(self, args: Any, kwargs: Any, or_of_fit: bool = False) -> Call:
+        """What a call at new inputs predicts; raises for a call that is not one.
+
+        Args:
+            args: arguments of the program.
+            kwargs: its keyword arguments.
+            or_of_fit: take a call with all observations too, which is one at the rows of the fit.
+        """
+        hint = (
+            "give those of the fit without observations, posterior.predict(key, X), posterior.layers(key, X), of a "
+            "program def model(X, y=None)"
+        )
+        require_call("Posterior", self.model, args, kwargs, hint)
+        call = own = inspect_call(self._with_parameters(), self.site, args, kwargs)
+        if self.data is not None and call.exact and not (or_of_fit and call.candidates and not call.predicted):
+
+            def conditioned(*args: Any, **kwargs: Any) -> Any:
+                with handlers.block():
+                    known, _ = self._known(jax.random.key(0), {})
+                return Conditioned(self._with_parameters(), {name: known[name] for name in own.exact})(*args, **kwargs)
+
+            call = inspect_call(conditioned, self.site, args, kwargs)
+        require_own_functions(call)
+        if or_of_fit and call.candidates and not call.predicted:
+            require_single_values(self.guide)
+        else:
+            require_unobserved(call)
+            require_new_rows(call)
+            warn_rows_together(call)
+        require_rules(self.guide, self.params, own.sites)
+        require_draws(self.samples or {}, own.sites)
+        return call
+
+    @apart()
+    def trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
+        """One run of the model: in marginal mode under the guide, or given one draw of MCMC.
+
+        Raises:
+            ValueError: a site that all data share has no value in the guide or the draw.
+        """
+        if self.data is not None and not target.of_fit:
+            return self._trace_given_data(target, key, sample, args, kwargs)
+        return self._trace(target, key, sample, args, kwargs)
+
+    def _trace(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
+        guide_key, model_key = jax.random.split(key)
+        guide, model = self.guide_at(target), self.seeded(self.model, model_key, target)
+        if guide is None:
+            return _whole(self.given(sample, model, args, kwargs, target), args, kwargs)
+        integrated = marginal(self.seeded(guide, guide_key, target))
+        if isinstance(guide, Guide):
+            drawn, sites = traces(model, integrated, args, kwargs, lambda program, _: Whole(program))
+            self._require_shared(drawn, sites, target, args, kwargs)
+            return sites
+        # A guide of another package may have hidden values for the rows of the fit only.
+        values = sample_values(handlers.trace(integrated).get_trace(*args, **kwargs))
+        return _whole(self.given(values, model, args, kwargs, target), args, kwargs)
+
+    def _trace_given_data(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
+        """One run of a model with exact processes, which are given the values that they have in a run at the data."""
+        assert self.data is not None
+        guide_key, fit_key, model_key = jax.random.split(key, 3)
+        values: Any = sample
+        if self.guide is not None:
+            guide = self.seeded(self.guide, guide_key)
+            values = guide(*self.data[0], **self.data[1])
+            if not isinstance(self.guide, Guide):
+                values = sample_values(handlers.trace(guide).get_trace(*self.data[0], **self.data[1]))
+        known, sites = self._known(fit_key, values)
+        unknown = {name for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
+        if missing := unknown - values.keys():
+            raise without_value("samples" if self.guide is None else "a guide", missing, values)
+        call = inspect_call(self._with_parameters(), self.site, args, kwargs)
+        rows = [plates for plates in (*call.program.data_plates, *target.plates) if plates]
+        shared = dataclasses.replace(call.program, data_plates=tuple(rows), ends=call.program.ends)
+        program = Conditioned(self.model, {name: known[name] for name in call.exact})
+        seeded = self.seeded(program, model_key, target)
+        source = given_draw(values, "samples" if self.guide is None else "a guide", shared, Target(None, ()))
+        return _whole(handlers.substitute(seeded, substitute_fn=source), args, kwargs)
+
+    def _require_shared(self, drawn: Trace, sites: Trace, target: Target, args: Any, kwargs: Any) -> None:
+        """Raise if the model has drawn a site that all data share from its prior, since the guide has none."""
+        here = structure(sites)
+        left = {
+            name
+            for name in sites.keys() - drawn.keys() - self.params.keys()
+            if sites[name]["type"] == "sample"
+            and sites[name]["kwargs"]["rng_key"] is not None
+            and here.is_given(sites[name], target.plates)
+        }
+        if left and (missing := left - inspect_program(self.model, args, kwargs).ends):
+            raise without_value("a guide", missing, drawn)
+
+    def guide_at(self, target: Target) -> Callable[..., Any] | None:
+        """The guide at the rows that are predicted."""
+        return self.guide.predicting(*target.plates) if isinstance(self.guide, Guide) else self.guide
+
+    def seeded(self, program: Callable[..., Any], key: Array, target: Target | None = None) -> Callable[..., Any]:
+        """``program`` with random numbers, and the parameters of the fit."""
+        data = dict(self.params)
+        seeded: Callable[..., Any] = handlers.seed(program, key)
+        if target is not None and target.batch is not None:
+            seeded = BatchKeys(seeded, target.plates, target.batch)
+        return RequireParameters(handlers.substitute(seeded, data=data), data)
+
+    def given(
+        self,
+        sample: Any,
+        program: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        target: Target = Target(None, ()),
+    ) -> Callable[..., Any]:
+        """``program`` with those values of ``sample`` that are shared by all data, and all of them at rows of the fit.
+
+        Args:
+            sample: values by site.
+            program: the model, with its random numbers.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            target: what is predicted: latents of other rows, observed in this call, are given too.
+        """
+        structure = inspect_program(self.model, args, kwargs)
+        source = "samples" if self.guide is None else "a guide"
+        return handlers.substitute(program, substitute_fn=given_draw(sample, source, structure, target))
+
+
+def _whole(program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
+    return handlers.trace(Whole(program)).get_trace(*args, **kwargs)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether an argument of the model is data: a table, or an array, of a single number too, as traced numbers are."""
+    return bool(np.ndim(leaf)) or isinstance(leaf, jax.Array | np.ndarray)
+
+
+def as_data(leaf: Any) -> Any:
+    """An argument of the model: a table as an array, a number or an object as it is."""
+    if not all(isinstance(n, int) for n in np.shape(leaf)):
+        raise ValueError(
+            f"Posterior: expected a number of rows, got a symbolic one, shape {np.shape(leaf)}: export the prediction "
+            "of a row over rows, jax.vmap(lambda x: posterior.predict(key, x[None]).mean[0])"
+        )
+    return as_array("arguments of Posterior", leaf) if is_array(leaf) else leaf
+
+
+def require_arguments(key: Any, leaves: list[Any]) -> None:
+    """Raise unless a key and the arguments of the model, as a list, can make a prediction."""
+    require_key("Posterior", key)
+    for leaf in leaves:
+        if not isinstance(leaf, Hashable) and not is_array(leaf):
+            raise ValueError(
+                f"Posterior: expected arrays and settings as arguments of the model, got a {type(leaf).__name__}: pass "
+                "numbers in an array, jnp.asarray(list(values))"
+            )
+    require_finite_leaves("inputs", leaves)
+    if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
+        raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
+
+
+def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) -> None:
+    """Raise unless the arguments of ``Posterior`` are of the kinds that it takes."""
+    if not callable(model):
+        raise ValueError(
+            f"Posterior: expected the model, a function, got {type(model).__name__}: Posterior(model, guide, params)"
+        )
+    if (guide is None) == (samples is None):
+        raise ValueError(
+            "Posterior: expected a guide with params, or samples, and not both: "
+            "Posterior(model, guide, result.params) or Posterior(model, samples=mcmc.get_samples())"
+        )
+    if guide is not None and not callable(guide):
+        raise ValueError(
+            f"Posterior: expected the guide, a function, as second argument, got {type(guide).__name__}: "
+            "Posterior(model, guide, result.params), or samples= for draws"
+        )
+    require_drawing(
+        "Posterior", guide, "Posterior(model, samples=guide.sample_posterior(key, params, sample_shape=(100,)))"
+    )
+    if not isinstance(params, Mapping):
+        has = "result.params" if hasattr(params, "params") else "svi.get_params(state)"
+        raise ValueError(
+            f"Posterior: expected params, a dict of parameters by name, got {type(params).__name__}: pass {has}"
+        )
+    if samples is not None and not isinstance(samples, Mapping):
+        raise ValueError(
+            f"Posterior: expected samples, a dict of draws by site, got {type(samples).__name__}: pass "
+            "mcmc.get_samples()"
+        )
+    if site is not None and not isinstance(site, str):
+        raise ValueError(f"Posterior: expected site to be the name of a site, got {type(site).__name__}: site='y'")
+    if samples is not None:
+        sizes = {name: np.shape(value)[:1] for name, value in samples.items()}
+        if not sizes or len(set(sizes.values())) > 1 or () in sizes.values() or (0,) in sizes.values():
+            raise ValueError(
+                f"Posterior: expected samples with the same number of draws of every site along the first axis, got "
+                f"{ {name: np.shape(value) for name, value in samples.items()} }: pass mcmc.get_samples() as it is"
+            )
+
+
+def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
+    """Raise if draws of a site of the program hold NaN."""
+    for name in sorted(samples.keys() & sites.keys()):
+        if sites[name]["type"] == "sample":
+            require_finite(f"draws of {name!r}", samples[name], "the chain diverged: look at its diagnostics")
+
+
+def require_single_values(guide: Any) -> None:
+    """Raise if a guide has several weighted values of latents at the rows of the fit, of which none is the one."""
+    if isinstance(guide, Guide) and guide.choices.has_weights:
+        raise ValueError(
+            "Posterior.layers: expected a call without observations, got those of the fit with a guide that has "
+            "several weighted values of every latent: leave the observations out, posterior.layers(key, X), for "
+            "latents from their prior, or draw those of the fit's rows, guide.sample_posterior(key, params, X, y)"
+        )
+
+
+def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:
+    """Raise if there are parameters for a site whose rule in ``guide`` has none; warn if for no site of the program."""
+    if not isinstance(guide, Guide):
+        return
+    found = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    middle = f"_{guide.prefix}_"
+    theirs = {name: name.split(middle)[0] for name in params if middle in name}
+    of_others, of_none = [], []
+    for name, owner in theirs.items():
+        rule = guide.choices.rule(found[owner]) if owner in found else None
+        if owner not in found:
+            of_none.append(name)
+        elif rule is not None and rule.follows_model:
+            of_others.append(name)
+    if of_others:
+        raise ValueError(
+            f"Posterior: expected the params of this guide, got {', '.join(map(repr, sorted(of_others)[:6]))} too, of "
+            "sites that follow the model in it: pass the guide of the fit"
+        )
+    if of_none:
+        warnings.warn(
+            f"Posterior: the params have values for sites that the model does not have, "
+            f"{', '.join(map(repr, sorted(of_none)[:6]))}: they are ignored; is it the model of the fit?",
+            stacklevel=2,
+        )

@@ -1,1 +1,0 @@
-"""What a prediction computes, compiled programs for it, and the rows that these take at a time."""
