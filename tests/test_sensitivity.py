@@ -9,9 +9,7 @@ import pytest
 from programs import X, Y, deep, random_params, shallow
 
 import numpyro_dgp as dgp
-from numpyro_dgp.design import Integrals
-from numpyro_dgp.design import sensitivity as main_effects
-from numpyro_dgp.design import sensitivity as sobol_indices
+from numpyro_dgp.design import Integrals, main_effects, sobol_indices
 
 PI = np.pi
 KEY = jax.random.key(0)
