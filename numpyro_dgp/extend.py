@@ -5,12 +5,20 @@
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp._typing import pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.functions.function_values import FunctionValues, Origin
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.functions.random_function import PointValues, RandomFunction, Representation
+from numpyro_dgp.functions.weights import (
+    Belief,
+    FunctionDraw,
+    InducingPrior,
+    KnownWeights,
+    Weights,
+    project,
+    whitened_values,
+)
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
 from numpyro_dgp.guides.rules.structured import ConditionalValues
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
@@ -26,6 +34,7 @@ __all__ = [
     "InducedFunction",
     "InducingPrior",
     "JointValues",
+    "KnownWeights",
     "Origin",
     "PointValues",
     "ProcessValues",
@@ -35,6 +44,7 @@ __all__ = [
     "Site",
     "StateSpaceForm",
     "Term",
+    "Weights",
     "initial_scale",
     "inverse_cholesky",
     "open_variance",

@@ -12,11 +12,11 @@ from numpyro_dgp._checks import require_inputs
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.basis import Basis, BasisFunction
-from numpyro_dgp.functions.beliefs import StandardNormal
 from numpyro_dgp.functions.exact import Exact, ExactFunction
 from numpyro_dgp.functions.neighbours import NeighbourFunction, Neighbours
 from numpyro_dgp.functions.points import Points, SparseFunction
 from numpyro_dgp.functions.random_function import Representation
+from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import as_mean

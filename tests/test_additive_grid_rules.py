@@ -9,7 +9,7 @@ from numpyro import handlers
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.functions.beliefs import FunctionDraw
+from numpyro_dgp.functions.weights import FunctionDraw
 from numpyro_dgp.testing import check_guide
 
 X = jax.random.uniform(jax.random.key(0), (12, 2), minval=-1.0)

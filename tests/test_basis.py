@@ -319,7 +319,9 @@ def test_single_precision(x32):
 @pytest.mark.parametrize("kernel", [RBF(1.0, 0.5) + Periodic(), Matern32() * Cosine() + 0.5])
 def test_single_precision_beside_double(kernel):
     low, high, x = np.float32(-4), np.float32(4), X.astype(jnp.float32)
-    found = jax.eval_shape(lambda: (lambda f: (f.u, f.features(x), f(x).mean))(layer(kernel, dgp.Basis(low, high, 12))))
+    found = jax.eval_shape(
+        lambda: (lambda f: (f.v.loc, f.features(x), f(x).mean))(layer(kernel, dgp.Basis(low, high, 12)))
+    )
     assert {a.dtype for a in found} == {jnp.dtype("float32")}
 
 
@@ -562,7 +564,7 @@ def test_values_of_a_draw_are_features_times_weights(key, kernel):
 
     with seed(rng_seed=0):
         f = dgp.gp("f", kernel, dgp.Basis(-1.5, 1.5, 30), outputs=outputs)
-    v = jax.random.normal(key, f.u.shape)
+    v = jax.random.normal(key, f.v.loc.shape)
     ours, slopes = (jax.jacobian(lambda v, s: values(v, s, True), argnums=i)(v, 1.7) for i in (0, 1))
     by_v, by_scale = (jax.jacobian(lambda v, s: values(v, s, False), argnums=i)(v, 1.7) for i in (0, 1))
     np.testing.assert_allclose(values(v, 1.7, True), values(v, 1.7, False), atol=1e-12)

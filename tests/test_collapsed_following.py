@@ -16,8 +16,8 @@ import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
 from numpyro_dgp.bounds.collapsed import from_features
-from numpyro_dgp.functions.beliefs import InducingPrior
 from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.math.whitening import inverse_cholesky
 
 N = 12

@@ -18,8 +18,8 @@ import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
 from numpyro_dgp.analysis.sites import unwrap
-from numpyro_dgp.functions.beliefs import InducingPrior
 from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.guides.record import record_of
 
 Z2 = jnp.hstack([Z, jnp.cos(5 * Z)])
@@ -370,7 +370,11 @@ def mixed(X, y=None):
         (variant(points=lambda f: f(Z).loc), {}, "do not depend on the inducing values of another.* the layer at 'y'"),
         (variant(points=lambda f: f(Z).loc), {"hidden": G.GivenInducing()}, "got such ones for the layer at 'y'"),
         (variant(kernel=lambda f: k.RBF(jnp.exp(f(Z).loc[0, 0]))), {}, "got such ones for the layer at 'y'"),
-        (variant(), {"hidden": G.Propagate()}, "expected a mean-field rule for hidden layer 'h'.* got Propagated"),
+        (
+            variant(),
+            {"hidden": G.Propagate()},
+            "expected a mean-field rule for hidden layer 'h'.* got one that follows the model",
+        ),
         (variant(), {"hidden": G.Prior()}, "expected a mean-field rule for hidden layer 'h'"),
         (variant(), {"sites": {"f": G.Full()}}, "expected no rule for inducing values, got one for 'f'"),
     ],

@@ -15,7 +15,7 @@ from programs import X, Y, agree, bound, deep, draws_of_bound
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.functions.beliefs import DiagonalBelief
+from numpyro_dgp.functions.weights import DiagonalBelief
 from numpyro_dgp.guides.rules.strata import Flowed
 
 x = jnp.array([[-0.5], [0.5]])

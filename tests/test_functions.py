@@ -10,10 +10,10 @@ from dense import kl, log_normal, rbf, svgp
 from numpyro.distributions import kl_divergence
 
 import numpyro_dgp as dgp
-from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
 from numpyro_dgp.functions.points import SparseFunction
+from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief
 
 rng = np.random.default_rng(0)
 X, Z = rng.normal(size=(7, 2)), rng.normal(size=(4, 2))
@@ -114,7 +114,7 @@ def test_separate_kernels_and_inducing_inputs(separate_inputs, separate_kernels)
 def test_mixed_kernel_types_per_output():
     kernels = [KERNEL, dgp.kernels.Matern32() + dgp.kernels.Linear()]
     f = open_gp(beliefs(2), kernels, dgp.Points(Z), outputs=2)
-    single = open_gp(FullBelief(f.u.loc[1], f.u.scale_tril[1]), kernels[1], dgp.Points(Z))
+    single = open_gp(FullBelief(f.v.loc[1], f.v.scale_tril[1]), kernels[1], dgp.Points(Z))
     np.testing.assert_allclose(f(X).mean[:, 1], single(X).mean, rtol=1e-9)
     np.testing.assert_allclose(f(X).variance[:, 1], single(X).variance, rtol=1e-9)
 

@@ -5,7 +5,7 @@ import pytest
 from dense import kl, log_normal
 from numpyro.distributions import kl_divergence
 
-from numpyro_dgp.functions.beliefs import FullBelief, InducingPrior
+from numpyro_dgp.functions.weights import FullBelief, InducingPrior
 from numpyro_dgp.guides.collapsed.gaussian_uses import SharedBelief
 from numpyro_dgp.math import gaussians
 

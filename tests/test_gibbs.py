@@ -238,7 +238,7 @@ def in_the_noise(X, y):
     """The values of the function also scale its noise."""
     g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
-        numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, jnp.exp(g.u[0]))), obs=y)
+        numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, jnp.exp(g.v.loc[0]))), obs=y)
 
 
 @pytest.mark.parametrize(

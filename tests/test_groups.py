@@ -18,7 +18,7 @@ from numpyro.infer.util import log_density
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as K
-from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief, KnownWeights
 
 rng = np.random.default_rng(0)
 L, M, NOISE = 3, 4, 0.3
@@ -81,7 +81,7 @@ def test_every_row_has_the_moments_of_its_group(kernel, points, belief):
     Zs = Z if points == "shared" else np.stack([Z, 0.9 * Z, 0.8 * Z])
     value, tril = known(u)[belief]
     built, of = KERNELS[kernel]
-    f = dataclasses.replace(opened(built, Zs), u=jnp.array(value) if belief == "draw" else value)
+    f = dataclasses.replace(opened(built, Zs), v=KnownWeights(jnp.array(value)) if belief == "draw" else value)
     values, joint = f(X), f.joint(X)
     mean, covariance = np.zeros(len(X)), np.zeros((len(X), len(X)))
     for g in range(L):

@@ -16,7 +16,7 @@ from scipy.integrate import quad
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.functions.weights import FullBelief
 from numpyro_dgp.guides import Amortised, ImportanceWeighted, InducingPoint, Quadrature
 from numpyro_dgp.guides.importance import CopiedValues
 from numpyro_dgp.math.gaussians import kl_full

@@ -17,7 +17,7 @@ from programs import bound, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.functions.beliefs import FunctionDraw
+from numpyro_dgp.functions.weights import FunctionDraw
 
 rng = np.random.default_rng(0)
 V, L, NOISE = 1.2, 0.9, 0.3
@@ -144,7 +144,7 @@ def test_draws_of_functions_have_the_inducing_slopes(kernels, Z):
     """A draw of the whole function passes through the values and the slopes at its site."""
     several = isinstance(kernels, list)
     f = opened(kernels, dgp.PointsAndSlopes(Z, AT, E), outputs=2 if several else None)
-    whole = dataclasses.replace(f, u=FunctionDraw(f.u, jax.random.key(1), 50))
+    whole = dataclasses.replace(f, v=FunctionDraw(f.v.loc, jax.random.key(1), 50))
     close(whole.grad(AT, direction=E).mean, f.grad(AT, direction=E).mean, 1e-4)
     if Z is not None:
         close(whole(Z).mean, f(Z).mean, 1e-4)

@@ -17,8 +17,8 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels
-from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
+from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief
 from numpyro_dgp.math.linalg import conditional_cholesky, jitter, rounding_scale
 
 rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.functions.beliefs import FullBelief, InducingPrior
+from numpyro_dgp.functions.weights import FullBelief, InducingPrior
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRankBelief
 
 rng = np.random.default_rng(0)

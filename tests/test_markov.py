@@ -26,7 +26,7 @@ from numpyro_dgp.bounds.markov_layers import (
     expected_square,
     markov_bound,
 )
-from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.functions.weights import FullBelief
 from numpyro_dgp.math.quadrature import white_nodes
 from numpyro_dgp.math.whitening import inverse_cholesky
 
@@ -247,9 +247,9 @@ def test_the_layer_above_is_integrated_given_the_draw():
     params = moved(two, guide, X, Y)
     layers = dgp.Posterior(two, guide, params).layers(jax.random.key(0), X)
     f, g = layers["h"][0], layers["y"][0]
-    assert isinstance(g.u, FullBelief)
+    assert isinstance(g.v, FullBelief)
     U = params["g_auto_transition"]
-    np.testing.assert_allclose(g.u.loc, params["g_auto_loc"] + U @ f.u.reshape(-1), rtol=1e-10)
+    np.testing.assert_allclose(g.v.loc, params["g_auto_loc"] + U @ f.v.loc.reshape(-1), rtol=1e-10)
 
 
 @pytest.mark.long

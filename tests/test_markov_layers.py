@@ -24,7 +24,7 @@ from numpyro_dgp.bounds import (
     MarkovLayer,
     markov_bound,
 )
-from numpyro_dgp.functions.beliefs import InducingPrior
+from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.guides.rules.joint_inducing import JointInducing
 
 N, M, P = 4, 3, 2

@@ -16,7 +16,7 @@ from programs import X, Y, agree, bound, deep, draws_of_bound, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief
 from numpyro_dgp.guides.rules.strata import BeliefMixture
 
 rng = np.random.default_rng(0)

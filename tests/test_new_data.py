@@ -15,7 +15,7 @@ from wrong_calls.new_data import TRACED
 
 import numpyro_dgp as dgp
 from numpyro_dgp.bounds import from_features
-from numpyro_dgp.functions.beliefs import FullBelief, InducingPrior
+from numpyro_dgp.functions.weights import FullBelief, InducingPrior
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.math.gaussians import expected_log_ratio
 from numpyro_dgp.math.linalg import with_jitter
@@ -100,7 +100,7 @@ def test_ratio_with_other_inducing_points_and_hyperparameters(per_output):
         points = np.broadcast_to(z, (P, *z.shape)) if per_output else z
         with numpyro.handlers.substitute(data={"f": FullBelief(*map(jnp.array, q))}):
             f = dgp.gp("f", kernel, dgp.Points(points), outputs=P, mean=mean)
-        layers.append(FittedLayer(f, f.u.loc, jnp.linalg.inv(f.u.scale_tril)))
+        layers.append(FittedLayer(f, f.v.loc, jnp.linalg.inv(f.v.scale_tril)))
     expected = sum(
         dense_ratio(*((z, k, q[0][p], q[1][p]) for z, k, q in zip(Zs, ks, beliefs, strict=True)), means=(0.3, -0.2))
         for p in range(P)
@@ -116,7 +116,7 @@ def test_points_in_both_sets_leave_nothing_open():
         f, g = (dgp.gp("f", kernel, dgp.Points(z)) for z in (old, jnp.array([[1.0], [0.5], [0.0], [0.0]])))
     mean, covariance = g.whitened_values_of(f)
     np.testing.assert_allclose(covariance, np.zeros((1, 3, 3)), atol=1e-6)
-    values = [np.linalg.solve(h.whiten, h.u if h is g else mean[0]) for h in (g, f)]
+    values = [np.linalg.solve(h.whiten, h.v.loc if h is g else mean[0]) for h in (g, f)]
     np.testing.assert_allclose(values[1], values[0][[2, 0, 3]], atol=1e-6)
 
 

@@ -95,7 +95,7 @@ def test_layers_of_mcmc_draws_and_exact_processes(key):
     samples = {"g": jax.random.normal(key, (3, 2)), "x": jnp.zeros((3, 30, 2))}
     posterior = dgp.Posterior(model, samples=samples)
     found = posterior.layers(key, X)
-    np.testing.assert_allclose(found["y"][0].u, samples["g"][0])
+    np.testing.assert_allclose(found["y"][0].v.loc, samples["g"][0])
     np.testing.assert_allclose(found["x"][0](X).mean, found["y"][1], atol=1e-5)
     figure = plots.layers(posterior, key, X, num_points=5)
     assert [ax.get_ylabel() for ax in figure.axes if ax.get_visible()] == ["x[0]", "x[1]", "y"]

@@ -15,7 +15,7 @@ from programs import NOISE, X, Y, Z, bayesian, deep, explicit, random_params, sh
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
-from numpyro_dgp.functions.beliefs import FunctionDraw
+from numpyro_dgp.functions.weights import FunctionDraw
 from numpyro_dgp.guides.run import marginal
 
 GUIDE = dgp.guides.InducingPoint(deep)
@@ -131,7 +131,7 @@ KERNELS = [
 @pytest.mark.parametrize("outputs", [None, pytest.param(2, marks=pytest.mark.long)])
 def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
     """Mean and covariance of q(f) over many draws, each with random functions of its own."""
-    from numpyro_dgp.functions.beliefs import FullBelief
+    from numpyro_dgp.functions.weights import FullBelief
 
     shape = (8,) if outputs is None else (outputs, 8)
     m = 0.7 * jax.random.normal(key, shape)

@@ -10,7 +10,7 @@ from numpyro.handlers import seed, substitute
 from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
-from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.functions.weights import FullBelief
 from numpyro_dgp.math.belief_moments import belief_moments, belief_moments_reference
 from numpyro_dgp.math.linalg import rows_times
 from numpyro_dgp.math.quadratic_forms import keeps_products, quadratic_forms, quadratic_forms_reference

@@ -15,7 +15,7 @@ from programs import agree, bound, draws_of_bound, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import testing
-from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief
 from numpyro_dgp.optim import NaturalGradient
 
 rng = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from sizes import mostly_long
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import testing
-from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief
+from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief
 from numpyro_dgp.rings.circulant import Circulant, even_part, hartley
 from numpyro_dgp.rings.features import RingFeatures
 from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean

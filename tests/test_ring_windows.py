@@ -17,7 +17,7 @@ from programs import sizes
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import testing
-from numpyro_dgp.functions.beliefs import DiagonalBelief
+from numpyro_dgp.functions.weights import DiagonalBelief
 from numpyro_dgp.rings.circulant import even_part, hartley
 from numpyro_dgp.rings.features import RingFeatures
 from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
@@ -61,7 +61,7 @@ def prior_of(kernels, grid, outputs=None):
 
 def open_shape(kernels, grid, outputs):
     with numpyro.handlers.seed(rng_seed=0):
-        return dgp.gp("f", kernels, grid, outputs=outputs).u.shape
+        return dgp.gp("f", kernels, grid, outputs=outputs).v.loc.shape
 
 
 def belief(family, prior):

@@ -17,10 +17,10 @@ from jaxtyping import Array, Float32, Float64, TypeCheckError, jaxtyped
 import numpyro_dgp as dgp
 from numpyro_dgp import bounds as B
 from numpyro_dgp import kernels as k
-from numpyro_dgp.functions.beliefs import FullBelief
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.points import SparseFunction
+from numpyro_dgp.functions.weights import FullBelief, KnownWeights
 from numpyro_dgp.kernels import expectations as psi_statistics
 from numpyro_dgp.kernels import per_output
 from numpyro_dgp.math import belief_moments, distances, gaussians, linalg, row_blocks, whitening
@@ -50,7 +50,7 @@ def joint(x, Z, whiten, loc, scale_tril):
 
 
 def given_values(x, Z, whiten, u):
-    values = SparseFunction(RBF, Z, whiten, u, len(u), dgp.means.Zero())(x)
+    values = SparseFunction(RBF, Z, whiten, KnownWeights(u), len(u), dgp.means.Zero())(x)
     return values.loc, values.variance
 
 

@@ -19,7 +19,7 @@ from numpyro_dgp.inference.checkpoints import Checkpoint
 
 G, K = dgp.guides, dgp.kernels
 X = np.linspace(0, 1, 1000)[:, None]
-PROTOCOLS = [dgp.RandomFunction, dgp.Representation, dgp.BatchSource]
+PROTOCOLS = [dgp.RandomFunction, dgp.Representation, dgp.BatchSource, dgp.extend.Weights]
 
 
 def toy(X, y=None):

@@ -16,7 +16,7 @@ from toys.averages import Averages
 
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
-from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.functions.weights import FullBelief
 
 rng = np.random.default_rng(0)
 X = jnp.array(np.sort(rng.uniform(-2, 2, size=(9, 1)), 0))
@@ -101,7 +101,7 @@ def test_covariances_of_slopes_are_those_of_differences(name, width):
 @pytest.mark.parametrize("kernel", [k.RBF(V, L), k.Matern32(V, L)])
 def test_single_precision(kernel):
     wide, Z32 = opened(kernel, dgp.Points(Z)), Z.astype(jnp.float32)
-    f = opened(kernel, dgp.Points(Z32), wide.u.astype(jnp.float32))
+    f = opened(kernel, dgp.Points(Z32), wide.v.loc.astype(jnp.float32))
     x = jnp.concatenate([X, X + 1e-4, Z])
     narrow = f.grad(x.astype(jnp.float32))
     assert narrow.loc.dtype == narrow.variance.dtype == jnp.float32

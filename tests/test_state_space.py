@@ -19,7 +19,7 @@ from sizes import mostly_long, tune
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.functions.beliefs import FullBelief, FunctionDraw
+from numpyro_dgp.functions.weights import FullBelief, FunctionDraw
 from numpyro_dgp.kernels.state_space_forms import MaternState, StateSpaceForm
 from numpyro_dgp.math.kalman import Element, join, shock_factors
 

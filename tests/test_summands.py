@@ -11,7 +11,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
 import numpyro_dgp as dgp
-from numpyro_dgp.functions.beliefs import FullBelief
+from numpyro_dgp.functions.weights import FullBelief
 
 K = dgp.kernels
 NEW = np.array([[0.3], [1.7], [4.0]])

@@ -16,6 +16,7 @@ from toys.averages import Averages
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
 from numpyro_dgp.analysis.program import inspect_program
+from numpyro_dgp.functions.weights import KnownWeights
 
 rng = np.random.default_rng(0)
 X = jnp.array(np.sort(rng.uniform(-2, 2, size=(6, 1)), 0))
@@ -148,7 +149,7 @@ def test_single_precision():
     def moments(dtype):
         with numpyro.handlers.seed(rng_seed=0):
             f = dgp.gp("f", k.RBF(V, L), dgp.Points(Z.astype(dtype)))
-            f = dataclasses.replace(f, u=jnp.ones(6, dtype))
+            f = dataclasses.replace(f, v=KnownWeights(jnp.ones(6, dtype)))
         values = f.linear(CELLS.astype(dtype), BINS.astype(dtype))
         return values.mean, values.variance
 

@@ -31,8 +31,8 @@ from numpyro_dgp.analysis.coupling import MarkRows, coupling, seen_by_site
 from numpyro_dgp.analysis.refusals import initialised, unmasked, untransformed
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, site_kind, unwrap
 from numpyro_dgp.analysis.untraceable import NotTraceableError, explained
-from numpyro_dgp.functions.beliefs import StandardNormal
 from numpyro_dgp.functions.points import LearnedInputsApart
+from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.jaxprs.index_bounds import ShortArray, short_arrays
 from numpyro_dgp.jaxprs.row_dependence import Rows, known_rows, mark, result_reasons
 from numpyro_dgp.likelihoods.likelihood import Likelihood

@@ -7,9 +7,9 @@ from typing import Any
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dgp.functions.beliefs import InducingPrior
 from numpyro_dgp.functions.function_values import FunctionValues, Values
 from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.stacked_values import SeveralValues
 

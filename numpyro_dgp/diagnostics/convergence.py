@@ -35,8 +35,8 @@ from numpyro_dgp.analysis.site_densities import total_log_prob
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior
 from numpyro_dgp.diagnostics.ratios import map_draws
-from numpyro_dgp.functions.beliefs import StandardNormal
 from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import NoMomentsError, moments

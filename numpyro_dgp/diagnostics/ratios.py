@@ -24,8 +24,7 @@ from numpyro_dgp.analysis.site_densities import log_marginal, scaled_log_prob, t
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.densities import log_mean_exp
 from numpyro_dgp.diagnostics.local_sites import LocalSites, is_value, local_sites, traces
-from numpyro_dgp.functions.function_values import Propagated
-from numpyro_dgp.functions.joint_values import PropagatedJoint
+from numpyro_dgp.functions.function_values import follows
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.predict.posterior import Posterior
 
@@ -197,7 +196,7 @@ def _data_terms(
     for name, beside in known.local.items():
         ratio = scaled_log_prob(sites[name])
         if not sites[name]["is_observed"]:  # all observed sites but factors
-            if name not in guide_trace or isinstance(unwrap(guide_trace[name]["fn"]), Propagated | PropagatedJoint):
+            if name not in guide_trace or follows(unwrap(guide_trace[name]["fn"])):
                 continue  # drawn from the model
             ratio = ratio - scaled_log_prob(guide_trace[name])
         ratios[beside] = ratios[beside] + _over(ratio, known.frames[beside])

@@ -31,10 +31,10 @@ from jax.ad_checkpoint import checkpoint_name
 from numpyro_dgp._checks import require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, whitened_values
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
 from numpyro_dgp.functions.sines import Box, KernelSeries
+from numpyro_dgp.functions.weights import InducingPrior, Weights, whitened_values
 from numpyro_dgp.kernels import RBF
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, variances
@@ -53,7 +53,7 @@ class BasisFunction(InducedFunction):
         kernels: one kernel, or one per output.
         box: where its sines live, mostly a ``representations.basis.Basis``.
         series: the functions, for all outputs or for each.
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of the weights.
@@ -62,7 +62,7 @@ class BasisFunction(InducedFunction):
     kernels: Kernels
     box: Box
     series: tuple[KernelSeries, ...]
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None = static()
     mean: Mean
     site: str | None = static(default=None)
@@ -104,9 +104,9 @@ class BasisFunction(InducedFunction):
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         """With a draw of the weights these are multiplied by their standard deviations, and not the sines."""
-        if isinstance(self.u, Belief):
+        if not self.v.known:
             return super().block_moments(rows)
-        v = self.by_output(self.u.u if isinstance(self.u, FunctionDraw) else self.u)
+        v = self.by_output(self.v.loc)
 
         def moments(rows: Array) -> Moments:
             if isinstance(self.kernels, Kernel):
@@ -134,7 +134,7 @@ class BasisFunction(InducedFunction):
 
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
         r"""The weights of the same sines in an earlier fit: :math:`v_j` times the ratio of standard deviations."""
-        if not isinstance(other, BasisFunction) or not isinstance(self.u, Array | Belief):
+        if not isinstance(other, BasisFunction) or self.v.whole is not None:
             return super().whitened_values_of(other)
         same = bool(jax.tree.structure(self.series) == jax.tree.structure(other.series))  # type: ignore[operator]
         if not same or jax.tree.leaves((self.mean, other.mean)):
@@ -146,11 +146,10 @@ class BasisFunction(InducedFunction):
             )
         pairs = zip(self.series, other.series, strict=True)
         ratios = jnp.stack([ours.deviations(self.site) / theirs.deviations(self.site) for ours, theirs in pairs])
-        known = ratios * self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u)
+        known = ratios * self.by_output(self.v.loc)
         slope = ratios[:, :, None] * jnp.eye(self.size, dtype=ratios.dtype)
-        if isinstance(self.u, Belief):
-            return known, self.u.spread_covariance(slope)
-        return known, jnp.zeros_like(slope)
+        spread = self.v.spread_covariance(slope)
+        return known, jnp.zeros_like(slope) if spread is None else spread
 
 
 def _is_between(x: Any, low: Any, high: Any) -> Any:
@@ -258,7 +257,7 @@ class Basis(Box):
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Basis(-5.0, 5.0, 20))
         >>> values = f(jnp.zeros((7, 1)))
-        >>> values.batch_shape, f.u.shape, float(values.variance.max())
+        >>> values.batch_shape, f.v.loc.shape, float(values.variance.max())
         ((7,), (20,), 0.0)
 
     Source: Solin and Sarkka (2020); Riutort-Mayol et al. (2023).
@@ -338,8 +337,8 @@ class Basis(Box):
             )
         M = sizes.pop()
         prior = InducingPrior((M,) if outputs is None else (outputs, M), self.dtype)
-        u, site = whitened_values(owner, name, prior, "weights")
-        function = BasisFunction(kernels, self, series, u, outputs, mean, site)
+        v, site = whitened_values(owner, name, prior, "weights")
+        function = BasisFunction(kernels, self, series, v, outputs, mean, site)
         _warn_if_lost(name, function)
         return function
 

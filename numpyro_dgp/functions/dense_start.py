@@ -11,6 +11,7 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.harmonics import HarmonicFunction, Harmonics
+from numpyro_dgp.functions.weights import KnownWeights
 from numpyro_dgp.kernels.nonstationary import ArcCosine
 from numpyro_dgp.kernels.sphere import Zonal, extended
 from numpyro_dgp.math.linalg import matmul
@@ -76,7 +77,7 @@ def from_dense(harmonic: Harmonics, kernel: Any, weights: ArrayLike, bias: Array
     units_at = jnp.concatenate([w, b[None]]).T / scales
     length = jnp.linalg.norm(units_at, axis=-1, keepdims=True)
     degrees, sphere = tuple(harmonic.degrees), harmonic.columns + 1  # type: ignore[arg-type]
-    own = HarmonicFunction(kernel, harmonic.columns, sphere, degrees, jnp.zeros(0), None, Zero()).shares()
+    own = HarmonicFunction(kernel, harmonic.columns, sphere, degrees, KnownWeights(jnp.zeros(0)), None, Zero()).shares()
     unit = degree_shares(sphere, max(degrees), lambda angle: jnp.cos(angle) ** kernel.order, w.dtype, end=math.pi / 2)
     readout_2d = a.reshape(len(a), -1) * length**kernel.order * (length > 0)
     parts = []

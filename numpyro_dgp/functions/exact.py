@@ -14,6 +14,7 @@ from numpyro_dgp.functions.function_inputs import checked_inputs, mean_values, n
 from numpyro_dgp.functions.function_values import Origin
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.points import SparseFunction, whiten_columns
+from numpyro_dgp.functions.weights import KnownWeights
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
 from numpyro_dgp.math.whitening import inverse_cholesky
@@ -130,8 +131,9 @@ class ExactFunction:
             kernels = (kernels,) * (self.outputs or 1)
         K = gram(kernels, x) + noise_covariance(noise, len(x), x.dtype)
         whiten = inverse_cholesky(K, "k(X, X) of an exact process")
-        u = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
-        return SparseFunction(kernels, x, whiten, u[0] if self.outputs is None else u, self.outputs, self.mean)
+        v = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
+        known = KnownWeights(v[0] if self.outputs is None else v)
+        return SparseFunction(kernels, x, whiten, known, self.outputs, self.mean)
 
 
 def _refuse(name: str, call: str) -> NoReturn:

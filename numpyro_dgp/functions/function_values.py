@@ -1,6 +1,6 @@
 """Distributions of function values at each input on its own, which ``f(x)`` returns.
 
-They represent p(f(x) | u) and, while a :class:`~numpyro_dgp.functions.beliefs.Belief` about u is being integrated out,
+They represent p(f(x) | u) and, while a :class:`~numpyro_dgp.functions.weights.Belief` about u is being integrated out,
 the *spread*: the variance that the belief adds. Samples come from the sum. ``log_prob`` is
 :math:`E_{q(u)}[\\log p(f(x) | u)]`, the log density itself when u is known.
 
@@ -9,8 +9,9 @@ Errors for distributions of function values that are used as if they were arrays
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,12 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._checks import require_finite
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree
-from numpyro_dgp.functions.beliefs import StandardNormal
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.math.gaussians import expected_kl
 from numpyro_dgp.math.linalg import computed_once, matmul, safe_sqrt
 
-__all__ = ["FunctionValues", "MixedValues", "NotAnArray", "Origin", "Propagated", "Values", "sum_event"]
+__all__ = ["FunctionValues", "MixedValues", "NotAnArray", "Origin", "Values", "follows", "sum_event"]
 
 
 class _Shape:
@@ -93,11 +94,13 @@ class Values(NotAnArray):
 
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("loc", "origin")
+    pytree_aux_fields: tuple[str, ...] = ("follows_model",)
     loc: Array
     origin: Origin | None
+    follows_model: bool
 
     def __init__(self, loc: Array, event_dim: int, origin: Origin | None) -> None:
-        self.loc, self.origin = loc, origin
+        self.loc, self.origin, self.follows_model = loc, origin, False
         split = loc.ndim - event_dim
         super().__init__(loc.shape[:split], loc.shape[split:])
 
@@ -124,6 +127,13 @@ class Values(NotAnArray):
     def mean(self) -> Array:
         return self.loc
 
+    def propagated(self) -> Self:
+        """The same distribution as a guide's, with ``follows_model``: q equals the model's conditional, and the two
+        cancel in a bound. Computed, their difference would be the rounding error of two large numbers."""
+        found = copy.copy(self)
+        found.follows_model = True
+        return found
+
     def from_white(self, white: Array) -> Array:
         """The draw that standard normal numbers of shape ``batch_shape + event_shape`` give."""
         raise NotImplementedError
@@ -134,6 +144,11 @@ class Values(NotAnArray):
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.sample_with_intermediates(key, sample_shape)[0]
+
+
+def follows(q: Any) -> bool:
+    """Whether a guide's distribution of function values is the model's own conditional."""
+    return isinstance(q, Values) and q.follows_model
 
 
 def sum_event(values: Array, event_dim: int) -> Array:
@@ -191,11 +206,9 @@ class FunctionValues(Values):
         shape = (*batch_shape, *self.event_shape)
         spread, total = (None if a is None else jnp.broadcast_to(a, shape) for a in (self.spread, self.total))
         arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
-        return type(self)(*arrays, spread, self.event_dim, total, self.origin)
-
-    def propagated(self) -> Propagated:
-        """The same distribution, as a posterior that equals the model's own conditional."""
-        return Propagated(self.loc, self.conditional_variance, self.spread, self.event_dim, self.total, self.origin)
+        found = type(self)(*arrays, spread, self.event_dim, total, self.origin)
+        found.follows_model = self.follows_model
+        return found
 
     def marginals(self) -> FunctionValues:
         """The values at each input on its own: these. Joint and correlated values leave their correlations out."""
@@ -221,10 +234,6 @@ class FunctionValues(Values):
         Source: Salimbeni (2020), sections 4.2.3 and 5.1.5.
         """
         return MixedValues(self, W)
-
-
-class Propagated(FunctionValues):
-    """A guide's declaration that q(h | u, x) = p(h | u, x), so that the two cancel in a bound."""
 
 
 class MixedValues(FunctionValues):

@@ -6,9 +6,8 @@ A belief about inducing values that fall into independent blocks, one for every 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +15,16 @@ import numpy as np
 from numpyro.primitives import plate
 
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import (
-    Belief,
-    DiagonalBelief,
-    FullBelief,
-    FunctionDraw,
-    InducingPrior,
-    project,
-    whitened_values,
-)
 from numpyro_dgp.functions.function_inputs import checked_inputs
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
+from numpyro_dgp.functions.weights import (
+    InducingPrior,
+    Weights,
+    in_block,
+    project,
+    whitened_values,
+)
 from numpyro_dgp.kernels import Categorical, Kernel, PerGroup
 from numpyro_dgp.kernels.categorical import is_label
 from numpyro_dgp.kernels.per_output import Kernels
@@ -36,74 +33,7 @@ from numpyro_dgp.math.row_blocks import in_blocks
 from numpyro_dgp.math.whitening import inverse_cholesky, open_variance
 from numpyro_dgp.means import Mean
 
-__all__ = ["BlockBelief", "GroupedFunction", "in_block", "open_in_plate"]
-
-
-class BlockBelief(Belief):
-    r"""A belief about L blocks of M values each, as one about L M values: :math:`q(v) = \prod_{pg} q(v_{pg})`.
-
-    Args:
-        blocks: the belief about the blocks, event shape (P L, M).
-        shape: of the values together, (P, L M) or (L M,).
-    """
-
-    pytree_data_fields: tuple[str, ...] = ("blocks",)
-    blocks: Belief
-
-    def __init__(self, blocks: Belief, shape: tuple[int, ...]) -> None:
-        self.blocks = blocks
-        super().__init__((), shape, validate_args=False)
-
-    @property
-    def loc(self) -> Array:  # type: ignore[override]
-        return self.blocks.loc.reshape(self.event_shape)
-
-    @property
-    def variance(self) -> Array:
-        return self.blocks.variance.reshape(self.event_shape)
-
-    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
-        draw = self.blocks.sample(key, sample_shape)
-        return draw.reshape(*draw.shape[: len(sample_shape)], *self.event_shape), []
-
-    def _by_block(self, A: Array) -> Array:
-        """Features (N, L M) or (P, N, L M) as those of the blocks (P L, N, M)."""
-        count, size = self.blocks.event_shape
-        outputs = math.prod(self.event_shape[:-1])
-        split = A.reshape(-1, A.shape[-2], count // outputs, size)
-        split = jnp.broadcast_to(split, (outputs, *split.shape[1:]))
-        return jnp.moveaxis(split, 2, 1).reshape(count, A.shape[-2], size)
-
-    def spread(self, A: Array) -> Array:
-        found = self.blocks.spread(self._by_block(A))
-        return found.reshape(len(found), math.prod(self.event_shape[:-1]), -1).sum(-1)
-
-    def spread_covariance(self, A: Array) -> Array:
-        found = self.blocks.spread_covariance(self._by_block(A))
-        return found.reshape(math.prod(self.event_shape[:-1]), -1, *found.shape[1:]).sum(1)
-
-    def moments_of(self, A: Array, groups: Array) -> tuple[Array, Array]:
-        """Mean and :meth:`spread` (N, P) of rows that see one block each.
-
-        Args:
-            A: their features of that block (N, M).
-            groups: its number (N,).
-        """
-        M = A.shape[-1]
-        outputs = math.prod(self.event_shape[:-1])
-        loc = self.blocks.loc.reshape(outputs, -1, M)
-        mean = einsum("nm,pnm->np", A, loc[:, groups])
-        if isinstance(self.blocks, FullBelief):
-            root = self.blocks.scale_tril.reshape(outputs, -1, M, M)
-            return mean, jnp.square(einsum("ni,pnij->pnj", A, root[:, groups])).sum(-1).T
-        if isinstance(self.blocks, DiagonalBelief):
-            return mean, einsum("nm,pnm->np", jnp.square(A), self.variance.reshape(outputs, -1, M)[:, groups])
-        return mean, self.spread(in_block(A, groups, loc.shape[1]))
-
-
-def in_block(A: Array, groups: Array, count: int) -> Array:
-    """Features (N, M) of rows that see one block each as those of all of them (N, L M), which are zero elsewhere."""
-    return (jax.nn.one_hot(groups, count, dtype=A.dtype)[..., None] * A[:, None]).reshape(len(A), -1)
+__all__ = ["GroupedFunction", "open_in_plate"]
 
 
 def open_in_plate(
@@ -147,8 +77,8 @@ def open_in_plate(
         K = own.gram(Z)
     whiten = inverse_cholesky(K, f"k(Z, Z) of {owner}")
     shape = (L * (outputs or 1), Z.shape[-2])
-    u, site = whitened_values(owner, name, InducingPrior(shape, Z.dtype), outside=(groups.name,))
-    return GroupedFunction(labelled, own, Z, whiten, u, L, outputs, mean, site)
+    v, site = whitened_values(owner, name, InducingPrior(shape, Z.dtype), outside=(groups.name,))
+    return GroupedFunction(labelled, own, Z, whiten, v, L, outputs, mean, site)
 
 
 @pytree
@@ -168,7 +98,7 @@ class GroupedFunction(InducedFunction):
         own: the kernel of the groups, with one entry per group in every hyperparameter, or one kernel for all.
         Z: inducing inputs, the same for all groups (M, D), or of each (L, M, D).
         whiten: :math:`L_g^{-1}`, (M, M) where groups share kernel and inducing inputs, else (L, M, M).
-        u: the value at the site of v.
+        v: the weights.
         groups: the number of groups, L.
         outputs: P functions of each group, or ``None`` for a scalar one.
         mean: the mean function.
@@ -179,7 +109,7 @@ class GroupedFunction(InducedFunction):
     own: Kernel
     Z: Array
     whiten: Array
-    u: Array | Belief | FunctionDraw
+    v: Weights
     groups: int = static()
     outputs: int | None = static()
     mean: Mean
@@ -187,14 +117,8 @@ class GroupedFunction(InducedFunction):
 
     def __post_init__(self) -> None:
         together = (self.size,) if self.outputs is None else (self.outputs, self.size)
-        u = self.u
-        if isinstance(u, FunctionDraw):
-            u = dataclasses.replace(u, u=u.u.reshape(together))
-        elif isinstance(u, Belief):
-            u = u if isinstance(u, BlockBelief) else BlockBelief(u, together)
-        elif u is not None:
-            u = u.reshape(together)
-        object.__setattr__(self, "u", u)
+        if self.v is not None:
+            object.__setattr__(self, "v", self.v.reshaped(together))
 
     @property
     def size(self) -> int:
@@ -251,22 +175,16 @@ class GroupedFunction(InducedFunction):
         return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.Z.shape[-2])
 
     def moments(self, rows: Array) -> Moments:
-        if isinstance(self.u, FunctionDraw):
+        if self.v.whole is not None:
             return super().moments(rows)
         return in_blocks(self.block_moments(rows), rows, cells=self.Z.shape[-2] ** 2)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
-        u = self.u
-
         def moments(rows: Array) -> Moments:
             A, labels = self.blocks(rows)
             open_ = self.conditional_variance(rows, A)[:, None]
-            if isinstance(u, BlockBelief):
-                loc, spread = u.moments_of(A, labels)
-                return loc, jnp.broadcast_to(open_, loc.shape), spread, None
-            values = jnp.asarray(u).reshape(self.outputs or 1, self.groups, -1)
-            loc = einsum("nm,pnm->np", A, values[:, labels])
-            return loc, jnp.broadcast_to(open_, loc.shape), None, None
+            loc, spread = self.v.moments_of_block(A, labels)
+            return loc, jnp.broadcast_to(open_, loc.shape), spread, None
 
         return moments
 

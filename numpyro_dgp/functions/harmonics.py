@@ -23,8 +23,8 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
 from numpyro_dgp.kernels.sphere import ZonalKernel
@@ -72,7 +72,7 @@ class Harmonics:
         >>> import jax.numpy as jnp
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", dgp.kernels.ArcCosine(), dgp.Harmonics(columns=2, degrees=(0, 1, 2, 4, 6)))
-        >>> f(jnp.zeros((7, 2))).batch_shape, f.u.shape  # 1 + 3 + 5 + 9 + 13
+        >>> f(jnp.zeros((7, 2))).batch_shape, f.v.loc.shape  # 1 + 3 + 5 + 9 + 13
         ((7,), (31,))
 
     Source: Dutordoir et al. (2020b), section 3.
@@ -151,8 +151,8 @@ class Harmonics:
             )
         dtype = jnp.result_type(*jax.tree.leaves(kernels), float)
         shape = (sum(sizes),) if outputs is None else (outputs, sum(sizes))
-        u, site = whitened_values(owner, name, InducingPrior(shape, dtype))
-        function = HarmonicFunction(kernels, self.columns, dims, degrees, u, outputs, mean, site)  # type: ignore
+        v, site = whitened_values(owner, name, InducingPrior(shape, dtype))
+        function = HarmonicFunction(kernels, self.columns, dims, degrees, v, outputs, mean, site)  # type: ignore
         _warn_of_nothing(owner, function)
         return function
 
@@ -195,7 +195,7 @@ class HarmonicFunction(InducedFunction):
         columns: the number of columns, D.
         sphere: E, the dimension in which directions are unit vectors.
         degrees: those of v, in order.
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of v.
@@ -205,7 +205,7 @@ class HarmonicFunction(InducedFunction):
     columns: int = static()
     sphere: int = static()
     degrees: tuple[int, ...] = static()
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None = static()
     mean: Mean
     site: str | None = static(default=None)

@@ -19,7 +19,6 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw
 from numpyro_dgp.functions.function_inputs import checked_inputs, mean_values
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.functionals import (
@@ -32,6 +31,7 @@ from numpyro_dgp.functions.functionals import (
 )
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.random_function import FeatureFunction
+from numpyro_dgp.functions.weights import Weights
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.math.linalg import set_diagonal
@@ -52,7 +52,7 @@ class InducedFunction(FeatureFunction):
 
     Args:
         kernels: one kernel, or one per output.
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of v.
@@ -215,7 +215,7 @@ class InducedFunction(FeatureFunction):
     def _functional(
         self, functional: LinearFunctional, rows: ArrayLike, noise: ArrayLike | None, joint: bool
     ) -> FunctionValues | JointValues:
-        of = FunctionalOf(dataclasses.replace(self, u=None), functional, self.u)  # type: ignore[type-var]
+        of = FunctionalOf(dataclasses.replace(self, v=None), functional, self.v)  # type: ignore[type-var]
         return of.joint(rows, noise=noise) if joint else of(rows, noise=noise)
 
     def _require_slopes(self, column: int | None) -> None:
@@ -237,17 +237,17 @@ class FunctionalOf(InducedFunction):
     Args:
         base: the random function, without its v.
         functional: L, whose rows are the inputs of this function.
-        u: the value at the site of v.
+        v: the weights.
     """
 
     base: Any
     functional: LinearFunctional
-    u: Array | Belief | FunctionDraw
+    v: Weights
 
     @property
     def function(self) -> InducedFunction:
         """The random function itself."""
-        return dataclasses.replace(self.base, u=self.u)
+        return dataclasses.replace(self.base, v=self.v)
 
     @property
     def kernels(self) -> Kernels:  # type: ignore[override]

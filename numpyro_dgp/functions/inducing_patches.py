@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.points import Points, SparseFunction
+from numpyro_dgp.functions.weights import Weights, project
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.convolutional import Convolutional, as_convolutional
 from numpyro_dgp.kernels.per_output import Kernels, covariances, features, variances
@@ -84,7 +84,7 @@ class InducingPatches(Points):
             )
         shared, responses = isinstance(kernels, Kernel), tuple(kernel.kernel for kernel in found)
         g = super().open(name, responses[0] if shared else responses, outputs, Zero())
-        return ConvolvedFunction(found[0] if shared else found, g.Z, g.whiten, g.u, outputs, mean, g.site)
+        return ConvolvedFunction(found[0] if shared else found, g.Z, g.whiten, g.v, outputs, mean, g.site)
 
 
 @pytree
@@ -95,7 +95,7 @@ class ConvolvedFunction(InducedFunction):
         kernels: a ``Convolutional`` kernel, or one per output.
         Z: inducing patches (M, D) or (P, M, D).
         whiten: the inverse Cholesky factor of the covariance of the responses, (M, M) or (P, M, M).
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function, of images.
         site: name of the site of the whitened values.
@@ -104,7 +104,7 @@ class ConvolvedFunction(InducedFunction):
     kernels: Convolutional | tuple[Convolutional, ...]
     Z: Array
     whiten: Array
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None = static()
     mean: Mean
     site: str | None = static(default=None)
@@ -115,7 +115,7 @@ class ConvolvedFunction(InducedFunction):
         kernels: Kernels = tuple(kernel.kernel for kernel in self._kernels)
         if isinstance(self.kernels, Kernel):
             kernels = self.kernels.kernel
-        return SparseFunction(kernels, self.Z, self.whiten, self.u, self.outputs, Zero(), self.site)
+        return SparseFunction(kernels, self.Z, self.whiten, self.v, self.outputs, Zero(), self.site)
 
     @property
     def size(self) -> int:

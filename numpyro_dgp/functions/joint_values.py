@@ -15,8 +15,8 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Origin, Propagated, Values
-from numpyro_dgp.functions.process_values import ProcessValues, PropagatedProcess
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Origin, Values, follows
+from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.math.gaussians import given_covariance, kl_full, log_density, log_determinant
 from numpyro_dgp.math.linalg import checked_joint, joint_cholesky, joint_jitter, matmul, solve_lower
 from numpyro_dgp.math.whitening import inverse_lower
@@ -26,7 +26,6 @@ __all__ = [
     "DeterminedJoint",
     "JointValues",
     "KnownValues",
-    "PropagatedJoint",
     "WhitenedValues",
     "require_following",
 ]
@@ -109,10 +108,9 @@ class JointValues(ProcessValues):
 
         loc = jnp.broadcast_to(self.loc, batch + self.event_shape)
         C, S, scale = wide(self.conditional_covariance, 3), wide(self.spread, 3), wide(self.scale, 2)
-        return kind(loc, C, S, self.event_dim, scale, self.origin)
-
-    def propagated(self) -> JointValues:
-        return self._of(PropagatedJoint, self.batch_shape)
+        found = kind(loc, C, S, self.event_dim, scale, self.origin)
+        found.follows_model = self.follows_model
+        return found
 
     def mix(self, W: ArrayLike) -> MixedValues:
         """Mixtures of the functions, each datum on its own, for a ``Likelihood``: ``FunctionValues.mix``."""
@@ -125,18 +123,11 @@ class JointValues(ProcessValues):
         return FunctionValues(self.loc, diagonal, spread, self.event_dim - 1, origin=self.origin)
 
 
-class PropagatedJoint(JointValues, PropagatedProcess):
-    """Joint values that follow the model."""
-
-
 class KnownValues(JointValues):
     """Joint values of one draw of a function: deterministic but for process noise."""
 
     def from_white(self, white: Array) -> Array:
         return self.marginals().from_white(white)
-
-    def propagated(self) -> KnownValues:
-        return self
 
 
 class WhitenedValues(JointValues):
@@ -210,24 +201,12 @@ def _is_near(value: Any, loc: Any) -> Any:
 class Determined(_AtLoc, FunctionValues):
     """Values at each input on its own."""
 
-    def propagated(self) -> PropagatedDetermined:
-        return PropagatedDetermined(
-            self.loc, self.conditional_variance, self.spread, self.event_dim, origin=self.origin
-        )
-
-
-class PropagatedDetermined(Determined, Propagated):
-    """A guide's declaration that q of deterministic values equals the model's conditional."""
-
 
 class DeterminedJoint(_AtLoc, JointValues):
     """As :class:`Determined`, with the correlations over the last batch dimension."""
 
     def from_white(self, white: Array) -> Array:
         return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
-
-    def propagated(self) -> DeterminedJoint:
-        return self
 
 
 def require_following(owner: str, name: str, values: Any, q: Any) -> None:
@@ -242,7 +221,7 @@ def require_following(owner: str, name: str, values: Any, q: Any) -> None:
     Raises:
         ValueError: such values, and a distribution that is not that of the model.
     """
-    if isinstance(values, Determined | DeterminedJoint) and not isinstance(q, Propagated | DeterminedJoint):
+    if isinstance(values, Determined | DeterminedJoint) and not (follows(q) or isinstance(q, DeterminedJoint)):
         has_noise = "noise" in inspect.signature(type(values.function).__call__).parameters
         advice = (
             "take dgp.guides.InducingPoint(model), under which hidden layers follow the model"

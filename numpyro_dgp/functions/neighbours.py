@@ -24,7 +24,7 @@ from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import checked_inputs, mean_values, noise_variance, require_noise
 from numpyro_dgp.functions.function_values import FunctionValues, Origin
-from numpyro_dgp.functions.process_values import ProcessValues, PropagatedProcess
+from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances
 from numpyro_dgp.math.linalg import einsum, jitter
@@ -49,7 +49,6 @@ __all__ = [
     "NeighbourFunction",
     "NeighbourValues",
     "Neighbours",
-    "PropagatedNeighbours",
     "WhitenedNeighbours",
     "conditionals",
     "nuggets",
@@ -125,21 +124,12 @@ class NeighbourValues(ProcessValues):
         return jnp.moveaxis(weights, (-2, -1), (0, 1))
 
     def _expanded(self, batch: tuple[int, ...]) -> NeighbourValues:
-        return self._of(type(self), batch)
-
-    def _of(self, kind: type[NeighbourValues], batch: tuple[int, ...]) -> NeighbourValues:
-        """The same values as another class of them, expanded to ``batch``."""
         loc = jnp.broadcast_to(self.loc, batch + self.event_shape)
         weights = jnp.broadcast_to(self.weights, batch + self.weights.shape[-3:])
         variance = jnp.broadcast_to(self.open_variance, batch + self.open_variance.shape[-2:])
-        return kind(loc, weights, variance, self.sets, self.event_dim, self.origin)
-
-    def propagated(self) -> NeighbourValues:
-        return self._of(PropagatedNeighbours, self.batch_shape)
-
-
-class PropagatedNeighbours(NeighbourValues, PropagatedProcess):
-    """Values conditioned on their neighbours that follow the model."""
+        found = type(self)(loc, weights, variance, self.sets, self.event_dim, self.origin)
+        found.follows_model = self.follows_model
+        return found
 
 
 def nuggets(kernels: Kernels, x: Array, noise: ArrayLike | None) -> Array:

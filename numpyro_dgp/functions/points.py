@@ -18,11 +18,11 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._checks import require_finite, require_squares
 from numpyro_dgp._data import as_floats, own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FullBelief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.functions.groups import GroupedFunction, open_in_plate
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.open_plates import plates_around
 from numpyro_dgp.functions.random_function import Moments, PointValues
+from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
 from numpyro_dgp.kernels.base import summands
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.math.belief_moments import belief_moments
@@ -122,8 +122,8 @@ class Points:
             return open_in_plate(name, plates[0], kernels, Z, outputs, mean)
         whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
         shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
-        u, site = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
-        return SparseFunction(kernels, Z, whiten, u, outputs, mean, site)
+        v, site = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
+        return SparseFunction(kernels, Z, whiten, v, outputs, mean, site)
 
 
 def whiten_columns(whiten: Array, values: Array) -> Array:
@@ -139,7 +139,7 @@ class SparseFunction(InducedFunction):
         kernels: one kernel, or one per output.
         Z: inducing inputs (M, D) or (P, M, D).
         whiten: :math:`L^{-1}`, the inverse Cholesky factor of k(Z, Z), (M, M) or (P, M, M).
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of the whitened values; ``None`` where there is none.
@@ -148,7 +148,7 @@ class SparseFunction(InducedFunction):
     kernels: Kernels
     Z: Array
     whiten: Array
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None = static()
     mean: Mean
     site: str | None = static(default=None)
@@ -192,12 +192,12 @@ class SparseFunction(InducedFunction):
         return variances(self.kernels, rows)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
-        u, M = self.u, self.size
-        if not isinstance(u, FullBelief) or self.whiten.ndim == 3:
+        v, M = self.v, self.size
+        if v.dense_root is None or self.whiten.ndim == 3:
             return super().block_moments(rows)
         change = relative_change(gram(self.kernels, self.Z), self.whiten)
-        factors = u.scale_tril.reshape(-1, M, M)
-        arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(u.loc), factors
+        factors = v.dense_root.reshape(-1, M, M)
+        arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(v.loc), factors
         dtype = jnp.result_type(rows, *arrays)
         from_cross = belief_moments(len(rows), *(a.astype(dtype) for a in arrays))
 
@@ -250,7 +250,7 @@ class SparseFunction(InducedFunction):
             >>> bool(jnp.allclose(trend(x).mean + season(x).mean, f(x).mean, atol=1e-3))
             True
         """
-        if isinstance(self.u, FunctionDraw):
+        if self.v.whole is not None:
             raise ValueError(
                 f"f.summands: expected a function with a posterior, got a draw of layer {self.site!r}: take it from "
                 "posterior.layers(key, X)"
@@ -265,12 +265,12 @@ class SparseFunction(InducedFunction):
         chosen = zip(*parts, strict=True) if isinstance(self.kernels, tuple) else ((k,) for k in parts[0])
         kernels = [tuple(each) if isinstance(self.kernels, tuple) else each[0] for each in chosen]
         return tuple(
-            SummandFunction(k, self.Z, self.whiten, self.u, self.outputs, Zero(), self.site)  # type: ignore[arg-type]
+            SummandFunction(k, self.Z, self.whiten, self.v, self.outputs, Zero(), self.site)  # type: ignore[arg-type]
             for k in kernels
         )
 
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
-        if not isinstance(other, SparseFunction) or not isinstance(self.u, Array | Belief):
+        if not isinstance(other, SparseFunction) or self.v.whole is not None:
             return super().whitened_values_of(other)
         differ = self.outputs_differ or other.outputs_differ
         found = []
@@ -280,9 +280,9 @@ class SparseFunction(InducedFunction):
             means = values if output is None else values[:, output, None]
             found.append((*_whitened_values(ours, theirs), whiten_columns(theirs.whiten, means)))
         A, open_, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
-        known = self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u)
-        spread = self.u.spread_covariance(A) if isinstance(self.u, Belief) else 0.0
-        return matmul(A, known[..., None])[..., 0] + shift, open_ + spread
+        known = self.by_output(self.v.loc)
+        spread = self.v.spread_covariance(A)
+        return matmul(A, known[..., None])[..., 0] + shift, open_ if spread is None else open_ + spread
 
 
 @pytree

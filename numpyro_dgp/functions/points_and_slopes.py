@@ -12,11 +12,11 @@ import numpyro
 from numpyro_dgp._checks import require_finite, violated
 from numpyro_dgp._data import as_floats, as_numbers, own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.functions.functionals import DirectionalSlope, smoothness
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.open_plates import plates_around
 from numpyro_dgp.functions.points import whiten_columns
+from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.math.linalg import matmul
@@ -56,7 +56,7 @@ class PointsAndSlopes:
         >>> Z = jnp.array([[0.0, 0.0], [1.0, 1.0]])
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.PointsAndSlopes.with_gradients(Z))
-        >>> f(Z).batch_shape, f.u.shape  # two values, and two slopes at each
+        >>> f(Z).batch_shape, f.v.loc.shape  # two values, and two slopes at each
         ((2,), (6,))
         >>> bool(f.grad(Z, 0).variance.max() < 1e-5)  # which determine them
         True
@@ -145,8 +145,8 @@ class PointsAndSlopes:
         whiten = _whiten(kernels, Z, slopes, owner)
         M = whiten.shape[-1]
         prior = InducingPrior((M,) if outputs is None else (outputs, M), whiten.dtype)
-        u, site = whitened_values(owner, name, prior)
-        return SlopedFunction(kernels, Z, slopes, whiten, u, outputs, mean, site)
+        v, site = whitened_values(owner, name, prior)
+        return SlopedFunction(kernels, Z, slopes, whiten, v, outputs, mean, site)
 
 
 @pytree
@@ -158,7 +158,7 @@ class SlopedFunction(InducedFunction):
         Z: inputs of the values (M, D).
         slopes: inputs and directions of the slopes (S, 2 D).
         whiten: from values and slopes to v, (M + S, M + S), or (P, M + S, M + S) where kernels differ.
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of v.
@@ -168,7 +168,7 @@ class SlopedFunction(InducedFunction):
     Z: Array
     slopes: Array
     whiten: Array
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None = static()
     mean: Mean
     site: str | None = static(default=None)

@@ -10,7 +10,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import Values
 from numpyro_dgp.functions.open_plates import require_outside
 
-__all__ = ["ProcessValues", "PropagatedProcess"]
+__all__ = ["ProcessValues"]
 
 
 class ProcessValues(Values):
@@ -55,14 +55,3 @@ class ProcessValues(Values):
     def precision_times(self, residual: Array) -> Array:
         """The inverse covariance given u times numbers of the shape of values."""
         raise NotImplementedError
-
-    def propagated(self) -> ProcessValues:
-        """The same distribution, as a posterior that equals the model's own conditional."""
-        raise NotImplementedError
-
-
-class PropagatedProcess(ProcessValues):
-    """A guide's declaration that q of such values equals the model's conditional, so that the two cancel in a bound.
-
-    Computed, their difference would be the rounding error of two large numbers.
-    """

@@ -19,10 +19,10 @@ import numpy as np
 
 from numpyro_dgp._checks import require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.functions.function_inputs import mean_values
 from numpyro_dgp.functions.function_values import Origin
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint
+from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.math.row_blocks import in_blocks
 from numpyro_dgp.means import Mean, as_mean
@@ -36,14 +36,14 @@ class Projection:
 
     Args:
         scale: prior standard deviations :math:`\sigma` of the entries, per input column (D,).
-        u: what is known about the whitened entries: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the whitened entries: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of the entries.
     """
 
     scale: Array
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None = static()
     mean: Mean
     site: str | None = static(default=None)
@@ -62,7 +62,8 @@ class Projection:
         """
         x = self._inputs(x)
         rows = (x * self.scale).reshape(-1, x.shape[-1])
-        spread = in_blocks(self.u.spreading(), rows) if isinstance(self.u, Belief) else None
+        spreading = self.v.spreading()
+        spread = None if spreading is None else in_blocks(spreading, rows)
         return self._values(x, project(self._entries(), rows), spread)
 
     def columns(self, labels: ArrayLike) -> Determined:
@@ -90,8 +91,8 @@ class Projection:
             )
         labels = jnp.asarray(labels)
         spread = None
-        if isinstance(self.u, Belief):
-            spread = jnp.square(self.scale[labels])[..., None] * self._rows(self.u.variance).T[labels]
+        if self.v.variance is not None:
+            spread = jnp.square(self.scale[labels])[..., None] * self._rows(self.v.variance).T[labels]
         loc = self.scale[labels][..., None] * self._entries().T[labels]
         return self._values(jax.nn.one_hot(labels, D, dtype=loc.dtype), loc, spread)
 
@@ -104,18 +105,15 @@ class Projection:
         x = self._inputs(x)
         each, scaled = self(x), (x * self.scale).reshape(-1, *x.shape[-2:])
         shape = (*x.shape[:-2], self.outputs or 1, x.shape[-2], x.shape[-2])
-        spread = None
-        if isinstance(self.u, Belief):
-            spread = jax.vmap(self.u.spread_covariance)(scaled).reshape(shape)
+        spread = jax.vmap(self.v.spread_covariance)(scaled)
+        spread = None if spread is None else spread.reshape(shape)
         event_dim = 1 if self.outputs is None else 2
         none = jnp.zeros(shape, each.loc.dtype)
         return DeterminedJoint(each.loc, none, spread, event_dim, origin=Origin(self, x))
 
     def draw(self, key: Array, x: Array) -> Array:
         r"""Draws of :math:`m(x) + \Pi x`, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, P)."""
-        v = self._entries()
-        if isinstance(self.u, Belief):
-            v = self.u.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], *v.shape)
+        v = self.v.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], -1, len(self.scale))
         return matmul(x * self.scale, v.mT) + self.mean(x)
 
     def _values(self, x: Array, loc: Array, spread: Array | None) -> Determined:
@@ -127,9 +125,7 @@ class Projection:
 
     def _entries(self) -> Array:
         """Whitened entries (P, D): a draw of them, or their mean under a belief."""
-        if isinstance(self.u, Belief):
-            return self._rows(self.u.loc)
-        return self._rows(self.u.u if isinstance(self.u, FunctionDraw) else self.u)
+        return self._rows(self.v.loc)
 
     def _rows(self, entries: Array) -> Array:
         return entries.reshape(-1, len(self.scale))
@@ -209,5 +205,5 @@ def projection(
             "standard deviation per input column"
         )
     shape = (inputs,) if outputs is None else (outputs, inputs)
-    u, site = whitened_values(f"projection {name!r}", name, InducingPrior(shape, scales.dtype))
-    return Projection(jnp.broadcast_to(scales, (inputs,)), u, outputs, as_mean(mean), site)
+    v, site = whitened_values(f"projection {name!r}", name, InducingPrior(shape, scales.dtype))
+    return Projection(jnp.broadcast_to(scales, (inputs,)), v, outputs, as_mean(mean), site)

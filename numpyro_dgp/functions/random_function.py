@@ -20,7 +20,6 @@ import jax.numpy as jnp
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.functions.function_inputs import (
     checked_inputs,
     mean_values,
@@ -31,6 +30,7 @@ from numpyro_dgp.functions.function_inputs import (
 from numpyro_dgp.functions.function_values import FunctionValues, Origin
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint, JointValues, KnownValues
 from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.weights import FunctionDraw, Weights, project
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.math.belief_moments import ROWS
@@ -91,7 +91,7 @@ class Representation(Protocol):
     r"""How a function is represented: the argument ``inducing`` of ``dgp.gp(name, kernel, inducing)``.
 
     It opens the site ``name`` of whitened values :math:`v \sim N(0, I)`, M for each output, by
-    :func:`~numpyro_dgp.functions.beliefs.whitened_values`, and returns a function that depends on v through features
+    :func:`~numpyro_dgp.functions.weights.whitened_values`, and returns a function that depends on v through features
     :math:`A(x) = \operatorname{Cov}[f(x), v]`:
 
     .. math:: p(f(x) \mid v) = N\bigl(m(x) + A(x)\, v,\; k(x, x) - A(x) A(x)^\top\bigr) .
@@ -142,7 +142,7 @@ class FeatureFunction:
     """
 
     kernels: Kernels
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None
     mean: Mean
     site: str | None
@@ -272,12 +272,12 @@ class FeatureFunction:
         flat = self.features(rows)
         A = _by_batch(flat, x)
         loc = self._known(flat, rows)
-        prior, spread = self.covariance(x), None
-        whole = isinstance(self.u, FunctionDraw)
+        prior = self.covariance(x)
+        whole = self.v.whole is not None
         conditional = jnp.zeros_like(prior) if whole or self.determined else prior - matmul(A, A.mT)
         scale = rounding_scale(jnp.diagonal(prior, axis1=-2, axis2=-1), noise_variance(noise, loc.dtype))
-        if isinstance(self.u, Belief):
-            spread = jax.vmap(self.u.spread_covariance)(A.reshape(-1, *A.shape[-3:]))
+        spread = jax.vmap(self.v.spread_covariance)(A.reshape(-1, *A.shape[-3:]))  # A Sigma A'
+        if spread is not None:
             spread = spread.reshape(*x.shape[:-2], *spread.shape[1:])
         determined = DeterminedJoint if self.determined and noise is None else JointValues
         return (KnownValues if whole else determined)(
@@ -301,11 +301,7 @@ class FeatureFunction:
         belief_key, white_key = jax.random.split(key)
         stop = jax.lax.stop_gradient
         here, size, fixed = stop(x), self.outputs or 1, self.held()
-        u: Any = self.u
-        if isinstance(u, Belief):
-            v = u.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
-        else:
-            v = self.by_output(u)[..., None]
+        v = self.v.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
         if self.determined:
             known = matmul(_by_batch(self.features(x.reshape(-1, x.shape[-1])), x), v)
             return known[..., 0].mT + self.mean(x)
@@ -322,7 +318,7 @@ class FeatureFunction:
 
     def moments(self, rows: Array) -> Moments:
         """Moments at rows (N, D), the mean without the mean function."""
-        if isinstance(self.u, FunctionDraw):
+        if self.v.whole is not None:
             loc = self._known(self.features(rows), rows)
             return loc, jnp.zeros_like(loc), None, None
         keep = ROWS if tuned().keeps_rows(len(rows), self.size, rows.dtype) else ""
@@ -330,7 +326,7 @@ class FeatureFunction:
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         """:meth:`moments` of one block of ``rows``; what does not depend on the rows is computed once."""
-        spreading = self.u.spreading() if isinstance(self.u, Belief) else None
+        spreading = self.v.spreading()
 
         def moments(rows: Array) -> Moments:
             A = self.features(rows)
@@ -343,25 +339,25 @@ class FeatureFunction:
 
     def _known(self, A: Array, rows: Array) -> Array:
         """Mean (N, P) without the mean function."""
-        if isinstance(self.u, FunctionDraw):
-            return self._draw(self.u, lambda v: project(v, A), rows)
-        return project(self.by_output(self.u.loc if isinstance(self.u, Belief) else self.u), A)
+        if self.v.whole is not None:
+            return self._draw(self.v.whole, lambda v: project(v, A), rows)
+        return project(self.by_output(self.v.loc), A)  # A m
 
     def _draw(self, draw: FunctionDraw, through: Callable[[Array], Array], rows: Array) -> Array:
-        """A prior draw from random functions, corrected so that it passes through u (Matheron's rule).
+        """A prior draw from random functions, corrected so that it passes through v (Matheron's rule).
 
         Args:
             draw: the draw.
             through: the linear map from whitened values (P, M) to the function at the rows (N, P).
             rows: (N, D).
         """
-        u = self.by_output(draw.u)
+        v = self.by_output(draw.loc)
         if self.determined:
-            return through(u)
+            return through(v)
         feature_key, weight_key = jax.random.split(draw.key)
-        weights = jax.random.normal(weight_key, (u.shape[0], draw.num_features), u.dtype)
+        weights = jax.random.normal(weight_key, (v.shape[0], draw.num_features), v.dtype)
         at_rows, whitened = self.prior_draw(feature_key, weights / math.sqrt(draw.num_features), rows)
-        return at_rows + through(u - whitened)
+        return at_rows + through(v - whitened)
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         """Inputs as an array, checked, with their noise."""

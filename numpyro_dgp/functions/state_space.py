@@ -30,10 +30,10 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete, require_count, require_finite, require_positive, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, InducingPrior, project, whitened_values
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
+from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
@@ -127,7 +127,7 @@ class StateFunction(InducedFunction):
     Args:
         kernels: one kernel, or one per output.
         states: of the one kernel, or of each.
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of the whitened values.
@@ -135,7 +135,7 @@ class StateFunction(InducedFunction):
 
     kernels: Kernels
     states: tuple[States, ...]
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None = static()
     mean: Mean
     site: str | None = static(default=None)
@@ -182,13 +182,13 @@ class StateFunction(InducedFunction):
         return covariances(self.kernels, x, y)
 
     def moments(self, rows: Array) -> Moments:
-        if isinstance(self.u, Belief):
+        if not self.v.known:
             return super().moments(rows)
         places = [s.place(rows[:, 0]) for s in self.states]
-        if isinstance(self.u, FunctionDraw):
-            loc = self._draw(self.u, self._through(places), rows)
+        if self.v.whole is not None:
+            loc = self._draw(self.v.whole, self._through(places), rows)
             return loc, jnp.zeros_like(loc), None, None
-        loc = self._through(places)(self.by_output(self.u))
+        loc = self._through(places)(self.by_output(self.v.loc))
         conditional = jnp.atleast_2d(self._open(rows, places)).T
         return loc, jnp.broadcast_to(conditional, loc.shape), None, None
 
@@ -296,7 +296,7 @@ class StateSpace:
         >>> import numpyro_dgp as dgp
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", dgp.kernels.Matern32(), dgp.StateSpace(jnp.linspace(0, 10, 21)))
-        >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape
+        >>> f(jnp.zeros((7, 1))).batch_shape, f.v.loc.shape
         ((7,), (42,))
 
     Source: Hartikainen and Sarkka (2010); inducing states, Adam et al. (2020).

@@ -28,8 +28,8 @@ from numpyro_dgp._checks import is_concrete, known_keywords, require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import unwrap
-from numpyro_dgp.functions.beliefs import FullBelief, InducingPrior
 from numpyro_dgp.functions.layer_starts import kmeans
+from numpyro_dgp.functions.weights import FullBelief, InducingPrior
 from numpyro_dgp.guides.guide import INIT, Other
 from numpyro_dgp.guides.presets import InducingPoint
 from numpyro_dgp.guides.rules.inducing_values import Full, row_scaled_tril

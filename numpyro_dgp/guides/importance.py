@@ -29,14 +29,14 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.site_densities import log_prob
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
-from numpyro_dgp.functions.function_values import FunctionValues, Propagated
+from numpyro_dgp.functions.function_values import FunctionValues, follows
 from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.guides.record import SiteRecord, record_of
 
 __all__ = ["CopiedValues", "Copies", "Weighted", "weighted"]
 
 
-class CopiedValues(Propagated):
+class CopiedValues(FunctionValues):
     """Values of batch shape (K, ..., N), dependent over the first axis as the values of one function are.
 
     Importance weighting compares K latent values of one datum. The functions of the layers above must be the same draw
@@ -51,6 +51,7 @@ class CopiedValues(Propagated):
     def __init__(self, values: FunctionValues) -> None:
         c, spread = values.conditional_variance, values.spread
         super().__init__(values.loc, c, spread, values.event_dim, origin=values.origin)
+        self.follows_model = True
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         return self.sample(key, sample_shape), []
@@ -140,7 +141,7 @@ class Copies(Messenger):
 
     def _join(self, msg: Message) -> None:
         values = unwrap(msg["fn"])
-        if isinstance(values, Propagated):
+        if isinstance(values, FunctionValues) and values.follows_model:
             msg["fn"] = CopiedValues(values)
         elif isinstance(values, FunctionValues | ProcessValues):
             raise ValueError(
@@ -205,7 +206,7 @@ def _weigh(
     inside = []
     for name, site in model_trace.items():
         plates = frozenset(site["cond_indep_stack"]) if site["type"] == "sample" else frozenset()
-        if not plates & frames or isinstance(unwrap(guide_trace.get(name, site)["fn"]), Propagated):
+        if not plates & frames or follows(unwrap(guide_trace.get(name, site)["fn"])):
             continue
         inside.append(name)
         extra = plates - frames

@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 from numpyro_dgp.analysis.sites import Message, unwrap
-from numpyro_dgp.functions.function_values import Propagated
-from numpyro_dgp.functions.joint_values import PropagatedJoint
+from numpyro_dgp.functions.function_values import follows
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule
 
 __all__ = ["SiteRecord", "attach", "follows_model", "record_of"]
@@ -63,4 +62,4 @@ def record_of(site: dict[str, Any]) -> SiteRecord:
 def follows_model(site: Message) -> bool:
     """Whether the distribution of a guide of this package at a site is the model's, so that the two cancel."""
     known = record_of(site)
-    return bool(known.name) and (not known.learned or isinstance(unwrap(site["fn"]), Propagated | PropagatedJoint))
+    return bool(known.name) and (not known.learned or follows(unwrap(site["fn"])))

@@ -18,7 +18,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import Program, inspect_program, require_sound
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
-from numpyro_dgp.functions.beliefs import Belief
+from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.importance import Copies, Weighted, weighted
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.strata import BeliefMixture, Stratified

@@ -24,9 +24,8 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.site_densities import total_log_prob
 from numpyro_dgp.analysis.sites import Message, Trace, masks_around, site_kind, unwrap
 from numpyro_dgp.analysis.untraceable import explained
-from numpyro_dgp.functions.beliefs import Belief
-from numpyro_dgp.functions.function_values import FunctionValues, Propagated
-from numpyro_dgp.functions.process_values import PropagatedProcess
+from numpyro_dgp.functions.function_values import FunctionValues, follows
+from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.record import follows_model, record_of
 from numpyro_dgp.guides.rules.structured import ConditionalValues, CorrelatedOutputs
 from numpyro_dgp.guides.run import Run, mutable, run
@@ -310,7 +309,7 @@ def _sample_names(sites: Trace) -> list[str]:
 def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratum: Array | None) -> Array:
     """Contribution of a latent site: log q - log p, in closed form where that is exact."""
     q, p = guide_site["fn"], model_site["fn"]
-    if isinstance(unwrap(q), Propagated | PropagatedProcess):
+    if follows(unwrap(q)):
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
         divergence = kl_divergence(model_site["value"], unwrap(p))

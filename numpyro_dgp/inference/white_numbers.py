@@ -15,9 +15,9 @@ import numpyro.distributions as dist
 from numpyro.distributions.transforms import ComposeTransform
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief, DiagonalBelief, StandardNormal
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.function_values import FunctionValues, Values
+from numpyro_dgp.functions.weights import Belief, DiagonalBelief, StandardNormal
 from numpyro_dgp.likelihoods.families import is_family
 from numpyro_dgp.math.linalg import matmul
 

@@ -25,7 +25,6 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
 from numpyro_dgp.functions.induced_function import FunctionalOf
 from numpyro_dgp.functions.joint_values import JointValues
@@ -201,8 +200,8 @@ def _of_one_function(parts: Sequence[FunctionValues]) -> list[list[int]]:
     """The numbers of values that depend on the same inducing values, where several do."""
     same: dict[Any, list[int]] = {}
     for n, part in enumerate(parts):
-        u = getattr(part.function, "u", None)
-        same.setdefault(n if part.function is None else id(part.function if u is None else u), []).append(n)
+        v = getattr(part.function, "v", None)
+        same.setdefault(n if part.function is None else id(part.function if v is None else v), []).append(n)
     return [numbers for numbers in same.values() if len(numbers) > 1]
 
 
@@ -224,14 +223,14 @@ def _covariances(parts: Sequence[FunctionValues]) -> Entries:
     Process noise is drawn for each value, and has none.
     """
     functions: list[Any] = [part.function for part in parts]
-    batch, u = parts[0].batch_shape, functions[0].u
+    batch, v = parts[0].batch_shape, functions[0].v
     rows = [
         jnp.broadcast_to(part.inputs, (*batch, part.inputs.shape[-1])).reshape(-1, part.inputs.shape[-1])
         for part in parts
     ]
     features = [f.features(x) for f, x in zip(functions, rows, strict=True)]
     A = jnp.stack([each if each.ndim == 3 else each[None] for each in features], -2)  # (P, N, k, M)
-    spread = jax.vmap(u.spread_covariance, in_axes=1, out_axes=1)(A) if isinstance(u, Belief) else None
+    spread = None if v.known else jax.vmap(v.spread_covariance, in_axes=1, out_axes=1)(A)
     found = Entries()
     for i, j in itertools.combinations(range(len(parts)), 2):
         C = _prior_of_rows(functions[i], functions[j], rows[i], rows[j]) - (A[..., i, :] * A[..., j, :]).sum(-1)

@@ -10,9 +10,9 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
-from numpyro_dgp.functions.beliefs import StandardNormal
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.function_values import Values
+from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.likelihoods.families import is_family
 from numpyro_dgp.mcmc.block_moves import Priors
 from numpyro_dgp.mcmc.integrated_layers import integrated_in

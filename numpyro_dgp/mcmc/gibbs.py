@@ -20,7 +20,7 @@ from numpyro.infer.util import initialize_model
 from numpyro_dgp._checks import with_nearest
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import StandardNormal
+from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.mcmc.block_moves import Block, Given, Move, Priors, Update
 from numpyro_dgp.mcmc.for_mcmc import Collapse, prepared
 from numpyro_dgp.mcmc.gaussian_blocks import Latents, latents, priors_at

@@ -31,10 +31,10 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.refusals import fixed_parameters, whole_data
 from numpyro_dgp.analysis.site_densities import total_log_prob
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
-from numpyro_dgp.functions.beliefs import Belief, StandardNormal
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.function_values import Values
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint
+from numpyro_dgp.functions.weights import Belief, StandardNormal
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import follows_model, record_of

@@ -29,9 +29,9 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import with_traceable
 from numpyro_dgp.analysis.sites import Message, Trace, hide, site_kind, unwrap
 from numpyro_dgp.bounds.collapsed import Quadratic
-from numpyro_dgp.functions.beliefs import InducingPrior
 from numpyro_dgp.functions.function_values import MixedValues
 from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.guides.collapsed.gaussian_uses import arrays_of, optimal_belief, use_of_likelihood
 from numpyro_dgp.jaxprs.row_dependence import mark, row_dependence
 from numpyro_dgp.likelihoods.likelihood import Likelihood
@@ -199,7 +199,7 @@ def _read_by(site: Message) -> list[Array]:
     form = fn.normal_form()
     if form is None or isinstance(fn.f_x, MixedValues) or not isinstance(fn.f_x.function, InducedFunction):
         return arrays_of([seen, site["fn"], fn.conditional(fn.f_x.loc)])
-    fixed = dataclasses.replace(fn.f_x.function, u=None)  # type: ignore[type-var]
+    fixed = dataclasses.replace(fn.f_x.function, v=None)  # type: ignore[type-var]
     return arrays_of([seen, form, fixed, fn.f_x.inputs, fn.f_x.noise, fn.observed, _masks(site["fn"])])
 
 

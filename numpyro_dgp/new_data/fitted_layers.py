@@ -15,8 +15,8 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call, require_own_functions
 from numpyro_dgp.analysis.program import Program, full_plates, structure
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
-from numpyro_dgp.functions.beliefs import Belief, FullBelief
 from numpyro_dgp.functions.induced_function import FunctionalOf, InducedFunction
+from numpyro_dgp.functions.weights import Belief, FullBelief
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import SiteRecord, record_of
 from numpyro_dgp.guides.run import marginal, traces
@@ -127,7 +127,7 @@ def open_layers(
             records[name] = record_of(drawn[name])
             belief = _belief(drawn[name])
             known: Any = function
-            found[name] = (function if belief is None else dataclasses.replace(known, u=belief)), belief
+            found[name] = (function if belief is None else dataclasses.replace(known, v=belief)), belief
         return found
 
     layers = {name: OpenLayer(f, belief, records[name]) for name, (f, belief) in Compiled(opened)(arrays).items()}

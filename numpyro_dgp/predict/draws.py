@@ -19,7 +19,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import Program
 from numpyro_dgp.analysis.refusals import whole_data
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind
-from numpyro_dgp.functions.beliefs import FunctionDraw
+from numpyro_dgp.functions.weights import FunctionDraw
 from numpyro_dgp.jaxprs.row_by_row import rows_apart
 from numpyro_dgp.math.row_blocks import rows_in_cache
 

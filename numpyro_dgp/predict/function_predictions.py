@@ -22,10 +22,10 @@ from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.analysis.sites import Trace, unwrap
-from numpyro_dgp.functions.beliefs import Belief
 from numpyro_dgp.functions.function_inputs import noise_covariance
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
 from numpyro_dgp.functions.random_function import FeatureFunction
+from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.likelihoods.stacked_values import SeveralValues
 from numpyro_dgp.math.linalg import einsum, set_diagonal

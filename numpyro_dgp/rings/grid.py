@@ -18,7 +18,7 @@ from scipy.fft import next_fast_len
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import whitened_values
+from numpyro_dgp.functions.weights import whitened_values
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
@@ -79,7 +79,7 @@ class Grid(Ring):
         >>> from numpyro_dgp import Grid
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), Grid(-5.0, 5.0, 20))
-        >>> f(jnp.zeros((7, 1))).batch_shape, f.u.shape
+        >>> f(jnp.zeros((7, 1))).batch_shape, f.v.loc.shape
         ((7,), (20,))
 
     Source: Tebbutt (2016), chapter 3, with the kernel periodic also in k(x, z); additive rings, its section 3.5.
@@ -194,10 +194,10 @@ class Grid(Ring):
         K = covariance_on_grid(parts)
         M = K.spectrum.shape[-1]
         prior = RingPrior((M,) if outputs is None else (outputs, M), K.spectrum, K.blocks)
-        u, site = whitened_values(f"gp {name!r}", name, prior, "whitened values")
+        v, site = whitened_values(f"gp {name!r}", name, prior, "whitened values")
         near: Any = self.neighbours
         ring = Ring(self.low, self.high, self.sizes)
-        return RingFunction(kernels, ring, parts, u, outputs, mean, site, near, self.nugget)
+        return RingFunction(kernels, ring, parts, v, outputs, mean, site, near, self.nugget)
 
 
 def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief, InducingPrior
+from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.math.gaussians import log_density
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.rings.circulant import Blocks, Circulant, even_part, hartley, split

@@ -12,9 +12,9 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete, kept, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.functions.beliefs import Belief, FunctionDraw, project
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
+from numpyro_dgp.functions.weights import Weights, project
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
@@ -59,7 +59,7 @@ class RingFunction(InducedFunction):
         kernels: one kernel, or one per output.
         ring: the grid, mostly a ``representations.grid.Grid``.
         parts: the components of the kernel, each with its features.
-        u: the value at the site of v: an array, a ``Belief`` or a ``FunctionDraw``.
+        v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.
         mean: the mean function.
         site: name of the site of the whitened values.
@@ -70,7 +70,7 @@ class RingFunction(InducedFunction):
     kernels: Kernels
     ring: Ring
     parts: tuple[Component, ...]
-    u: Array | Belief | FunctionDraw
+    v: Weights
     outputs: int | None = static()
     mean: Mean
     site: str | None = static(default=None)
@@ -96,9 +96,8 @@ class RingFunction(InducedFunction):
 
     def values_on_grid(self) -> Array:
         """The mean of the values u on the grid, (P, M) or (M,), one component after the other."""
-        v = self.u.loc if isinstance(self.u, Belief) else self.u.u if isinstance(self.u, FunctionDraw) else self.u
         prior = self.prior_covariance()
-        return hartley(jnp.sqrt(prior.spectrum) * v, prior.blocks)
+        return hartley(jnp.sqrt(prior.spectrum) * self.v.loc, prior.blocks)
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         given, x = x, super().checked(x, noise)
@@ -113,14 +112,14 @@ class RingFunction(InducedFunction):
         return kept(_is_between, x, self.ring.low, self.ring.high)
 
     def moments(self, rows: Array) -> Moments:
-        u = self.u
-        spreads_far = isinstance(u, Belief) and not (isinstance(u, RingBelief) and u.is_local)
-        if self.neighbours is None or isinstance(u, FunctionDraw) or spreads_far:
+        v = self.v
+        near = v if isinstance(v, RingBelief) and v.is_local else None
+        if self.neighbours is None or v.whole is not None or not (v.known or near):
             return super().moments(rows)
         windows = self._windows(rows)
-        loc = self._near(windows, self.by_output(u.loc if isinstance(u, Belief) else u))
+        loc = self._near(windows, self.by_output(v.loc))
         conditional: Any = sum(w.conditional_variance() for w in windows)
-        spread = u.spread_near(windows) if isinstance(u, RingBelief) else None
+        spread = None if near is None else near.spread_near(windows)
         return loc, jnp.broadcast_to(conditional.T, loc.shape), spread, None
 
     def _windows(self, rows: Array) -> tuple[Window, ...]:

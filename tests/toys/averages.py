@@ -9,6 +9,7 @@ import numpyro_dgp as dgp
 from numpyro_dgp.extend import (
     InducedFunction,
     InducingPrior,
+    Weights,
     inverse_cholesky,
     project,
     pytree,
@@ -47,7 +48,7 @@ class Averages:
 @pytree
 class AveragedFunction(InducedFunction):
     kernels: dgp.kernels.Kernel
-    u: jax.Array
+    v: Weights
     outputs: int | None = static()
     mean: dgp.means.Mean
     site: str | None = static()

@@ -20,8 +20,8 @@ from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.analysis.refusals import all_rows, whole_data
 from numpyro_dgp.analysis.sites import Message, site_kind, unwrap
-from numpyro_dgp.functions.beliefs import Belief, StandardNormal
-from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues, follows
+from numpyro_dgp.functions.weights import Belief, StandardNormal
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_uses import (
     Gaussian,
@@ -322,7 +322,8 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
         if kind == "hidden" and not (record.learned and isinstance(fn, FunctionValues | dist.Delta)):
             raise ValueError(
                 f"Collapsed: expected a mean-field rule for hidden layer {name!r}, guides.Normal() or guides.Delta(), "
-                f"got {type(fn).__name__}: guides.InducingPoint() has hidden layers that follow the model"
+                f"got {'one that follows the model' if follows(fn) else type(fn).__name__}: guides.InducingPoint() has "
+                "hidden layers that do"
             )
         if kind in ("hidden", "latent") and isinstance(fn, FunctionValues):
             loc = jnp.broadcast_to(fn.loc, value.shape)

@@ -14,8 +14,8 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, unwrap
 from numpyro_dgp.bounds.collapsed import Quadratic
 from numpyro_dgp.bounds.given_inducing import follow
-from numpyro_dgp.functions.beliefs import FullBelief
 from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.weights import FullBelief
 from numpyro_dgp.guides.collapsed.gaussian_uses import Column, Gaussian, Use
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs, given_inducing, require_hidden

@@ -19,9 +19,9 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.sites import Message, masks_around, site_kind, unwrap
 from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_rows, with_features
-from numpyro_dgp.functions.beliefs import Belief, FullBelief, InducingPrior
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
 from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.weights import Belief, FullBelief, InducingPrior
 from numpyro_dgp.jaxprs.walk import walk
 from numpyro_dgp.kernels.expectations import Integrate
 from numpyro_dgp.likelihoods.likelihood import Likelihood
@@ -215,7 +215,7 @@ class Use:
 
     def leaves(self) -> list[Any]:
         """All arrays but inputs and targets, which must not depend on Gaussian values."""
-        return arrays_of([dataclasses.replace(self.function, u=None), self.slope, self.noise, self.weights])
+        return arrays_of([dataclasses.replace(self.function, v=None), self.slope, self.noise, self.weights])
 
     def quadratic(self, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate) -> Quadratic:
         """The expected log density as a quadratic in the whitened inducing values of every output: b (P, M), c (P,).

@@ -7,8 +7,7 @@ import dataclasses
 import numpyro.distributions as dist
 
 from numpyro_dgp._repr import brief
-from numpyro_dgp.functions.function_values import FunctionValues
-from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.function_values import Values
 from numpyro_dgp.guides.rules.rule import Rule, Site
 
 __all__ = ["Prior", "Propagate"]
@@ -41,7 +40,7 @@ class Propagate(Rule):
     __repr__ = brief
 
     def __call__(self, site: Site) -> dist.Distribution:
-        return site.fn.propagated() if isinstance(site.fn, FunctionValues | ProcessValues) else site.fn
+        return site.fn.propagated() if isinstance(site.fn, Values) else site.fn
 
 
 @dataclasses.dataclass(frozen=True)

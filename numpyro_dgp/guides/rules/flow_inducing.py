@@ -22,7 +22,7 @@ from numpyro.nn import AutoregressiveNN
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief, InducingPrior
+from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.joint_inducing import MarkovInducing
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank

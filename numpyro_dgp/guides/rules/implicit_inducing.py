@@ -13,8 +13,8 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.rules.flow_inducing import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.latents import TanhNetwork, tanh_network

@@ -23,9 +23,9 @@ from numpyro.distributions.transforms import ParameterFreeTransform
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import DiagonalBelief, FullBelief, InducingPrior
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
 from numpyro_dgp.functions.neighbours import NeighbourValues, WhitenedNeighbours
+from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief, InducingPrior
 from numpyro_dgp.guides.rules.rule import (
     GaussianParameters,
     Rule,

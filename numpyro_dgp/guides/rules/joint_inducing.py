@@ -26,8 +26,8 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief, InducingPrior
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full, row_scaled_tril
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_scale, require_site

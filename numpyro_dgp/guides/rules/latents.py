@@ -19,8 +19,8 @@ import numpyro.distributions as dist
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, pytree
-from numpyro_dgp.functions.beliefs import StandardNormal
 from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.guides.rules.as_model import Prior
 from numpyro_dgp.guides.rules.rule import Rule, Site
 from numpyro_dgp.math.linalg import matmul

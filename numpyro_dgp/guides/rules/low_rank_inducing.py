@@ -16,7 +16,7 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief, InducingPrior, project
+from numpyro_dgp.functions.weights import Belief, InducingPrior, project
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
 from numpyro_dgp.math.gaussians import (
     kl_low_rank,

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from numpyro_dgp._checks import require_count, require_positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief, InducingPrior
+from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site

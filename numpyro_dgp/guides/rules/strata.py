@@ -4,7 +4,7 @@ r"""Posteriors of inducing values that are no single Gaussian, in parts that ``d
           E_q[F(v)] = \sum_i w_i\, E_{q_i}[F(v)]
 
 Every part is visited, with its weight, instead of one that is drawn: the estimate has less variance, and its gradient
-by the weights needs no draw of a discrete number. A part that is a :class:`~numpyro_dgp.functions.beliefs.Belief` is
+by the weights needs no draw of a discrete number. A part that is a :class:`~numpyro_dgp.functions.weights.Belief` is
 integrated out by its layer. Everywhere else q is a distribution that can be drawn from.
 """
 
@@ -20,8 +20,8 @@ from numpyro.distributions.transforms import Transform
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.math.linalg import tensordot
 
 __all__ = ["BeliefMixture", "Flowed", "Stratified"]

@@ -30,7 +30,6 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._data import own
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.beliefs import Belief
 from numpyro_dgp.functions.function_values import FunctionValues, Values, sum_event
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
@@ -212,12 +211,11 @@ class GivenInducing(Rule):
 
 def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> ConditionalValues:
     """q(h | v) with weights T (P, N, M) of the inducing values, for the model's distribution ``fn`` of h."""
-    u, A = fn.function.u, _by_output(fn.function, fn.function.features(_rows(fn)))
-    mean = u.loc if isinstance(u, Belief) else u
-    loc = shift + _unrows(einsum("pnm,pm->np", T, mean.reshape(T.shape[0], -1)), fn)
-    spread = gap = None
-    if isinstance(u, Belief):
-        spread, gap = _unrows(u.spread(T), fn), _unrows(u.spread(T - A), fn)
+    v, A = fn.function.v, _by_output(fn.function, fn.function.features(_rows(fn)))
+    loc = shift + _unrows(einsum("pnm,pm->np", T, v.loc.reshape(T.shape[0], -1)), fn)  # T m + t
+    spreading, spread, gap = v.spreading(), None, None
+    if spreading is not None:
+        spread, gap = _unrows(spreading(T), fn), _unrows(spreading(T - A), fn)
     return ConditionalValues(loc, variance, spread, gap, fn.event_dim)
 
 
@@ -289,13 +287,12 @@ class JointOutputs(Rule):
             event_dim=2,
             constraint=row_scaled_tril,
         )
-        u: Any = function.u
-        mean = u.loc if isinstance(u, Belief) else u
-        loc = shift + einsum("npqm,qm->np", T, mean).reshape(fn.loc.shape)
+        v: Any = function.v
+        loc = shift + einsum("npqm,qm->np", T, v.loc).reshape(fn.loc.shape)  # T vec(m) + t
         spread = gap = None
-        if isinstance(u, Belief):
+        if not v.known:
             between = T - jnp.eye(P, dtype=A.dtype)[:, :, None] * jnp.moveaxis(A, 1, 0)[:, None]
-            covariance = jax.vmap(lambda rows: u.spread_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
+            covariance = jax.vmap(lambda rows: v.spread_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
             spread = covariance(T).reshape(*fn.loc.shape, P)
             gap = jnp.diagonal(covariance(between), axis1=-2, axis2=-1).reshape(fn.loc.shape)
         return CorrelatedOutputs(loc, jnp.tril(tril), spread, gap)

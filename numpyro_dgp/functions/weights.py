@@ -1,16 +1,18 @@
-r"""The possible values at the site of a layer's whitened inducing values.
+r"""Weights: what is known of a layer's whitened values v, with :math:`u = L v`, :math:`k(Z, Z) = L L^\top`.
 
-The value at a layer's sample site is one of three things, and the layer handles all of them:
+The value at a layer's sample site is one of three things. A layer reads all of them as :class:`Weights`:
 
-- an array: one draw of the whitened values :math:`v`, with :math:`u = L v`, :math:`k(Z, Z) = L L^\top`;
-- a :class:`Belief`: a Gaussian :math:`q(v)`, which the layer integrates out (inside ``dgp.ELBO``);
-- a :class:`FunctionDraw`: a draw of the whole function, consistent across inputs (``dgp.predict``).
+- an array, one draw of v: :class:`KnownWeights`;
+- a Gaussian :math:`q(v)`, a :class:`Belief`, which the layer integrates out (inside ``dgp.ELBO``);
+- a draw of the whole function, a :class:`FunctionDraw`, consistent across inputs (``posterior.functions``).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +24,20 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
 from numpyro_dgp.math.gaussians import kl_diagonal, kl_full, log_density, log_determinant
-from numpyro_dgp.math.linalg import fused, matmul, solve_lower, times_transpose
+from numpyro_dgp.math.linalg import einsum, fused, matmul, solve_lower, times_transpose
 from numpyro_dgp.math.quadratic_forms import quadratic_forms
 
 __all__ = [
     "Belief",
+    "BlockBelief",
     "DiagonalBelief",
     "FullBelief",
     "FunctionDraw",
     "InducingPrior",
+    "KnownWeights",
     "StandardNormal",
+    "Weights",
+    "in_block",
     "project",
     "whitened_values",
 ]
@@ -88,6 +94,49 @@ class InducingPrior(StandardNormal):
     suggested_rule = "dgp.guides.Full()"
 
 
+class Weights(Protocol):
+    r"""What a layer asks of the value at its site: the mean m and the covariance :math:`\Sigma` of v.
+
+    At inputs with the features A, the function has the mean :math:`A m`, and v adds :math:`A \Sigma A^\top` to its
+    covariance. Known values add nothing: what they would add is ``None``.
+    """
+
+    @property
+    def loc(self) -> Array:
+        """m, (P, M) or (M,); v itself where it is known."""
+
+    @property
+    def known(self) -> bool:
+        r"""Whether v is known: :math:`\Sigma` is zero."""
+
+    @property
+    def whole(self) -> FunctionDraw | None:
+        """The weights, where they are a draw of the whole function."""
+
+    @property
+    def dense_root(self) -> Array | None:
+        r"""R with :math:`\Sigma_p = R_p R_p^\top`, (P, M, M) or (M, M), where the weights keep it."""
+
+    @property
+    def variance(self) -> Array | None:
+        r"""The diagonal of :math:`\Sigma`, of the shape of ``loc``."""
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Draws of v, of shape ``sample_shape + loc.shape``."""
+
+    def spreading(self) -> Callable[[Array], Array] | None:
+        r"""From features A, (N, M) or (P, N, M), to the diagonal of :math:`A \Sigma A^\top` (N, P)."""
+
+    def spread_covariance(self, A: Array) -> Array | None:
+        r""":math:`A \Sigma A^\top` (P, N, N) for features (N, M) or (P, N, M)."""
+
+    def reshaped(self, shape: tuple[int, ...]) -> Weights:
+        """The same weights with values of one of L groups beside those of the next, as (P, L M) or (L M,)."""
+
+    def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, Array | None]:
+        """Mean and :meth:`spreading` (N, P) of rows with the features A (N, M) of the values of one group (N,) each."""
+
+
 class Belief(FieldsInOrder):
     r"""A Gaussian over whitened inducing values, event shape (P, M) or (M,).
 
@@ -96,6 +145,7 @@ class Belief(FieldsInOrder):
     """
 
     loc: Array
+    known, whole, dense_root = False, None, None
 
     __repr__ = brief
 
@@ -130,6 +180,19 @@ class Belief(FieldsInOrder):
         """The added covariance (P, N, N)."""
         raise NotImplementedError
 
+    def reshaped(self, shape: tuple[int, ...]) -> Belief:
+        """The same belief about values of shape (P, L M), or (L M,), where its own are (P L, M)."""
+        return BlockBelief(self, shape)
+
+    def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, Array]:
+        """Mean and :meth:`spread` (N, P) of rows that see one block each.
+
+        Args:
+            A: their features of that block (N, M).
+            groups: its number (N,).
+        """
+        return _of_block(self.loc, A, groups), self.spread(in_block(A, groups, self.loc.shape[-1] // A.shape[-1]))
+
     @property
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, self.event_dim)
@@ -139,9 +202,9 @@ class Belief(FieldsInOrder):
         return self.loc
 
 
-def project(u: Array, A: Array) -> Array:
-    """Products of the rows of A, (N, M) or (P, N, M), with the rows of u, (P, M): shape (N, P)."""
-    return matmul(A, u.T) if A.ndim == 2 else matmul(A, u[..., None])[..., 0].T
+def project(v: Array, A: Array) -> Array:
+    """Products of the rows of A, (N, M) or (P, N, M), with the rows of v, (P, M): shape (N, P)."""
+    return matmul(A, v.T) if A.ndim == 2 else matmul(A, v[..., None])[..., 0].T
 
 
 @fused
@@ -177,6 +240,10 @@ class FullBelief(Belief):
         white = intermediates[0] if intermediates else self.white(value)
         density = log_density(white, log_determinant(self.scale_tril))
         return density.sum(-1) if self.event_dim == 2 else density
+
+    @property
+    def dense_root(self) -> Array:  # type: ignore[override]
+        return self.scale_tril
 
     @property
     def covariance(self) -> Array:
@@ -246,6 +313,67 @@ class DiagonalBelief(Belief):
         return matmul(half, half.mT)
 
 
+class BlockBelief(Belief):
+    r"""A belief about L blocks of M values each, as one about L M values: :math:`q(v) = \prod_{pg} q(v_{pg})`.
+
+    Args:
+        blocks: the belief about the blocks, event shape (P L, M).
+        shape: of the values together, (P, L M) or (L M,).
+    """
+
+    pytree_data_fields: tuple[str, ...] = ("blocks",)
+    blocks: Belief
+
+    def __init__(self, blocks: Belief, shape: tuple[int, ...]) -> None:
+        self.blocks = blocks
+        super().__init__((), shape, validate_args=False)
+
+    @property
+    def loc(self) -> Array:  # type: ignore[override]
+        return self.blocks.loc.reshape(self.event_shape)
+
+    @property
+    def variance(self) -> Array:
+        return self.blocks.variance.reshape(self.event_shape)
+
+    def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        draw = self.blocks.sample(key, sample_shape)
+        return draw.reshape(*draw.shape[: len(sample_shape)], *self.event_shape), []
+
+    def reshaped(self, shape: tuple[int, ...]) -> Belief:
+        return self
+
+    def _by_block(self, A: Array) -> Array:
+        """Features (N, L M) or (P, N, L M) as those of the blocks (P L, N, M)."""
+        count, size = self.blocks.event_shape
+        outputs = math.prod(self.event_shape[:-1])
+        split = A.reshape(-1, A.shape[-2], count // outputs, size)
+        split = jnp.broadcast_to(split, (outputs, *split.shape[1:]))
+        return jnp.moveaxis(split, 2, 1).reshape(count, A.shape[-2], size)
+
+    def spread(self, A: Array) -> Array:
+        found = self.blocks.spread(self._by_block(A))
+        return found.reshape(len(found), math.prod(self.event_shape[:-1]), -1).sum(-1)
+
+    def spread_covariance(self, A: Array) -> Array:
+        found = self.blocks.spread_covariance(self._by_block(A))
+        return found.reshape(math.prod(self.event_shape[:-1]), -1, *found.shape[1:]).sum(1)
+
+    def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, Array]:
+        mean, M = _of_block(self.loc, A, groups), A.shape[-1]
+        if self.blocks.dense_root is not None:
+            root = self.blocks.dense_root.reshape(math.prod(self.event_shape[:-1]), -1, M, M)
+            return mean, jnp.square(einsum("ni,pnij->pnj", A, root[:, groups])).sum(-1).T
+        if isinstance(self.blocks, DiagonalBelief):
+            return mean, _of_block(self.variance, jnp.square(A), groups)
+        return super().moments_of_block(A, groups)
+
+
+def in_block(A: Array, groups: Array, count: int) -> Array:
+    """Features (N, M) of rows that see one block each as those of all of them (N, L M), which are zero elsewhere."""
+    return (jax.nn.one_hot(groups, count, dtype=A.dtype)[..., None] * A[:, None]).reshape(len(A), -1)
+
+
 @kl_divergence.register(FullBelief, InducingPrior)
 def _kl_full_belief(q: FullBelief, prior: InducingPrior) -> Array:
     return kl_full(q.loc, q.scale_tril).sum()
@@ -257,18 +385,69 @@ def _kl_diagonal_belief(q: DiagonalBelief, prior: InducingPrior) -> Array:
 
 
 @pytree
-class FunctionDraw:
+class KnownWeights:
+    """Known values v: one draw of them.
+
+    Args:
+        loc: v, (P, M) or (M,).
+    """
+
+    loc: Array
+
+    @property
+    def known(self) -> bool:
+        return True
+
+    @property
+    def whole(self) -> FunctionDraw | None:
+        return None
+
+    @property
+    def dense_root(self) -> None:
+        return None
+
+    @property
+    def variance(self) -> None:
+        return None
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+        return jnp.broadcast_to(self.loc, (*sample_shape, *self.loc.shape))
+
+    def spreading(self) -> None:
+        return None
+
+    def spread_covariance(self, A: Array) -> None:
+        return None
+
+    def reshaped(self, shape: tuple[int, ...]) -> KnownWeights:
+        return self if self.loc.shape == shape else dataclasses.replace(self, loc=self.loc.reshape(shape))
+
+    def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, None]:
+        return _of_block(self.loc, A, groups), None
+
+
+@pytree
+class FunctionDraw(KnownWeights):
     r"""A draw of a whole function: whitened inducing values, and a random key for the function between them.
 
     Args:
-        u: whitened inducing values, (P, M) or (M,).
+        loc: whitened inducing values v, (P, M) or (M,).
         key: PRNG key of the prior draw that the inducing values correct.
         num_features: random functions in that prior draw.
     """
 
-    u: Array
     key: Array
     num_features: int = static(default=1024)
+
+    @property
+    def whole(self) -> FunctionDraw:
+        return self
+
+
+def _of_block(v: Array, A: Array, groups: Array) -> Array:
+    """A v for rows that see one block each (N, P)."""
+    M = A.shape[-1]
+    return einsum("nm,pnm->np", A, v.reshape(math.prod(v.shape[:-1]), -1, M)[:, groups])
 
 
 class _FullName(Messenger):
@@ -288,8 +467,8 @@ class _FullName(Messenger):
 
 def whitened_values(
     owner: str, name: str, prior: InducingPrior, what: str = "inducing values", outside: tuple[str, ...] = ()
-) -> tuple[Array | Belief | FunctionDraw, str]:
-    """Open the site ``name`` of whitened values; returns its value (see the module) and its full name.
+) -> tuple[Weights, str]:
+    """Open the site ``name`` of whitened values; returns its value as weights, and its full name.
 
     Args:
         owner: who opens it, for messages.
@@ -302,8 +481,9 @@ def whitened_values(
         ValueError: inside a plate, where a function would get one copy per datum.
     """
     with (site := _FullName()):
-        u = numpyro.sample(name, prior, infer={"block_plates": outside} if outside else None)
-    shape = jnp.shape(u.u if isinstance(u, FunctionDraw) else u.loc if isinstance(u, Belief) else u)
+        value = numpyro.sample(name, prior, infer={"block_plates": outside} if outside else None)
+    v: Weights = value if isinstance(value, Belief | KnownWeights) else KnownWeights(jnp.asarray(value))
+    shape = jnp.shape(v.loc)
     if shape != prior.event_shape:
         in_plate = len(shape) > len(prior.event_shape)
         raise ValueError(
@@ -316,4 +496,4 @@ def whitened_values(
                 "inputs; make the guide from this model"
             )
         )
-    return u, site.name
+    return v, site.name
