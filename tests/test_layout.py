@@ -135,6 +135,18 @@ def test_no_private_names_across_files():
                 assert not private, f"{name} imports {private} from {node.module}"
 
 
+def test_no_layer_asks_what_its_weights_are():
+    """What differs between known values, Gaussians and draws of functions, they say by methods of ``Weights``."""
+    kinds = {"KnownWeights", "FunctionDraw", "FullBelief", "DiagonalBelief", "BlockBelief"}
+    for name, tree in TREES.items():
+        if name == "numpyro_dgp.functions.weights":
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                asked = {leaf.id for leaf in ast.walk(node.args[1]) if isinstance(leaf, ast.Name)} & kinds
+                assert not asked, f"{name} asks for {asked}: a method of Weights"
+
+
 def test_the_design_page_shows_the_same_table():
     rows = re.findall(r"^\| (\w+) \| ((?:`[\w./]+` ?)+) \|$", DESIGN.read_text(), re.MULTILINE)
     shown = {floor: " ".join(re.findall(r"`([\w./]+?)/?`", places)).replace("/", ".") for floor, places in rows}

@@ -98,6 +98,8 @@ class Values(NotAnArray):
     loc: Array
     origin: Origin | None
     follows_model: bool
+    each_by_its_own = False
+    """Whether each number of a draw depends on one standard normal number, the one at its place."""
 
     def __init__(self, loc: Array, event_dim: int, origin: Origin | None) -> None:
         self.loc, self.origin, self.follows_model = loc, origin, False
@@ -172,6 +174,7 @@ class FunctionValues(Values):
 
     pytree_data_fields: tuple[str, ...] = ("conditional_variance", "spread", "total")
     suggested_rule = "dgp.guides.Propagate()"
+    each_by_its_own = True
 
     def __init__(
         self,

@@ -146,6 +146,8 @@ class Belief(FieldsInOrder):
 
     loc: Array
     known, whole, dense_root = False, None, None
+    each_by_its_own = False
+    """Whether each number of a draw depends on one standard normal number, the one at its place."""
 
     __repr__ = brief
 
@@ -282,6 +284,7 @@ class DiagonalBelief(Belief):
 
     arg_constraints = {"loc": constraints.real, "scale": constraints.real}
     reparametrized_params = ["loc", "scale"]
+    each_by_its_own = True
 
     def __init__(self, loc: Array, scale: Array) -> None:
         self.loc, self.scale = loc, scale

@@ -16,8 +16,8 @@ from numpyro.distributions.transforms import ComposeTransform
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
-from numpyro_dgp.functions.function_values import FunctionValues, Values
-from numpyro_dgp.functions.weights import Belief, DiagonalBelief, StandardNormal
+from numpyro_dgp.functions.function_values import Values
+from numpyro_dgp.functions.weights import Belief, StandardNormal
 from numpyro_dgp.likelihoods.families import is_family
 from numpyro_dgp.math.linalg import matmul
 
@@ -74,7 +74,7 @@ def coordinates_of(fn: Any) -> Coordinates | None:
     if isinstance(fn, DrawnFromWhite):
         return Coordinates(fn.white_shape, fn.loc.dtype, fn.from_white)
     if isinstance(fn, Belief | Values):
-        return Coordinates(fn.shape(), fn.loc.dtype, fn.from_white, isinstance(fn, DiagonalBelief | FunctionValues))
+        return Coordinates(fn.shape(), fn.loc.dtype, fn.from_white, fn.each_by_its_own)
     if is_family(fn, dist.Normal, methods=_DRAWS):
         dtype = jnp.result_type(fn.loc, fn.scale)
         return Coordinates(fn.shape(), dtype, lambda white: fn.loc + fn.scale * white, True)

@@ -16,7 +16,7 @@ from numpyro_dgp.analysis.calls import inspect_call, require_own_functions
 from numpyro_dgp.analysis.program import Program, full_plates, structure
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.functions.induced_function import FunctionalOf, InducedFunction
-from numpyro_dgp.functions.weights import Belief, FullBelief
+from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import SiteRecord, record_of
 from numpyro_dgp.guides.run import marginal, traces
@@ -73,8 +73,8 @@ def fitted_layers(layers: Mapping[str, OpenLayer], *, bounded: bool) -> dict[str
 def _moments(name: str, layer: OpenLayer) -> tuple[Array, Array]:
     belief: Any = layer.belief
     M = belief.loc.shape[-1]
-    if isinstance(belief, FullBelief):
-        root = belief.scale_tril.reshape(-1, M, M)
+    if belief.dense_root is not None:
+        root = belief.dense_root.reshape(-1, M, M)
     else:
         covariance = belief.spread_covariance(jnp.eye(M, dtype=belief.loc.dtype))
         root = checked_factor(jnp.linalg.cholesky(covariance), f"the covariance of q(v) of {name!r}")
