@@ -171,7 +171,7 @@ def test_entries_of_mixtures():
     """Marginal densities see the correlations of the columns that are there: against dense Gaussians."""
     mixed = FunctionValues(VALUES.loc[:, :2], VALUES.variance[:, :2]).mix(MIX)
     joint = dgp.Likelihood(mixed, normal)
-    dense, found = mixed.observed(*joint.closed.normal(mixed.loc)), joint.mask(OBSERVED).log_marginal(GAPPY)
+    dense, found = mixed.observed(*joint.normal(mixed.loc)), joint.mask(OBSERVED).log_marginal(GAPPY)
     loc, covariance = np.asarray(dense.loc), np.asarray(dense.covariance_matrix)
     for n, o in enumerate(KNOWN):
         S, residual = covariance[n][np.ix_(o, o)], (np.asarray(Y) - loc)[n, o]

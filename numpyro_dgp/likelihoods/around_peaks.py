@@ -140,9 +140,10 @@ def _offsets(d: Any, y: Array) -> Array:
             y = transform.inv(y)
         d = elementwise(d.base_dist)
     y = jnp.broadcast_to(y, shape)
+    fields = [d.__dict__.get(name) for name in sorted(type(d).gather_pytree_data_fields())]  # not by a set's order
     found = [
         leaf.reshape(*shape, -1) - y[..., None]
-        for leaf in map(jnp.asarray, jax.tree.leaves(d))
+        for leaf in map(jnp.asarray, jax.tree.leaves(fields))
         if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.shape[: len(shape)] == shape and shape
     ]
     return jnp.moveaxis(jnp.concatenate(found, -1), -1, 0) if found else jnp.ones((1, *shape))

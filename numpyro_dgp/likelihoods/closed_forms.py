@@ -22,7 +22,7 @@ Source: Salimbeni (2020), section 1.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,6 +47,7 @@ _AFFINE, _LOG_AFFINE = (*_CONSTANT, Dependence.AFFINE), (*_CONSTANT, Dependence.
 
 
 _POINTED = dist.StudentT, dist.Cauchy, dist.Logistic, dist.SoftLaplace, dist.AsymmetricLaplace
+_LOCATED = {"loc": _AFFINE, "scale": _CONSTANT}
 _NODES = 48
 _REACH, _PLACED, _LEAST_ASIDE = 5.5, 3.0, 0.3
 """In standard deviations of v: where nodes end, how far out they gather, and around what is further out to how much."""
@@ -69,13 +70,47 @@ class ClosedForms(NamedTuple):
     around_location: ClosedForm | None = None
 
 
-def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Mapping[str, Dependence]) -> ClosedForms:
+class Form(NamedTuple):
+    """A family of distributions whose expectations have a closed form: a row of ``FORMS``.
+
+    Args:
+        family: a class of distributions.
+        parameters: how its parameters may depend on v, by name.
+        forms: from the conditional to its closed forms.
+        censored: whether y is censored from the right, a ``RightCensoredDistribution`` of the family.
+
+    Example:
+        >>> row = Form(dist.Poisson, {"rate": (Dependence.LOG_AFFINE,)}, lambda conditional: ClosedForms())
+        >>> row.fits(dist.Poisson(1.0), {"rate": Dependence.LOG_AFFINE}), row.fits(dist.Poisson(1.0), {})
+        (True, False)
+    """
+
+    family: type
+    parameters: Mapping[str, tuple[Dependence, ...]]
+    forms: Callable[[Conditional], ClosedForms]
+    censored: bool = False
+
+    def fits(self, example: Any, kinds: Mapping[str, Dependence]) -> bool:
+        """Whether it is the row of a distribution of one number of y."""
+        methods: tuple[str, ...] = ("log_prob",)
+        if self.censored:
+            if not is_family(example, dist.RightCensoredDistribution) or kinds.get("censored") not in _CONSTANT:
+                return False
+            example, methods = example.base_dist, ("log_prob", "cdf")
+        depends = all(kinds.get(name) in among for name, among in self.parameters.items())
+        return depends and is_family(example, self.family, methods=methods)
+
+
+def closed_forms(
+    conditional: Conditional, example: dist.Distribution, kinds: Mapping[str, Dependence], rows: Sequence[Form] = ()
+) -> ClosedForms:
     """The closed forms of a conditional; each calls it once.
 
     Args:
         conditional: from v to a distribution with the shape of v and no event dimensions.
         example: one such distribution.
         kinds: how its parameters depend on v, by name.
+        rows: looked up before those of this package.
 
     Example:
         >>> conditional = lambda v: dist.Poisson(jnp.exp(v))
@@ -84,32 +119,7 @@ def closed_forms(conditional: Conditional, example: dist.Distribution, kinds: Ma
         [-1.649]
     """
 
-    def matches(**allowed: tuple[Dependence, ...]) -> bool:
-        return all(kinds.get(name) in among for name, among in allowed.items())
-
-    if is_family(example, dist.Normal) and matches(loc=_AFFINE, scale=_CONSTANT):
-        return _normal_forms(conditional)
-    if is_family(example, dist.Poisson) and matches(rate=_LOG_AFFINE):
-        return _rate(conditional, lambda y, r, log_r: jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1))
-    if is_family(example, dist.Exponential) and matches(rate=_LOG_AFFINE):
-        return _rate(conditional, lambda y, r, log_r: log_r - y * r)
-    if is_family(example, dist.Gamma) and matches(concentration=_CONSTANT, rate=_LOG_AFFINE):
-        return _rate(conditional, _gamma, "concentration")
-    if is_family(example, dist.LogNormal) and matches(loc=_AFFINE, scale=_CONSTANT):
-        return _log_normal(conditional)
-    if is_family(example, dist.VonMises) and matches(loc=_AFFINE, concentration=_CONSTANT):
-        return ClosedForms(partial(_von_mises, conditional))
-    if is_family(example, dist.Laplace) and matches(loc=_AFFINE, scale=_CONSTANT):
-        return ClosedForms(partial(_laplace, conditional))
-    if is_family(example, *_POINTED) and matches(loc=_AFFINE, scale=_CONSTANT):
-        return ClosedForms(around_location=partial(_around_location, conditional))
-    known: tuple[str, ...] = ("log_prob",)
-    if is_family(example, dist.RightCensoredDistribution) and matches(censored=_CONSTANT):
-        example, known = example.base_dist, ("log_prob", "cdf")  # type: ignore[attr-defined]
-    of_weibull = is_family(example, dist.Weibull, methods=known) and matches(concentration=_CONSTANT, scale=_LOG_AFFINE)
-    if of_weibull or (is_family(example, dist.Exponential, methods=known) and matches(rate=_LOG_AFFINE)):
-        return ClosedForms(partial(_times, conditional))
-    return ClosedForms()
+    return next((row.forms(conditional) for row in (*rows, *FORMS) if row.fits(example, kinds)), ClosedForms())
 
 
 def normal_form(conditional: Conditional, v: Array) -> tuple[Array, Array, Array]:
@@ -132,6 +142,23 @@ def with_slope(conditional: Conditional, v: Array, name: str, *others: str) -> t
         return getattr(d, name), [getattr(d, other) for other in others]
 
     return jax.jvp(parameters, (v,), (jnp.ones_like(v),), has_aux=True)
+
+
+def _expected(form: Callable[..., Array]) -> Callable[[Conditional], ClosedForms]:
+    """The expected log density alone, as a function of the conditional and its own arguments."""
+    return lambda conditional: ClosedForms(partial(form, conditional))
+
+
+def _around(conditional: Conditional) -> ClosedForms:
+    return ClosedForms(around_location=partial(_around_location, conditional))
+
+
+def _poisson(y: Array, r: Array, log_r: Array) -> Array:
+    return jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1)
+
+
+def _exponential(y: Array, r: Array, log_r: Array) -> Array:
+    return log_r - y * r
 
 
 def _gamma(y: Array, r: Array, log_r: Array, a: Array) -> Array:
@@ -241,7 +268,9 @@ def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> A
     return jnp.where(y < 0, -jnp.inf, jnp.where(censored, 0, log_hazard) - cumulative)
 
 
-def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str) -> ClosedForms:
+def _rate(conditional: Conditional, expected: Callable[..., Array], other: str | None = None) -> ClosedForms:
+    others = () if other is None else (other,)
+
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
         rate, derivative, constants = with_slope(conditional, loc, "rate", *others)
         slope = derivative / jnp.where(rate > 0, rate, jnp.inf)  # it is zero where nothing was exposed
@@ -251,3 +280,25 @@ def _rate(conditional: Conditional, expected: Callable[..., Array], *others: str
         return jnp.where(y < 0, -jnp.inf, expected(y, mean_rate, log_rate, *constants))
 
     return ClosedForms(expected_log_prob)
+
+
+FORMS: tuple[Form, ...] = (
+    Form(dist.Normal, _LOCATED, _normal_forms),
+    Form(dist.LogNormal, _LOCATED, _log_normal),
+    Form(dist.Poisson, {"rate": _LOG_AFFINE}, partial(_rate, expected=_poisson)),
+    Form(dist.Exponential, {"rate": _LOG_AFFINE}, partial(_rate, expected=_exponential)),
+    Form(
+        dist.Gamma,
+        {"concentration": _CONSTANT, "rate": _LOG_AFFINE},
+        partial(_rate, expected=_gamma, other="concentration"),
+    ),
+    Form(dist.VonMises, {"loc": _AFFINE, "concentration": _CONSTANT}, _expected(_von_mises)),
+    Form(dist.Laplace, _LOCATED, _expected(_laplace)),
+    *(Form(family, _LOCATED, _around) for family in _POINTED),
+    *(
+        Form(dist.Weibull, {"concentration": _CONSTANT, "scale": _LOG_AFFINE}, _expected(_times), c)
+        for c in (False, True)
+    ),
+    Form(dist.Exponential, {"rate": _LOG_AFFINE}, _expected(_times), censored=True),
+)
+"""The families with closed forms. A further one is a row here, or an argument, ``dgp.Likelihood(integrate=row)``."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
 from typing import Any, Literal
 
 import jax
@@ -21,21 +20,19 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, sum_event
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
 from numpyro_dgp.functions.open_plates import require_rows_of_plates
 from numpyro_dgp.functions.process_values import ProcessValues
-from numpyro_dgp.likelihoods.around_peaks import Peaks, around_peaks
-from numpyro_dgp.likelihoods.closed_forms import ClosedForm, ClosedForms, closed_forms, normal_form
+from numpyro_dgp.likelihoods.closed_forms import Form, closed_forms, normal_form
 from numpyro_dgp.likelihoods.conditionals import choose_rule, elementwise, read, require_arguments, with_key
-from numpyro_dgp.likelihoods.families import follows
-from numpyro_dgp.likelihoods.missing import are_entries, observed_entries, of_entries, of_rows, with_entries
+from numpyro_dgp.likelihoods.integrals import Case, Integral, Integrand, Strategy, integrals
+from numpyro_dgp.likelihoods.missing import are_entries, observed_entries, of_entries, with_entries
 from numpyro_dgp.likelihoods.observed_only import ObservedOnly
-from numpyro_dgp.likelihoods.outcomes import moments, value_range
-from numpyro_dgp.likelihoods.several_conditionals import Given, given_others
+from numpyro_dgp.likelihoods.outcomes import value_range
+from numpyro_dgp.likelihoods.several_conditionals import given_others
 from numpyro_dgp.likelihoods.stacked_values import CorrelatedValues, SeveralValues, correlated, of_columns, side_by_side
-from numpyro_dgp.likelihoods.tails import log_density
-from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo, ProductGrid
+from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo
 
 __all__ = ["Likelihood", "require_site"]
 
@@ -94,6 +91,8 @@ class Likelihood(FieldsInOrder):
             ``log_marginal`` takes intervals of one or two numbers of v where the integrand is: right to 1e-6 for one,
             whatever the number and width of peaks. Two without a closed form (``Gamma``, say) take some 50 000
             evaluations of the density for 225; ``GaussHermite(15)`` will do where y leaves as much open as p(v).
+            A closed form or an integral of your own is a row ``dgp.extend.Form`` or a strategy, a function from
+            ``dgp.extend.Case`` to ``dgp.extend.Integral``; it comes before those of this package.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
@@ -135,10 +134,8 @@ class Likelihood(FieldsInOrder):
         "collapse",
         "family",
         "mixes",
-        "own",
-        "closed",
-        "given",
-        "peaks",
+        "normal",
+        "integrals",
         "number_dim",
         "outcomes",
     )
@@ -148,7 +145,7 @@ class Likelihood(FieldsInOrder):
         f_x: FunctionValues | JointValues | Sequence[FunctionValues | JointValues],
         conditional: Callable[..., dist.Distribution],
         *,
-        integrate: GaussHermite | MonteCarlo | None = None,
+        integrate: GaussHermite | MonteCarlo | Form | Strategy | None = None,
         collapse: Literal["bound", "marginal"] = "bound",
         observed: ArrayLike | None = None,
     ) -> None:
@@ -184,17 +181,19 @@ class Likelihood(FieldsInOrder):
             self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
         elif collapse == "marginal" and self.f_x.spread is not None:  # a grid within a grid
             reading = reading._replace(grid=None)
-        self.own = tuple(alone and follows(example, name) for name in ("expected_log_prob", "log_marginal"))
-        self.closed: ClosedForms = closed_forms(self.per_number, elementwise(example), reading.kinds)
-        self.number_dim = elementwise(example).event_dim
-        self.given: Given | None = None
+        numbers = elementwise(example)
+        self.number_dim = numbers.event_dim
+        rows = (integrate,) if isinstance(integrate, Form) else ()
+        strategies = (integrate,) if callable(integrate) and not isinstance(integrate, type) else ()
+        rule: Any = None if rows or strategies else integrate
+        closed, given = closed_forms(self.per_number, numbers, reading.kinds, rows), None
         if isinstance(self.f_x, SeveralValues):
             apart = lambda *v: elementwise(conditional(*v))  # noqa: E731
-            self.given = given_others(apart, elementwise(example), reading.parts, self.f_x.split, self.f_x.loc)
-        self.rule = choose_rule(reading, integrate, exact=self._exact is not None)
-        free, exact = integrate is None, self.closed.log_marginal or (self.given and self.given.moments)
-        self.peaks = around_peaks(self.conditional, reading, self.given) if free and not exact else None
-        self.closed = self.closed if free else self.closed._replace(around_location=None)
+            given = given_others(apart, numbers, reading.parts, self.f_x.split, self.f_x.loc)
+        self.normal = closed.normal
+        case = Case(self.conditional, reading, closed, given, own_methods=alone, automatic=rule is None)
+        self.integrals = integrals(case, strategies)
+        self.rule = choose_rule(reading, rule, exact=self._integral.exact and self._spread is None)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
@@ -203,28 +202,27 @@ class Likelihood(FieldsInOrder):
         """Whether each number of y depends on its own number of v; if not, ``mixes`` says why."""
         return self.mixes is None
 
+    def _first(self, quantity: str) -> Any:
+        """The first integral that has a quantity."""
+        return next(integral for integral in self.integrals if getattr(integral, quantity) is not None)
+
     @property
-    def _exact(self) -> str | None:
-        """How ``log_prob`` takes the expectation if it needs neither nodes nor draws; else ``None``."""
-        marginal = self.collapse == "marginal"
-        if marginal and self.f_x.spread is not None:
-            return None
-        if self.own[marginal]:
-            return "own integral"
-        of_several = self.given and (self.given.moments or (not marginal and self.given.altogether))
-        return "closed form" if self.closed[marginal] or of_several else None
+    def _integral(self) -> Integral:
+        """That of ``log_prob``."""
+        return self._first("expected_log_prob" if self.collapse == "bound" else "log_marginal")
+
+    @property
+    def _spread(self) -> Array | None:
+        """Variances of a belief that ``log_prob`` integrates outside of the logarithm, by nodes."""
+        return None if self.collapse == "bound" else self.f_x.spread
+
+    @property
+    def _integrand(self) -> Integrand:
+        return Integrand(self.conditional, self.rule, self.observed, self.event_dim, self.number_dim)
 
     def __repr__(self) -> str:
-        how, rule = self._exact, self.rule
-        if how is None and isinstance(rule, MonteCarlo):
-            how = f"{rule.size} draws" + ("" if self.factorised else f": its conditional {self.mixes}")
-        elif how is None and self.collapse == "marginal" and self.peaks is not None:
-            how = "nodes around the peak"
-        elif how is None and self.collapse == "bound" and self.closed.around_location is not None:
-            how = "48 nodes around the location"
-        elif how is None:
-            how = f"{self._open_directions(self.given).size} Gauss-Hermite nodes"
-        return f"Likelihood({self.family}, {how})"
+        integral = self.integrals[-1] if self._spread is not None and self._integral.exact else self._integral
+        return f"Likelihood({self.family}, {integral.describe(self._integrand)})"
 
     def per_number(self, v: Array) -> dist.Distribution:
         """The conditional without ``to_event``: where it is ``factorised``, a distribution per number of v."""
@@ -235,7 +233,7 @@ class Likelihood(FieldsInOrder):
 
         They broadcast against v; the slope of ``Normal(v, scale)`` is a single one.
         """
-        return None if self.closed.normal is None else normal_form(self.per_number, self.f_x.loc)
+        return None if self.normal is None else normal_form(self.per_number, self.f_x.loc)
 
     def mask(self, mask: Any) -> dist.Distribution:
         """The distribution in which masked entries of y, ``mask`` of its shape, or masked rows count nothing.
@@ -296,8 +294,8 @@ class Likelihood(FieldsInOrder):
         y, f = self._observations(value), self.f_x
         if not isinstance(f, MixedValues):
             return self._log_marginal(y, f.loc, f.variance)
-        if self.closed.normal is not None:
-            return f.log_prob_observed(y, *self.closed.normal(f.loc), self.observed)
+        if self.normal is not None:
+            return f.log_prob_observed(y, *self.normal(f.loc), self.observed)
         rule = with_key(self.rule if isinstance(self.rule, MonteCarlo) else MonteCarlo())
         nodes = rule.nodes(f.functions.loc, f.functions.variance)
         densities = jax.vmap(lambda g: of_entries(self.conditional(f.mixed(g)), y, self.observed))(nodes.points)
@@ -314,69 +312,13 @@ class Likelihood(FieldsInOrder):
 
     def _moments(self) -> tuple[Array, Array]:
         """Expectations of y and of its square."""
-        if self.given is not None and self.given.moments is not None:
-            centre, variance = self.given.moments(self.f_x.loc, self.f_x.variance)
-            return centre, variance + jnp.square(centre)
-        nodes = self.rule.nodes(self.f_x.loc, self.f_x.variance)
-        means, variances = jax.vmap(lambda v: moments(self.conditional(v)))(nodes.points)
-        centre = nodes.mean(means)
-        return centre, nodes.mean(variances + jnp.square(means - centre)) + jnp.square(centre)
+        return self._first("moments").moments(self._integrand, self.f_x.loc, self.f_x.variance)
 
     def _expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
-        if self.own[0]:
-            own = self.conditional(loc).expected_log_prob(y, loc, variance)  # type: ignore[attr-defined]
-            return of_rows(own, self.observed, self.event_dim)
-        closed = self.closed.expected_log_prob or (self.given and self.given.altogether) or self.closed.around_location
-        if closed is not None:
-            return self._sum_numbers(closed(y, loc, variance))
-        rule = self._open_directions(self.given)
-        nodes = rule.nodes(loc, variance)
-        if isinstance(rule, MonteCarlo) and not self.factorised:
-            return nodes.mean(self._log_probs_of_rows(y, nodes.points))
-        form = self.given and self.given.expected_log_prob
-        return self._sum_numbers(nodes.mean(self._log_probs(y, nodes.points, variance, form)))
+        return self._first("expected_log_prob").expected_log_prob(self._integrand, y, loc, variance)
 
     def _log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
-        if self.own[1]:
-            own = self.conditional(loc).log_marginal(y, loc, variance)  # type: ignore[attr-defined]
-            return of_rows(own, self.observed, self.event_dim)
-        closed = self.closed.log_marginal or (self.given and self.given.moments and self.given.log_marginal)
-        if closed is not None:
-            return self._sum_numbers(closed(y, loc, variance))
-        rule, form = self._open_directions(self.peaks or self.given), self.given and self.given.log_marginal
-        if self.peaks is not None:
-            form = partial(self.peaks.log_marginal, self._sum_numbers)
-            if self.factorised or (isinstance(rule, ProductGrid) and not rule.count):
-                found = form(y, loc, variance)
-                return found if self.peaks.of_rows else self._sum_numbers(found)
-        nodes = rule.nodes(loc, variance)
-        if isinstance(rule, MonteCarlo) and not self.factorised:
-            return nodes.log_mean_exp(self._log_probs_of_rows(y, nodes.points))
-        log_probs = self._log_probs(y, nodes.points, variance, form)
-        if isinstance(rule, ProductGrid):
-            return rule.log_mean_exp(
-                nodes, of_rows(log_probs, self.observed, self.number_dim), self.event_dim - self.number_dim
-            )
-        return self._sum_numbers(nodes.log_mean_exp(log_probs))
-
-    def _open_directions(self, inner: Given | Peaks | None) -> GaussHermite | MonteCarlo | ProductGrid:
-        """The rule for what ``inner`` does not integrate."""
-        if inner is None or not isinstance(self.rule, ProductGrid):
-            return self.rule
-        return reduce(ProductGrid.at_mean, inner.columns, self.rule)
-
-    def _log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None) -> Array:
-        """Log densities of every number of y at points (K, ...)."""
-        if form is None:
-            return jax.vmap(lambda v: log_density(self.per_number(v), y))(points)
-        return jax.vmap(lambda v: form(y, v, variance))(points)
-
-    def _log_probs_of_rows(self, y: Array, points: Array) -> Array:
-        return jax.vmap(lambda v: of_entries(self.conditional(v), y, self.observed))(points)
-
-    def _sum_numbers(self, values: Array) -> Array:
-        """Sums over the numbers of each y that are observed."""
-        return sum_event(of_rows(values, self.observed, self.number_dim), self.event_dim - self.number_dim)
+        return self._first("log_marginal").log_marginal(self._integrand, y, loc, variance)
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
         """Refuse observations of another shape than draws, but for batch dimensions to the left.

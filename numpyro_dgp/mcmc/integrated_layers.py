@@ -232,7 +232,7 @@ def _not_gaussian(name: str, site: Message) -> str | None:
         return f"{name!r} is not observed"
     if isinstance(fn.f_x, MixedValues):
         return f"the likelihood at {name!r} sees mixtures of its outputs"
-    if fn.closed.normal is None:
+    if fn.normal is None:
         return f"the likelihood at {name!r} is {fn.family}, and not dist.Normal(a * v + b, scale)"
     if not isinstance(function, InducedFunction) or not function.dense:
         return f"it is on a {type(function).__name__} and not on dgp.Points"

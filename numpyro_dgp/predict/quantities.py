@@ -155,7 +155,7 @@ def is_gaussian(fn: dist.Distribution) -> bool:
     if is_family(fn, dist.Independent):
         return is_gaussian(unwrap(fn.base_dist))  # type: ignore[attr-defined]
     if isinstance(fn, Likelihood):
-        return fn.closed.normal is not None and is_gaussian(fn.per_number(fn.f_x.loc))
+        return fn.normal is not None and is_gaussian(fn.per_number(fn.f_x.loc))
     return isinstance(fn, Values) or is_family(fn, *_GAUSSIAN, methods=_OF_GAUSSIANS)
 
 
