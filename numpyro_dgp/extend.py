@@ -21,18 +21,25 @@ from numpyro_dgp.functions.weights import (
 )
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
 from numpyro_dgp.guides.rules.structured import ConditionalValues
+from numpyro_dgp.jaxprs.dependence import Dependence
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
 from numpyro_dgp.kernels.terms import Term
+from numpyro_dgp.likelihoods.closed_forms import ClosedForms, Form, with_slope
+from numpyro_dgp.likelihoods.integrals import Integral
 from numpyro_dgp.math.whitening import inverse_cholesky, open_variance
 
 __all__ = [
     "Belief",
+    "ClosedForms",
     "ConditionalValues",
+    "Dependence",
+    "Form",
     "FunctionDraw",
     "FunctionValues",
     "GaussianParameters",
     "InducedFunction",
     "InducingPrior",
+    "Integral",
     "JointValues",
     "KnownWeights",
     "Origin",
@@ -53,5 +60,6 @@ __all__ = [
     "require_site",
     "static",
     "whitened_values",
+    "with_slope",
 ]
 __dir__ = public_dir(globals())

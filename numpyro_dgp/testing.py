@@ -23,6 +23,8 @@ from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.likelihoods.closed_forms import Form
+from numpyro_dgp.likelihoods.integrals import Strategy
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo
 
@@ -97,7 +99,7 @@ def check_likelihood(
     *,
     outputs: int | None = None,
     num: int = 20_000,
-    integrate: GaussHermite | MonteCarlo | None = None,
+    integrate: GaussHermite | MonteCarlo | Form | Strategy | None = None,
 ) -> None:
     """Check that ``Likelihood`` integrates a conditional correctly, against draws of v.
 

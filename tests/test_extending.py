@@ -1,4 +1,4 @@
-"""A new part is one file: toys of a representation, a rule, a kernel and a source, through everything."""
+"""A new part is one file: toys of a representation, a rule, a kernel, integrals and a source, through everything."""
 
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,9 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from programs import NOISE, X, Y, Z, agree, draws_of_bound, random_params
 from toys.averages import Averages
 from toys.batches import Rows
+from toys.half_normal import HALF_NORMAL
 from toys.linear_below import LinearBelow
+from toys.probit import probit
 from toys.sloped_kernel import Sloped
 
 import numpyro_dgp as dgp
@@ -43,7 +45,7 @@ def deep(X, y=None, *, process_noise=0.1):
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
-@pytest.mark.parametrize("name", ["averages", "linear_below", "sloped_kernel", "batches"])
+@pytest.mark.parametrize("name", ["averages", "linear_below", "sloped_kernel", "half_normal", "probit", "batches"])
 def test_the_page_shows_the_files(name):
     assert (TOYS / f"{name}.py").read_text().strip() in PAGE.read_text()
 
@@ -182,3 +184,49 @@ def test_the_source():
     svi = SVI(program, dgp.guides.InducingPoint(program), optax.adam(0.05), dgp.ELBO())
     losses = dgp.fit_stream(svi, jax.random.key(0), 200, source, progress_bar=False).losses
     assert losses[-50:].mean() < losses[:50].mean()
+
+
+F = dgp.extend.FunctionValues(jnp.linspace(-1.0, 1.0, 5), jnp.linspace(0.2, 2.0, 5), event_dim=0)
+
+
+def test_a_row_of_closed_forms_is_quadrature():
+    conditional, y = lambda v: dist.HalfNormal(jnp.exp(0.5 * v + 1)), jnp.linspace(0.1, 3.0, 5)
+    ours = dgp.Likelihood(F, conditional, integrate=HALF_NORMAL)
+    assert repr(ours) == "Likelihood(HalfNormal, closed form)"
+    fine = dgp.Likelihood(F, conditional, integrate=dgp.GaussHermite(60))
+    np.testing.assert_allclose(ours.log_prob(y), fine.log_prob(y), rtol=1e-5)
+    np.testing.assert_allclose(ours.log_marginal(y), dgp.Likelihood(F, conditional).log_marginal(y))
+
+
+def test_a_row_of_another_family_does_not_apply():
+    y = jnp.ones(5)
+    for conditional in (lambda v: dist.HalfNormal(jnp.exp(v**2)), lambda v: dist.StudentT(3.0, v, 0.1)):
+        ours, theirs = (dgp.Likelihood(F, conditional, integrate=integrate) for integrate in (HALF_NORMAL, None))
+        assert repr(ours) == repr(theirs)
+        np.testing.assert_array_equal(ours.log_prob(y), theirs.log_prob(y))
+
+
+def test_a_strategy_comes_first_and_others_follow():
+    conditional, y = lambda v: dist.Bernoulli(jax.scipy.special.ndtr(v)), jnp.array([0, 1, 1, 0, 1])
+    ours, theirs = dgp.Likelihood(F, conditional, integrate=probit), dgp.Likelihood(F, conditional)
+    exact = jax.scipy.special.log_ndtr((2 * y - 1) * F.loc / jnp.sqrt(1 + F.variance))
+    np.testing.assert_allclose(ours.log_marginal(y), exact, rtol=1e-6)
+    np.testing.assert_allclose(ours.log_marginal(y), theirs.log_marginal(y), rtol=1e-4)
+    np.testing.assert_array_equal(ours.log_prob(y), theirs.log_prob(y))
+    assert (
+        repr(dgp.Likelihood(F, conditional, integrate=probit, collapse="marginal")) == "Likelihood(Bernoulli, probit)"
+    )
+    none = dgp.Likelihood(F, conditional, integrate=lambda case: None)
+    np.testing.assert_array_equal(none.log_marginal(y), theirs.log_marginal(y))
+
+
+@pytest.mark.parametrize(
+    ("integrate", "message"),
+    [
+        (lambda case: 0.0, "to return an Integral or None, got float: dgp.extend.Integral"),
+        (dgp.GaussHermite, "expected integrate=dgp.GaussHermite\\(n\\) or dgp.MonteCarlo\\(n\\), got type"),
+    ],
+)
+def test_what_is_no_integral(integrate, message):
+    with pytest.raises(ValueError, match=message):
+        dgp.Likelihood(F, lambda v: dist.Bernoulli(logits=v), integrate=integrate)
