@@ -19,7 +19,7 @@ SHARED = ["_typing", "_repr", "_checks", "_data", "_compiled", "_deprecations"]
 # docs/design.md shows the same table.
 FLOORS = {
     "mathematics": "jaxprs math kernels means bounds densities",
-    "programs": "functions likelihoods analysis rings primitives",
+    "programs": "_numpyro functions likelihoods analysis rings primitives",
     "inference": "guides.rules guides guides.collapsed inference mcmc optim predict new_data",
     "applications": "depth design plots diagnostics sklearn extend testing",
 }
@@ -163,6 +163,10 @@ def test_one_name_for_one_file():
     names = [path.name for path in FILES.values() if path.name != "__init__.py"]
     assert sorted(set(names)) == sorted(names)
     assert len(list(ROOT.glob("*.py"))) <= 16
+
+
+def test_one_file_knows_the_list_of_handlers():
+    assert [name for name, path in FILES.items() if "_PYRO_STACK" in path.read_text()] == ["numpyro_dgp._numpyro"]
 
 
 @pytest.mark.parametrize("pattern", [r"^r?\"\"\"S\d:", r"\bid\(\w+\)"])

@@ -3,47 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.primitives import Messenger
 
-from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, each_values_of, site_kind, unwrap
 
-__all__ = ["OtherRows", "apart", "at_mean", "outside", "with_rows"]
-
-
-@contextmanager
-def apart() -> Iterator[None]:
-    """Within it, programs run by themselves: messages meet no handler that has been entered before, but those with
-    ``everywhere = True``, and a program that asks for a prediction gets no sites of the fitted one. One thread at a
-    time is within it."""
-    with one_thread:
-        around = _PYRO_STACK[:]
-        _PYRO_STACK[:] = [handler for handler in around if getattr(handler, "everywhere", False)]
-        try:
-            yield
-        finally:
-            _PYRO_STACK[:] = around
-
-
-@contextmanager
-def outside(handler: Messenger) -> Iterator[None]:
-    """Within it, messages pass by ``handler`` and those that have been entered after it."""
-    start = _PYRO_STACK.index(handler)
-    inside = _PYRO_STACK[start:]
-    del _PYRO_STACK[start:]
-    try:
-        yield
-    finally:
-        _PYRO_STACK.extend(inside)
+__all__ = ["OtherRows", "at_mean", "with_rows"]
 
 
 def at_mean(msg: Message) -> Array | None:

@@ -1,22 +1,10 @@
-"""The plates that are open where a distribution is made."""
+"""Checks of a distribution against the plates that are open where it is made."""
 
 from __future__ import annotations
 
-from numpyro.handlers import block
-from numpyro.primitives import _PYRO_STACK, plate
+from numpyro_dgp._numpyro import plates_around
 
-__all__ = ["plates_around", "require_outside", "require_rows_of_plates"]
-
-
-def plates_around() -> list[plate]:
-    """The plates of this program that are open here, the innermost first."""
-    found = []
-    for handler in reversed(_PYRO_STACK):
-        if isinstance(handler, block):  # a run of its own, within the plates of another
-            break
-        if isinstance(handler, plate):
-            found.append(handler)
-    return found
+__all__ = ["require_outside", "require_rows_of_plates"]
 
 
 def require_rows_of_plates(batch_shape: tuple[int, ...]) -> None:

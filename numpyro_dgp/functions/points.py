@@ -17,10 +17,10 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_finite, require_squares
 from numpyro_dgp._data import as_floats, own_numbers
+from numpyro_dgp._numpyro import plates_around
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.groups import GroupedFunction, open_in_plate
 from numpyro_dgp.functions.induced_function import InducedFunction
-from numpyro_dgp.functions.open_plates import plates_around
 from numpyro_dgp.functions.random_function import Moments, PointValues
 from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
 from numpyro_dgp.kernels.base import summands

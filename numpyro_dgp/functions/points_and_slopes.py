@@ -11,10 +11,10 @@ import numpyro
 
 from numpyro_dgp._checks import require_finite, violated
 from numpyro_dgp._data import as_floats, as_numbers, own_numbers
+from numpyro_dgp._numpyro import plates_around
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.functionals import DirectionalSlope, smoothness
 from numpyro_dgp.functions.induced_function import InducedFunction
-from numpyro_dgp.functions.open_plates import plates_around
 from numpyro_dgp.functions.points import whiten_columns
 from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
 from numpyro_dgp.kernels import Kernel

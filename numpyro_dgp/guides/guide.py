@@ -26,11 +26,11 @@ from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproxi
 from numpyro_dgp._checks import known_keywords, require_count, require_key, require_levels
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
+from numpyro_dgp._numpyro import apart
 from numpyro_dgp._repr import described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import full_plates, inspect_program
 from numpyro_dgp.analysis.refusals import initialised
-from numpyro_dgp.analysis.run_at_rows import apart
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of

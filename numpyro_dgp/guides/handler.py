@@ -15,13 +15,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.primitives import Messenger
 
+from numpyro_dgp._numpyro import active, outside
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import Program, initial_values, inspect_program, observations
-from numpyro_dgp.analysis.run_at_rows import OtherRows, outside, with_rows
+from numpyro_dgp.analysis.run_at_rows import OtherRows, with_rows
 from numpyro_dgp.analysis.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
 from numpyro_dgp.functions.joint_values import require_following
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
@@ -336,8 +337,7 @@ class Replace(Messenger):
 
     def _local_name(self, name: str) -> str:
         """``name`` without the prefixes of scopes inside the model, which NumPyro adds to parameters again."""
-        inside = _PYRO_STACK[_PYRO_STACK.index(self) + 1 :]
-        for handler in inside:
+        for handler in reversed(active(inside=self)):
             if isinstance(handler, handlers.scope) and "param" not in handler.hide_types:
                 name = name.removeprefix(f"{handler.prefix}{handler.divider}")
         return name

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numpyro.handlers import block
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_count
+from numpyro_dgp._numpyro import active, of_this_run
 from numpyro_dgp._repr import described
 from numpyro_dgp.analysis.refusals import all_rows
 from numpyro_dgp.analysis.sites import Message
@@ -65,9 +65,7 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         return described(self, {"fn": self.fn, **self.rows})
 
     def __enter__(self) -> None:
-        for other in reversed(_PYRO_STACK):
-            if isinstance(other, block):
-                break  # a run of its own, such as that in which a guide looks at the program
+        for other in of_this_run():
             twice = sorted(self.rows.keys() & other.rows.keys()) if isinstance(other, minibatch) else []
             if twice:
                 raise ValueError(
@@ -109,7 +107,7 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
                 f"minibatch: expected plate {name!r} to hold a batch of at most {self.rows[name]} rows, passed as "
                 f"arguments, got size {size} with subsample_size {subsample_size}: leave subsampling to the arguments"
             )
-        for other in _PYRO_STACK:
+        for other in active():
             if isinstance(other, all_rows) and size != self.rows[name]:
                 raise ValueError(
                     f"{other.owner}: expected all {self.rows[name]} rows that dgp.minibatch counts in plate {name!r}, "

@@ -15,10 +15,11 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.reparam import Reparam
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import inside_transformation, require_params
 from numpyro_dgp._data import indexable
+from numpyro_dgp._numpyro import active
 from numpyro_dgp._repr import brief, described
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
@@ -59,7 +60,7 @@ class rows_of_chain(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     def process_message(self, msg: Message) -> None:
         if msg["type"] != "sample" or site_kind(msg) not in ("hidden", "exact"):
             return
-        if any(_gives(h, msg) for h in _PYRO_STACK if isinstance(h, handlers.substitute)):
+        if any(_gives(h, msg) for h in active() if isinstance(h, handlers.substitute)):
             self._given.append(msg["name"])
 
     def __exit__(self, exc_type: Any, *exc: Any) -> None:
@@ -377,7 +378,7 @@ def _is_conditioned(name: str, value: Array) -> bool:
     """Whether handlers outside of the program make an observation of a latent site with this value."""
     msg: Message = dict(type="sample", name=name, fn=dist.Delta(value), args=(), value=value, is_observed=False)
     msg |= {"kwargs": {"rng_key": None, "sample_shape": ()}, "scale": None, "cond_indep_stack": [], "infer": {}}
-    for handler in reversed(_PYRO_STACK):
+    for handler in active():
         if isinstance(handler, handlers.condition | handlers.scope | handlers.block) and not msg.get("stop"):
             handler.process_message(msg)
     return bool(msg["is_observed"])

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpyro
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
-from numpyro.primitives import _PYRO_STACK, Messenger
+from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_finite, with_nearest
+from numpyro_dgp._numpyro import Everywhere, active
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import Program
 from numpyro_dgp.analysis.refusals import whole_data
@@ -95,7 +96,7 @@ class BatchKeys(Messenger):
 
     def process_message(self, msg: Message) -> None:
         key = msg["kwargs"].get("rng_key")
-        inside = {handler.name for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)}
+        inside = {handler.name for handler in active() if isinstance(handler, numpyro.plate)}
         if key is not None and any(plates <= inside for plates in self.plates):
             msg["kwargs"]["rng_key"] = jax.random.fold_in(key, self.batch)
 
@@ -116,11 +117,9 @@ class DrawnSite(NamedTuple):
     plates: frozenset[str]
 
 
-class IndependentDraws(Messenger):
+class IndependentDraws(Everywhere):
     """Marks every draw for :func:`~numpyro_dgp.jaxprs.row_by_row.row_axes`, outside all other handlers; collects the
     sites."""
-
-    everywhere = True  # in programs that run apart, too
 
     def __init__(self) -> None:
         self.sites: list[DrawnSite] = []

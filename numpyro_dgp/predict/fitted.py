@@ -21,6 +21,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_call, require_finite, require_finite_leaves, require_key
 from numpyro_dgp._data import as_array, own
+from numpyro_dgp._numpyro import apart
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.calls import (
     Call,
@@ -31,7 +32,6 @@ from numpyro_dgp.analysis.calls import (
     warn_rows_together,
 )
 from numpyro_dgp.analysis.program import inspect_program, structure
-from numpyro_dgp.analysis.run_at_rows import apart
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.guides.guide import Guide, require_drawing

@@ -50,9 +50,9 @@ from numpyro_dgp._checks import (
 )
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import as_floats
+from numpyro_dgp._numpyro import apart
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import require_conditionals
-from numpyro_dgp.analysis.run_at_rows import apart
 from numpyro_dgp.jaxprs.argument_indices import ArgumentIndices, require_inside
 from numpyro_dgp.jaxprs.row_by_row import row_axes
 from numpyro_dgp.likelihoods.outcomes import Range
