@@ -80,6 +80,8 @@ class Form(NamedTuple):
         censored: whether y is censored from the right, a ``RightCensoredDistribution`` of the family.
 
     Example:
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_dgp.extend import ClosedForms, Dependence, Form
         >>> row = Form(dist.Poisson, {"rate": (Dependence.LOG_AFFINE,)}, lambda conditional: ClosedForms())
         >>> row.fits(dist.Poisson(1.0), {"rate": Dependence.LOG_AFFINE}), row.fits(dist.Poisson(1.0), {})
         (True, False)
