@@ -159,8 +159,8 @@ def test_two_layers_have_the_density_of_the_dense_formula():
 def test_divergence_is_that_of_draws():
     _, params, run = of_two()
     _, loc, root, _ = (np.asarray(a) for a in run(params)["g"])
-    q = dgp.model.beliefs.FullBelief(loc, root)
-    closed = kl_divergence(q, dgp.model.beliefs.InducingPrior(loc.shape, loc.dtype))
+    q = dgp.functions.weights.FullBelief(loc, root)
+    closed = kl_divergence(q, dgp.functions.weights.InducingPrior(loc.shape, loc.dtype))
     white = rng.normal(size=(100_000, len(loc)))
     v = loc + white @ root.T
     log_ratio = -0.5 * (white**2).sum(-1) - np.log(np.diag(root)).sum() + 0.5 * (v**2).sum(-1)
