@@ -122,6 +122,8 @@ def integrals(case: Case, strategies: Iterable[Strategy] = ()) -> tuple[Integral
         ValueError: a strategy that returns something else.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> import numpyro.distributions as dist
         >>> from numpyro_dgp.functions.function_values import FunctionValues
         >>> from numpyro_dgp.likelihoods.conditionals import read
         >>> conditional = lambda v: dist.StudentT(4.0, v, 0.1)
