@@ -11,7 +11,7 @@ import jax
 jax.config.update("jax_disable_most_optimizations", True)
 
 
-def _compile_quickly():
+def compile_quickly():
     """XLA's older emitters compile these small programs in half the time, each as one piece; not every jaxlib still
     has them."""
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -35,7 +35,7 @@ def pytest_configure(config):
     folder = Path(config.cache.mkdir("jax"))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         _share_programs(folder)
-        _compile_quickly()
+        compile_quickly()
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")  # files are not written atomically
     jax.config.update("jax_compilation_cache_dir", str(folder / worker))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

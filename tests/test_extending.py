@@ -196,6 +196,7 @@ def test_a_row_of_closed_forms_is_quadrature():
     fine = dgp.Likelihood(F, conditional, integrate=dgp.GaussHermite(60))
     np.testing.assert_allclose(ours.log_prob(y), fine.log_prob(y), rtol=1e-5)
     np.testing.assert_allclose(ours.log_marginal(y), dgp.Likelihood(F, conditional).log_marginal(y))
+    np.testing.assert_allclose(jax.jit(ours.log_prob)(y), ours.log_prob(y), rtol=1e-6)
 
 
 def test_a_row_of_another_family_does_not_apply():
@@ -212,6 +213,7 @@ def test_a_strategy_comes_first_and_others_follow():
     exact = jax.scipy.special.log_ndtr((2 * y - 1) * F.loc / jnp.sqrt(1 + F.variance))
     np.testing.assert_allclose(ours.log_marginal(y), exact, rtol=1e-6)
     np.testing.assert_allclose(ours.log_marginal(y), theirs.log_marginal(y), rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(ours.log_marginal)(y), ours.log_marginal(y), rtol=1e-6)
     np.testing.assert_array_equal(ours.log_prob(y), theirs.log_prob(y))
     assert (
         repr(dgp.Likelihood(F, conditional, integrate=probit, collapse="marginal")) == "Likelihood(Bernoulli, probit)"

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import integrate, stats
-from scipy.special import gammaln, voigt_profile
+from scipy.special import gammaln, logsumexp, voigt_profile
 from sizes import mostly_long
 
 import numpyro_dgp as dgp
@@ -256,3 +256,28 @@ def test_the_density_of_a_new_row_integrates_to_one():
     y = jnp.linspace(-6, 6, 401)
     density = jnp.exp(posterior.log_density(jax.random.key(0), y, jnp.full((401, 1), 9.0)))
     np.testing.assert_allclose(density, stats.norm(0, np.hypot(1, 0.05)).pdf(y), rtol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sd", "error"), [((1.4, 0.3, 0.3), 5e-5), ((3.0, 3.0, 3.0), 4e-3), ((10.0, 10.0, 10.0), 0.12)]
+)
+def test_probabilities_of_three_classes(sd, error):
+    """As far as CHANGELOG.md says that the nodes are right, beside a dense grid of the two differences."""
+    loc, classes = np.array([-3.0, 2.0, 0.0]), [0, 1]
+    found = []
+    for y in classes:
+        others = [c for c in range(3) if c != y]
+        L = np.linalg.cholesky(np.diag([sd[c] ** 2 for c in others]) + sd[y] ** 2)
+        z = np.linspace(-12, 12, 2401)
+        first, second = np.meshgrid(z, z, indexing="ij")
+        differences = (
+            loc[others[0]] - loc[y] + L[0, 0] * first,
+            loc[others[1]] - loc[y] + L[1, 0] * first + L[1, 1] * second,
+        )
+        log_p = -np.logaddexp(np.logaddexp(0, differences[0]), differences[1])
+        found.append(logsumexp(log_p - 0.5 * (first**2 + second**2)) + 2 * np.log(z[1] - z[0]) - np.log(2 * np.pi))
+    with jax.enable_x64(True):
+        f_x = FunctionValues(jnp.tile(loc, (2, 1)), jnp.tile(jnp.square(jnp.array(sd)), (2, 1)))
+        ours = dgp.Likelihood(f_x, lambda v: dist.Categorical(logits=v)).log_marginal(jnp.array(classes))
+    np.testing.assert_allclose(ours, found, atol=error, rtol=0)

@@ -9,9 +9,9 @@ r"""The optimal q(v) and its bound. A Gaussian likelihood is quadratic in the wh
 The data enter by :math:`(\Phi, b, c)` only, which are sums over data and over uses of one function; c is a constant.
 :math:`I + \Phi` needs no jitter.
 
-Source: Titsias (2009); Chamberlin (2016), sections 2.2-2.5 and A.1-A.2, whitened.
+``Observations`` are those of one function with Gaussian noise, :math:`y_n \sim N(\kappa_n f(x_n), s_n^2)`.
 
-Observations of one function with Gaussian noise, :math:`y_n \sim N(\kappa_n f(x_n), s_n^2)`.
+Source: Titsias (2009); Chamberlin (2016), sections 2.2-2.5 and A.1-A.2, whitened.
 """
 
 from __future__ import annotations

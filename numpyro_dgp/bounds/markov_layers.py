@@ -10,9 +10,6 @@ expectation of :mod:`numpyro_dgp.bounds.markov_layers`. The first layer has know
 :math:`\log p(h \mid v, x)`; layers between it and the last one by the smaller :math:`E[\log N(h; f(h^-), s^2)]`, in
 which the variance between inducing inputs is linear.
 
-Source: Chamberlin (2016), sections 4.7, 4.9 and A.5. The mean of h there, :math:`A_n \mu^\# + B_n`, must be
-:math:`A_n \mu + B_n`, and its divergences take the covariance of h for that of u.
-
 Expectations of a function whose inducing values depend on its inputs.
 
 Inputs :math:`h_n` of variance :math:`V_n` and whitened inducing values :math:`v \sim N(m, \Sigma)` are jointly Gaussian
@@ -24,13 +21,14 @@ Then
 and with :math:`a(h) = L^{-1} k(Z, h)`, :math:`L L^\top = k(Z, Z)`, all that a layer needs are expectations of
 :math:`k(z, h)` and :math:`k(z, h)\,k(h, z')` times affine functions of h, one for every z.
 
-Source: Chamberlin (2016), sections 4.7 and 4.8. Its conditional means (figure 4.9) have a minus where a plus belongs,
-which carries on into 4.7.6 and 4.7.7.
-
 Linear Gaussian couplings of whitened inducing values: :math:`q(v \mid v^-) = N(U v^- + t,\, W)`.
 
 U and W may be dense, or thin matrices that are never multiplied out. A layer has P outputs with M values each, the one
 below :math:`P^-` with :math:`M^-`.
+
+Source: Chamberlin (2016), sections 4.7, 4.9 and A.5. The mean of h there, :math:`A_n \mu^\# + B_n`, must be
+:math:`A_n \mu + B_n`, and its divergences take the covariance of h for that of u; Chamberlin (2016), sections 4.7 and
+4.8. Its conditional means (figure 4.9) have a minus where a plus belongs, which carries on into 4.7.6 and 4.7.7.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ more: by the evidence, and by stacking too, mostly one of them would count. So t
 Only predictions are made of all runs. What is said of the program, its evidence and the densities of rows that are left
 out, is that of the first run: points of a short run are alike, and say too much of rows that are left out.
 
-Source: Verge et al. (2015) and Yao et al. (2022), for runs that do not mix.
-
 What a fitted program says of each row when the others are all that is known, from draws of its posterior.
 
 Let u be all that is sampled when the last layer is integrated. Given a draw of it, a row has the density
@@ -22,7 +20,8 @@ two integrals over the last layer, the second with the row masked. Draws of :mat
 
 .. math:: p(y_n \mid y_{-n}) = \bigl(E\, [1 / p(y_n \mid y_{-n}, u)]\bigr)^{-1}, \qquad u \sim p(u \mid y).
 
-Source: Gelfand et al. (1992) for the mean of inverses; Vehtari et al. (2016) for integrating what is Gaussian first.
+Source: Verge et al. (2015) and Yao et al. (2022), for runs that do not mix; Gelfand et al. (1992) for the mean of
+inverses; Vehtari et al. (2016) for integrating what is Gaussian first.
 """
 
 from __future__ import annotations

@@ -90,9 +90,9 @@ class Projection:
                 "the classes from 0, and open the projection with inputs= their number"
             )
         labels = jnp.asarray(labels)
-        spread = None
-        if self.v.variance is not None:
-            spread = jnp.square(self.scale[labels])[..., None] * self._rows(self.v.variance).T[labels]
+        spread = self.v.variance
+        if spread is not None:
+            spread = jnp.square(self.scale[labels])[..., None] * self._rows(spread).T[labels]
         loc = self.scale[labels][..., None] * self._entries().T[labels]
         return self._values(jax.nn.one_hot(labels, D, dtype=loc.dtype), loc, spread)
 

@@ -396,22 +396,7 @@ class KnownWeights:
     """
 
     loc: Array
-
-    @property
-    def known(self) -> bool:
-        return True
-
-    @property
-    def whole(self) -> FunctionDraw | None:
-        return None
-
-    @property
-    def dense_root(self) -> None:
-        return None
-
-    @property
-    def variance(self) -> None:
-        return None
+    known, whole, dense_root, variance = True, None, None, None
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return jnp.broadcast_to(self.loc, (*sample_shape, *self.loc.shape))
@@ -443,7 +428,7 @@ class FunctionDraw(KnownWeights):
     num_features: int = static(default=1024)
 
     @property
-    def whole(self) -> FunctionDraw:
+    def whole(self) -> FunctionDraw:  # type: ignore[override]
         return self
 
 

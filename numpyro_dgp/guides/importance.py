@@ -9,9 +9,9 @@ With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the n
 The K values, here called copies, lie along a new first batch dimension, left of all plates. The layers above are drawn
 jointly over that dimension.
 
-Source: Salimbeni (2020), equations 4.8 and 5.11.
+``CopiedValues`` are those of a layer per datum, all from one draw of its function.
 
-K values of a layer per datum, all from one draw of its function, for importance weighting.
+Source: Salimbeni (2020), equations 4.8 and 5.11.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@ For independent Gaussian inputs :math:`h_n`, given by their means and variances,
     \psi_0 = \langle k(h, h) \rangle, \quad \psi_1 = \langle k(h, z) \rangle, \quad
     \psi_2 = \sum_n \beta_n \langle k(z, h_n)\, k(h_n, z') \rangle,
 
-and the same with factors h inside the expectations. They are computed in closed form
-(:mod:`numpyro_dgp.kernels.expectations`), or by quadrature nodes or draws. Columns of labels, those of
+and the same with factors h inside the expectations. They are computed in closed form,
+or by quadrature nodes or draws. Columns of labels, those of
 ``Categorical`` and ``Embedding`` kernels in sums and products with others, have variance zero.
-
-Source: Chamberlin (2016), sections 2.5, 4.6 and 4.8.
 
 Kernels as sums of tilts, for which every Gaussian expectation has a closed form.
 
@@ -24,7 +22,8 @@ rest is the expectation of a product of linear forms of x. Products of two terms
 computation gives all statistics. Kernels of labels (:class:`~numpyro_dgp.kernels.Categorical`) are factors of terms,
 too: labels have no variance, so that they are numbers.
 
-Source: Chamberlin (2016), section 4.8, result 1, where natural parameters divide by the input covariance.
+Source: Chamberlin (2016), sections 2.5, 4.6 and 4.8; Chamberlin (2016), section 4.8, result 1, where natural
+parameters divide by the input covariance.
 """
 
 from __future__ import annotations

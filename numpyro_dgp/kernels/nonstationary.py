@@ -1,10 +1,10 @@
 """Kernels of inner products, and white noise.
 
-Source: Salimbeni (2020), section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
-
 A kernel before a place along one column, and another one behind it.
 
 A kernel whose lengthscale changes over the inputs, of which it is given as columns.
+
+Source: Salimbeni (2020), section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@ r"""Stationary kernels, functions of the scaled distance
 
 .. math:: r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2 .
 
-Source: Salimbeni (2020), section 1.4; spectral densities from the Fourier transform of each profile.
-
 Profiles of the half-integer Matern kernels as functions of :math:`q = s^2 = 2 \nu r^2`, with exact derivatives.
 
 .. math:: M_{1/2} = e^{-s}, \quad M_{3/2} = (1 + s)\, e^{-s}, \quad M_{5/2} = (1 + s + \tfrac13 s^2)\, e^{-s}, \qquad
@@ -14,6 +12,8 @@ In s the first two cancel at zero distance, where the derivative of the square r
 are written, the profiles give slopes of a random function the variance zero.
 
 A stationary kernel whose spectral density is a mixture of Gaussians.
+
+Source: Salimbeni (2020), section 1.4; spectral densities from the Fourier transform of each profile.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""``Likelihood``, the distribution of y with the last function integrated out.
 
-Source: Hensman et al. (2015) for the bound on u; Salimbeni (2020), equations 1.25-1.27 and 2.14-2.18.
-
 Values of processes without inducing values, ``inducing=None`` or ``dgp.Neighbours``, where these are needed.
+
+Source: Hensman et al. (2015) for the bound on u; Salimbeni (2020), equations 1.25-1.27 and 2.14-2.18.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Likelihood(FieldsInOrder):
             ``log_marginal`` takes intervals of one or two numbers of v where the integrand is: right to 1e-6 for one,
             whatever the number and width of peaks. Two without a closed form (``Gamma``, say) take some 50 000
             evaluations of the density for 225; ``GaussHermite(15)`` will do where y leaves as much open as p(v).
-            A closed form or an integral of your own is a row ``dgp.extend.Form`` or a strategy, a function from
-            ``dgp.extend.Case`` to ``dgp.extend.Integral``; it comes before those of this package.
+            A closed form of your own is a row ``dgp.extend.Form``, another integral a strategy, a function that returns
+            a ``dgp.extend.Integral`` (``docs/extending.md``); it comes before those of this package.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing

@@ -11,8 +11,6 @@ with :math:`\lambda` and :math:`-\Lambda` the first and second derivative of the
 by the filter's mean m, the state given all observations is :math:`N(m + P \lambda,\, P - P \Lambda P)`. No covariance
 of states is inverted, so that they may be without noise and times may repeat.
 
-Source: Sarkka and Garcia-Fernandez (2021); the backward pass is known by the names of Bryson and Frazier.
-
 What a stretch of a Gaussian Markov chain says, as a function of the state before it; stretches are joined.
 
 Given the state :math:`s_0` before a stretch, the state after it and the density of the observations in it are
@@ -22,7 +20,8 @@ Given the state :math:`s_0` before a stretch, the state after it and the density
 Two stretches, one after the other, are a stretch. Joining is associative, so that many can be joined in any order: one
 after the other, or all pairs at once, which takes as many rounds as the logarithm of their number.
 
-Source: Sarkka and Garcia-Fernandez (2021), their elements of filtering and smoothing in one, with the constant.
+Source: Sarkka and Garcia-Fernandez (2021); the backward pass is known by the names of Bryson and Frazier; Sarkka and
+Garcia-Fernandez (2021), their elements of filtering and smoothing in one, with the constant.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ triangular in the order of the values, and
 
 Arrays here have the values first: u (N, ...), weights (N, C, ...).
 
-Source: Vecchia (1988); Katzfuss and Guinness (2021).
-
 Which earlier values each value of a Gaussian process is conditioned on, in Vecchia's approximation.
 
 .. math:: p(u_1, \dots, u_N) \approx \prod_i p(u_i \mid u_{c(i)}), \qquad c(i) \subset \{j \text{ before } i\}
 
 The sets c(i) are found once, by NumPy and SciPy, from known inputs. Source: Vecchia (1988); Guinness (2018).
+
+Source: Vecchia (1988); Katzfuss and Guinness (2021).
 """
 
 from __future__ import annotations

@@ -12,15 +12,14 @@ The next :math:`\beta` is the one at which the effective number of weights is ha
 weights may be those of many more draws of :math:`p_0`, which cost one evaluation each, so that optima which few of
 them are near are found.
 
-Source: Chopin (2002) for weights, draws and moves in turn; Dau and Chopin (2022) for chains of which all positions
-count; Jasra et al. (2011) for the choice of temperatures; Murray et al. (2010) for the moves.
-
 Several runs of sequential Monte Carlo, with a share of the points each.
 
 The points of one run descend from a few of those at its start. Where the target has modes that no move connects, they
 end in one or two of these, and say too little of what is not known. Independent runs end in several.
 
-Source: Verge et al. (2015), for runs as islands and their evidence; Yao et al. (2022), for runs that do not mix.
+Source: Chopin (2002) for weights, draws and moves in turn; Dau and Chopin (2022) for chains of which all positions
+count; Jasra et al. (2011) for the choice of temperatures; Murray et al. (2010) for the moves; Verge et al. (2015),
+for runs as islands and their evidence; Yao et al. (2022), for runs that do not mix.
 """
 
 from __future__ import annotations

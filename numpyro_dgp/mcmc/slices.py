@@ -6,9 +6,9 @@ by shrinking a bracket of angles towards the current point, :math:`\theta = 0`. 
 that does not depend on z will do, with L the rest of the density. The bracket may begin with less than the circle, at a
 random place around the current point: where few angles are on the slice, fewer tries find one.
 
-Source: Murray et al. (2010); Neal (2003, section 4.1) for brackets of any width; for deep GPs Sauer et al. (2023).
-
 Slice sampling of one number at a time, with a bracket that steps out and shrinks.
+
+Source: Murray et al. (2010); Neal (2003, section 4.1) for brackets of any width; for deep GPs Sauer et al. (2023).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 r"""Natural gradients for Gaussian posteriors, together with any optax optimiser for the other parameters.
 
-Source: Salimbeni (2020), chapter 3.
-
 Seven ways to write a Gaussian as a pair of arrays, and the natural gradient in each.
 
 A Gaussian :math:`N(m, \Sigma)` over n numbers, in batches of any shape, as a pair of arrays (..., n) and (..., n, n):
@@ -19,9 +17,9 @@ A Gaussian :math:`N(m, \Sigma)` over n numbers, in batches of any shape, as a pa
 With ``diagonal=True`` both arrays have one shape, every number is a Gaussian of its own, and the same formulas hold
 number by number.
 
-Source: Salimbeni (2020), section 3.3.
+Which posteriors of a guide are Gaussian, and under which names it has their parameters, its records say.
 
-Which posteriors of a guide are Gaussian, and the names of their parameters, for natural gradients.
+Source: Salimbeni (2020), chapter 3.
 """
 
 from __future__ import annotations

@@ -23,8 +23,6 @@ are the leading parts of one. What is left, :math:`A = F^{-1} G_{uu} F^{-\top}`,
 identity but for what gaps know of each other. Its log determinant is estimated (``algebra.lanczos``), unless there is
 one gap only, whose determinant ``algebra.toeplitz`` has exactly.
 
-Source: Gardner et al. (2018) for the estimate; Stroud et al. (2017) for values that are filled in on a ring.
-
 The determinant of a symmetric positive definite Toeplitz matrix, in O(n^2) operations and O(n) memory.
 
 Durbin's recursion gives the coefficients :math:`a^{(m)}` of the best linear prediction of a value from the m before it,
@@ -33,6 +31,8 @@ first column :math:`x = (1, a) / E` of the inverse, and from it, by the formula 
 the diagonals of the inverse, which are the slopes of the log determinant:
 
 .. math:: \sum_i (T^{-1})_{i, i+k} = \frac{1}{x_0} \sum_j (n - k - 2 j)\, x_j x_{j + k} .
+
+Source: Gardner et al. (2018) for the estimate; Stroud et al. (2017) for values that are filled in on a ring.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class RingFunction(InducedFunction):
     def moments(self, rows: Array) -> Moments:
         v = self.v
         near = v if isinstance(v, RingBelief) and v.is_local else None
-        if self.neighbours is None or v.whole is not None or not (v.known or near):
+        if self.neighbours is None or v.whole is not None or not (v.known or near is not None):
             return super().moments(rows)
         windows = self._windows(rows)
         loc = self._near(windows, self.by_output(v.loc))
