@@ -3,18 +3,19 @@
 import re
 
 NAME = r"[A-Z][a-zé]+(?:-[A-Z][a-zé]+)*"
-AUTHORS = rf"{NAME}(?: et al\.| and {NAME})?"
+GAP = r"(?: |\n *)"  # a citation may go on in the next line
+AUTHORS = rf"{NAME}(?:{GAP}et{GAP}al\.|{GAP}and{GAP}{NAME})?"
 YEAR = r"(?:19|20)\d\d[a-z]?"
 # "Titsias (2009)" and "Tebbutt (2016, section 3.2)"; in brackets "(Neal, 2001; Grosse et al., 2015)".
 CITATION = re.compile(
-    rf"({AUTHORS}) \(({YEAR})(?:\)|(?=, ))|(?:(?<=\()|(?<=; ))({AUTHORS}), ({YEAR})(?=[,;)])"
+    rf"({AUTHORS}){GAP}\(({YEAR})(?:\)|(?=,\s))|(?:(?<=\()|(?<=;\s))({AUTHORS}),{GAP}({YEAR})(?=[,;)])"
 )
 
 
 def key(match):
     """``"Titsias (2009)"``, however it was cited."""
     first, second = match.group(1, 2) if match[1] else match.group(3, 4)
-    return f"{first} ({second})"
+    return f"{' '.join(first.split())} ({second})"
 
 
 def anchor(entry):
@@ -29,7 +30,7 @@ def link(text, role):
 
 def in_docstring(app, what, name, obj, options, lines):
     """Handler of ``autodoc-process-docstring``."""
-    lines[:] = [link(line, ":ref:") for line in lines]
+    lines[:] = link("\n".join(lines), ":ref:").split("\n")
 
 
 def in_page(app, docname, source):

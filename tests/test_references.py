@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
-from source_links import CITATION, anchor, in_page, key  # noqa: E402
+from source_links import CITATION, anchor, in_docstring, in_page, key  # noqa: E402
 
 PAGE = ROOT / "docs" / "references.md"
 FOLDERS = ("numpyro_dgp", "docs", "tests", "benchmarks", "examples")
@@ -94,6 +94,15 @@ def test_the_collector_of_sources():
     assert [bool(citations(source)) for source in sources(text)] == [True, False]
     assert PRIVATE.search("seed " + "007")
     assert not PRIVATE.search("seed=0, five checks, seed 0")
+
+
+def test_links_go_on_in_the_next_line():
+    lines = ["    Source: Sarkka and", "    Solin (2019);  # A", "    Titsias (2009)"]
+    in_docstring(None, "module", "any", None, None, lines)
+    assert "\n".join(lines) == (
+        "    Source: :ref:`Sarkka and\n    Solin (2019) <ref-sarkka-and-solin-2019>`;  # A\n"
+        "    :ref:`Titsias (2009) <ref-titsias-2009>`"
+    )
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ Given the state :math:`s_0` before a stretch, the state after it and the density
 Two stretches, one after the other, are a stretch. Joining is associative, so that many can be joined in any order: one
 after the other, or all pairs at once, which takes as many rounds as the logarithm of their number.
 
-Source: Sarkka and Garcia-Fernandez (2021); the backward pass is known by the names of Bryson and Frazier; Sarkka and
-Garcia-Fernandez (2021), their elements of filtering and smoothing in one, with the constant.
+Source: Sarkka and Garcia-Fernandez (2021), their elements of filtering and smoothing in one, with the constant. The
+backward pass is known by the names of Bryson and Frazier.
 """
 
 from __future__ import annotations
