@@ -19,8 +19,8 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._checks import without_checks
 from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import OUTSIDE_TRANSFORMATIONS, require
 from numpyro_dgp.analysis.coupling import MarkRows
-from numpyro_dgp.analysis.refusals import untransformed
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, site_kind, unwrap
 from numpyro_dgp.jaxprs.row_dependence import Rows, Several, mark, result_reasons
 from numpyro_dgp.likelihoods.likelihood import Likelihood
@@ -76,7 +76,7 @@ def require_observations_apart(model: Callable[..., Any], args: tuple[Any, ...],
             values,
             MarkRows(),
             handlers.seed(rng_seed=key),
-            untransformed(),
+            require("fit", OUTSIDE_TRANSFORMATIONS),
         ):
             model(*again, **options)
         return _computed(sites), values.observed

@@ -27,11 +27,16 @@ from numpyro_dgp._checks import without_checks
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import (
+    INITIAL_VALUES,
+    LEARNED_INPUTS_APART,
+    NO_OBS_MASK,
+    OUTSIDE_TRANSFORMATIONS,
+    require,
+)
 from numpyro_dgp.analysis.coupling import MarkRows, coupling, seen_by_site
-from numpyro_dgp.analysis.refusals import initialised, unmasked, untransformed
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, site_kind, unwrap
 from numpyro_dgp.analysis.untraceable import NotTraceableError, explained
-from numpyro_dgp.functions.points import LearnedInputsApart
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.jaxprs.index_bounds import ShortArray, short_arrays
 from numpyro_dgp.jaxprs.row_dependence import Rows, known_rows, mark, result_reasons
@@ -54,6 +59,8 @@ __all__ = [
 ]
 
 Fact = dict[str, Rows | None]
+
+_SOUND = OUTSIDE_TRANSFORMATIONS, INITIAL_VALUES, NO_OBS_MASK, LEARNED_INPUTS_APART
 
 
 _COLUMNS = (
@@ -313,10 +320,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             minibatch,
             MarkRows(),
             seeded,
-            untransformed(),
-            initialised(),
-            unmasked(),
-            LearnedInputsApart(),
+            require("program", *_SOUND),
         ):
             model(*args, **kwargs)
         require_rows_once(sites)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_dgp.analysis.refusals import TRANSFORMED
+from numpyro_dgp.analysis.checks import TRANSFORMED
 
 __all__ = ["NotTraceableError", "explained"]
 

@@ -20,8 +20,8 @@ from numpyro.infer import SVI
 
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import OUTSIDE_TRANSFORMATIONS, require
 from numpyro_dgp.analysis.program import inspect_program
-from numpyro_dgp.analysis.refusals import untransformed
 from numpyro_dgp.design.padded_rows import with_known_rows
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.elbo import ELBO
@@ -158,7 +158,8 @@ class Surrogate:
         guide = self.at(self.example)[1]
 
         def run(key: Array, data: Data) -> None:
-            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), untransformed():
+            checked = require("Search", OUTSIDE_TRANSFORMATIONS)
+            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), checked:
                 guide(*data)
             gaussians = gaussian_sites(guide, sites).values()
             found.extend(site for site in gaussians if site.kind == "inducing" and not site.is_inner)

@@ -29,8 +29,8 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.program import Program, structure
-from numpyro_dgp.analysis.refusals import all_rows
 from numpyro_dgp.analysis.site_densities import total_log_prob
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior
@@ -41,7 +41,7 @@ from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import NoMomentsError, moments
 from numpyro_dgp.mcmc.for_mcmc import centred_program
-from numpyro_dgp.predict.draws import Whole
+from numpyro_dgp.predict.draws import over_all_rows
 from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def identified(
         if call is not None:
             program = posterior.seeded(posterior.model, fixed)
             program = _AtMeans(program, draw, exact, call.program, call.plates)
-            there = handlers.trace(Whole(program)).get_trace(*arguments[1])
+            there = handlers.trace(over_all_rows(program)).get_trace(*arguments[1])
             names = [n for site in observed if (n := site["name"]) in there and not there[n]["is_observed"]]
             functions |= {f"function at {name}, test": _function(there[name], {}) for name in names}
         density = sum((total_log_prob(site) for site in observed), jnp.zeros(()))
@@ -198,7 +198,7 @@ def sites_of_draws(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str
 
     def run(key: Array, draw: dict[str, Array], arrays: list[Array]) -> Array:
         again, options = rebuild(arrays)
-        with all_rows(owner="convergence"):
+        with require("convergence", ALL_ROWS):
             found.append(_run(posterior, {}, key, again, options))
         return jnp.zeros(())
 
@@ -228,7 +228,7 @@ def _run(posterior: Posterior, draw: Mapping[str, Array], key: Array, args: Any,
     """The program at its data with the values of a draw; what a chain does not have (hidden values, under SGHMC) is at
     its mean."""
     program = handlers.substitute(posterior.seeded(posterior.model, key), data=dict(draw))
-    return handlers.trace(Whole(_AtMeans(program, {}, {}))).get_trace(*args, **kwargs)
+    return handlers.trace(over_all_rows(_AtMeans(program, {}, {}))).get_trace(*args, **kwargs)
 
 
 def _exact(sites: Trace) -> dict[str, _Conditioned]:

@@ -12,12 +12,12 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.refusals import all_rows
+from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.guides import run
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.predict.draws import Whole
+from numpyro_dgp.predict.draws import over_all_rows
 from numpyro_dgp.predict.posterior import Posterior
 
 __all__ = ["LocalSites", "is_value", "local_sites", "traces"]
@@ -59,7 +59,7 @@ def local_sites(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, A
 
     def inspect(key: Array) -> Array:
         given = {name: values[0] for name, values in (posterior.samples or {}).items()}
-        with all_rows(owner="diagnostics"):
+        with require("diagnostics", ALL_ROWS):
             guide_trace, sites = traces(posterior, key, given, {}, args, kwargs)
         found.append(_inspect(guide_trace, sites))
         _require_sites(found[0], sites, guide_trace if posterior.guide is not None else given)
@@ -76,10 +76,10 @@ def traces(
     guide_key, model_key = jax.random.split(key)
     model = posterior.seeded(posterior.model, model_key)
     if posterior.guide is None:
-        program = Whole(posterior.given(sample, model, args, kwargs))
+        program = over_all_rows(posterior.given(sample, model, args, kwargs))
         return {}, handlers.trace(program).get_trace(*args, **kwargs)
     guide = handlers.substitute(posterior.seeded(posterior.guide, guide_key), data=shared)
-    return run.traces(model, guide, args, kwargs, lambda program, _: Whole(program))
+    return run.traces(model, guide, args, kwargs, over_all_rows)
 
 
 def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:

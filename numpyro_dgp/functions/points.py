@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import require_finite, require_squares
 from numpyro_dgp._data import as_floats, own_numbers
@@ -30,38 +28,13 @@ from numpyro_dgp.math.linalg import jitter, matmul, nugget, rows_times
 from numpyro_dgp.math.whitening import inverse_cholesky, open_variance, relative_change
 from numpyro_dgp.means import Mean, Zero
 
-__all__ = ["LearnedInputsApart", "Points", "SparseFunction", "learned_inputs", "whiten_columns"]
+__all__ = ["Points", "SparseFunction", "learned_inputs", "whiten_columns"]
 
 
 def learned_inputs(name: str, Z: Array) -> Array:
     """The inducing inputs of layer ``name`` as the parameter ``"<name>_Z"``, which starts at ``Z``."""
     found: Array = numpyro.param(f"{name}_Z", Z, of_layer=name)
     return found
-
-
-class LearnedInputsApart(Messenger):
-    """Handler that refuses a site of the program with the name of the inducing inputs of a layer.
-
-    NumPyro gives all ``numpyro.param`` of one name the same value, whoever opens them.
-
-    Raises:
-        ValueError: two sites of one name, of which one has the inducing inputs of a layer.
-    """
-
-    def __init__(self) -> None:
-        self._owners: dict[str, str | None] = {}
-        super().__init__()
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] not in ("param", "sample", "deterministic"):
-            return
-        name, layer = msg["name"], msg["kwargs"].get("of_layer") if msg["type"] == "param" else None
-        if (owner := self._owners.setdefault(name, layer)) != layer:
-            raise ValueError(
-                f"gp {layer or owner!r}: expected no other site of the program with the name of its learned inducing "
-                f"inputs, got {name!r} for both, which would have one value: rename the site of the program, or the "
-                "layer"
-            )
 
 
 @pytree

@@ -29,8 +29,8 @@ from numpyro_dgp._data import indexable
 from numpyro_dgp._numpyro import apart
 from numpyro_dgp._repr import described
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import INITIAL_VALUES, require
 from numpyro_dgp.analysis.program import full_plates, inspect_program
-from numpyro_dgp.analysis.refusals import initialised
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import record_of
@@ -157,7 +157,8 @@ class Guide:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
         args, kwargs = indexable((args, kwargs))
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
-        with Replace(self.choices, args, kwargs, drawn, self.predicted) as values, initialised():
+        checked = require(type(self).__name__, INITIAL_VALUES)
+        with Replace(self.choices, args, kwargs, drawn, self.predicted) as values, checked:
             self.model(*args, **kwargs)
         return values
 

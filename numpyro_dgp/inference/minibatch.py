@@ -10,7 +10,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._numpyro import active, of_this_run
 from numpyro_dgp._repr import described
-from numpyro_dgp.analysis.refusals import all_rows
+from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.sites import Message
 
 __all__ = ["minibatch"]
@@ -108,7 +108,7 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
                 f"arguments, got size {size} with subsample_size {subsample_size}: leave subsampling to the arguments"
             )
         for other in active():
-            if isinstance(other, all_rows) and size != self.rows[name]:
+            if isinstance(other, require) and ALL_ROWS in other.checks and size != self.rows[name]:
                 raise ValueError(
                     f"{other.owner}: expected all {self.rows[name]} rows that dgp.minibatch counts in plate {name!r}, "
                     f"got {size}, each of which would count {self.rows[name] / size:.6g} times: pass the program "

@@ -15,7 +15,7 @@ from numpyro.infer import SVI
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.refusals import untransformed
+from numpyro_dgp.analysis.checks import OUTSIDE_TRANSFORMATIONS, require
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, unwrap
 from numpyro_dgp.jaxprs.argument_indices import ArgumentIndices, Outside
 from numpyro_dgp.likelihoods.observed_only import warn_unobserved
@@ -83,14 +83,15 @@ def sites_of_fit(svi: SVI, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
     def run(key: Array, arrays: list[Array]) -> tuple[()]:
         args, kwargs = rebuild(arrays)
         kwargs = {**kwargs, **svi.static_kwargs}
-        with handlers.block(), handlers.trace() as guide, handlers.seed(rng_seed=key), untransformed():
+        checked = require("fit", OUTSIDE_TRANSFORMATIONS)
+        with handlers.block(), handlers.trace() as guide, handlers.seed(rng_seed=key), checked:
             svi.guide(*args, **kwargs)
         if getattr(svi.loss, "multi_sample_guide", False):  # its sites have several values, the model takes one
             drawn = {n: s | {"value": s["value"][0]} if s["type"] == "sample" else s for n, s in guide.items()}
         else:
             drawn = guide
         replayed = handlers.replay(trace=drawn)
-        with handlers.block(), handlers.trace() as model, replayed, handlers.seed(rng_seed=key), untransformed():
+        with handlers.block(), handlers.trace() as model, replayed, handlers.seed(rng_seed=key), checked:
             svi.model(*args, **kwargs)
         warn_unobserved(model)
         found.append(SitesOfFit(_sites(guide), _sites(model)))

@@ -22,9 +22,9 @@ from numpyro_dgp._data import indexable
 from numpyro_dgp._numpyro import active
 from numpyro_dgp._repr import brief, described
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import ALL_ROWS, FIXED_PARAMETERS, WHOLE_DATA, require
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import require_sound
-from numpyro_dgp.analysis.refusals import all_rows, fixed_parameters, whole_data
 from numpyro_dgp.analysis.sites import Message, Trace, row_shape, site_kind, unwrap
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.function_values import FunctionValues
@@ -314,8 +314,8 @@ class _Prepared:
         forgotten = frozenset() if program is None or observes else program.ends
         given = handlers.substitute(data=self.params)
         observed = observed_only(names=forgotten, owner="for_mcmc")
-        whole = all_rows(owner="for_mcmc") if observes else nullcontext()
-        with whole, whole_data(owner="for_mcmc"), fixed_parameters(owner="for_mcmc"), observed, given:
+        rows = (ALL_ROWS, WHOLE_DATA) if observes else (WHOLE_DATA,)
+        with require("for_mcmc", *rows, FIXED_PARAMETERS), observed, given:
             if self.collapse is False and self.guide is None:
                 with _ConditionsInside():
                     return self._run(args, kwargs, observes)

@@ -28,7 +28,7 @@ from numpyro.infer.autoguide import AutoContinuous, AutoDelta
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.refusals import fixed_parameters, whole_data
+from numpyro_dgp.analysis.checks import FIXED_PARAMETERS, WHOLE_DATA, require
 from numpyro_dgp.analysis.site_densities import total_log_prob
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
@@ -168,8 +168,7 @@ def numbers_behind(
 @contextmanager
 def _alone(params: Mapping[str, Array]) -> Iterator[None]:
     """A run of its own, in which ``numpyro.param`` sites have the values ``params``."""
-    whole = whole_data(owner="for_mcmc")
-    with handlers.block(), whole, fixed_parameters(owner="for_mcmc"), handlers.substitute(data=dict(params)):
+    with handlers.block(), require("for_mcmc", WHOLE_DATA, FIXED_PARAMETERS), handlers.substitute(data=dict(params)):
         yield
 
 

@@ -37,8 +37,8 @@ from numpyro_dgp._checks import is_concrete, require_params
 from numpyro_dgp._data import indexable
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.analysis.checks import ALL_ROWS, FIXED_PARAMETERS, OUTSIDE_TRANSFORMATIONS, require
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
-from numpyro_dgp.analysis.refusals import all_rows, fixed_parameters, untransformed
 from numpyro_dgp.analysis.sites import Message, hide, site_kind
 from numpyro_dgp.mcmc.program_kernel import ProgramKernel, first_position, for_chains, split_keys
 
@@ -402,9 +402,7 @@ class SGHMC(ProgramKernel):
         args, kwargs = indexable((args, kwargs))
         with (
             _DrawAnew(),
-            all_rows(owner="SGHMC"),
-            untransformed(),
-            fixed_parameters(owner="SGHMC"),
+            require("SGHMC", ALL_ROWS, OUTSIDE_TRANSFORMATIONS, FIXED_PARAMETERS),
             handlers.substitute(data=self._params),
         ):
             return self._model(*args, **kwargs)

@@ -34,7 +34,7 @@ from numpyro_dgp._checks import (
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call
-from numpyro_dgp.analysis.refusals import all_rows
+from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.site_densities import scaled_log_prob
 from numpyro_dgp.analysis.sites import site_kind
 from numpyro_dgp.guides.guide import Guide
@@ -237,10 +237,10 @@ class Continued:
         model, guide = self.program or (posterior.model, _without_starts(old))
         require_keywords(owner, ("num_steps", "num_particles", "optimizer", "memory", "progress_bar"), model, kwargs)
         arrays, rebuild = split_arguments(args, kwargs)
-        with all_rows(owner=owner):
+        with require(owner, ALL_ROWS):
             fitted = layers = open_layers(owner, posterior.model, old, posterior.seeded, rebuild, arrays)
         bound = StreamingBound(fitted_layers(fitted, bounded=self.moves), self.num_particles, memory=self.memory)
-        with all_rows(owner=owner):
+        with require(owner, ALL_ROWS):
             sites = sites_of_fit(SVI(model, guide, optax.identity(), bound), rebuild, arrays)
         self._require_shared(sites)
         require_layers(owner, fitted, sites, guide)

@@ -17,7 +17,7 @@ from numpyro.infer import SVI
 from numpyro_dgp._checks import require_count, require_key, require_keywords
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.refusals import all_rows, whole_data
+from numpyro_dgp.analysis.checks import ALL_ROWS, WHOLE_DATA, require
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import split_arguments
@@ -157,8 +157,8 @@ def minimize(  # type: ignore[misc]  # a model may have arguments called svi and
     key, init_key = jax.random.split(rng_key)
 
     def over_all_data() -> Array:
-        every, whole = all_rows(owner="minimize"), whole_data(owner="minimize")
-        with handlers.block(), every, whole, handlers.seed(rng_seed=0), handlers.trace():
+        checked = require("minimize", ALL_ROWS, WHOLE_DATA)
+        with handlers.block(), checked, handlers.seed(rng_seed=0), handlers.trace():
             svi.model(*args, **kwargs, **svi.static_kwargs)
         return jnp.zeros(())
 

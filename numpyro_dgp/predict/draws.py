@@ -14,11 +14,11 @@ from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_finite, with_nearest
+from numpyro_dgp._checks import with_nearest
 from numpyro_dgp._numpyro import Everywhere, active
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import WHOLE_DATA, require
 from numpyro_dgp.analysis.program import Program
-from numpyro_dgp.analysis.refusals import whole_data
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind
 from numpyro_dgp.functions.weights import FunctionDraw
 from numpyro_dgp.jaxprs.row_by_row import rows_apart
@@ -29,11 +29,10 @@ __all__ = [
     "DrawFunctions",
     "DrawnSite",
     "IndependentDraws",
-    "RequireParameters",
     "Target",
-    "Whole",
     "given_draw",
     "hidden_values",
+    "over_all_rows",
     "over_draws",
     "sample_values",
     "without_value",
@@ -139,14 +138,12 @@ class IndependentDraws(Everywhere):
             msg["value"] = rows_apart(lambda key: fn(rng_key=key, sample_shape=()))(kwargs["rng_key"])
 
 
-class Whole(whole_data):
-    """Raises an error for a program that predicts for a random part of the inputs (a plate that subsamples)."""
-
-    def __init__(self, fn: Callable[..., Any] | None = None) -> None:
-        super().__init__(fn, owner="Posterior")
+def over_all_rows(program: Callable[..., Any], _: Trace | None = None) -> Callable[..., Any]:
+    """``program``, which may not predict for a random part of the inputs (a plate that subsamples)."""
+    return require("Posterior", WHOLE_DATA, fn=program)
 
 
-class DrawFunctions(Whole):
+class DrawFunctions(Messenger):
     """Turns draws of inducing values into draws of whole functions, each with a separate key.
 
     Args:
@@ -163,7 +160,6 @@ class DrawFunctions(Whole):
         super().__init__(fn)
 
     def process_message(self, msg: Message) -> None:
-        super().process_message(msg)
         if msg["type"] == "sample" and site_kind(msg) == "inducing":
             self.count += 1
             key = jax.random.fold_in(self.key, self.count)
@@ -185,41 +181,6 @@ class Target(NamedTuple):
     plates: tuple[frozenset[str], ...]
     batch: Array | None = None
     of_fit: bool = False
-
-
-class RequireParameters(Messenger):
-    """Raises an error for ``numpyro.param`` sites that have no value, all of them together, when the program has run.
-
-    Args:
-        fn: the program, in which handlers have given parameters their values.
-        params: these values, by name.
-
-    Raises:
-        ValueError: sites without a value, or with NaN in it.
-    """
-
-    def __init__(self, fn: Callable[..., Any], params: Mapping[str, Any]) -> None:
-        self.params = params
-        self.met: set[str] = set()
-        self.missing: set[str] = set()
-        super().__init__(fn)
-
-    def process_message(self, msg: Message) -> None:
-        if msg["type"] != "param":
-            return
-        name = msg["name"]
-        (self.missing if msg["value"] is None else self.met).add(name)
-        for leaf in jax.tree.leaves(self.params.get(name)):  # of a network, several arrays
-            require_finite(f"parameter {name!r}", leaf, "the fit diverged: take smaller steps")
-
-    def __exit__(self, exc_type: Any, *exc: Any) -> None:
-        super().__exit__(exc_type, *exc)
-        if exc_type is None and self.missing:
-            raise ValueError(
-                "Posterior: expected params with a value for every numpyro.param, got none for "
-                f"{with_nearest(self.missing, self.params.keys() - self.met)}: pass svi_result.params of the fit of "
-                "this guide and model"
-            )
 
 
 def given_draw(sample: Mapping[str, Any], source: str, structure: Program, target: Target) -> Callable[[Message], Any]:

@@ -31,6 +31,7 @@ from numpyro_dgp.analysis.calls import (
     require_unobserved,
     warn_rows_together,
 )
+from numpyro_dgp.analysis.checks import parameters_from, require
 from numpyro_dgp.analysis.program import inspect_program, structure
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.functions.process_values import ProcessValues
@@ -39,10 +40,9 @@ from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.predict.draws import (
     BatchKeys,
-    RequireParameters,
     Target,
-    Whole,
     given_draw,
+    over_all_rows,
     sample_values,
     without_value,
 )
@@ -258,7 +258,7 @@ class Fit:
             return _whole(self.given(sample, model, args, kwargs, target), args, kwargs)
         integrated = marginal(self.seeded(guide, guide_key, target))
         if isinstance(guide, Guide):
-            drawn, sites = traces(model, integrated, args, kwargs, lambda program, _: Whole(program))
+            drawn, sites = traces(model, integrated, args, kwargs, over_all_rows)
             self._require_shared(drawn, sites, target, args, kwargs)
             return sites
         # A guide of another package may have hidden values for the rows of the fit only.
@@ -310,7 +310,7 @@ class Fit:
         seeded: Callable[..., Any] = handlers.seed(program, key)
         if target is not None and target.batch is not None:
             seeded = BatchKeys(seeded, target.plates, target.batch)
-        return RequireParameters(handlers.substitute(seeded, data=data), data)
+        return require("Posterior", parameters_from(data), fn=handlers.substitute(seeded, data=data))
 
     def given(
         self,
@@ -335,7 +335,7 @@ class Fit:
 
 
 def _whole(program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
-    return handlers.trace(Whole(program)).get_trace(*args, **kwargs)
+    return handlers.trace(over_all_rows(program)).get_trace(*args, **kwargs)
 
 
 def is_array(leaf: Any) -> bool:

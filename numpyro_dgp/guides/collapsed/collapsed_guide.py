@@ -16,9 +16,9 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._checks import is_concrete, known_keywords
 from numpyro_dgp._data import indexable, own
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import ALL_ROWS, WHOLE_DATA, require
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import inspect_program
-from numpyro_dgp.analysis.refusals import all_rows, whole_data
 from numpyro_dgp.analysis.sites import Message, site_kind, unwrap
 from numpyro_dgp.functions.function_values import FunctionValues, follows
 from numpyro_dgp.functions.weights import Belief, StandardNormal
@@ -193,8 +193,8 @@ class Collapsed(Guide):
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
         seeded, rules = handlers.seed(rng_seed=key), Replace(self.choices, args, kwargs, companion)
-        every, whole = all_rows(owner="Collapsed"), whole_data(owner="Collapsed")
-        with hidden, handlers.trace() as guide_sites, seeded, rules, every, whole:
+        checked = require("Collapsed", ALL_ROWS, WHOLE_DATA)
+        with hidden, handlers.trace() as guide_sites, seeded, rules, checked:
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
         values |= companion

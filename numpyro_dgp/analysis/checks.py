@@ -1,0 +1,221 @@
+"""What a program must not do, where an algorithm would give a wrong result in silence: a table of checks.
+
+An algorithm picks rows of the table: ``with require("for_mcmc", WHOLE_DATA, FIXED_PARAMETERS): model(X, y)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from numpyro.primitives import Messenger
+
+from numpyro_dgp._checks import current_trace, require_finite, with_nearest
+from numpyro_dgp.analysis.sites import Message, Trace, unwrap
+from numpyro_dgp.likelihoods.likelihood import Likelihood
+
+__all__ = [
+    "ALL_ROWS",
+    "FIXED_PARAMETERS",
+    "INITIAL_VALUES",
+    "LEARNED_INPUTS_APART",
+    "NO_OBS_MASK",
+    "OUTSIDE_TRANSFORMATIONS",
+    "TRANSFORMED",
+    "WHOLE_DATA",
+    "Check",
+    "parameters_from",
+    "require",
+]
+
+
+class Check(NamedTuple):
+    """One thing that a program must not do.
+
+    Args:
+        at_site: from a message on its way in, and the handler, to what is wrong; ``None`` if nothing is.
+        at_end: the same when the program has run, or has failed for want of a value.
+    """
+
+    at_site: Callable[[Message, require], str | None] = lambda msg, run: None
+    at_end: Callable[[require], str | None] = lambda run: None
+
+
+class require(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """Handler under which a program that fails a check is an error. Make it where the program is run.
+
+    Args:
+        owner: the function that needs it, for messages.
+        *checks: rows of the table.
+        fn: the program; without it, use the handler in a ``with`` statement.
+
+    Raises:
+        ValueError: when such a program runs.
+
+    Example:
+        >>> import numpyro
+        >>> def program():
+        ...     with numpyro.plate("data", 100, subsample_size=10):
+        ...         pass
+        >>> with numpyro.handlers.seed(rng_seed=0), require("minimize", WHOLE_DATA):  # doctest: +ELLIPSIS
+        ...     program()
+        Traceback (most recent call last):
+        ValueError: minimize: expected a program over all data, got plate 'data' that takes 10 of 100 rows: ...
+    """
+
+    def __init__(self, owner: str, *checks: Check, fn: Callable[..., Any] | None = None) -> None:
+        self.owner, self.checks = owner, checks
+        super().__init__(fn)
+
+    def __enter__(self) -> require:
+        self.met: Trace = {}  # finished messages
+        self.unset: set[str] = set()  # parameters that came without a value
+        self.trace = current_trace()  # of JAX
+        super().__enter__()
+        return self
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] == "param" and msg["value"] is None:
+            self.unset.add(msg["name"])
+        for check in self.checks:
+            if (wrong := check.at_site(msg, self)) is not None:
+                raise ValueError(wrong)
+
+    def postprocess_message(self, msg: Message) -> None:
+        if "name" in msg:
+            self.met[msg["name"]] = msg
+
+    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
+        super().__exit__(exc_type, exc, traceback)
+        # A parameter without a value is None, of which arithmetic makes these errors.
+        if exc is None or isinstance(exc, TypeError | ValueError | AttributeError):
+            for check in self.checks:
+                if (wrong := check.at_end(self)) is not None:
+                    raise ValueError(wrong) from exc
+
+
+def _subsamples(msg: Message, run: require) -> str | None:
+    if msg["type"] != "plate" or msg["args"][1] in (None, msg["args"][0]):
+        return None
+    size, subsample_size = msg["args"]
+    return (
+        f"{run.owner}: expected a program over all data, got plate {msg['name']!r} that takes {subsample_size} of "
+        f"{size} rows: call the model without its batch argument"
+    )
+
+
+def _is_learned(msg: Message, run: require) -> str | None:
+    if msg["type"] != "param" or msg["value"] is not None:
+        return None
+    return (
+        f"{run.owner}: expected a value for every numpyro.param, got none for {msg['name']!r}, which MCMC would freeze "
+        "at its initial value: pass params=svi_result.params, make it random with handlers.lift(model, prior={...}), "
+        "or write it as a numpyro.sample site"
+    )
+
+
+def _without_initial_value(run: require) -> str | None:
+    missing = [name for name, msg in run.met.items() if msg["type"] == "param" and msg["value"] is None]
+    if not missing:
+        return None
+    name = min(missing)
+    return (
+        f"expected an initial value of numpyro.param {name!r}, got none: write numpyro.param({name!r}, 1.0, ...), "
+        "since programs are inspected before a fit; init_params and params take its place where they are given"
+    )
+
+
+def _is_likelihood(msg: Message) -> bool:
+    return msg["type"] == "sample" and isinstance(unwrap(msg["fn"]), Likelihood)
+
+
+def _is_masked(msg: Message, run: require) -> str | None:
+    if not _is_likelihood(msg):
+        return None
+    name = msg["name"]
+    y = name.removesuffix("_unobserved")
+    before = run.met.get(f"{y}_observed")  # what NumPyro calls the two
+    if y == name or before is None or not _is_likelihood(before):
+        return None
+    return (
+        f"site {y!r}: expected a Likelihood that is told which entries are observed, got obs_mask=, which would infer "
+        f"the rest as a latent site {name!r}: write numpyro.sample({y!r}, dgp.Likelihood(f(x), conditional, "
+        "observed=mask), obs=y), where missing entries count nothing; posterior.predict gives all"
+    )
+
+
+TRANSFORMED = (
+    "expected sites outside JAX transformations, got one inside lax.scan, fori_loop, map, vmap, cond, checkpoint or "
+    "jit, where it has one value for all steps, or one that is lost to the program: draw all values at once, in a "
+    "numpyro.plate or as h = numpyro.sample('h', f(x)), write a Python loop with a name for every step, or, for NUTS "
+    "and the guides of NumPyro, use numpyro.contrib.control_flow.scan"
+)
+
+
+def _is_transformed(msg: Message, run: require) -> str | None:
+    inside = msg["type"] == "sample" and current_trace() != run.trace
+    return f"site {msg['name']!r}: {TRANSFORMED}" if inside else None
+
+
+def _shares_a_name(msg: Message, run: require) -> str | None:
+    pair = msg, run.met.get(msg.get("name", ""), msg)
+    if any(site["type"] not in ("param", "sample", "deterministic") for site in pair):
+        return None
+    name = msg["name"]
+    layer, other = (site["kwargs"].get("of_layer") if site["type"] == "param" else None for site in pair)
+    if layer == other:
+        return None
+    return (
+        f"gp {layer or other!r}: expected no other site of the program with the name of its learned inducing inputs, "
+        f"got {name!r} for both, which would have one value: rename the site of the program, or the layer"
+    )
+
+
+WHOLE_DATA = Check(_subsamples)
+"""No plate takes a random part of its rows."""
+
+ALL_ROWS = Check()
+"""No :class:`~numpyro_dgp.minibatch` has fewer rows than it counts: no other batch follows, and each of these rows
+would count several times. The minibatch looks for this row."""
+
+FIXED_PARAMETERS = Check(_is_learned)
+"""Every ``numpyro.param`` has a value, which handlers inside may give: a sampler would freeze it where it starts."""
+
+INITIAL_VALUES = Check(at_end=_without_initial_value)
+"""Every ``numpyro.param`` has an initial value, which it may get further down, as those of ``numpyro.contrib.module``
+do: a program would compute with None."""
+
+NO_OBS_MASK = Check(_is_masked)
+"""No ``obs_mask=`` beside a ``Likelihood``: NumPyro would make unobserved rows of y latent variables, and
+exp(``log_prob``) of a ``Likelihood`` is no density of y."""
+
+OUTSIDE_TRANSFORMATIONS = Check(_is_transformed)
+"""No sample site is inside a JAX transformation (``lax.scan``, ``vmap``, ``jit``, ...), whose body is run once, however
+often it is computed. Handlers see one site, which has one value where a program means several, or a value that is lost
+when the transformation ends. ``scan`` and ``cond`` of ``numpyro.contrib.control_flow`` tell the handlers."""
+
+LEARNED_INPUTS_APART = Check(_shares_a_name)
+"""No site has the name of the learned inducing inputs of a layer: NumPyro gives all ``numpyro.param`` of one name the
+same value, whoever opens them."""
+
+
+def parameters_from(params: Mapping[str, Any]) -> Check:
+    """Every ``numpyro.param`` has a value without NaN in ``params``, which a handler inside gives."""
+
+    def finite(msg: Message, run: require) -> None:
+        if msg["type"] == "param":
+            for leaf in jax.tree.leaves(params.get(msg["name"])):  # of a network, several arrays
+                require_finite(f"parameter {msg['name']!r}", leaf, "the fit diverged: take smaller steps")
+
+    def missing(run: require) -> str | None:
+        if not run.unset:
+            return None
+        given = {name for name, msg in run.met.items() if msg["type"] == "param"} - run.unset
+        return (
+            f"{run.owner}: expected params with a value for every numpyro.param, got none for "
+            f"{with_nearest(run.unset, params.keys() - given)}: pass svi_result.params of the fit of this guide and "
+            "model"
+        )
+
+    return Check(finite, missing)
