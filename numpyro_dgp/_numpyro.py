@@ -1,19 +1,45 @@
-"""NumPyro's list of active handlers: who is in it, and runs of programs for which it is another one.
+"""Handlers made of functions; NumPyro's list of active handlers, and runs of programs for which it is another one.
 
-This file alone reads and changes the list, which NumPyro keeps to itself.
+This file alone reads and changes that list, which NumPyro keeps to itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 from numpyro.handlers import block
 from numpyro.primitives import _PYRO_STACK, Messenger, plate
 
 from numpyro_dgp._compiled import one_thread
 
-__all__ = ["Everywhere", "active", "apart", "of_this_run", "outside", "plates_around"]
+__all__ = ["Everywhere", "active", "apart", "each_message", "of_this_run", "outside", "plates_around"]
+
+
+Hook: TypeAlias = Callable[[dict[str, Any]], None]
+
+
+class each_message(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+    """A handler of one or two functions.
+
+    Args:
+        before: gets every message on its way in, when a site may have no value.
+        after: gets it on its way out, when it has one.
+        fn: the program; without it, use the handler in a ``with`` statement.
+    """
+
+    def __init__(self, before: Hook | None = None, after: Hook | None = None, fn: Callable[..., Any] | None = None):
+        self.before, self.after = before, after
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if self.before is not None:
+            self.before(msg)
+
+    def postprocess_message(self, msg: dict[str, Any]) -> None:
+        if self.after is not None:
+            self.after(msg)
 
 
 class Everywhere(Messenger):

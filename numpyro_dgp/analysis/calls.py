@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import with_nearest
-from numpyro_dgp.analysis.coupling import coupling
+from numpyro_dgp._numpyro import each_message
+from numpyro_dgp.analysis.coupling import coupling, ones_of
 from numpyro_dgp.analysis.program import Program, run_on_shapes, structure
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, row_shape, site_kind, unwrap, values_of
 from numpyro_dgp.functions.function_values import FunctionValues
@@ -41,7 +41,7 @@ from numpyro_dgp.likelihoods.outcomes import Range, value_range
 
 __all__ = [
     "Call",
-    "MarkEntries",
+    "mark_entries",
     "Together",
     "exact_at_rows",
     "inspect_call",
@@ -57,12 +57,10 @@ __all__ = [
 _ENTRIES = "entries of "
 
 
-class MarkEntries(Messenger):
-    """Marks the values of sites that are not function values along all their axes, those of events too."""
-
-    def postprocess_message(self, msg: Message) -> None:
-        if msg["type"] == "sample" and not msg["is_observed"] and site_kind(msg) in ("latent", "other"):
-            msg["value"] = mark(_ENTRIES + msg["name"], msg["value"], len(msg["fn"].shape()))
+def mark_entries(msg: Message) -> None:
+    """Mark the value of a site that is no function value along all its axes, those of events too."""
+    if msg["type"] == "sample" and not msg["is_observed"] and site_kind(msg) in ("latent", "other"):
+        msg["value"] = mark(_ENTRIES + msg["name"], msg["value"], len(msg["fn"].shape()))
 
 
 def values_by_row(
@@ -71,7 +69,7 @@ def values_by_row(
     """By name of a site whose values are used row by row, the site that uses them.
 
     Args:
-        sites: a trace of the program under :class:`MarkEntries`.
+        sites: a trace of the program whose values are marked (:func:`mark_entries`).
         facts: by site, what its inputs, density and so on depend on (``coupling.seen_by_site``).
         names: the sites to look at, in the order of the program.
         arguments: the labels of the arguments that have the rows.
@@ -293,23 +291,6 @@ class Call:
         )
 
 
-class _Given(Messenger):
-    """Placeholders for what a fit gives, since values that all data share do not depend on the arguments of a call, and
-    for what is predicted. Notes the ranges of all values, while they can be computed."""
-
-    def __init__(self) -> None:
-        self.ranges: dict[str, Range] = {}
-        super().__init__()
-
-    def process_message(self, msg: Message) -> None:
-        if msg["type"] != "sample":
-            return
-        self.ranges[msg["name"]] = value_range(msg["fn"])
-        if msg["value"] is None and site_kind(msg) in ("other", "inducing", "observed"):
-            draw = jax.eval_shape(msg["fn"].sample, jax.random.key(0))
-            msg["value"] = jnp.ones(draw.shape, draw.dtype)
-
-
 def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Run ``model`` on shapes only, and follow its array arguments to the functions that depend on them.
 
@@ -326,12 +307,20 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
     names = _argument_names(model, args, kwargs)
     labels = {_ARGUMENT + str(i): name for i, name in enumerate(names)}
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    given = _Given()
+    ranges: dict[str, Range] = {}
+
+    def give(msg: Message) -> None:
+        """Placeholders for what a fit gives, since values that all data share do not depend on the arguments of a call,
+        and for what is predicted; the ranges of all values, while they can be computed."""
+        if msg["type"] == "sample":
+            ranges[msg["name"]] = value_range(msg["fn"])
+            if msg["value"] is None and site_kind(msg) in ("other", "inducing", "observed"):
+                msg["value"] = ones_of(msg["fn"])
 
     def marked(leaves: list[Any]) -> Any:
         values = [mark(_ARGUMENT + str(i), leaf, 1) if np.ndim(leaf) else leaf for i, leaf in enumerate(leaves)]
         again, options = jax.tree.unflatten(treedef, values)
-        with given, MarkEntries():
+        with each_message(give, mark_entries):
             return model(*again, **options)
 
     try:
@@ -372,7 +361,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
         _candidates(site, sites, coupling(sites, facts).ends, program),
         from_rows,
         below,
-        given.ranges,
+        ranges,
         program,
         together,
         values_by_row(found[0], known_rows(found[1]), below, rows),

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.primitives import Messenger
 
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, row_shape, site_kind, unwrap, values_of
 from numpyro_dgp.functions.induced_function import FunctionalOf
@@ -26,22 +26,30 @@ from numpyro_dgp.jaxprs.row_dependence import Rows, mark
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.stacked_values import CorrelatedValues
 
-__all__ = ["Coupling", "MarkRows", "coupling", "seen_by_site"]
+__all__ = ["Coupling", "coupling", "mark_rows", "ones_of", "seen_by_site"]
 
 Fact = dict[str, Rows | None]
 
 
-class MarkRows(Messenger):
-    """Gives every site of function values a placeholder, and marks all values but those of inducing sites, so that
-    their rows can be followed through the program."""
+def mark_rows() -> each_message:
+    """Handler that gives every site of function values a placeholder, and marks all values but those of inducing sites,
+    so that their rows can be followed through the program."""
 
-    def process_message(self, msg: Message) -> None:
+    def place(msg: Message) -> None:
         if msg["type"] == "sample" and msg["value"] is None and site_kind(msg) in ("hidden", "exact"):
             msg["value"] = jnp.zeros(msg["fn"].shape(), unwrap(msg["fn"]).loc.dtype)  # type: ignore[attr-defined]
 
-    def postprocess_message(self, msg: Message) -> None:
+    def follow(msg: Message) -> None:
         if msg["type"] == "sample" and not msg["is_observed"] and site_kind(msg) != "inducing":
             msg["value"] = mark(msg["name"], msg["value"], len(row_shape(msg["fn"])))
+
+    return each_message(place, follow)
+
+
+def ones_of(fn: Any) -> Array:
+    """Ones in the shape of a draw."""
+    draw = jax.eval_shape(fn.sample, jax.random.key(0))
+    return jnp.ones(draw.shape, draw.dtype)
 
 
 def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
@@ -102,7 +110,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
     """Find the inducing values that have to be drawn, from the rows that each site depends on.
 
     Args:
-        sites: a trace of the program under :class:`MarkRows`.
+        sites: a trace of the program under :func:`mark_rows`.
         facts: by site, what :func:`seen_by_site` depends on.
     """
     owners = {n: [_owner(values) for values in each_values_of(sites[n]["fn"])] for n in facts}

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import without_checks
 from numpyro_dgp._data import indexable
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import OUTSIDE_TRANSFORMATIONS, require
-from numpyro_dgp.analysis.coupling import MarkRows
+from numpyro_dgp.analysis.coupling import mark_rows, ones_of
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, site_kind, unwrap
 from numpyro_dgp.jaxprs.row_dependence import Rows, Several, mark, result_reasons
 from numpyro_dgp.likelihoods.likelihood import Likelihood
@@ -28,25 +28,22 @@ from numpyro_dgp.likelihoods.likelihood import Likelihood
 __all__ = ["require_observations_apart"]
 
 
-class _ValuesApart(Messenger):
-    """Gives parameters and latents values that depend on nothing, and observed sites too, whose observations it notes:
-    what depends on the value of a site is no matter of this module."""
+def _values_apart(observed: dict[str, list[Array]]) -> each_message:
+    """Handler that gives parameters and latents values that depend on nothing, and observed sites too, whose
+    observations it notes: what depends on the value of a site is no matter of this module."""
 
-    def __init__(self) -> None:
-        self.observed: dict[str, list[Array]] = {}
-        super().__init__()
-
-    def process_message(self, msg: Message) -> None:
+    def place(msg: Message) -> None:
         if msg["type"] == "sample" and msg["value"] is None and site_kind(msg) in ("latent", "other", "observed"):
-            draw = jax.eval_shape(msg["fn"].sample, jax.random.key(0))
-            msg["value"] = jnp.ones(draw.shape, draw.dtype)
+            msg["value"] = ones_of(msg["fn"])
 
-    def postprocess_message(self, msg: Message) -> None:
-        if msg["type"] == "param":
-            msg["value"] = jax.tree.map(jnp.ones_like, msg["value"])
-        elif msg["type"] == "sample" and msg["is_observed"]:
-            self.observed[msg["name"]] = [jnp.asarray(leaf) for leaf in jax.tree.leaves(msg["value"])]
-            msg["value"] = jax.tree.map(jnp.ones_like, msg["value"])
+    def cut(msg: Message) -> None:
+        if msg["type"] == "sample" and msg["is_observed"]:
+            observed[msg["name"]] = [jnp.asarray(leaf) for leaf in jax.tree.leaves(msg["value"])]
+        elif msg["type"] != "param":
+            return
+        msg["value"] = jax.tree.map(jnp.ones_like, msg["value"])
+
+    return each_message(place, cut)
 
 
 def require_observations_apart(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -69,17 +66,17 @@ def require_observations_apart(model: Callable[..., Any], args: tuple[Any, ...],
     def run(key: Array, followed: Container[int]) -> tuple[dict[str, dict[str, list[Array]]], dict[str, list[Array]]]:
         marked = [mark(str(i), jnp.asarray(a), 1) if i in followed else a for i, a in enumerate(leaves)]
         again, options = jax.tree.unflatten(treedef, marked)
-        values = _ValuesApart()
+        observed: dict[str, list[Array]] = {}
         with (
             handlers.block(),
             handlers.trace() as sites,
-            values,
-            MarkRows(),
+            _values_apart(observed),
+            mark_rows(),
             handlers.seed(rng_seed=key),
             require("fit", OUTSIDE_TRANSFORMATIONS),
         ):
             model(*again, **options)
-        return _computed(sites), values.observed
+        return _computed(sites), observed
 
     for followed in (numbers, *([i] for i in numbers)):  # some are settings with values that the program needs
         try:

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import without_checks
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import (
     INITIAL_VALUES,
@@ -34,7 +34,7 @@ from numpyro_dgp.analysis.checks import (
     OUTSIDE_TRANSFORMATIONS,
     require,
 )
-from numpyro_dgp.analysis.coupling import MarkRows, coupling, seen_by_site
+from numpyro_dgp.analysis.coupling import coupling, mark_rows, seen_by_site
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, site_kind, unwrap
 from numpyro_dgp.analysis.untraceable import NotTraceableError, explained
 from numpyro_dgp.functions.weights import StandardNormal
@@ -318,7 +318,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             handlers.block(),
             handlers.trace() as sites,
             minibatch,
-            MarkRows(),
+            mark_rows(),
             seeded,
             require("program", *_SOUND),
         ):
@@ -396,33 +396,15 @@ def observations(
     return [site for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
 
 
-class full_plates(Messenger):  # noqa: N801 - a handler, named like NumPyro's
+def full_plates(fn: Callable[..., Any] | None = None) -> each_message:
     """Handler under which no plate subsamples."""
 
-    def process_message(self, msg: Message) -> None:
+    def whole(msg: Message) -> None:
         if msg["type"] == "plate":
             size = msg["args"][0]
             msg["args"], msg["value"] = (size, size), jnp.arange(size)
 
-
-class _Initialise(full_plates):
-    """Full plates, zero inducing values, layers at their means, the rest as the init strategy says."""
-
-    def __init__(self, strategy: Callable[[Message], Array]) -> None:
-        self.strategy = strategy
-        super().__init__()
-
-    def process_message(self, msg: Message) -> None:
-        super().process_message(msg)
-        if msg["type"] != "sample" or msg["value"] is not None:
-            return
-        fn, kind = unwrap(msg["fn"]), site_kind(msg)
-        if kind == "inducing":
-            msg["value"] = jnp.zeros(fn.shape(), fn.dtype)
-        elif kind in ("hidden", "exact"):
-            msg["value"] = fn.loc
-        elif kind != "observed":
-            msg["value"] = self.strategy(msg)
+    return each_message(whole, fn=fn)
 
 
 def initial_values(
@@ -431,8 +413,22 @@ def initial_values(
     kwargs: dict[str, Any],
     strategy: Callable[[Message], Array],
 ) -> dict[str, Array]:
-    """A value for every latent site of ``model``, over the whole data set even where it subsamples."""
+    """A value for every latent site of ``model``, over the whole data set even where it subsamples: zero inducing
+    values, layers at their means, the rest as the init strategy says."""
+
+    def start(msg: Message) -> None:
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        fn: Any = unwrap(msg["fn"])
+        kind = site_kind(msg)
+        if kind == "inducing":
+            msg["value"] = jnp.zeros(fn.shape(), fn.dtype)
+        elif kind in ("hidden", "exact"):
+            msg["value"] = fn.loc
+        elif kind != "observed":
+            msg["value"] = strategy(msg)
+
     key = numpyro.prng_key()
-    with handlers.block(), handlers.trace() as sites, _Initialise(strategy), handlers.seed(rng_seed=key):
+    with handlers.block(), handlers.trace() as sites, each_message(start), full_plates(), handlers.seed(rng_seed=key):
         model(*args, **kwargs)
     return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}

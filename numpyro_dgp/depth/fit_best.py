@@ -36,11 +36,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro.primitives import Messenger
 from scipy.special import logsumexp
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._compiled import Compiled
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
 from numpyro_dgp.analysis.sites import Message, mask_rows
@@ -93,23 +93,6 @@ def with_further_runs(
     return fit._replace(posterior=Posterior(model, samples=joined))
 
 
-class _RowsThatCount(Messenger):
-    """Handler that masks the rows of observations that do not count.
-
-    Args:
-        counted: which rows do (N,).
-    """
-
-    def __init__(self, counted: Array) -> None:
-        self.counted = counted
-        super().__init__()
-
-    def process_message(self, msg: Message) -> None:
-        if msg["type"] == "sample" and msg["is_observed"]:
-            for axis in _axes_of_rows(msg, len(self.counted)):
-                mask_rows(msg, self.counted, axis)
-
-
 def _axes_of_rows(site: Message, rows: int) -> list[int]:
     """The batch axes of a site that are as long as there are rows, counted from the end."""
     shape = site["fn"].batch_shape
@@ -147,7 +130,12 @@ def log_densities_given_draws(
     """
 
     def counting(counted: Array, *args: Any) -> Any:
-        with _RowsThatCount(counted):
+        def mask(msg: Message) -> None:
+            if msg["type"] == "sample" and msg["is_observed"]:
+                for axis in _axes_of_rows(msg, len(counted)):
+                    mask_rows(msg, counted, axis)
+
+        with each_message(mask):
             return model(*args)
 
     arrays, rebuild = split_arguments(args, {})

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import constraints, kl_divergence
-from numpyro.primitives import Messenger
 
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
@@ -438,21 +438,6 @@ def _of_block(v: Array, A: Array, groups: Array) -> Array:
     return einsum("nm,pnm->np", A, v.reshape(math.prod(v.shape[:-1]), -1, M)[:, groups])
 
 
-class _FullName(Messenger):
-    """Finds out the name of a site with the prefixes that handlers outside add to it."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        super().__init__()
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        self.messages.append(msg)
-
-    @property
-    def name(self) -> str:
-        return self.messages[0]["name"]
-
-
 def whitened_values(
     owner: str, name: str, prior: InducingPrior, what: str = "inducing values", outside: tuple[str, ...] = ()
 ) -> tuple[Weights, str]:
@@ -468,7 +453,8 @@ def whitened_values(
     Raises:
         ValueError: inside a plate, where a function would get one copy per datum.
     """
-    with (site := _FullName()):
+    messages: list[dict[str, Any]] = []
+    with each_message(messages.append):
         value = numpyro.sample(name, prior, infer={"block_plates": outside} if outside else None)
     v: Weights = value if isinstance(value, Belief | KnownWeights) else KnownWeights(jnp.asarray(value))
     shape = jnp.shape(v.loc)
@@ -484,4 +470,4 @@ def whitened_values(
                 "inputs; make the guide from this model"
             )
         )
-    return v, site.name
+    return v, messages[0]["name"]  # with the prefixes that handlers outside add to it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -12,10 +13,10 @@ import numpy as np
 import tqdm
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._compiled import Compiled
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, unwrap
 from numpyro_dgp.inference.checkpoints import Checkpoint
@@ -105,21 +106,11 @@ def run_steps(
     return SVIRunResult(params, state, jnp.asarray(found_losses[:num_steps]))
 
 
-class _MovingRanges(Messenger):
-    """``with _MovingRanges() as found`` collects observed likelihoods whose range of y depends on v, by site."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, str] = {}
-        super().__init__()
-
-    def __enter__(self) -> dict[str, str]:
-        super().__enter__()
-        return self.found
-
-    def postprocess_message(self, msg: Message) -> None:
-        fn: Any = unwrap(msg["fn"]) if msg["type"] == "sample" and msg["is_observed"] else None
-        if isinstance(fn, Likelihood) and _moves(fn):
-            self.found[msg["name"]] = fn.family
+def _note_moving_range(found: dict[str, str], msg: Message) -> None:
+    """Note observed likelihoods whose range of y depends on v, by site."""
+    fn: Any = unwrap(msg["fn"]) if msg["type"] == "sample" and msg["is_observed"] else None
+    if isinstance(fn, Likelihood) and _moves(fn):
+        found[msg["name"]] = fn.family
 
 
 def _moves(fn: Likelihood) -> bool:
@@ -194,8 +185,9 @@ def _require_finite(owner: str, params: dict[str, Any], steps: int) -> None:
 
 def _explain(owner: str, evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoReturn:
     """Raise for a loss that is not finite, with the reason if a check finds one."""
+    moving: dict[str, str] = {}
     try:
-        with _MovingRanges() as moving:
+        with each_message(after=partial(_note_moving_range, moving)):
             evaluate(state, step)
     except ValueError as error:
         raise ValueError(f"{owner}: the loss became {loss} at step {step + 1}: {error}") from error

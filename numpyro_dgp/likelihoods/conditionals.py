@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.jaxprs.dependence import Dependence, explained
@@ -138,15 +138,13 @@ class Reading(NamedTuple):
         return type(elementwise(self.example)).__name__.removesuffix("Logits").removesuffix("Probs")
 
 
-class _NoSites(Messenger):
-    """Refuses sites inside a conditional, which runs again outside the program's handlers."""
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        what = "numpyro.prng_key()" if msg["type"] == "prng_key" else f"{msg['type']} {msg['name']!r}"
-        raise ValueError(
-            f"Likelihood: expected a conditional without sites of its own, got {what}: draw or create it in the "
-            "program before, and use its value"
-        )
+def _refuse_site(msg: dict[str, Any]) -> NoReturn:
+    """Raise for a site inside a conditional, which runs again outside the program's handlers."""
+    what = "numpyro.prng_key()" if msg["type"] == "prng_key" else f"{msg['type']} {msg['name']!r}"
+    raise ValueError(
+        f"Likelihood: expected a conditional without sites of its own, got {what}: draw or create it in the program "
+        "before, and use its value"
+    )
 
 
 def elementwise(d: dist.Distribution) -> dist.Distribution:
@@ -186,7 +184,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     several = f_x.parts if isinstance(f_x, SeveralValues) else (f_x,)
     values = [part.loc for part in several]
     invalid: ValueError | None = None  # of NumPyro, which does not say that the values of a function are any numbers
-    with _NoSites():
+    with each_message(_refuse_site):
         try:
             example = _called(conditional, values, f_x)
         except ValueError as error:
@@ -213,7 +211,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
         mixes = f"sees {len(parts)} functions together"
     else:
         mixes = found[0][1] or _of_shapes(numbers, values[0].shape, f_x.event_dim)
-    with _NoSites():
+    with each_message(_refuse_site):
         whole = of_columns(conditional, f_x)
         shared = shared_rows(lambda u: elementwise(whole(u)), f_x.loc, f_x.loc.ndim - f_x.event_dim)
     entries = math.prod(numbers.batch_shape[len(numbers.batch_shape) - example.event_dim + numbers.event_dim :])
@@ -293,7 +291,7 @@ def _leaves(conditional: Callable[..., Any], values: list[Array], v: Array, name
     if _is_any_number(constraint):
         return False
     for far in (-1e6, 1e6):
-        with jax.ensure_compile_time_eval(), _NoSites():
+        with jax.ensure_compile_time_eval(), each_message(_refuse_site):
             moved = [jnp.full(u.shape, far, u.dtype) if u is v else u for u in values]
             try:
                 found = getattr(elementwise(conditional(*moved)), name)
@@ -317,7 +315,7 @@ def _part(
     alone = event_dim and columns == 1 and len(values) > 1 and numbers.batch_shape[:-1] == v.shape[:-1]
     if numbers.event_shape != () or (numbers.batch_shape != v.shape and not alone):
         return Part(columns, False, {}), None
-    with _NoSites():
+    with each_message(_refuse_site):
         try:
             named, every = explained(
                 lambda u: _parameters(elementwise(conditional(*values[:f], u, *values[f + 1 :]))), v
@@ -391,7 +389,7 @@ def with_key(rule: GaussHermite | MonteCarlo) -> GaussHermite | MonteCarlo:
     """``rule``, draws with a key of the program's; outside of a program, or if it has no seed, as they are."""
     if not isinstance(rule, MonteCarlo) or rule.key is not None:
         return rule
-    with Messenger():  # a handler that does nothing: without any handler NumPyro warns that there is no seed
+    with each_message():  # a handler that does nothing: without any handler NumPyro warns that there is no seed
         return MonteCarlo(rule.size, numpyro.prng_key())
 
 

@@ -25,6 +25,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import with_traceable
 from numpyro_dgp.analysis.sites import Message, Trace, hide, site_kind, unwrap
@@ -114,13 +115,11 @@ def _key_of(arrays: list[Array]) -> Array:
     return jax.random.wrap_key_data((factors * words).sum(1, dtype=jnp.uint32), impl="threefry2x32")
 
 
-class _MarkInducing(Messenger):
-    """Marks inducing values, so that what depends on them can be followed through the program."""
-
-    def process_message(self, msg: Message) -> None:
-        if msg["type"] == "sample" and msg["value"] is None and site_kind(msg) == "inducing":
-            fn: Any = unwrap(msg["fn"])
-            msg["value"] = mark(msg["name"], jnp.zeros(msg["fn"].shape(), fn.dtype), 0)
+def _mark_inducing(msg: Message) -> None:
+    """Mark inducing values, so that what depends on them can be followed through the program."""
+    if msg["type"] == "sample" and msg["value"] is None and site_kind(msg) == "inducing":
+        fn: Any = unwrap(msg["fn"])
+        msg["value"] = mark(msg["name"], jnp.zeros(msg["fn"].shape(), fn.dtype), 0)
 
 
 def layers_to_integrate(
@@ -178,7 +177,13 @@ def _readings(
 
     def run() -> dict[str, list[Array]]:
         given = handlers.substitute(data=dict(params))
-        with handlers.block(), handlers.trace() as sites, given, _MarkInducing(), handlers.seed(rng_seed=0):
+        with (
+            handlers.block(),
+            handlers.trace() as sites,
+            given,
+            each_message(_mark_inducing),
+            handlers.seed(rng_seed=0),
+        ):
             model(*args, **kwargs)
         found.append(sites)
         return {name: _read_by(site) for name, site in sites.items()}

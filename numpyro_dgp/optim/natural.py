@@ -36,9 +36,9 @@ from jax.flatten_util import ravel_pytree
 from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import is_concrete, taking_the_loss
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import structure
@@ -475,7 +475,13 @@ class NaturalGradient(_NumPyroOptim):
         self, fn: Callable[[Any], tuple], state: Any, forward: bool
     ) -> tuple[tuple[Any, Any], Params, dict[str, GaussianSite]]:
         """The loss with its gradient, and the Gaussian posteriors of the guide, which are found while it runs."""
-        with _Listen() as sites:
+        sites: Trace = {}
+
+        def note(msg: Message) -> None:
+            if msg["type"] == "param" or record_of(msg).learned:
+                sites[msg["name"]] = msg
+
+        with each_message(after=note):
             if forward:
                 gradient, found = jax.jacfwd(lambda p: (fn(p)[0], fn(p)), has_aux=True)(self.get_params(state))
             else:
@@ -527,22 +533,6 @@ class NaturalGradient(_NumPyroOptim):
             )
             shortened[name] += halved
         return count + 1, State(new, inner, shortened)
-
-
-class _Listen(Messenger):
-    """``with _Listen() as sites`` collects the messages of a guide's sites and parameters while it runs."""
-
-    def __init__(self) -> None:
-        self.sites: Trace = {}
-        super().__init__()
-
-    def __enter__(self) -> Trace:
-        super().__enter__()
-        return self.sites
-
-    def postprocess_message(self, msg: Message) -> None:
-        if msg["type"] == "param" or record_of(msg).learned:
-            self.sites[msg["name"]] = msg
 
 
 def _with_mean_and_scale(params: Params, prefix: str) -> list[str]:

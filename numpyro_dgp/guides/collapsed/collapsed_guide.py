@@ -11,10 +11,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import is_concrete, known_keywords
 from numpyro_dgp._data import indexable, own
+from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, WHOLE_DATA, require
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
@@ -182,7 +182,9 @@ class Collapsed(Guide):
         solution = self._solve(*data, companion)
         if on_data:
             _require_resolved(solution.bound)
-            with _Announce(solution):
+            # Objectives leave out the sites that the integrated part of the bound accounts for.
+            record = SiteRecord("", "other", integrates=solution.sites)
+            with each_message(lambda msg: attach(msg, record)):
                 numpyro.deterministic(f"_{self.choices.prefix}_integrated", solution.bound)
         with _Optimal(self.choices, args, kwargs, companion, self.predicted, solution, on_data) as values:
             self.model(*args, **kwargs)
@@ -293,17 +295,6 @@ def _require_resolved(bound: Array) -> None:
             "inducing inputs are too many; run in float64, give the noise a prior away from zero, or use "
             "guides.InducingPoint()"
         )
-
-
-class _Announce(Messenger):
-    """Records which sites the integrated part of the bound accounts for, so that objectives leave these out."""
-
-    def __init__(self, solution: _Solution) -> None:
-        self.solution = solution
-        super().__init__()
-
-    def process_message(self, msg: Message) -> None:
-        attach(msg, SiteRecord("", "other", integrates=self.solution.sites))
 
 
 def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], dict[str, Any]]:
