@@ -33,10 +33,8 @@ from numpyro_dgp._checks import with_nearest
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp.analysis.coupling import coupling, ones_of
 from numpyro_dgp.analysis.program import Program, run_on_shapes, structure
-from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, row_shape, site_kind, unwrap, values_of
-from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, is_likelihood, row_shape, site_kind, values_of
 from numpyro_dgp.jaxprs.row_dependence import Elsewhere, Rows, Several, known_rows, mark
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import Range, value_range
 
 __all__ = [
@@ -78,7 +76,7 @@ def values_by_row(
     of_rows: dict[str, set[int]] = {}  # by site, the axes along which the rows of the call lie
     for name in names:
         fn, plates = sites[name]["fn"], {frame.name for frame in sites[name]["cond_indep_stack"]}
-        right = {"density": 0, "inputs": 1 if isinstance(values_of(fn), FunctionValues) else 2}
+        right = {"density": 0, "inputs": 2 if getattr(values_of(fn), "all_rows_together", False) else 1}
         uses = [
             (below, rows, {axis + right[what] for axis in rows.axes})
             for what in right.keys() & facts[name].keys()
@@ -372,7 +370,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
 
 def _candidates(site: str | None, sites: Trace, ends: frozenset[str], program: Program) -> list[str]:
     samples = [name for name, found in sites.items() if found["type"] == "sample"]
-    likelihoods = [name for name in samples if isinstance(unwrap(sites[name]["fn"]), Likelihood)]
+    likelihoods = [name for name in samples if is_likelihood(sites[name]["fn"])]
     observed = likelihoods or [name for name in samples if name in ends]
     if site is None:
         return observed

@@ -12,8 +12,7 @@ import jax
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import current_trace, require_finite, with_nearest
-from numpyro_dgp.analysis.sites import Message, Trace, unwrap
-from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.analysis.sites import Message, Trace, is_likelihood
 
 __all__ = [
     "ALL_ROWS",
@@ -127,7 +126,7 @@ def _without_initial_value(run: require) -> str | None:
 
 
 def _is_likelihood(msg: Message) -> bool:
-    return msg["type"] == "sample" and isinstance(unwrap(msg["fn"]), Likelihood)
+    return msg["type"] == "sample" and is_likelihood(msg["fn"])
 
 
 def _is_masked(msg: Message, run: require) -> str | None:

@@ -19,12 +19,18 @@ import numpy as np
 
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, row_shape, site_kind, unwrap, values_of
-from numpyro_dgp.functions.induced_function import FunctionalOf
-from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.analysis.sites import (
+    Message,
+    Trace,
+    each_values_of,
+    is_likelihood,
+    row_shape,
+    site_kind,
+    unwrap,
+    values_of,
+)
+from numpyro_dgp.functions.function_values import Values
 from numpyro_dgp.jaxprs.row_dependence import Rows, mark
-from numpyro_dgp.likelihoods.likelihood import Likelihood
-from numpyro_dgp.likelihoods.stacked_values import CorrelatedValues
 
 __all__ = ["Coupling", "coupling", "mark_rows", "ones_of", "seen_by_site"]
 
@@ -73,8 +79,8 @@ def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
 
 def _given(values: Any) -> dict[str, Any]:
     """What function values are computed from."""
-    given = {key: getattr(values, key, None) for key in ("inputs", "noise", "function")}
-    if isinstance(given["function"], FunctionalOf):
+    given: dict[str, Any] = {key: getattr(values, key, None) for key in ("inputs", "noise", "function")}
+    if getattr(given["function"], "functional", None) is not None:  # of weighted sums of another function
         given |= {"function": given["function"].base, "points": given["function"].functional}
     return {key: value for key, value in given.items() if value is not None}
 
@@ -85,7 +91,7 @@ def _arrays(tree: Any) -> list[Array]:
 
 def _density(site: Message) -> Array:
     fn: Any = unwrap(site["fn"])
-    if isinstance(fn, Likelihood):  # its function is integrated: the rest is what the conditional closes over
+    if is_likelihood(fn):  # its function is integrated: the rest is what the conditional closes over
         fn = fn.conditional(jnp.zeros_like(fn.f_x.loc))
     return fn.log_prob(site["value"])
 
@@ -147,12 +153,10 @@ def _seen_together(fn: Any, owners: list[str | None]) -> list[str | None]:
     With the logarithm outside of the expectation over what is open, the inducing values have to be known.
     """
     inside: Any = unwrap(fn)
-    if not isinstance(inside, Likelihood):
+    if not is_likelihood(fn):
         return []
-    if inside.collapse == "marginal" or not isinstance(inside.f_x, CorrelatedValues):
-        return owners
-    correlated = {i for i, _ in inside.f_x.weights}
-    return [owner for n, owner in enumerate(owners) if n not in correlated]
+    known = frozenset() if inside.collapse == "marginal" else inside.f_x.correlated_parts
+    return [owner for n, owner in enumerate(owners) if n not in known]
 
 
 def _owner(values: Any) -> str | None:
@@ -163,7 +167,7 @@ def _owner(values: Any) -> str | None:
 def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
     """Rows that a site depends on directly; their axes are counted from the end of its batch dimensions."""
     values = values_of(site["fn"])
-    joint = isinstance(values, ProcessValues)
+    joint = isinstance(values, Values) and values.all_rows_together
     # The number of axes to the right of the batch dimensions. Joint values depend on all inputs along the last batch
     # dimension. All rows of a function depend on its hyperparameters.
     right = {"inputs": 2 if joint else 1, "noise": getattr(values, "event_dim", 0), "density": 0}

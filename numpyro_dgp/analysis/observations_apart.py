@@ -21,9 +21,8 @@ from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import OUTSIDE_TRANSFORMATIONS, require
 from numpyro_dgp.analysis.coupling import mark_rows, ones_of
-from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, site_kind, unwrap
+from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, is_likelihood, site_kind, unwrap
 from numpyro_dgp.jaxprs.row_dependence import Rows, Several, mark, result_reasons
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 
 __all__ = ["require_observations_apart"]
 
@@ -124,7 +123,7 @@ def _computed(sites: Trace) -> dict[str, dict[str, list[Array]]]:
         fn: Any = unwrap(site["fn"])
         every = each_values_of(site["fn"])
         functions = [getattr(each, "function", None) for each in every]
-        rest = [every, fn.conditional(jnp.zeros_like(fn.f_x.loc))] if isinstance(fn, Likelihood) else [fn]
+        rest = [every, fn.conditional(jnp.zeros_like(fn.f_x.loc))] if is_likelihood(fn) else [fn]
         found[name] = {
             "function": _numbers([f for f in functions if f is not None]),
             "inputs": _numbers([getattr(each, "inputs", None) for each in every]),

@@ -35,12 +35,11 @@ from numpyro_dgp.analysis.checks import (
     require,
 )
 from numpyro_dgp.analysis.coupling import coupling, mark_rows, seen_by_site
-from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, site_kind, unwrap
+from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, is_likelihood, site_kind, unwrap
 from numpyro_dgp.analysis.untraceable import NotTraceableError, explained
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.jaxprs.index_bounds import ShortArray, short_arrays
 from numpyro_dgp.jaxprs.row_dependence import Rows, known_rows, mark, result_reasons
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 
 __all__ = [
     "Program",
@@ -101,7 +100,7 @@ def require_rows_once(sites: Trace) -> None:
 
 def _require_counted_once(site: Message) -> None:
     fn, shape = site["fn"], np.shape(site["value"])
-    if isinstance(unwrap(fn), Likelihood):
+    if is_likelihood(fn):
         unwrap(fn).require_shape(shape)  # type: ignore[attr-defined]
     event = shape[len(shape) - min(len(shape), fn.event_dim) :]
     if event != fn.event_shape and _broadcast(event, fn.event_shape) is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.sites import Message, unwrap
-from numpyro_dgp.likelihoods.likelihood import Likelihood
+from numpyro_dgp.analysis.sites import Message, is_likelihood, unwrap
 
 __all__ = ["log_marginal", "log_prob", "scaled_log_prob", "total_log_prob"]
 
@@ -32,8 +33,8 @@ def total_log_prob(site: Message) -> Array:
 def log_marginal(site: Message) -> Array:
     """Normalised log densities of an observed site, number by number, without the scale of its plates: what a
     :class:`~numpyro_dgp.Likelihood` integrates is inside the logarithm."""
-    fn = unwrap(site["fn"])
-    if not isinstance(fn, Likelihood):
+    fn: Any = unwrap(site["fn"])
+    if not is_likelihood(fn):
         return log_prob(site)
     value, outer = fn.log_marginal(site["value"]), site["fn"]
     while outer is not fn:

@@ -7,17 +7,15 @@ from typing import Any
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dgp.functions.function_values import FunctionValues, Values
-from numpyro_dgp.functions.process_values import ProcessValues
-from numpyro_dgp.functions.weights import InducingPrior
-from numpyro_dgp.likelihoods.likelihood import Likelihood
-from numpyro_dgp.likelihoods.stacked_values import SeveralValues
+from numpyro_dgp.functions.function_values import Values
 
 __all__ = [
     "Message",
     "Trace",
+    "declared_kind",
     "each_values_of",
     "hide",
+    "is_likelihood",
     "mask_rows",
     "masks_around",
     "rewrap",
@@ -38,8 +36,18 @@ def unwrap(fn: dist.Distribution) -> dist.Distribution:
         fn = fn.base_dist
     if isinstance(fn, dist.Independent):
         inside = unwrap(fn.base_dist)
-        return inside if isinstance(inside, Values | Likelihood) else fn
+        return inside if hasattr(inside, "site_kind") else fn
     return fn
+
+
+def declared_kind(fn: dist.Distribution) -> str | None:
+    """The kind of its site that a distribution of this package declares by ``site_kind``; ``None`` for others."""
+    return getattr(unwrap(fn), "site_kind", None)
+
+
+def is_likelihood(fn: dist.Distribution) -> bool:
+    """Whether it is a :class:`~numpyro_dgp.Likelihood`, which integrates the values of functions."""
+    return declared_kind(fn) == "observed"
 
 
 def masks_around(fn: dist.Distribution) -> list[Any]:
@@ -60,7 +68,7 @@ def values_of(fn: dist.Distribution) -> Any:
 def each_values_of(fn: dist.Distribution) -> tuple[Any, ...]:
     """The same by function: a likelihood may see several of them."""
     values = values_of(fn)
-    return values.parts if isinstance(values, SeveralValues) else (values,)
+    return values.parts if isinstance(values, Values) else (values,)
 
 
 def row_shape(fn: dist.Distribution) -> tuple[int, ...]:
@@ -91,16 +99,9 @@ def site_kind(msg: Message) -> str:
     ``observed`` (nothing to infer), ``inducing`` (whitened inducing values), ``hidden`` (values of a layer),
     ``exact`` (values of an exact process), ``latent`` (another site inside a plate), ``other``.
     """
-    fn = unwrap(msg["fn"])
-    if msg["is_observed"] or isinstance(fn, Likelihood):
+    if msg["is_observed"]:
         return "observed"
-    if isinstance(fn, InducingPrior):
-        return "inducing"
-    if isinstance(fn, ProcessValues) and fn.function is not None and fn.function.site is None:
-        return "exact"
-    if isinstance(fn, FunctionValues | ProcessValues):
-        return "hidden"
-    return "latent" if msg["cond_indep_stack"] else "other"
+    return declared_kind(msg["fn"]) or ("latent" if msg["cond_indep_stack"] else "other")
 
 
 def mask_rows(msg: Message, counted: Any, axis: int) -> None:

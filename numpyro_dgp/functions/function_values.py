@@ -98,6 +98,12 @@ class Values(NotAnArray):
     loc: Array
     origin: Origin | None
     follows_model: bool
+    site_kind: str | None = None
+    """The kind of a site with this distribution (:func:`numpyro_dgp.analysis.sites.site_kind`)."""
+    correlated_parts: frozenset[int] = frozenset()
+    """Of several values, those whose correlation with others is known."""
+    all_rows_together = False
+    """Whether the rows are part of the event, as of values that are correlated over rows."""
     each_by_its_own = False
     """Whether each number of a draw depends on one standard normal number, the one at its place."""
 
@@ -105,6 +111,11 @@ class Values(NotAnArray):
         self.loc, self.origin, self.follows_model = loc, origin, False
         split = loc.ndim - event_dim
         super().__init__(loc.shape[:split], loc.shape[split:])
+
+    @property
+    def parts(self) -> tuple[Values, ...]:
+        """The values by function; a likelihood may see several."""
+        return (self,)
 
     @property
     def function(self) -> Any:
@@ -173,6 +184,7 @@ class FunctionValues(Values):
     """
 
     pytree_data_fields: tuple[str, ...] = ("conditional_variance", "spread", "total")
+    site_kind = "hidden"
     suggested_rule = "dgp.guides.Propagate()"
     each_by_its_own = True
 

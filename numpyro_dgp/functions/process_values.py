@@ -23,6 +23,13 @@ class ProcessValues(Values):
             :meth:`expand`, in a plate of their rows.
     """
 
+    all_rows_together = True
+
+    @property
+    def site_kind(self) -> str:  # type: ignore[override]
+        """``"exact"`` for values of a process without inducing values, else ``"hidden"``."""
+        return "exact" if self.function is not None and self.function.site is None else "hidden"
+
     def expand(self, batch_shape: Any) -> Any:
         require_outside("f(x)", self.event_shape[0], self.batch_shape, tuple(batch_shape))
         return self._expanded(tuple(batch_shape))

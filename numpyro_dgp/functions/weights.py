@@ -89,9 +89,10 @@ class StandardNormal(FieldsInOrder):
 
 
 class InducingPrior(StandardNormal):
-    """The prior of whitened inducing values; guides recognise the sites of inducing values by this type."""
+    """The prior of whitened inducing values; ``site_kind`` says so to guides."""
 
     suggested_rule = "dgp.guides.Full()"
+    site_kind = "inducing"
 
 
 class Weights(Protocol):

@@ -128,6 +128,7 @@ class Likelihood(FieldsInOrder):
     """
 
     arg_constraints: dict[str, Any] = {}
+    site_kind = "observed"
     pytree_data_fields = ("f_x", "rule", "observed")
     pytree_aux_fields = (
         "conditional",

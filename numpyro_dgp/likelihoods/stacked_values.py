@@ -74,6 +74,8 @@ class SeveralValues(FunctionValues):
     pytree_data_fields: tuple[str, ...] = ("parts",)
     pytree_aux_fields = ("split",)
 
+    parts: tuple[FunctionValues, ...] = ()  # type: ignore[assignment]
+
     def __init__(self, parts: Sequence[FunctionValues]) -> None:
         self.parts = tuple(parts)
         self.split = Split([part.event_shape[0] if part.event_dim else None for part in parts])
@@ -153,6 +155,10 @@ class CorrelatedValues(SeveralValues):
                 for part, d in zip(values, variances, strict=True)
             ]
         )
+
+    @property
+    def correlated_parts(self) -> frozenset[int]:  # type: ignore[override]
+        return frozenset(i for i, _ in self.weights)
 
     def marginals(self) -> SeveralValues:
         """The values themselves, each on its own."""
