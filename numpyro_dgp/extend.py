@@ -5,10 +5,9 @@
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp._typing import pytree, static
-from numpyro_dgp.functions.function_values import FunctionValues, Origin
+from numpyro_dgp.functions.function_values import FunctionValues, Origin, ProcessValues
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.joint_values import JointValues
-from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.functions.random_function import PointValues, RandomFunction, Representation
 from numpyro_dgp.functions.weights import (
     Belief,

@@ -32,11 +32,12 @@ from numpyro_dgp.analysis.checks import (
     LEARNED_INPUTS_APART,
     NO_OBS_MASK,
     OUTSIDE_TRANSFORMATIONS,
+    NotTraceableError,
+    explained,
     require,
 )
 from numpyro_dgp.analysis.coupling import coupling, mark_rows, seen_by_site
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, is_likelihood, site_kind, unwrap
-from numpyro_dgp.analysis.untraceable import NotTraceableError, explained
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.jaxprs.index_bounds import ShortArray, short_arrays
 from numpyro_dgp.jaxprs.row_dependence import Rows, known_rows, mark, result_reasons
@@ -299,7 +300,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
     Raises:
         ValueError: rows that would count several times or not at all (:mod:`numpyro_dgp.analysis.program`); a program
-            that cannot be traced (:mod:`numpyro_dgp.analysis.untraceable`).
+            that cannot be traced (:mod:`numpyro_dgp.analysis.checks`).
     """
     found: list[Trace] = []
     args, kwargs = indexable((args, kwargs))

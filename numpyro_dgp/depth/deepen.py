@@ -31,8 +31,7 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import structure
 from numpyro_dgp.analysis.run_at_rows import at_mean
-from numpyro_dgp.analysis.site_densities import log_prob
-from numpyro_dgp.analysis.sites import Message, each_values_of, site_kind, unwrap, values_of
+from numpyro_dgp.analysis.sites import Message, each_values_of, log_prob, site_kind, unwrap, values_of
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import SiteRecord, record_of
 from numpyro_dgp.guides.run import Run, run

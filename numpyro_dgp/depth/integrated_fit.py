@@ -36,8 +36,7 @@ from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import Program, inspect_program
-from numpyro_dgp.analysis.site_densities import total_log_prob
-from numpyro_dgp.analysis.sites import Message, Trace, unwrap
+from numpyro_dgp.analysis.sites import Message, Trace, total_log_prob, unwrap
 from numpyro_dgp.functions.weights import InducingPrior, StandardNormal
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.rules.single_numbers import Delta

@@ -31,11 +31,10 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.program import Program, structure
-from numpyro_dgp.analysis.site_densities import total_log_prob
-from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.analysis.sites import Message, Trace, site_kind, total_log_prob, unwrap
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior
 from numpyro_dgp.diagnostics.ratios import map_draws
-from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.function_values import ProcessValues
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.likelihoods.likelihood import Likelihood

@@ -20,8 +20,7 @@ import jax.numpy as jnp
 from numpyro import handlers
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.site_densities import log_marginal, scaled_log_prob, total_log_prob
-from numpyro_dgp.analysis.sites import Message, Trace, unwrap
+from numpyro_dgp.analysis.sites import Message, Trace, log_marginal, scaled_log_prob, total_log_prob, unwrap
 from numpyro_dgp.densities import log_mean_exp
 from numpyro_dgp.diagnostics.local_sites import LocalSites, is_value, local_sites, traces
 from numpyro_dgp.functions.function_values import follows

@@ -1,10 +1,9 @@
-"""Distributions of function values at each input on its own, which ``f(x)`` returns.
+r"""Distributions of function values: at each input on its own (``FunctionValues``, which ``f(x)`` returns), and at all
+inputs of a call together (``ProcessValues``, where the rows are part of the event).
 
-They represent p(f(x) | u) and, while a :class:`~numpyro_dgp.functions.weights.Belief` about u is being integrated out,
-the *spread*: the variance that the belief adds. Samples come from the sum. ``log_prob`` is
-:math:`E_{q(u)}[\\log p(f(x) | u)]`, the log density itself when u is known.
-
-Errors for distributions of function values that are used as if they were arrays.
+The first represent :math:`p(f(x) \mid v)` and, while a :class:`~numpyro_dgp.functions.weights.Belief` q(v) is
+integrated out, the *spread*: the variance that q(v) adds. Samples come from the sum. ``log_prob`` is
+:math:`E_{q(v)}[\log p(f(x) \mid v)]`, the log density itself when v is known.
 """
 
 from __future__ import annotations
@@ -23,11 +22,21 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.open_plates import require_outside
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.math.gaussians import expected_kl
 from numpyro_dgp.math.linalg import computed_once, matmul, safe_sqrt
 
-__all__ = ["FunctionValues", "MixedValues", "NotAnArray", "Origin", "Values", "follows", "sum_event"]
+__all__ = [
+    "FunctionValues",
+    "MixedValues",
+    "NotAnArray",
+    "Origin",
+    "ProcessValues",
+    "Values",
+    "follows",
+    "sum_event",
+]
 
 
 class _Shape:
@@ -364,3 +373,54 @@ def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
 @kl_divergence.register(FunctionValues, StandardNormal)
 def _kl_values_prior(q: FunctionValues, p: StandardNormal) -> Array:
     return sum_event(expected_kl(q.variance, jnp.square(q.loc), 1.0), q.event_dim)
+
+
+class ProcessValues(Values):
+    """Values of P independent functions at N inputs together: event shape (N, P), or (N,) for a scalar function.
+
+    A subclass says how they are correlated: :class:`~numpyro_dgp.functions.joint_values.JointValues` by covariances.
+
+    Raises:
+        ValueError: by :meth:`residual`, from which a density begins, for values of another shape than the event's; by
+            :meth:`expand`, in a plate of their rows.
+    """
+
+    all_rows_together = True
+
+    @property
+    def site_kind(self) -> str:  # type: ignore[override]
+        """``"exact"`` for values of a process without inducing values, else ``"hidden"``."""
+        return "exact" if self.function is not None and self.function.site is None else "hidden"
+
+    def expand(self, batch_shape: Any) -> Any:
+        require_outside("f(x)", self.event_shape[0], self.batch_shape, tuple(batch_shape))
+        return self._expanded(tuple(batch_shape))
+
+    def _expanded(self, batch: tuple[int, ...]) -> Any:
+        return super().expand(batch)
+
+    def residual(self, value: Array) -> Array:
+        """Values less their means, of values with the event shape: another would broadcast.
+
+        Raises:
+            ValueError: another shape.
+        """
+        shape = np.shape(value)
+        if shape[-self.event_dim :] != self.event_shape:
+            raise ValueError(
+                f"f(x): expected observations y of shape {self.shape()}, got {shape}: a scalar function (outputs=None) "
+                "wants y of shape (N,); outputs=P wants (N, P)"
+            )
+        return value - self.loc
+
+    def to_output_major(self, value: Array) -> Array:
+        """Values (..., N, P), or (..., N), as (..., P, N)."""
+        return value.mT if self.event_dim == 2 else value[..., None, :]
+
+    def to_value(self, rows: Array) -> Array:
+        """Numbers (..., P, N) in the shape of values."""
+        return rows.mT if self.event_dim == 2 else rows[..., 0, :]
+
+    def precision_times(self, residual: Array) -> Array:
+        """The inverse covariance given u times numbers of the shape of values."""
+        raise NotImplementedError

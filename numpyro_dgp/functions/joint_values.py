@@ -15,8 +15,7 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._checks import violated
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Origin, Values, follows
-from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Origin, ProcessValues, Values, follows
 from numpyro_dgp.math.gaussians import given_covariance, kl_full, log_density, log_determinant
 from numpyro_dgp.math.linalg import checked_joint, joint_cholesky, joint_jitter, matmul, solve_lower
 from numpyro_dgp.math.whitening import inverse_lower

@@ -23,8 +23,7 @@ from numpyro_dgp._checks import is_concrete, require_count, require_finite, requ
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import checked_inputs, mean_values, noise_variance, require_noise
-from numpyro_dgp.functions.function_values import FunctionValues, Origin
-from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.function_values import FunctionValues, Origin, ProcessValues
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances
 from numpyro_dgp.math.linalg import einsum, jitter

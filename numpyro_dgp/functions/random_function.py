@@ -27,9 +27,8 @@ from numpyro_dgp.functions.function_inputs import (
     noise_variance,
     require_noise,
 )
-from numpyro_dgp.functions.function_values import FunctionValues, Origin
+from numpyro_dgp.functions.function_values import FunctionValues, Origin, ProcessValues
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint, JointValues, KnownValues
-from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.functions.weights import FunctionDraw, Weights, project
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels

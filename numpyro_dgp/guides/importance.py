@@ -27,10 +27,8 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.site_densities import log_prob
-from numpyro_dgp.analysis.sites import Message, Trace, unwrap
-from numpyro_dgp.functions.function_values import FunctionValues, follows
-from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.analysis.sites import Message, Trace, log_prob, unwrap
+from numpyro_dgp.functions.function_values import FunctionValues, ProcessValues, follows
 from numpyro_dgp.guides.record import SiteRecord, record_of
 
 __all__ = ["CopiedValues", "Copies", "Weighted", "weighted"]

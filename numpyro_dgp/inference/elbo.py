@@ -21,9 +21,8 @@ from numpyro.util import check_model_guide_match
 from numpyro_dgp._checks import MISSING, is_concrete, require_count, require_finite, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.site_densities import total_log_prob
-from numpyro_dgp.analysis.sites import Message, Trace, masks_around, site_kind, unwrap
-from numpyro_dgp.analysis.untraceable import explained
+from numpyro_dgp.analysis.checks import explained
+from numpyro_dgp.analysis.sites import Message, Trace, masks_around, site_kind, total_log_prob, unwrap
 from numpyro_dgp.functions.function_values import FunctionValues, follows
 from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.record import follows_model, record_of

@@ -11,8 +11,7 @@ from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._checks import require_positive
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.site_densities import log_marginal
-from numpyro_dgp.analysis.sites import Message
+from numpyro_dgp.analysis.sites import Message, log_marginal
 from numpyro_dgp.guides.record import follows_model, record_of
 from numpyro_dgp.guides.run import Run
 from numpyro_dgp.inference.elbo import ELBO, terms

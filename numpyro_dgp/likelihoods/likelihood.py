@@ -20,10 +20,9 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import MISSING, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, ProcessValues
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
 from numpyro_dgp.functions.open_plates import require_rows_of_plates
-from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.likelihoods.closed_forms import Form, closed_forms, normal_form
 from numpyro_dgp.likelihoods.conditionals import choose_rule, elementwise, read, require_arguments, with_key
 from numpyro_dgp.likelihoods.integrals import Case, Integral, Integrand, Strategy, integrals

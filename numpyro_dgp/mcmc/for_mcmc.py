@@ -27,9 +27,8 @@ from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import require_sound
 from numpyro_dgp.analysis.sites import Message, Trace, row_shape, site_kind, unwrap
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
-from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.function_values import FunctionValues, ProcessValues
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint
-from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.likelihoods.observed_only import observed_only
 from numpyro_dgp.mcmc.guide_coordinates import numbers_behind, require_guide, run_in_coordinates

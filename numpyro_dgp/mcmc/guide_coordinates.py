@@ -29,8 +29,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import FIXED_PARAMETERS, WHOLE_DATA, require
-from numpyro_dgp.analysis.site_densities import total_log_prob
-from numpyro_dgp.analysis.sites import Message, Trace, unwrap
+from numpyro_dgp.analysis.sites import Message, Trace, total_log_prob, unwrap
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.function_values import Values
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint

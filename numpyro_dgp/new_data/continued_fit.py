@@ -35,8 +35,7 @@ from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
-from numpyro_dgp.analysis.site_densities import scaled_log_prob
-from numpyro_dgp.analysis.sites import site_kind
+from numpyro_dgp.analysis.sites import scaled_log_prob, site_kind
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.run import Run
 from numpyro_dgp.inference.checkpoints import Checkpoint

@@ -34,7 +34,7 @@ from numpyro_dgp.analysis.calls import (
 from numpyro_dgp.analysis.checks import parameters_from, require
 from numpyro_dgp.analysis.program import inspect_program, structure
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
-from numpyro_dgp.functions.process_values import ProcessValues
+from numpyro_dgp.functions.function_values import ProcessValues
 from numpyro_dgp.guides.guide import Guide, require_drawing
 from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.likelihoods.likelihood import Likelihood
