@@ -39,7 +39,7 @@ def program(X: Any, y: Any = None) -> None:
     """Both functions are drawn: the observations have the density that guides and chains see."""
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
     scale = numpyro.sample("scale", dist.LogNormal(-0.5, 0.5))
-    f = dgp.gp("f", dgp.kernels.RBF(1.0, scale), Z, outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, scale), Z, outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.0, 0.7), Z)
     with numpyro.plate("data", len(X)):
         v = numpyro.sample("v", g(numpyro.sample("h", f(X))))

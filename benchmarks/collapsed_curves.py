@@ -48,7 +48,7 @@ def program(explicit: bool) -> Callable[..., None]:
         p = {n: numpyro.sample(n, dist.LogNormal(math.log(v), 1.0)) for n, v in START.items()}
         Z = jnp.linspace(X.min(), X.max(), NUM_INDUCING)[:, None]
         kernels = [dgp.kernels.RBF(p[f"variance{i}"], p[f"lengthscale{i}"]) for i in range(2)]
-        f = dgp.gp("f", kernels[0], dgp.Points(Z, learn=True), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", kernels[0], dgp.Points(Z, learn=True), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", kernels[1], dgp.Points(Z, learn=True))
         if explicit:
             numpyro.factor("flat", len(X) * math.log(math.sqrt(2 * math.pi) * FLAT))

@@ -63,7 +63,9 @@ def points(rows: int, inducing: int, count: int) -> Work:
 def chain(rows: int) -> Work:
     """Gradients of the evidence of an irregular series by three hyperparameters."""
     t, y = (jnp.asarray(a, DTYPE) for a in series(rows))
-    slope = jax.value_and_grad(lambda p: dgp.StateSpaceNormal(dgp.kernels.Matern52(p[0], p[1]), t, p[2]).log_prob(y))
+    slope = jax.value_and_grad(
+        lambda p: dgp.functions.StateSpaceNormal(dgp.kernels.Matern52(p[0], p[1]), t, p[2]).log_prob(y)
+    )
 
     def step(p: jax.Array) -> tuple[jax.Array, jax.Array]:
         value, g = slope(p)

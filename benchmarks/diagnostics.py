@@ -42,7 +42,7 @@ def main():
         "Gaussian": dgp.guides.InducingPoint(model, other=dgp.guides.Normal()),
         "diagonal": dgp.guides.InducingPoint(model, inducing=dgp.guides.Diagonal(), other=dgp.guides.Normal()),
     }
-    found = dgp.compare(
+    found = dgp.diagnostics.compare(
         model, guides, (X, y), key=jax.random.key(0), test=(X_test, y_test), mcmc=mcmc, num_steps=args.steps,
         num_samples=1000,
     )  # fmt: skip

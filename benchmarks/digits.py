@@ -65,26 +65,26 @@ def make_layers(
         Z = dgp.initial.kmeans(X, M)
         typical = math.sqrt(float(np.var(X, axis=0).sum()))
         return lambda: dgp.gp("f", scales("f", 5.0, typical), dgp.Points(Z), outputs=classes)
-    patches = dgp.Patches(image, size, settings.stride, places=name == "patches with places")
+    patches = dgp.kernels.Patches(image, size, settings.stride, places=name == "patches with places")
     Z = dgp.initial.inducing_patches(X, patches, M)
     numbers = range(math.prod((*size, *image[2:])))
 
-    def response(name: str, patches: dgp.Patches) -> Any:
+    def response(name: str, patches: dgp.kernels.Patches) -> Any:
         kernel = scales(name, 50.0, math.sqrt(len(numbers)) / 3)
         if not patches.places:
             return kernel
         side = numpyro.sample(f"{name}_places", dist.LogNormal(math.log(patches.image[0] / 2), 1.0))
         return kernel.on(*numbers) * RBF(1.0, side).on(patches.size - 2, patches.size - 1)
 
-    def last(patches: dgp.Patches, Z: np.ndarray) -> Any:
+    def last(patches: dgp.kernels.Patches, Z: np.ndarray) -> Any:
         weights = numpyro.param("weights", jnp.ones(patches.count)) / patches.count
         kernel = Convolutional(response("f", patches), patches, weights)
-        return dgp.gp("f", kernel, dgp.InducingPatches(Z), outputs=classes)
+        return dgp.gp("f", kernel, dgp.functions.InducingPatches(Z), outputs=classes)
 
     if name != "two layers":
         return lambda: last(patches, Z)
     C, few = settings.channels, patches(X[:500])
-    above = dgp.Patches((*patches.grid, C), size)
+    above = dgp.kernels.Patches((*patches.grid, C), size)
     mean = dgp.means.pca(np.asarray(few).reshape(-1, patches.size), C)
     Z_above = dgp.initial.inducing_patches(np.asarray(mean(few)).reshape(len(few), -1), above, M)
 
@@ -103,7 +103,7 @@ def make_layers(
 
 
 MODELS = ["pixels", "patches", "patches with places", "two layers"]
-LIKELIHOODS = {"robust-max": dgp.RobustMax, "softmax": lambda v: dist.Categorical(logits=v)}
+LIKELIHOODS = {"robust-max": dgp.likelihoods.RobustMax, "softmax": lambda v: dist.Categorical(logits=v)}
 
 
 def main() -> None:

@@ -112,9 +112,9 @@ class _Sklearn:
     def __init__(self, process: Any) -> None:
         self.process = process
 
-    def predict(self, key: Any, X: Any, **_: Any) -> dgp.Mixture:
+    def predict(self, key: Any, X: Any, **_: Any) -> dgp.densities.Mixture:
         mean, deviation = self.process.predict(np.asarray(X), return_std=True)
-        return dgp.Mixture(mean[None], np.square(deviation)[None])
+        return dgp.densities.Mixture(mean[None], np.square(deviation)[None])
 
 
 def sklearn_gp(design: Design, depths: tuple[Depth, ...]) -> Iterator[tuple[str, Any]]:
@@ -214,7 +214,7 @@ def scores(posterior: Any, design: Design) -> dict[str, float]:
     """RMSE, CRPS of the mixture over draws, and coverage of central intervals of 90 %."""
     mixture = posterior.predict(jax.random.key(5), design.X_test)
     y, means, deviations = design.y_test, np.asarray(mixture.means), np.sqrt(np.asarray(mixture.variances))
-    lower, upper = np.asarray(dgp.Mixture(jnp.asarray(means), jnp.asarray(deviations**2)).interval(0.9))
+    lower, upper = np.asarray(dgp.densities.Mixture(jnp.asarray(means), jnp.asarray(deviations**2)).interval(0.9))
     return {
         "rmse": float(np.sqrt(np.mean((means.mean(0) - y) ** 2))),
         "crps": float(crps(y, means, deviations).mean()),

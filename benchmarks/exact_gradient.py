@@ -42,7 +42,7 @@ def dense(X: jax.Array, y: Any = None) -> None:
 
 def two_layers(X: jax.Array, y: Any = None) -> None:
     noise, kernel = hyperparameters()
-    f = dgp.gp("f", kernel, inducing=None, outputs=X.shape[1], mean=dgp.means.Identity())
+    f = dgp.gp("f", kernel, inducing=None, outputs=X.shape[1], mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.Matern52(), inducing=None)
     numpyro.sample("y", g(numpyro.sample("h", f(X)), noise=noise), obs=y)
 

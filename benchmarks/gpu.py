@@ -78,7 +78,7 @@ def training(
 def two_layers(Z: jax.Array) -> Callable[..., None]:
     def model(X: jax.Array, y: jax.Array | None = None) -> None:
         scale = numpyro.sample("scale", dist.LogNormal(0.7, 0.3))
-        f = dgp.gp("f", dgp.kernels.RBF(1.0, scale), dgp.Points(Z), outputs=Z.shape[1], mean=dgp.means.Identity())
+        f = dgp.gp("f", dgp.kernels.RBF(1.0, scale), dgp.Points(Z), outputs=Z.shape[1], mean=dgp.means.IdentityMean())
         g = dgp.gp("g", dgp.kernels.Matern52(1.0, scale), dgp.Points(Z))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X))

@@ -40,7 +40,7 @@ def make_model(dims: int, layers: int, num_inducing: int, dtype: str) -> Callabl
             scales = numpyro.param(f"scales{i}", jnp.full(columns, columns**0.5, dtype), constraint=positive)
             Z = dgp.Points(rng.normal(size=(num_inducing, columns)).astype(dtype), learn=True)
             last = i == layers - 1
-            mean = None if last else dgp.means.Linear(jnp.eye(columns, WIDTH, dtype=dtype))
+            mean = None if last else dgp.means.LinearMean(jnp.eye(columns, WIDTH, dtype=dtype))
             functions.append(
                 dgp.gp(f"f{i}", dgp.kernels.RBF(1.0, scales), Z, outputs=None if last else WIDTH, mean=mean)
             )

@@ -32,8 +32,8 @@ def series(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ours(kernel: str, t: np.ndarray, y: np.ndarray) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def process(p: jax.Array) -> dgp.StateSpaceNormal:
-        return dgp.StateSpaceNormal(getattr(dgp.kernels, kernel)(p[0], p[1]), t, p[2])
+    def process(p: jax.Array) -> dgp.functions.StateSpaceNormal:
+        return dgp.functions.StateSpaceNormal(getattr(dgp.kernels, kernel)(p[0], p[1]), t, p[2])
 
     return lambda p: process(p).log_prob(y), lambda p: process(p).posterior(y)
 

@@ -10,8 +10,8 @@ Hidden layers can be reflected without changing the density of the data. R-hat a
 are therefore those of what the data identify: logarithms of hyperparameters, and means of the function at 20 test
 inputs, each through the means of the hidden values there.
 
-Gradients are those of the draws, without warm-up. A draw of ``dgp.Gibbs`` is a sweep, and its gradients are all its
-evaluations of the density, most of them without a gradient; one of ``dgp.SGHMC`` is twenty steps.
+Gradients are those of the draws, without warm-up. A draw of ``dgp.mcmc.Gibbs`` is a sweep, and its gradients are all
+its evaluations of the density, most of them without a gradient; one of ``dgp.mcmc.SGHMC`` is twenty steps.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def two_layers(X: Any, near: Any) -> Callable[..., Any]:
     def model(y: Any = None) -> None:
         scales = numpyro.sample("scales", dist.LogNormal(jnp.log(0.5), 0.5).expand([2]).to_event(1))
         noise = numpyro.sample("noise", dist.LogNormal(-2.0, 0.5))
-        f = dgp.gp("f", dgp.kernels.Matern52(0.1, scales[0]), near, outputs=2, mean=dgp.means.Identity())
+        f = dgp.gp("f", dgp.kernels.Matern52(0.1, scales[0]), near, outputs=2, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", dgp.kernels.Matern52(1.0, scales[1]), near)
         h = numpyro.sample("h", f(X))
         numpyro.sample("y", g(h, noise=noise), obs=y)
@@ -97,7 +97,7 @@ def costs(size: int, num: int, single: bool, count: int) -> None:
     state = svi.init(jax.random.key(0), y)
     row = [timed(density, z), timed(jax.value_and_grad(density), z), timed(lambda s: svi.update(s, y), state)]
     unconstrained = {name: value if name == "h_white" else jnp.log(value) for name, value in z.items()}
-    fixed = dgp.Gibbs(model, rest=dgp.updates.NUTS(step_size=0.01, max_tree_depth=2))
+    fixed = dgp.mcmc.Gibbs(model, rest=dgp.mcmc.BlockNUTS(step_size=0.01, max_tree_depth=2))
     found = sweeps(fixed, y, unconstrained, count)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     cells = [f"{a:.2f}" for a in (finding, *row, *found, memory)]

@@ -100,7 +100,7 @@ def make_model(data: Padded, layers: int, program: str) -> Callable[..., None]:
             kernel = dgp.kernels.RBF(numpyro.sample(f"variance{i}", dist.LogNormal(0.0, 1.0)), scales)
             last = i == layers - 1
             W = jnp.eye(WIDTH) if i else jnp.pad(data.W, ((0, int(latent)), (0, 0)))
-            mean = dgp.means.Zero() if last else dgp.means.Linear(W)
+            mean = dgp.means.ZeroMean() if last else dgp.means.LinearMean(W)
             functions.append(
                 dgp.gp(f"f{i}", kernel, dgp.Points(Z, learn=True), outputs=None if last else WIDTH, mean=mean)
             )

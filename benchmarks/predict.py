@@ -28,7 +28,7 @@ def make_posterior(latent: bool, num_inducing: int, dims: int) -> dgp.Posterior:
 
     def model(X: Any, y: Any = None) -> None:
         padded = jnp.hstack([Z, Z[:, :1]]) if latent else Z
-        mean = dgp.means.Linear(jnp.eye(padded.shape[1], dims))
+        mean = dgp.means.LinearMean(jnp.eye(padded.shape[1], dims))
         f = dgp.gp("f", dgp.kernels.RBF(lengthscale=2.0), dgp.Points(padded), outputs=dims, mean=mean)
         g = dgp.gp("g", dgp.kernels.RBF(lengthscale=2.0), dgp.Points(Z))
         with numpyro.plate("data", len(X)):

@@ -66,13 +66,13 @@ def missing(package: str) -> bool:
 def series(size: int) -> tuple[np.ndarray, np.ndarray]:
     """A draw of a Matern-3/2 process with noise at irregular times, four rows for each lengthscale."""
     t = np.sort(np.random.default_rng(0).uniform(0, size / 4, size))
-    process = dgp.StateSpaceNormal(dgp.kernels.Matern32(*THETA[:2]), jnp.asarray(t), THETA[2])
+    process = dgp.functions.StateSpaceNormal(dgp.kernels.Matern32(*THETA[:2]), jnp.asarray(t), THETA[2])
     return t, np.asarray(process.sample(jax.random.key(0)))
 
 
 def exact_of_series(t: np.ndarray, y: np.ndarray) -> Callable[[Any], Any]:
     def evidence(theta: Any) -> Any:
-        process = dgp.StateSpaceNormal(dgp.kernels.Matern32(theta[0], theta[1]), jnp.asarray(t), theta[2])
+        process = dgp.functions.StateSpaceNormal(dgp.kernels.Matern32(theta[0], theta[1]), jnp.asarray(t), theta[2])
         return process.log_prob(jnp.asarray(y))
 
     return evidence
@@ -81,7 +81,7 @@ def exact_of_series(t: np.ndarray, y: np.ndarray) -> Callable[[Any], Any]:
 def state_space(size: int) -> None:
     t, y = series(size)
     exact, ms = with_gradient(exact_of_series(t, y), THETA)
-    row("state space", size, "`dgp.StateSpaceNormal`", 0.0, ms)
+    row("state space", size, "`dgp.functions.StateSpaceNormal`", 0.0, ms)
     if missing("tinygp"):
         return
     import tinygp

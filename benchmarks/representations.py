@@ -178,12 +178,12 @@ def without_values(problem: Problem, way: Any) -> Found:
     def loss(theta: Any) -> Any:
         kernel = problem.kernel(theta[0], theta[1])
         if way == "states":
-            return -dgp.StateSpaceNormal(kernel, X[:, 0], theta[2]).log_prob(y)
+            return -dgp.functions.StateSpaceNormal(kernel, X[:, 0], theta[2]).log_prob(y)
         return -dgp.gp("f", kernel, way)(X, noise=theta[2]).log_prob(y)
 
     kernel, noise = problem.kernel(*fixed[:2]), float(fixed[2])
     if way == "states":
-        mean, variance = dgp.StateSpaceNormal(kernel, X[:, 0], noise).posterior(y, X_test[:, 0])
+        mean, variance = dgp.functions.StateSpaceNormal(kernel, X[:, 0], noise).posterior(y, X_test[:, 0])
         variance = variance + noise**2
     else:
         found = dgp.gp("f", kernel + dgp.kernels.White(noise**2), way).condition(X, y)(X_test)
@@ -297,7 +297,7 @@ def two_layers(steps: int) -> None:
         def model(X: Any, y: Any = None, way: Any = way) -> None:
             scales = numpyro.param("scales", jnp.array([0.5, 0.5]), constraint=dist.constraints.positive)
             noise = numpyro.param("noise", jnp.array(0.2), constraint=dist.constraints.positive)
-            f = dgp.gp("f", dgp.kernels.Matern52(0.3, scales[0]), way(1.0), outputs=1, mean=dgp.means.Identity())
+            f = dgp.gp("f", dgp.kernels.Matern52(0.3, scales[0]), way(1.0), outputs=1, mean=dgp.means.IdentityMean())
             g = dgp.gp("g", dgp.kernels.Matern52(1.0, scales[1]), way(2.0))
             with numpyro.plate("data", len(X)):
                 h = numpyro.sample("h", f(X))
@@ -314,7 +314,7 @@ def two_layers(steps: int) -> None:
             """Hidden values of all rows at once; the upper layer is integrated."""
             scales = numpyro.param("scales", jnp.array([0.5, 0.5]), constraint=dist.constraints.positive)
             noise = numpyro.param("noise", jnp.array(0.2), constraint=dist.constraints.positive)
-            f = dgp.gp("f", dgp.kernels.Matern52(0.3, scales[0]), held, outputs=1, mean=dgp.means.Identity())
+            f = dgp.gp("f", dgp.kernels.Matern52(0.3, scales[0]), held, outputs=1, mean=dgp.means.IdentityMean())
             upper = dgp.kernels.Matern52(1.0, scales[1]) + dgp.kernels.White(noise**2)
             g, h = dgp.gp("g", upper, held), numpyro.sample("h", f(X))
             if y is not None:

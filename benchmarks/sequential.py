@@ -49,7 +49,7 @@ def one_layer(X: Any, y: Any = None, runs: Any = None, *, kernel: Any) -> None:
     prior = dist.LogNormal(math.sqrt(2) + math.log(D) / 2, math.sqrt(3))
     scale = numpyro.sample("scale", prior.expand([D]).to_event(1))
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 2.0))
-    mean = dgp.means.Constant(numpyro.sample("mean", dist.Normal(0.0, 1.0)))
+    mean = dgp.means.ConstantMean(numpyro.sample("mean", dist.Normal(0.0, 1.0)))
     f = dgp.gp("f", kernel(variance, scale), dgp.Points(runs), mean=mean)
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=y)
@@ -65,9 +65,9 @@ def two_layers(X: Any, y: Any = None, runs: Any = None, *, kernel: Any) -> None:
 
     noise = positive("log_noise", 1e-4, 2.0)
     inner = kernel(positive("log_variance1", 0.05, 1.5), positive("log_scale1", 0.5, 1.0, D))
-    f = dgp.gp("f", inner, dgp.Points(runs), outputs=D, mean=dgp.means.Identity())
+    f = dgp.gp("f", inner, dgp.Points(runs), outputs=D, mean=dgp.means.IdentityMean())
     outer = kernel(positive("log_variance0", 2.0, 2.0), positive("log_scale0", 0.5, 1.0, D))
-    mean = dgp.means.Constant(numpyro.sample("mean", dist.Normal(0.0, 1.0)))
+    mean = dgp.means.ConstantMean(numpyro.sample("mean", dist.Normal(0.0, 1.0)))
     g = dgp.gp("g", outer, dgp.Points(f(runs).loc), mean=mean)
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

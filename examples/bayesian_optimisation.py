@@ -45,7 +45,7 @@ def model(X: Any, y: Any = None, depth: int = 2, Z: Any = None) -> None:
         scale = numpyro.sample(f"scale{i}", dist.LogNormal(-0.5, 0.5).expand([2]).to_event(1))
         last = i == depth - 1
         variance = numpyro.sample(f"variance{i}", dist.LogNormal(0.0 if last else -2.0, 1.0))
-        kernel, mean = dgp.kernels.Matern52(variance, scale), None if last else dgp.means.Identity()
+        kernel, mean = dgp.kernels.Matern52(variance, scale), None if last else dgp.means.IdentityMean()
         f = dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=None if last else 2, mean=mean)
         with numpyro.plate("data", len(X)):
             if last:

@@ -29,7 +29,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 CLASSES = 10
-LIKELIHOODS = {"softmax": lambda v: dist.Categorical(logits=v), "robust-max": lambda v: dgp.RobustMax(v)}
+LIKELIHOODS = {"softmax": lambda v: dist.Categorical(logits=v), "robust-max": lambda v: dgp.likelihoods.RobustMax(v)}
 NAMES = {1: "GP", 2: "GP-GP"}
 MODELS = [(1, "robust-max"), (1, "softmax"), (2, "robust-max"), (2, "softmax")]
 
@@ -64,7 +64,9 @@ def make_model(X: np.ndarray, depth: int, likelihood: str, num_inducing: int, wi
             h = X[rows]
             for i, f in enumerate(functions[:-1]):
                 h = numpyro.sample(f"h{i}", f(h))
-            observed = dgp.Likelihood(functions[-1](h), LIKELIHOODS[likelihood], integrate=dgp.MonteCarlo(20))
+            observed = dgp.Likelihood(
+                functions[-1](h), LIKELIHOODS[likelihood], integrate=dgp.likelihoods.MonteCarlo(20)
+            )
             numpyro.sample("y", observed, obs=None if y is None else y[rows])
 
     return model

@@ -63,7 +63,7 @@ def model(X: Any, y: Any = None, *, depth: int, Z: Any) -> None:
         last = i == depth - 1
         scales = numpyro.sample(f"scales{i}", dist.LogNormal(0.5, 1.0).expand([D]).to_event(1))
         variance = numpyro.sample(f"variance{i}", dist.LogNormal(1.0 if last else -3.0, 1.0))
-        kernel, mean = dgp.kernels.Matern52(variance, scales), None if last else dgp.means.Identity()
+        kernel, mean = dgp.kernels.Matern52(variance, scales), None if last else dgp.means.IdentityMean()
         f = dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=None if last else D, mean=mean)
         with numpyro.plate("data", len(X)):
             if last:

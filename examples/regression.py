@@ -144,7 +144,7 @@ class Fit:
     log_density: np.ndarray
     bounds: np.ndarray
     seconds: float
-    curves: tuple[tuple[np.ndarray, dgp.Mixture], ...] = ()
+    curves: tuple[tuple[np.ndarray, dgp.densities.Mixture], ...] = ()
 
 
 def train(
@@ -256,7 +256,7 @@ def row(fits: list[Fit], shallow: list[Fit]) -> str:
     return f"{fits[0].name:26s}" + " ".join(f"{cell:>17s}" for cell in cells[:3]) + cells[3] + remark
 
 
-def curves(split: Split, posterior: dgp.Posterior) -> tuple[tuple[np.ndarray, dgp.Mixture], ...]:
+def curves(split: Split, posterior: dgp.Posterior) -> tuple[tuple[np.ndarray, dgp.densities.Mixture], ...]:
     """Predictions over the inputs, and over the last eighth of them and a sixteenth beyond: a forecast."""
     low, high = split.X.min(), split.X.max()
     reach = (high - low) / 8
@@ -266,7 +266,7 @@ def curves(split: Split, posterior: dgp.Posterior) -> tuple[tuple[np.ndarray, dg
     for x in ranges:
         halves = [posterior.predict(jax.random.key(9), half) for half in jnp.split(x[:, None], 2)]
         means, variances = (np.concatenate(parts, 1) for parts in zip(*halves, strict=True))
-        prediction = dgp.Mixture(split.units_y.inverse(means), variances * split.units_y.scale**2)
+        prediction = dgp.densities.Mixture(split.units_y.inverse(means), variances * split.units_y.scale**2)
         found.append((np.asarray(split.units_X.inverse(x[:, None]))[:, 0], prediction))
     return tuple(found)
 
@@ -293,7 +293,7 @@ def draw_summary(split: Split, fits: list[Fit], out: Path, labels: dict[str, str
             column[-1].axvline(float(split.units_X.inverse(split.X).max()), color="0.3", lw=0.8, ls=":")
         else:
             mean = np.asarray(split.y_test) + found.errors
-            plots.observed(split.y_test, dgp.Mixture(mean[None], found.deviations[None] ** 2), ax=column[0])
+            plots.observed(split.y_test, dgp.densities.Mixture(mean[None], found.deviations[None] ** 2), ax=column[0])
         scores = f"log density {found.log_density.mean():.2f}, RMSE {math.sqrt((found.errors**2).mean()):.3f}"
         column[0].set_title(f"{found.name}\n{scores}")
     figure.savefig(out / "summary.png", dpi=120)

@@ -78,7 +78,7 @@ def positive(name: str, typical: float, spread: float = 1.0) -> Any:
 
 def score(name: str, y: np.ndarray, means: jax.Array, variances: jax.Array, rows: np.ndarray) -> str:
     """A line of the table, for a mixture over draws of the hyperparameters; means and variances (S, M)."""
-    prediction = dgp.Mixture(means[:, rows], variances[:, rows])
+    prediction = dgp.densities.Mixture(means[:, rows], variances[:, rows])
     error, sd = y - prediction.mean, jnp.sqrt(prediction.variance)
     log_density = logsumexp(dist.Normal(prediction.means, jnp.sqrt(prediction.variances)).log_prob(y), 0)
     cells = jnp.sqrt(jnp.square(error).mean()), (log_density - math.log(len(means))).mean()
@@ -202,7 +202,7 @@ def fit_co2(out: Path, steps: int, draws: int, smoke: bool, decade: bool) -> lis
     middle = {k: jnp.median(v) for k, v in samples.items()}
     spectra(model, middle, jnp.asarray(y[train]), ring, train).savefig(out / "ring_spectra.png", dpi=110)
     x = np.asarray(ring.points()[:, 0])
-    prediction = dgp.Mixture(means, variances)
+    prediction = dgp.densities.Mixture(means, variances)
     mean, sd = np.asarray(prediction.mean), np.sqrt(np.asarray(prediction.variance))
     begin, end = x[early | inside].max(), x[known].max()
     figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), width_ratios=[1.2, 1], layout="constrained")
@@ -258,7 +258,7 @@ def fit_sunspots(out: Path, warmup: int, num: int, draws: int, smoke: bool) -> l
         score("sunspots, forecast, first 5 years (root)", y[-held:][:5], means, variances, first),
         score(f"sunspots, forecast, {held} years (root)", y[-held:], means, variances, later),
     ]
-    prediction = dgp.Mixture(means, variances)
+    prediction = dgp.densities.Mixture(means, variances)
     mean, sd = np.asarray(prediction.mean), np.sqrt(np.asarray(prediction.variance))
     x = np.asarray(ring.points()[:, 0])
     shown = x <= years[-1] + 30

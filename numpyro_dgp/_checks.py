@@ -56,8 +56,8 @@ _OF_LINE_SEARCHES = "value_fn", "grad_fn", "obj_fn", "grad"
 T = TypeVar("T", bound=Callable[..., Any])
 
 MISSING = (
-    "drop or impute rows with missing inputs; of observations with gaps, y, observed = dgp.missing(y) gives what "
-    "dgp.Likelihood(..., observed=observed) takes"
+    "drop or impute rows with missing inputs; of observations with gaps, y, observed = dgp.likelihoods.missing(y) "
+    "gives what dgp.Likelihood(..., observed=observed) takes"
 )
 
 

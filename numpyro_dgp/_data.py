@@ -277,7 +277,8 @@ def _numbers(what: str, where: str, value: Any) -> np.ndarray:
         count = int(np.ma.getmaskarray(value).sum())
         raise refuse(
             f"{count} masked value(s)",
-            "drop these rows, or fill them with values.filled(number); of y, dgp.missing(y) makes numbers and a mask",
+            "drop these rows, or fill them with values.filled(number); of y, dgp.likelihoods.missing(y) makes "
+            "numbers and a mask",
         )
     if str(getattr(value, "dtype", "")).startswith(("category", "Categorical", "Enum")):
         raise refuse("categories", "pandas.get_dummies makes a column of 0 and 1 of each, .cat.codes whole numbers")

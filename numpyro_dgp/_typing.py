@@ -70,7 +70,7 @@ def pytree(cls: type[T]) -> type[T]:
     """
     if "__repr__" not in vars(cls):
         cls.__repr__ = brief  # type: ignore[assignment]
-    dataclasses.dataclass(frozen=True, eq=False)(cls)
+    dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     data = tuple(f.name for f in fields if not f.metadata.get("static"))
     meta = tuple(f.name for f in fields if f.metadata.get("static"))

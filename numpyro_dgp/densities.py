@@ -7,6 +7,8 @@ with the other.
 Distribution functions and quantiles of mixtures of Gaussians with equal weights, entry by entry.
 
 .. math:: F(y) = \tfrac1S \sum_s \Phi\Big(\frac{y - \mu_s}{\sigma_s}\Big), \qquad F(y_q) = q
+
+Mixtures of joint Gaussians, of values at several inputs together.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ import numpy as np
 from jax.scipy.special import logsumexp, ndtr, ndtri
 from jax.scipy.stats import norm
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_levels
+from numpyro_dgp._checks import is_concrete, require_finite, require_key, require_levels
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._repr import brief, public_dir
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.math.linalg import safe_sqrt
+from numpyro_dgp.math.linalg import conditional_cholesky, einsum, matmul, safe_sqrt
 
 __all__ = [
+    "JointMixture",
     "Mixture",
     "MomentsOnly",
     "ShapiroWilk",
@@ -187,7 +190,7 @@ class Mixture(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp import Mixture
+        >>> from numpyro_dgp.densities import Mixture
         >>> mixture = Mixture(means=jnp.array([[0.0], [2.0]]), variances=jnp.array([[1.0], [3.0]]))  # S = 2, N = 1
         >>> mixture
         Mixture(means=[[0], [2]], variances=[[1], [3]])
@@ -311,6 +314,93 @@ class MomentsOnly(Mixture):
             "posterior.quantile(key, q, X) for its quantiles, posterior.sample(key, X) for draws, "
             "posterior.predict_function(key, X) for the function without noise, which is Gaussian"
         )
+
+
+def lower_factors(covariances: Array, means: Array) -> Array:
+    """Lower factors of covariances (..., N, N) that rounding may have left singular, zero included.
+
+    Variances below the rounding error of the ``means`` (..., N) count as that.
+    """
+    info = jnp.finfo(covariances.dtype)
+    least = jnp.square(info.eps * jax.lax.stop_gradient(means)) + float(info.tiny / info.eps)
+    C = covariances + least[..., None] * jnp.eye(covariances.shape[-1], dtype=covariances.dtype)
+    return conditional_cholesky(C, jax.lax.stop_gradient(jnp.diagonal(C, axis1=-2, axis2=-1)))
+
+
+class JointMixture(NamedTuple):
+    r"""A mixture over S draws of Gaussians over the values of a function at N inputs together.
+
+    .. math:: p(f) = \tfrac1S \sum_s N(f;\; \mu_s, C_s), \qquad
+              E f = \bar\mu, \quad
+              \operatorname{Cov} f = \tfrac1S \sum_s C_s + \tfrac1S \sum_s (\mu_s - \bar\mu)(\mu_s - \bar\mu)^\top
+
+    ``posterior.predict_jointly`` gives it. Of a function with P outputs it has the covariances between inputs, output
+    by output, and none between outputs.
+
+    Args:
+        means: given each draw (S, N), or (S, N, P).
+        covariances: between inputs given each draw (S, N, N), or (S, P, N, N), squared units of f.
+        prior_covariances: of the last function before any data, at the same inputs to it, of the same shape.
+
+    Raises:
+        ValueError: by :meth:`sample`, something else than a PRNG key.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from numpyro_dgp.densities import JointMixture
+        >>> C = jnp.array([[[1.0, 0.5], [0.5, 1.0]]] * 2)
+        >>> mixture = JointMixture(jnp.array([[0.0, 0.0], [2.0, 2.0]]), C, C)  # S = 2, N = 2
+        >>> print(mixture.mean, mixture.covariance)
+        [1. 1.] [[2.  1.5]
+         [1.5 2. ]]
+        >>> mixture.sample(jax.random.key(0)).shape
+        (2, 2)
+    """
+
+    means: Array
+    covariances: Array
+    prior_covariances: Array
+
+    def __repr__(self) -> str:
+        return brief(self)
+
+    @property
+    def mean(self) -> Array:
+        """Mean of the mixture (N,), or (N, P)."""
+        return self.means.mean(0)
+
+    @property
+    def covariance(self) -> Array:
+        """Covariance of the mixture (N, N), or (P, N, N): mean of the covariances plus covariance of the means."""
+        apart = self.by_output - self.by_output.mean(0)
+        return self.covariances.mean(0) + einsum("s...n,s...m->...nm", apart, apart) / len(apart)
+
+    @property
+    def by_output(self) -> Array:
+        """Means with inputs last: (S, N), or (S, P, N)."""
+        return self.means if self.means.ndim == 2 else self.means.mT
+
+    @property
+    def marginals(self) -> Mixture:
+        """The same mixture input by input, without correlations, as :meth:`Posterior.predict_function` gives it."""
+        variances = jnp.diagonal(self.covariances, axis1=-2, axis2=-1)
+        return Mixture(self.means, variances if self.means.ndim == 2 else variances.mT)
+
+    def factors(self) -> Array:
+        """Lower factors of the covariances, (S, N, N) or (S, P, N, N)."""
+        return lower_factors(self.covariances, self.by_output)
+
+    def sample(self, key: Array) -> Array:
+        """One draw of the values from every Gaussian, of the shape of ``means``.
+
+        Args:
+            key: PRNG key.
+        """
+        require_key("JointMixture", key)
+        white = jax.random.normal(key, self.by_output.shape, self.means.dtype)
+        draws = self.by_output + matmul(self.factors(), white[..., None])[..., 0]
+        return draws if self.means.ndim == 2 else draws.mT
 
 
 class ShapiroWilk(NamedTuple):

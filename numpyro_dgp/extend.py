@@ -15,11 +15,12 @@ from numpyro_dgp.functions.weights import (
     InducingPrior,
     KnownWeights,
     Weights,
-    project,
+    matvec,
     whitened_values,
 )
 from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
 from numpyro_dgp.guides.rules.structured import ConditionalValues
+from numpyro_dgp.inference.streams import BatchSource
 from numpyro_dgp.jaxprs.dependence import Dependence
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
 from numpyro_dgp.kernels.terms import Term
@@ -28,6 +29,7 @@ from numpyro_dgp.likelihoods.integrals import Integral
 from numpyro_dgp.math.whitening import inverse_cholesky, open_variance
 
 __all__ = [
+    "BatchSource",
     "Belief",
     "ClosedForms",
     "ConditionalValues",
@@ -54,7 +56,7 @@ __all__ = [
     "initial_scale",
     "inverse_cholesky",
     "open_variance",
-    "project",
+    "matvec",
     "pytree",
     "require_site",
     "static",

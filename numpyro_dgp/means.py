@@ -19,7 +19,17 @@ from numpyro_dgp._repr import brief, public_dir
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.math.linalg import matmul
 
-__all__ = ["Constant", "FromCallable", "Identity", "Linear", "Mean", "Zero", "as_mean", "pca", "principal_directions"]
+__all__ = [
+    "ConstantMean",
+    "CallableMean",
+    "IdentityMean",
+    "LinearMean",
+    "Mean",
+    "ZeroMean",
+    "as_mean",
+    "pca",
+    "principal_directions",
+]
 __dir__ = public_dir(globals())
 
 
@@ -46,14 +56,14 @@ class Mean:
 
 
 @pytree
-class Zero(Mean):
+class ZeroMean(Mean):
     """:math:`m(x) = 0`.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.means import Zero
+        >>> from numpyro_dgp.means import ZeroMean
         >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> print(Zero()(x))  # one column: it broadcasts against all outputs
+        >>> print(ZeroMean()(x))  # one column: it broadcasts against all outputs
         [[0.]
          [0.]]
     """
@@ -63,7 +73,7 @@ class Zero(Mean):
 
 
 @pytree
-class Constant(Mean):
+class ConstantMean(Mean):
     """:math:`m(x) = c`, a number or one per output (P,).
 
     Args:
@@ -71,9 +81,9 @@ class Constant(Mean):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.means import Constant
+        >>> from numpyro_dgp.means import ConstantMean
         >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> print(Constant(jnp.array([0.5, 1.0]))(x))
+        >>> print(ConstantMean(jnp.array([0.5, 1.0]))(x))
         [[0.5 1. ]
          [0.5 1. ]]
     """
@@ -86,14 +96,14 @@ class Constant(Mean):
 
 
 @pytree
-class Identity(Mean):
+class IdentityMean(Mean):
     """:math:`m(x) = x`; the layer has as many outputs as inputs.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.means import Identity
+        >>> from numpyro_dgp.means import IdentityMean
         >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> print(Identity()(x))
+        >>> print(IdentityMean()(x))
         [[1. 2.]
          [3. 4.]]
     """
@@ -103,7 +113,7 @@ class Identity(Mean):
 
 
 @pytree
-class Linear(Mean):
+class LinearMean(Mean):
     r""":math:`m(x) = W^\top x + b`.
 
     Args:
@@ -115,9 +125,9 @@ class Linear(Mean):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.means import Linear
+        >>> from numpyro_dgp.means import LinearMean
         >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> print(Linear(jnp.array([[1.0], [-1.0]]), b=0.5)(x))
+        >>> print(LinearMean(jnp.array([[1.0], [-1.0]]), b=0.5)(x))
         [[-0.5]
          [-0.5]]
     """
@@ -128,24 +138,24 @@ class Linear(Mean):
     def __post_init__(self) -> None:
         if np.ndim(self.W) != 2:
             raise ValueError(
-                f"expected means.Linear(W) of shape (D, P), got {np.shape(self.W)}: W has one row per input"
+                f"expected means.LinearMean(W) of shape (D, P), got {np.shape(self.W)}: W has one row per input"
             )
-        require_finite("weights of means.Linear", self.W, "check the data the directions came from")
+        require_finite("weights of means.LinearMean", self.W, "check the data the directions came from")
         if np.shape(self.b) not in ((), (1,), np.shape(self.W)[1:]):
             raise ValueError(
-                f"expected offsets b of means.Linear to be a number or one per output, {np.shape(self.W)[1:]}, got "
+                f"expected offsets b of means.LinearMean to be a number or one per output, {np.shape(self.W)[1:]}, got "
                 f"{np.shape(self.b)}: W has one column per output"
             )
 
     def __call__(self, X: Array) -> Array:
-        require_inputs("means.Linear", X, np.shape(self.W)[0])
-        X = as_floats("inputs of means.Linear", X)
+        require_inputs("means.LinearMean", X, np.shape(self.W)[0])
+        X = as_floats("inputs of means.LinearMean", X)
         W = jnp.asarray(self.W, X.dtype)
         return matmul(X, W) + jnp.asarray(self.b, X.dtype)
 
 
 @pytree
-class FromCallable(Mean):
+class CallableMean(Mean):
     """Any function from inputs (..., N, D) to values (..., N, P), as a mean function; static in a pytree.
 
     Args:
@@ -153,9 +163,9 @@ class FromCallable(Mean):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.means import FromCallable
+        >>> from numpyro_dgp.means import CallableMean
         >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
-        >>> print(FromCallable(lambda x: x.sum(-1, keepdims=True))(x))
+        >>> print(CallableMean(lambda x: x.sum(-1, keepdims=True))(x))
         [[3.]
          [7.]]
     """
@@ -182,10 +192,10 @@ def as_mean(mean: Any) -> Mean:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.means import as_mean
         >>> as_mean(None), as_mean(0.5), as_mean(jnp.sin)(jnp.zeros((2, 1))).shape
-        (Zero(), Constant(value=0.5), (2, 1))
+        (ZeroMean(), ConstantMean(value=0.5), (2, 1))
     """
     if mean is None:
-        return Zero()
+        return ZeroMean()
     if isinstance(mean, Mean):
         return mean
     if isinstance(mean, list | tuple | int | float | np.number | np.ndarray | jax.Array) and not isinstance(mean, bool):
@@ -196,13 +206,13 @@ def as_mean(mean: Any) -> Mean:
                 f"expected a mean to be a number or one per output, got an array of shape {np.shape(value)}: of values "
                 "that differ between rows give the function of their inputs, mean=lambda x: ..."
             )
-        return Constant(value)
+        return ConstantMean(value)
     if not callable(mean) or isinstance(mean, type):
         raise ValueError(
             "expected a mean function, any callable from (..., D) to (..., P), or a number, got "
-            f"{getattr(mean, '__name__', type(mean).__name__)}: for example dgp.means.Identity()"
+            f"{getattr(mean, '__name__', type(mean).__name__)}: for example dgp.means.IdentityMean()"
         )
-    return FromCallable(mean)
+    return CallableMean(mean)
 
 
 def pca(X: ArrayLike, outputs: int) -> Mean:
@@ -238,10 +248,10 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
             f"means.pca: expected a positive integer number of outputs, got {outputs!r}: try {X.shape[-1]}"
         )
     if outputs == X.shape[-1]:
-        return Identity()
+        return IdentityMean()
     if outputs > X.shape[-1]:
-        return Linear(np.eye(X.shape[-1], outputs, dtype=X.dtype))
-    return Linear(principal_directions(X, outputs))
+        return LinearMean(np.eye(X.shape[-1], outputs, dtype=X.dtype))
+    return LinearMean(principal_directions(X, outputs))
 
 
 def principal_directions(X: ArrayLike, number: int) -> np.ndarray:

@@ -76,7 +76,7 @@ def _can_collapse(program):
 
 def _collapsed(program, model):
     closed = all(f.kernel in CLOSED for f in program.functions.values())
-    return G.Collapsed(model, integrate=None if closed else dgp.GaussHermite(5))
+    return G.Collapsed(model, integrate=None if closed else dgp.likelihoods.GaussHermite(5))
 
 
 GUIDES = {

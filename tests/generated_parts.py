@@ -17,7 +17,7 @@ KERNELS = {  # by the number of input columns
     "additive": lambda D: RBF(0.6, 1.2).on(0) + Matern52(0.5, 1.4).on(D - 1),
 }
 SYMMETRIC = ("rbf", "matern", "sum", "product")  # in the columns of the inputs
-MEANS = {"zero": None, "constant": dgp.means.Constant(0.3), "identity": dgp.means.Identity()}
+MEANS = {"zero": None, "constant": dgp.means.ConstantMean(0.3), "identity": dgp.means.IdentityMean()}
 LIKELIHOODS = {
     "normal": lambda v: dist.Normal(v, 0.4),
     "affine": lambda v: dist.Normal(0.5 * v - 0.2, 0.6),

@@ -165,7 +165,7 @@ class Program:
                 fn = conditional(v if W is None else v @ W.T)
             else:
                 v = functions["g"](x)
-                integrate = dgp.MonteCarlo(5) if likelihood == "categorical" else None
+                integrate = dgp.likelihoods.MonteCarlo(5) if likelihood == "categorical" else None
                 fn = dgp.Likelihood(v if W is None else v.mix(W), conditional, integrate=integrate)
             numpyro.sample(f"y{suffix}", fn, obs=y)
 

@@ -22,7 +22,7 @@ def shallow(X, y=None, batch=None, *, Z=Z, kernel=dgp.kernels.RBF(1.2, 0.7), noi
         numpyro.sample("y", dgp.Likelihood(g(X[i]), lambda v: dist.Normal(v, noise)), obs=None if y is None else y[i])
 
 
-def deep(X, y=None, batch=None, *, inner=dgp.kernels.RBF(0.3, 0.9), process_noise=None, mean=dgp.means.Identity()):
+def deep(X, y=None, batch=None, *, inner=dgp.kernels.RBF(0.3, 0.9), process_noise=None, mean=dgp.means.IdentityMean()):
     f = dgp.gp("f", inner, dgp.Points(Z), outputs=1, mean=mean)
     g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
     with numpyro.plate("data", len(X), subsample_size=batch) as i:
@@ -32,7 +32,7 @@ def deep(X, y=None, batch=None, *, inner=dgp.kernels.RBF(0.3, 0.9), process_nois
 
 def explicit(X, y=None, batch=None):
     """As ``deep``, with the last function drawn instead of integrated: a proper joint density."""
-    f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
     with numpyro.plate("data", len(X), subsample_size=batch) as i:
         h = numpyro.sample("h", f(X[i]))

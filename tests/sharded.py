@@ -31,7 +31,7 @@ y = np.sin(X[:, 0])
 
 
 def program(X, y=None):
-    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X_SOME), outputs=3, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X_SOME), outputs=3, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(X_SOME))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

@@ -17,7 +17,7 @@ def family(depth, data=X):
         noise, h, Z, layers = numpyro.sample("noise", dist.LogNormal(-4.0, 1.0)), X_, data, []
         for i in range(depth - 1, 0, -1):
             kernel = dgp.kernels.Matern52(numpyro.sample(f"variance{i}", dist.LogNormal(-3.0, 1.0)), 0.4)
-            layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=1, mean=dgp.means.Identity()))
+            layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean()))
             Z = layers[-1](Z).loc
         g = dgp.gp("f0", dgp.kernels.Matern52(1.0, scale), dgp.Points(Z))
         with numpyro.plate("data", len(X_)):

@@ -33,7 +33,7 @@ class Emulator:
 
     def predict_jointly(self, key, rows, num_samples=None):
         parts = [self.given_runs(jnp.asarray(rows), scale) for scale in self.scales]
-        return dgp.JointMixture(*(jnp.stack(arrays) for arrays in zip(*parts, strict=True)))
+        return dgp.densities.JointMixture(*(jnp.stack(arrays) for arrays in zip(*parts, strict=True)))
 
     def given_runs(self, x, scale):
         def k(a, b):
@@ -354,7 +354,7 @@ class Outputs(Emulator):
 
     def predict_jointly(self, key, rows, num_samples=None):
         m, C, K = super().predict_jointly(key, rows)
-        return dgp.JointMixture(jnp.stack([m, 2 * m], -1), jnp.stack([C, 4 * C], 1), jnp.stack([K, 4 * K], 1))
+        return dgp.densities.JointMixture(jnp.stack([m, 2 * m], -1), jnp.stack([C, 4 * C], 1), jnp.stack([K, 4 * K], 1))
 
 
 @pytest.mark.long

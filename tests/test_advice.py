@@ -91,7 +91,9 @@ CASES = {
     "functions as probabilities": (
         lambda: likelihood(lambda v: dist.Categorical(probs=v), outputs=3),
         r"expected probs of Categorical in its range.*jax.nn.softmax\(v\) of several",
-        lambda: likelihood(lambda v: dist.Categorical(probs=jax.nn.softmax(v)), outputs=3, integrate=dgp.MonteCarlo(2)),
+        lambda: likelihood(
+            lambda v: dist.Categorical(probs=jax.nn.softmax(v)), outputs=3, integrate=dgp.likelihoods.MonteCarlo(2)
+        ),
     ),
     "a function as a rate": (
         lambda: likelihood(lambda v: dist.Poisson(v)),

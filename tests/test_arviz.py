@@ -41,13 +41,13 @@ def layer(inputs, inducing, v, variance, lengthscale):
 def tree():
     params = random_params(noisy, NOISY, X, Y)
     posterior = dgp.Posterior(noisy, NOISY, params)
-    return dgp.to_arviz(posterior, jax.random.key(0), X, Y, num_samples=100, losses=np.arange(7.0)), params
+    return dgp.diagnostics.to_arviz(posterior, jax.random.key(0), X, Y, num_samples=100, losses=np.arange(7.0)), params
 
 
 @pytest.mark.long
 @pytest.mark.smoke
 def test_densities_of_a_shallow_model_are_the_dense_ones(key):
-    found = dgp.to_arviz(FIT, key, X, Y, num_samples=20)
+    found = dgp.diagnostics.to_arviz(FIT, key, X, Y, num_samples=20)
     root = np.asarray(PARAMS["g_auto_scale_tril"])
     q = multivariate_normal(np.asarray(PARAMS["g_auto_loc"]), root @ root.T)
     for s, v in enumerate(found.posterior["g"].to_numpy()[0]):
@@ -150,7 +150,7 @@ def test_stock_calls_refuse_the_draws_of_a_guide(tree):
 def test_draws_are_not_from_the_posterior_of_a_narrow_guide(key):
     """What a stock call says of them without the ratio of densities, and what the ratio says."""
     narrow = dgp.Posterior(shallow, POINTS, PARAMS | {"g_auto_scale_tril": 0.02 * jnp.eye(8)})
-    found = dgp.to_arviz(narrow, key, X, Y, num_samples=400)
+    found = dgp.diagnostics.to_arviz(narrow, key, X, Y, num_samples=400)
     score = dgp.diagnostics.loo(found)
     assert (score.pareto_k > score.good_k).all()
     found["log_likelihood"] = found["log_likelihood_uncorrected"]
@@ -169,7 +169,7 @@ def test_round_trip_to_a_file(tree, tmp_path):
 @pytest.mark.long
 def test_names_of_ones_own(key):
     names = [f"row {n}" for n in range(30)]
-    found = dgp.to_arviz(
+    found = dgp.diagnostics.to_arviz(
         {"fit": FIT}, key, X, Y, num_samples=5, losses={"fit": np.ones(3)},
         coords={"data": names}, dims={"g": ["knot"]},
     )["fit"]  # fmt: skip
@@ -182,7 +182,7 @@ def test_names_of_ones_own(key):
 def test_single_precision(x32):
     model = partial(shallow, Z=np.float32(Z))
     fit = dgp.Posterior(model, dgp.guides.InducingPoint(model), jax.tree.map(np.float32, PARAMS))
-    found = dgp.to_arviz(fit, jax.random.key(0), np.float32(X), np.float32(Y), num_samples=5)
+    found = dgp.diagnostics.to_arviz(fit, jax.random.key(0), np.float32(X), np.float32(Y), num_samples=5)
     assert found.log_likelihood_uncorrected["y"].dtype == np.float32
     assert np.isfinite(found.sample_stats["lp"]).all()
 
@@ -197,7 +197,7 @@ def chains():
 
 @pytest.mark.long
 def test_chains(chains, key):
-    found = dgp.to_arviz(chains, key, X[::3], Y[::3], num_samples=5, local_samples=300)
+    found = dgp.diagnostics.to_arviz(chains, key, X[::3], Y[::3], num_samples=5, local_samples=300)
     assert found.posterior.sizes == {"chain": 2, "draw": 30, "f_output": 1, "f_inducing": 8, "g_inducing": 8,
                                      "data": 10, "h_output": 1, "h_white_output": 1}  # fmt: skip
     np.testing.assert_array_equal(found.posterior["g"], chains.get_samples(group_by_chain=True)["g"])
@@ -217,7 +217,7 @@ def test_chains_of_centred_layers_are_noticed(key):
     mcmc = MCMC(NUTS(deep, max_tree_depth=2), num_warmup=2, num_samples=3, progress_bar=False)
     mcmc.run(key, X[::3], Y[::3])
     with pytest.warns(UserWarning, match=r"got hidden layers \['h'\] as they are: such chains hardly move"):
-        dgp.to_arviz(mcmc, key, X[::3], Y[::3], num_samples=2, local_samples=2)
+        dgp.diagnostics.to_arviz(mcmc, key, X[::3], Y[::3], num_samples=2, local_samples=2)
 
 
 @pytest.mark.long
@@ -250,7 +250,7 @@ def test_two_sources_of_data_masks_and_factors(key):
     guide = dgp.guides.InducingPoint(two_sources)
     args = X, jnp.stack([Y, -Y], -1), Y[:10]
     params = random_params(two_sources, guide, *args)
-    found = dgp.to_arviz(dgp.Posterior(two_sources, guide, params), key, *args, num_samples=4)
+    found = dgp.diagnostics.to_arviz(dgp.Posterior(two_sources, guide, params), key, *args, num_samples=4)
     assert found.log_likelihood_uncorrected["coarse"].dims == ("chain", "draw", "rows")
     assert found.log_likelihood_uncorrected["fine"].dims == ("chain", "draw", "few")
     assert found.posterior_predictive["coarse"].dims[2:] == ("rows", "coarse_output")
@@ -279,7 +279,7 @@ def test_arguments_equal_to_the_observations_are_constants(key):
 
     guide, x, y = dgp.guides.InducingPoint(model), jnp.linspace(0, 1, 5)[:, None], jnp.arange(5.0)
     params = random_params(model, guide, x, y, y)
-    tree = dgp.to_arviz(dgp.Posterior(model, guide, params), key, x, y, y, num_samples=30, local_samples=2)
+    tree = dgp.diagnostics.to_arviz(dgp.Posterior(model, guide, params), key, x, y, y, num_samples=30, local_samples=2)
     assert set(tree.constant_data) == {"X", "before"}
     assert tree.constant_data["before"].dims == ("data",)
 
@@ -290,7 +290,7 @@ def test_constants_are_not_named_by_one_of_two_plates_of_a_size(key):
     args = jnp.arange(6.0).reshape(3, 2), jnp.arange(3.0), jnp.arange(9.0).reshape(3, 3)
     guide = dgp.guides.InducingPoint(square)
     params = random_params(square, guide, *args)
-    found = dgp.to_arviz(dgp.Posterior(square, guide, params), key, *args, num_samples=4)
+    found = dgp.diagnostics.to_arviz(dgp.Posterior(square, guide, params), key, *args, num_samples=4)
     assert found.observed_data["y"].dims == ("rows", "columns")
     assert found.constant_data["X"].dims == ("X_dim_0", "X_dim_1")
     assert found.constant_data["weights"].dims == ("weights_dim_0",)
@@ -337,7 +337,7 @@ def test_every_kind_of_program(model, make, args, dims, key):
     guide = make(model)
     svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
     fit = dgp.Posterior(model, guide, svi.get_params(svi.init(key, *args)))
-    found = dgp.to_arviz(fit, key, *args, num_samples=20, local_samples=3)
+    found = dgp.diagnostics.to_arviz(fit, key, *args, num_samples=20, local_samples=3)
     for group in found.children.values():
         assert all(np.isfinite(values).all() for values in group.data_vars.values())
     assert {name: found.posterior[name].dims[2:] for name in dims} == dims
@@ -357,21 +357,21 @@ def overlapping(X, a=None, b=None):
 
 def test_bad_input(key):
     with pytest.raises(ValueError, match=r"expected num_samples to be a positive integer, got 0"):
-        dgp.to_arviz(FIT, key, X, Y, num_samples=0)
+        dgp.diagnostics.to_arviz(FIT, key, X, Y, num_samples=0)
     with pytest.raises(ValueError, match=r"expected a program that observes data, got none"):
-        dgp.to_arviz(FIT, key, X)
+        dgp.diagnostics.to_arviz(FIT, key, X)
     with pytest.raises(ValueError, match=r"expected a program over all data, got plate 'data'"):
-        dgp.to_arviz(FIT, key, X, Y, 10)
+        dgp.diagnostics.to_arviz(FIT, key, X, Y, 10)
     with pytest.raises(ValueError, match=r"expected dgp.Posterior\(.*\) or an MCMC object that has run, got list"):
-        dgp.to_arviz([FIT], key, X, Y)
+        dgp.diagnostics.to_arviz([FIT], key, X, Y)
     with pytest.raises(ValueError, match=r"an MCMC object that has run, got one that has not: call mcmc.run first"):
-        dgp.to_arviz(MCMC(NUTS(shallow), num_warmup=1, num_samples=1), key, X, Y)
+        dgp.diagnostics.to_arviz(MCMC(NUTS(shallow), num_warmup=1, num_samples=1), key, X, Y)
     with pytest.raises(
         ValueError, match=r"expected observed sites in the same plates or in plates of their own, got \['a', 'b'\]"
     ):
-        dgp.to_arviz(dgp.Posterior(overlapping, dgp.guides.InducingPoint(overlapping)), key, X, Y, Y[None])
+        dgp.diagnostics.to_arviz(dgp.Posterior(overlapping, dgp.guides.InducingPoint(overlapping)), key, X, Y, Y[None])
     with pytest.raises(ValueError, match=r"expected finite data, got 1 NaN"):
-        dgp.to_arviz(FIT, key, X, Y.at[0].set(jnp.nan))
+        dgp.diagnostics.to_arviz(FIT, key, X, Y.at[0].set(jnp.nan))
 
 
 needs_plots = pytest.mark.skipif(
@@ -435,7 +435,7 @@ def test_two_families_at_the_same_rows(deep):
 
     draws = {"f": jax.random.normal(jax.random.key(1), (30, 3))}
     posterior = dgp.Posterior(model, samples=draws, site="y")
-    tree = dgp.to_arviz(posterior, jax.random.key(0), x, counts, y, local_samples=4000 if deep else 1)
+    tree = dgp.diagnostics.to_arviz(posterior, jax.random.key(0), x, counts, y, local_samples=4000 if deep else 1)
     found = tree["log_likelihood"]
     assert set(found.data_vars) == {"counts", "y"}
     assert dict(found.sizes) == {"chain": 1, "draw": 30, "data": 3}
@@ -472,7 +472,7 @@ def test_a_trace_plot():
     """With the extras on every Python: arviz-plots 0.8 does not import beside matplotlib 3.11."""
     import arviz_plots
 
-    tree = dgp.to_arviz(dgp.Posterior(slope, samples={"b": np.zeros(30)}), jax.random.key(0), X, Y)
+    tree = dgp.diagnostics.to_arviz(dgp.Posterior(slope, samples={"b": np.zeros(30)}), jax.random.key(0), X, Y)
     assert {"b"} <= set(arviz_plots.plot_trace(tree, var_names=["b"], backend="matplotlib").viz["trace"].data_vars)
 
 
@@ -481,4 +481,4 @@ def test_an_old_arviz_is_named(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.23.4")
     posterior = dgp.Posterior(slope, samples={"b": np.zeros(30)})
     with pytest.warns(UserWarning, match=r'got arviz 0.23.4, .* pip install arviz-plots "matplotlib<3.11"'):
-        dgp.to_arviz(posterior, jax.random.key(0), X, Y)
+        dgp.diagnostics.to_arviz(posterior, jax.random.key(0), X, Y)

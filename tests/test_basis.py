@@ -53,7 +53,7 @@ def shallow(X, y=None, *, kernel=RBF(1.2, 0.7), basis=BASIS):
 
 def deep(X, y=None, *, process_noise=None):
     variance = numpyro.param("variance", 0.3, constraint=dist.constraints.positive)
-    f = dgp.gp("f", RBF(variance, 0.9), BASIS, outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", RBF(variance, 0.9), BASIS, outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", RBF(1.2, 0.7), BASIS)
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=process_noise))
@@ -112,7 +112,7 @@ def test_equal_to_numpyro(kernel, D):
 @pytest.mark.smoke
 def test_weights_determine_the_function():
     v = np.random.default_rng(1).normal(size=12)
-    f = layer(RBF(), BASIS, v, mean=dgp.means.Constant(0.5))
+    f = layer(RBF(), BASIS, v, mean=dgp.means.ConstantMean(0.5))
     A = f.features(X)
     np.testing.assert_allclose(f(X).mean, 0.5 + A @ v, rtol=1e-12)
     assert not f(X).variance.any()
@@ -245,7 +245,7 @@ def test_around_and_the_published_rules():
 @pytest.mark.long
 @SMALL
 def test_outside_the_function_is_its_mean():
-    f = layer(RBF(), BASIS, np.ones(12), mean=dgp.means.Constant(0.5))
+    f = layer(RBF(), BASIS, np.ones(12), mean=dgp.means.ConstantMean(0.5))
     x = jnp.array([[-9.0], [-4.0], [0.0], [4.0], [5.0]])
     with pytest.warns(UserWarning, match=r"2 of 5 inputs of layer 'f', for example -9.0, are outside of its Basis"):
         f(x)
@@ -439,10 +439,10 @@ def chain(kernel, warmup=10, samples=10):
 @pytest.mark.long
 def test_chains_move_weights_only():
     program = dgp.for_mcmc(deep, {"variance": 0.3})
-    for kernel in (NUTS(program), dgp.Gibbs(deep, {"variance": 0.3})):
+    for kernel in (NUTS(program), dgp.mcmc.Gibbs(deep, {"variance": 0.3})):
         draws = chain(kernel)
         assert set(draws) == {"f", "g", "h"}
-        f = layer(RBF(0.3, 0.9), BASIS, draws["f"][-1], outputs=1, mean=dgp.means.Identity())
+        f = layer(RBF(0.3, 0.9), BASIS, draws["f"][-1], outputs=1, mean=dgp.means.IdentityMean())
         np.testing.assert_allclose(draws["h"][-1], f(X).mean, rtol=1e-9)
     with pytest.raises(ValueError, match=r"expected values that a BasisFunction determines.* dgp.for_mcmc\(model\)"):
         chain(NUTS(dgp.for_mcmc(deep, {"variance": 0.3}, noncentered=False)))
@@ -490,7 +490,7 @@ def test_new_rows_compare_weights_at_other_hyperparameters():
     mean, covariance = now.whitened_values_of(before)
     np.testing.assert_allclose(layer(RBF(1.0, 0.8), BASIS, mean[0])(X).mean, now(X).mean, rtol=1e-9)
     assert not covariance.any()
-    for other in (layer(RBF(), dgp.Basis(-4.0, 4.0, 5)), layer(RBF(), BASIS, mean=dgp.means.Constant(1.0))):
+    for other in (layer(RBF(), dgp.Basis(-4.0, 4.0, 5)), layer(RBF(), BASIS, mean=dgp.means.ConstantMean(1.0))):
         with pytest.raises(ValueError, match="expected a Basis and a kernel as in the earlier fit"):
             now.whitened_values_of(other)
     with pytest.raises(ValueError, match="expected a kernel with a spectral density"):

@@ -23,7 +23,7 @@ def program(layers, X, y=None):
     """Every function is drawn, the last one too: the observations have the density that the chain sees."""
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
     scale = numpyro.sample("scale", dist.LogNormal(-0.5, 0.5))
-    f = dgp.gp("f", dgp.kernels.RBF(1.0, scale), Z, outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, scale), Z, outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.0, 0.7), Z) if layers == 2 else None
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))
@@ -36,7 +36,7 @@ def under_a_likelihood(layers, X, y=None):
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
     scale = numpyro.sample("scale", dist.LogNormal(-0.5, 0.5))
     g = dgp.gp("g", dgp.kernels.RBF(1.0, scale), Z)
-    f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.7), Z, outputs=1, mean=dgp.means.Identity()) if layers == 2 else None
+    f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.7), Z, outputs=1, mean=dgp.means.IdentityMean()) if layers == 2 else None
     with numpyro.plate("data", len(X)):
         h = X if f is None else numpyro.sample("h", f(X))
         likelihood = dgp.Likelihood(g(h), lambda v: dist.Normal(v, noise), collapse="marginal")
@@ -114,14 +114,14 @@ def in_coordinates(model):
 
 
 def gibbs(**options):
-    return lambda model: dgp.Gibbs(model, **options)
+    return lambda model: dgp.mcmc.Gibbs(model, **options)
 
 
-SHORT = dgp.updates.NUTS(max_tree_depth=4)
+SHORT = dgp.mcmc.BlockNUTS(max_tree_depth=4)
 SAMPLERS = {
-    "elliptical and slice": (1, gibbs(collapse=False, rest=dgp.updates.Slice())),
+    "elliptical and slice": (1, gibbs(collapse=False, rest=dgp.mcmc.Slice())),
     "elliptical and NUTS": (2, gibbs(rest=SHORT)),
-    "NUTS and slice": (1, gibbs(collapse=False, blocks={"g": SHORT}, rest=dgp.updates.Slice())),
+    "NUTS and slice": (1, gibbs(collapse=False, blocks={"g": SHORT}, rest=dgp.mcmc.Slice())),
 }
 
 
@@ -143,7 +143,7 @@ def test_ranks_in_the_coordinates_of_a_guide_are_uniform(layers):
     assert min(found) > 0.01 / len(found)
 
 
-class Cold(dgp.updates.EllipticalSlice):
+class Cold(dgp.mcmc.EllipticalSlice):
     """A wrong update: of the cube of the density."""
 
     def move(self, key, state, z, energy, given):
@@ -154,7 +154,7 @@ class Cold(dgp.updates.EllipticalSlice):
 
 @pytest.mark.long
 def test_a_wrong_update_is_noticed():
-    kernel = gibbs(collapse=False, blocks={"g": Cold()}, rest=dgp.updates.Slice())
+    kernel = gibbs(collapse=False, blocks={"g": Cold()}, rest=dgp.mcmc.Slice())
     options = dict(program=under_a_likelihood, sites=("noise", "scale", "g"), kernel=kernel, warmup=100, thinning=10)
     assert min(p_values(ranks(1, 100, **options))) < 1e-4
 

@@ -213,7 +213,7 @@ def test_a_deep_program_learns_and_predicts_with_labels():
         (dgp.guides.MeanField, None),
         (lambda m: dgp.guides.GlobalInducing(m, num_inducing=10, labels=[1]), None),
         (dgp.guides.Collapsed, 0.3),
-        (lambda m: dgp.guides.Collapsed(m, integrate=dgp.MonteCarlo(20, jax.random.key(1))), 0.3),
+        (lambda m: dgp.guides.Collapsed(m, integrate=dgp.likelihoods.MonteCarlo(20, jax.random.key(1))), 0.3),
     ],
 )
 def test_guides_that_take_labels(guide, noise):
@@ -346,7 +346,7 @@ def test_groups_have_lengthscales_of_their_own():
 
     def gram_of(lengthscales):
         scaled = K.Transformed(
-            K.Gibbs(2.0), lambda s, X: jnp.stack([X[..., 0], s[X[..., 1].astype(int)]], -1), jnp.log(lengthscales)
+            K.GibbsRBF(2.0), lambda s, X: jnp.stack([X[..., 0], s[X[..., 1].astype(int)]], -1), jnp.log(lengthscales)
         )
         return (scaled * K.Categorical(3, correlation=0.0).on(1)).gram(X)
 

@@ -8,7 +8,13 @@ from dense import kl
 from sizes import mostly_long
 
 from numpyro_dgp import kernels as K
-from numpyro_dgp.rings.circulant import Circulant, hartley, kl_between_circulants, kl_dense_to_circulant, sandwich_trace
+from numpyro_dgp.rings.circulant import (
+    CirculantMatrix,
+    hartley,
+    kl_between_circulants,
+    kl_dense_to_circulant,
+    sandwich_trace,
+)
 from numpyro_dgp.rings.features import NUGGET, RingFeatures, random_waves
 from numpyro_dgp.rings.spectra import NEAR, Ring, components, periodised, spectrum
 
@@ -44,7 +50,7 @@ def random_circulant(blocks, batch=()):
         n = part.shape[-1]
         dense[..., start : start + n, start : start + n] = part
         start += n
-    return Circulant(jnp.array(even), blocks), dense
+    return CirculantMatrix(jnp.array(even), blocks), dense
 
 
 @pytest.mark.slow
@@ -157,7 +163,7 @@ def test_sandwich_of_an_inverse_in_single_precision():
     H = np.fft.fft(np.eye(75), norm="ortho")
     H = H.real - H.imag
     expected = np.square((K64[:, None] ** -0.5 * (H * w) @ H) * K64**0.5).sum()
-    C = Circulant(jnp.asarray(K64, jnp.float32), ((75,),))
+    C = CirculantMatrix(jnp.asarray(K64, jnp.float32), ((75,),))
     np.testing.assert_allclose(C.power(-1).sandwich(jnp.asarray(w), C, jnp.asarray(w)), expected, rtol=1e-3)
 
 

@@ -89,7 +89,7 @@ def test_expectations_against_adaptive_quadrature(name):
     assert ("closed form" in repr(likelihood)) == closed
     found = [expected(scipys, tail, n) for n in range(3)]
     np.testing.assert_allclose(likelihood.log_prob(Y), found, rtol=1e-6 if closed else 1e-3)
-    fine = dgp.Likelihood(F, conditional, integrate=dgp.GaussHermite(250))
+    fine = dgp.Likelihood(F, conditional, integrate=dgp.likelihoods.GaussHermite(250))
     found = [expected(scipys, tail, n, exponential=True) for n in range(3)]
     np.testing.assert_allclose(fine.log_marginal(Y), found, rtol=1e-5)
 

@@ -32,11 +32,13 @@ def deep(X, y=None, *, layers=2):
     for depth in range(1, layers):
         points = Z if depth == 1 else jnp.hstack([Z, Z2])
         mean = (
-            dgp.means.Linear(jnp.array([[1.0, -0.5]]), 0.1) if depth == 1 else dgp.means.Linear(0.3 * jnp.ones((3, 2)))
+            dgp.means.LinearMean(jnp.array([[1.0, -0.5]]), 0.1)
+            if depth == 1
+            else dgp.means.LinearMean(0.3 * jnp.ones((3, 2)))
         )
         with handlers.scale(scale=1.0 if depth == 1 else 0.8):
             functions.append(dgp.gp(f"f{depth}", k.RBF(0.5, 0.9), dgp.Points(points), outputs=2, mean=mean))
-    g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(jnp.hstack([Z, Z2])), mean=dgp.means.Constant(0.2))
+    g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(jnp.hstack([Z, Z2])), mean=dgp.means.ConstantMean(0.2))
     keep = jnp.arange(len(X)) != 3
     with numpyro.plate("data", len(X)), handlers.mask(mask=keep), handlers.scale(scale=0.9):
         for depth, f in enumerate(functions, 1):
@@ -47,7 +49,7 @@ def deep(X, y=None, *, layers=2):
 
 def scalar(X, y=None):
     """A scalar hidden layer, shared kernels, one noise."""
-    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), mean=dgp.means.Identity())
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), mean=dgp.means.IdentityMean())
     g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=0.3))
@@ -262,13 +264,13 @@ def test_between_mean_field_and_the_evidence():
 @pytest.mark.long
 def test_any_kernel_by_quadrature():
     def model(X, y=None):
-        f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", k.Matern32(), dgp.Points(Z))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X, noise=0.3))
             numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
 
-    guide = G.Collapsed(model, hidden=G.GivenInducing(), integrate=dgp.GaussHermite(60))
+    guide = G.Collapsed(model, hidden=G.GivenInducing(), integrate=dgp.likelihoods.GaussHermite(60))
     params = random_params(model, guide, X, Y)
     assert agree(sampled_bound(model, guide, params), np.array([value(model, guide, params)]))
     with pytest.raises(ValueError, match=r"closed form .* got Matern32: pass integrate="):
@@ -297,7 +299,7 @@ def test_single_precision(x32):
 
     def model(X, y=None):
         f = dgp.gp(
-            "f", k.RBF(0.5, 0.9), dgp.Points(points), outputs=2, mean=dgp.means.Linear(np.ones((1, 2), np.float32))
+            "f", k.RBF(0.5, 0.9), dgp.Points(points), outputs=2, mean=dgp.means.LinearMean(np.ones((1, 2), np.float32))
         )
         g = dgp.gp("g", k.RBF(), dgp.Points(np.hstack([points, points])))
         with numpyro.plate("data", len(X)):

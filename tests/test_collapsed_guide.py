@@ -26,15 +26,15 @@ Z2 = jnp.hstack([Z, jnp.cos(5 * Z)])
 RBF = k.RBF(1.2, 0.7)
 
 
-def deep(X, y=None, *, layers=2, last=k.RBF(1.1, 0.9), inner_mean=dgp.means.Linear(jnp.array([[1.0, -0.5]]), 0.1)):
+def deep(X, y=None, *, layers=2, last=k.RBF(1.1, 0.9), inner_mean=dgp.means.LinearMean(jnp.array([[1.0, -0.5]]), 0.1)):
     """Two outputs per hidden layer, data beside the hidden values, mean functions, unequal noise."""
     x = X
     functions = []
     for depth in range(1, layers):
         points = Z if depth == 1 else jnp.hstack([Z, Z2])
-        mean = inner_mean if depth == 1 else dgp.means.Linear(0.3 * jnp.ones((3, 2)))
+        mean = inner_mean if depth == 1 else dgp.means.LinearMean(0.3 * jnp.ones((3, 2)))
         functions.append(dgp.gp(f"f{depth}", k.RBF(0.5, 0.9), dgp.Points(points), outputs=2, mean=mean))
-    g = dgp.gp("g", last, dgp.Points(jnp.hstack([Z, Z2])), mean=dgp.means.Constant(0.2))
+    g = dgp.gp("g", last, dgp.Points(jnp.hstack([Z, Z2])), mean=dgp.means.ConstantMean(0.2))
     with numpyro.plate("data", len(X)):
         for depth, f in enumerate(functions, 1):
             h = numpyro.sample(f"h{depth}", f(x, noise=0.2 + 0.1 * depth))
@@ -53,7 +53,7 @@ def latents(X, y=None):
 def per_output(X, y=None):
     kernels = [k.RBF(1.2, 0.7), k.RBF(0.6, 1.5) + k.Linear(0.2)]
     points = jnp.stack([Z, Z + 0.1])
-    f = dgp.gp("f", kernels, dgp.Points(points), outputs=2, mean=dgp.means.Linear(jnp.ones((1, 2))))
+    f = dgp.gp("f", kernels, dgp.Points(points), outputs=2, mean=dgp.means.LinearMean(jnp.ones((1, 2))))
     g = dgp.gp("g", [k.RBF(1.0, 1.0), k.RBF(1.0, 2.0)], dgp.Points(Z2), outputs=2)
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=jnp.array([0.2, 0.4])))
@@ -62,14 +62,14 @@ def per_output(X, y=None):
 
 def reused(X, y=None):
     """One function in two layers, and a scalar hidden layer."""
-    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), mean=dgp.means.Identity())
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), mean=dgp.means.IdentityMean())
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=0.2))
         numpyro.sample("y", dgp.Likelihood(f(h[:, None]), lambda v: dist.Normal(v, 0.3)), obs=y)
 
 
 def latents_above_a_layer(X, y=None):
-    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", k.RBF(1.0, 1.2), dgp.Points(Z2))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=0.2))
@@ -290,13 +290,13 @@ def test_posteriors_of_hyperparameters_are_drawn(other):
 @pytest.mark.long
 def test_any_kernel_by_quadrature():
     def one(X, y=None):
-        f = dgp.gp("f", RBF, dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", RBF, dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", k.Matern32(), dgp.Points(Z))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X, noise=0.3))
             numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.3)), obs=y)
 
-    guide = G.Collapsed(one, integrate=dgp.GaussHermite(60))
+    guide = G.Collapsed(one, integrate=dgp.likelihoods.GaussHermite(60))
     params = random_params(one, guide, X, Y)
     value = -dgp.ELBO().loss(jax.random.key(0), params, one, guide, X, Y)
     assert agree(sampled_bound(one, guide, params, Y), np.array([value]))
@@ -320,7 +320,7 @@ def test_single_precision(x32):
     points = np.asarray(Z, np.float32)
 
     def model(X, y=None):
-        f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(points), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(points), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", k.RBF(), dgp.Points(points))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X, noise=0.3))
@@ -366,7 +366,7 @@ def mixed(X, y=None):
         (variant(inputs=lambda h: h + 1.0), {}, "got the result of `add`"),
         (variant(scale=lambda h: jnp.exp(h[:, 0])), {}, "to be inputs of layers only, got a program"),
         (variant(inputs=lambda h: jnp.hstack([h, h])[:, ::-1][:, :1]), {}, "got the result of `rev`"),
-        (variant(last_mean=jnp.sin), {}, "expected a mean function among dgp.means.Zero"),
+        (variant(last_mean=jnp.sin), {}, "expected a mean function among dgp.means.ZeroMean"),
         (variant(points=lambda f: f(Z).loc), {}, "do not depend on the inducing values of another.* the layer at 'y'"),
         (variant(points=lambda f: f(Z).loc), {"hidden": G.GivenInducing()}, "got such ones for the layer at 'y'"),
         (variant(kernel=lambda f: k.RBF(jnp.exp(f(Z).loc[0, 0]))), {}, "got such ones for the layer at 'y'"),

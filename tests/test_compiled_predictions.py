@@ -104,7 +104,7 @@ def test_rounding_up():
 def classes(X, y=None):
     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=3)
     with numpyro.plate("data", len(X)):
-        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dgp.RobustMax(v, 0.1)), obs=y)
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dgp.likelihoods.RobustMax(v, 0.1)), obs=y)
 
 
 def counts(X, y=None):

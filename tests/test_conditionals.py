@@ -52,7 +52,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-@pytest.mark.parametrize("integrate", [None, dgp.MonteCarlo(7)])
+@pytest.mark.parametrize("integrate", [None, dgp.likelihoods.MonteCarlo(7)])
 def test_rows_that_are_seen_together_are_refused(name, integrate):
     f_x, conditional, how = SHARED[name]
     with pytest.raises(ValueError, match=f"{how}.*draw them together.*f.joint"):
@@ -62,7 +62,7 @@ def test_rows_that_are_seen_together_are_refused(name, integrate):
 @pytest.mark.parametrize("name", OWN)
 def test_rows_that_are_seen_one_by_one_are_integrated(name):
     f_x, conditional = OWN[name]
-    dgp.Likelihood(f_x, conditional, integrate=dgp.MonteCarlo(7))  # no warning: they are errors here
+    dgp.Likelihood(f_x, conditional, integrate=dgp.likelihoods.MonteCarlo(7))  # no warning: they are errors here
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
@@ -70,7 +70,7 @@ def test_rows_that_may_be_seen_together_are_warned_of(name):
     f_x, conditional, how = UNKNOWN[name]
     with pytest.warns(UserWarning, match=f"Rows are drawn one by one: it takes loc {how}, which may combine rows"):
         dgp.Likelihood(f_x, conditional)
-    dgp.Likelihood(f_x, conditional, integrate=dgp.MonteCarlo(7))
+    dgp.Likelihood(f_x, conditional, integrate=dgp.likelihoods.MonteCarlo(7))
 
 
 MIXING = jnp.eye(4)[::-1] + jnp.eye(4)
@@ -101,14 +101,18 @@ MIXED = {
 @pytest.mark.parametrize("name", MIXED)
 def test_draws_nobody_asked_for_are_warned_of_with_their_cause(name):
     f_x, conditional, cause = MIXED[name]
-    with pytest.warns(UserWarning, match="by 20 Monte-Carlo draws per step; say integrate=dgp.MonteCarlo") as caught:
+    with pytest.warns(
+        UserWarning, match="by 20 Monte-Carlo draws per step; say integrate=dgp.likelihoods.MonteCarlo"
+    ) as caught:
         likelihood = dgp.Likelihood(f_x, conditional)
     assert len(caught) == 1
     assert cause in str(caught[0].message)
     assert caught[0].filename == __file__
     assert not likelihood.factorised
     assert repr(likelihood) == f"Likelihood({likelihood.family}, 20 draws: its conditional {likelihood.mixes})"
-    asked = dgp.Likelihood(f_x, conditional, integrate=dgp.MonteCarlo(7))  # no warning: they are errors here
+    asked = dgp.Likelihood(
+        f_x, conditional, integrate=dgp.likelihoods.MonteCarlo(7)
+    )  # no warning: they are errors here
     assert repr(asked) == f"Likelihood({likelihood.family}, 7 draws: its conditional {likelihood.mixes})"
 
 
@@ -138,13 +142,13 @@ def test_says_how_it_is_integrated():
     assert said(F, poisson, collapse="marginal") == "Likelihood(Poisson, nodes around the peak)"
     assert said(belief, SCALAR["normal"][0], collapse="marginal") == "Likelihood(Normal, 20 Gauss-Hermite nodes)"
     assert said(F, student) == "Likelihood(StudentT, 48 nodes around the location)"
-    assert said(F, student, integrate=dgp.GaussHermite(7)) == "Likelihood(StudentT, 7 Gauss-Hermite nodes)"
-    assert said(F, student, integrate=dgp.MonteCarlo(7)) == "Likelihood(StudentT, 7 draws)"
+    assert said(F, student, integrate=dgp.likelihoods.GaussHermite(7)) == "Likelihood(StudentT, 7 Gauss-Hermite nodes)"
+    assert said(F, student, integrate=dgp.likelihoods.MonteCarlo(7)) == "Likelihood(StudentT, 7 draws)"
     assert said(F, SCALAR["bernoulli-logits"][0]) == "Likelihood(Bernoulli, 20 Gauss-Hermite nodes)"
-    assert said(CLASSES, dgp.RobustMax) == "Likelihood(RobustMax, own integral)"
+    assert said(CLASSES, dgp.likelihoods.RobustMax) == "Likelihood(RobustMax, own integral)"
     spread = FunctionValues(CLASSES.loc, CLASSES.variance, CLASSES.variance)
     with pytest.warns(UserWarning, match="RobustMax mixes the 3 outputs of f, so its expectation is taken by 20"):
-        dgp.Likelihood(spread, dgp.RobustMax, collapse="marginal")
+        dgp.Likelihood(spread, dgp.likelihoods.RobustMax, collapse="marginal")
 
 
 COUNTED = {
@@ -153,7 +157,7 @@ COUNTED = {
     "gamma": (F, SCALAR["gamma"][0], [0.1, 2.0, 3.0], 2),
     "student-t": (F, SCALAR["student-t"][0], [0.1, 0.2, 1.0], 2),
     "categorical": (CLASSES, lambda v: dist.Categorical(logits=v), [2, 0], 2),
-    "robust-max": (CLASSES, dgp.RobustMax, [2, 0], 2),
+    "robust-max": (CLASSES, dgp.likelihoods.RobustMax, [2, 0], 2),
 }
 
 
@@ -168,7 +172,7 @@ def test_calls_the_conditional_no_more_than_it_must(name):
         calls.append(v)
         return conditional(v)
 
-    likelihood = dgp.Likelihood(f_x, counting, integrate=dgp.MonteCarlo(20))
+    likelihood = dgp.Likelihood(f_x, counting, integrate=dgp.likelihoods.MonteCarlo(20))
     assert len(calls) == at_first
     for density in (likelihood.log_prob, likelihood.log_marginal):
         calls.clear()
@@ -200,7 +204,9 @@ def test_conditional_may_close_over_tracers(name):
 @pytest.mark.slow
 def test_draws_take_their_key_from_the_program():
     def density():
-        likelihood = dgp.Likelihood(CLASSES, lambda v: dist.Categorical(logits=v), integrate=dgp.MonteCarlo(5))
+        likelihood = dgp.Likelihood(
+            CLASSES, lambda v: dist.Categorical(logits=v), integrate=dgp.likelihoods.MonteCarlo(5)
+        )
         return likelihood.log_prob(jnp.array([2, 0]))
 
     np.testing.assert_array_equal(density(), density())  # outside of a program, without a warning
@@ -215,9 +221,9 @@ def test_an_integral_over_independent_values_is_not_used_for_mixtures(key):
     """Robust-max has one, but mixtures are correlated: draws of the functions instead."""
     mixed = PAIRS.mix(jnp.array([[1.0, 0.5], [-0.3, 1.0], [0.2, 0.2], [1.0, -1.0]]))
     labels = jnp.array([0, 3, 2])
-    rule = dgp.MonteCarlo(50_000, jax.random.key(1))
-    likelihood = dgp.Likelihood(mixed, lambda v: dgp.RobustMax(v, 0.2), integrate=rule)
-    log_p = jax.vmap(lambda v: dgp.RobustMax(v, 0.2).log_prob(labels))(mixed.sample(key, (50_000,)))
+    rule = dgp.likelihoods.MonteCarlo(50_000, jax.random.key(1))
+    likelihood = dgp.Likelihood(mixed, lambda v: dgp.likelihoods.RobustMax(v, 0.2), integrate=rule)
+    log_p = jax.vmap(lambda v: dgp.likelihoods.RobustMax(v, 0.2).log_prob(labels))(mixed.sample(key, (50_000,)))
     np.testing.assert_allclose(likelihood.log_prob(labels), log_p.mean(0), atol=0.05)
     np.testing.assert_allclose(jnp.exp(likelihood.log_marginal(labels)), jnp.exp(log_p).mean(0), atol=0.02)
     assert repr(likelihood) == "Likelihood(RobustMax, 50000 draws: its conditional mixes the 4 outputs of f)"

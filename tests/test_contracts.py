@@ -67,9 +67,9 @@ def test_likelihoods(name):
 
 @pytest.mark.long
 def test_likelihoods_of_several_outputs():
-    draws = dgp.MonteCarlo(20)
+    draws = dgp.likelihoods.MonteCarlo(20)
     testing.check_likelihood(lambda v: dist.Categorical(logits=v), [0, 2, 1], outputs=3, integrate=draws)
-    testing.check_likelihood(lambda v: dgp.RobustMax(v), [0, 2, 1], outputs=3)
+    testing.check_likelihood(lambda v: dgp.likelihoods.RobustMax(v), [0, 2, 1], outputs=3)
     two = lambda v: dist.Normal(v[..., 0], jnp.exp(v[..., 1]))  # noqa: E731
     testing.check_likelihood(two, [0.1, 0.2, 0.3], outputs=2, integrate=draws)
 
@@ -107,7 +107,7 @@ def test_objectives_keep_the_dtype_of_the_data(objective, x64):
         data = X.astype(jnp.float32), Y.astype(jnp.float32)
 
         def model(X, y=None):
-            f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4], learn=True), outputs=1, mean=dgp.means.Identity())
+            f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4], learn=True), outputs=1, mean=dgp.means.IdentityMean())
             g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(X[::4]))
             with numpyro.plate("data", len(X)):
                 x = dgp.latent("w", X, 1)
@@ -171,7 +171,7 @@ from numpyro.infer import SVI
 import numpyro_dgp as dgp
 X = jnp.linspace(-1, 1, 40)[:, None]
 def model(X, y=None):
-    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.Matern52(), dgp.Points(X[::4]))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

@@ -75,7 +75,7 @@ def test_duels(key):
     """Probabilities of labels, by quadrature of the difference."""
     post = posterior(duel(lambda v, w: dist.Bernoulli(logits=3 * (v - w))))
     loc, C = joint()
-    rule = dgp.GaussHermite(60)
+    rule = dgp.likelihoods.GaussHermite(60)
     nodes = rule.nodes(loc[:, 0] - loc[:, 1], C[:, 0, 0] + C[:, 1, 1] - 2 * C[:, 0, 1])
     np.testing.assert_allclose(post.probs(key, A, B)[:, 1], nodes.mean(jax.nn.sigmoid(3 * nodes.points)), atol=2e-5)
 
@@ -139,7 +139,7 @@ def test_the_bound_needs_no_draws(key):
     ours = dgp.ELBO().loss(key, PARAMS, program, guide, A, B, y)
     assert dgp.ELBO().loss(jax.random.key(7), PARAMS, program, guide, A, B, y) == ours
     loc, C = joint()
-    nodes = dgp.GaussHermite(60).nodes(loc[:, 0] - loc[:, 1], C[:, 0, 0] + C[:, 1, 1] - 2 * C[:, 0, 1])
+    nodes = dgp.likelihoods.GaussHermite(60).nodes(loc[:, 0] - loc[:, 1], C[:, 0, 0] + C[:, 1, 1] - 2 * C[:, 0, 1])
     expected = nodes.mean(dist.Bernoulli(logits=nodes.points).log_prob(y)).sum()
     q = dist.MultivariateNormal(PARAMS["f_auto_loc"], scale_tril=PARAMS["f_auto_scale_tril"])
     kl = dist.kl_divergence(q, dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)))
@@ -169,20 +169,24 @@ def test_bounds_are_expectations_under_the_joint_gaussian():
     u_f = jnp.array([0.4, -1.0, 0.7])
     sites = handlers.trace(handlers.substitute(model, {"f": u_f})).get_trace(A, B, y)
     loc, C = joint((A, B), {"f_auto_loc": u_f, "f_auto_scale_tril": jnp.zeros((3, 3))})
-    nodes = dgp.GaussHermite(60).nodes(loc[:, 0] - loc[:, 1], C[:, 0, 0] + C[:, 1, 1] - 2 * C[:, 0, 1])
+    nodes = dgp.likelihoods.GaussHermite(60).nodes(loc[:, 0] - loc[:, 1], C[:, 0, 0] + C[:, 1, 1] - 2 * C[:, 0, 1])
     expected = nodes.mean(dist.Bernoulli(logits=3 * nodes.points).log_prob(y))
     np.testing.assert_allclose(sites["y"]["fn"].log_prob(y), expected, atol=2e-5)
 
 
 DIFFERENCE = lambda v, w: dist.Normal(v - w, 0.1)  # noqa: E731
 LINE, X1, X2 = jnp.linspace(-1, 1, 4), jnp.array([[-0.9], [0.1], [0.6]]), jnp.array([[-0.8], [0.7], [0.6]])
-PATCHES = dgp.Patches((2, 2), (1, 2))
+PATCHES = dgp.kernels.Patches((2, 2), (1, 2))
 MATERN = dgp.kernels.Matern52(0.8, 0.7)
 IMAGES = jnp.sin(jnp.arange(24.0)).reshape(2, 3, 4)
 HELD = {
     "Points": (dgp.Points(LINE[:, None]), MATERN, X1, X2),
-    "PointsAndSlopes": (dgp.PointsAndSlopes.with_gradients(LINE[:, None]), MATERN, X1, X2),
-    "InducingPatches": (dgp.InducingPatches(IMAGES[0, :, :2]), dgp.kernels.Convolutional(MATERN, PATCHES), *IMAGES),
+    "PointsAndSlopes": (dgp.functions.PointsAndSlopes.with_gradients(LINE[:, None]), MATERN, X1, X2),
+    "InducingPatches": (
+        dgp.functions.InducingPatches(IMAGES[0, :, :2]),
+        dgp.kernels.Convolutional(MATERN, PATCHES),
+        *IMAGES,
+    ),
     "Grid": (dgp.Grid(-4.0, 4.0, 10), MATERN, X1, X2),
     "Basis": (dgp.Basis(-4.0, 4.0, 10), MATERN, X1, X2),
     "StateSpace": (dgp.StateSpace(LINE), MATERN, X1, X2),

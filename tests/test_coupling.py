@@ -51,10 +51,12 @@ def driven(X, y=None):
 
 def twice(X, y=None):
     """One function above itself."""
-    f = layer("f", outputs=1, mean=dgp.means.Identity())
+    f = layer("f", outputs=1, mean=dgp.means.IdentityMean())
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))
-        likelihood = dgp.Likelihood(f(h), lambda v: dist.Normal(v[..., 0], NOISE), integrate=dgp.MonteCarlo(20))
+        likelihood = dgp.Likelihood(
+            f(h), lambda v: dist.Normal(v[..., 0], NOISE), integrate=dgp.likelihoods.MonteCarlo(20)
+        )
         numpyro.sample("y", likelihood, obs=y)
 
 
@@ -68,7 +70,7 @@ def differences(X, y=None):
 
 def noise_of_all(X, y=None):
     """A likelihood whose noise sees every row of a hidden layer."""
-    f, g = layer("f", outputs=1, mean=dgp.means.Identity()), layer("g")
+    f, g = layer("f", outputs=1, mean=dgp.means.IdentityMean()), layer("g")
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))
         scale = jnp.exp(h.mean() - 1)
@@ -77,7 +79,7 @@ def noise_of_all(X, y=None):
 
 def centred(X, y=None):
     """A layer whose inputs see every row of the one below."""
-    f, g = layer("f", outputs=1, mean=dgp.means.Identity()), layer("g")
+    f, g = layer("f", outputs=1, mean=dgp.means.IdentityMean()), layer("g")
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))
         numpyro.sample("y", dgp.Likelihood(g(h - h.mean(0)), lambda v: dist.Normal(v, NOISE)), obs=y)
@@ -93,7 +95,7 @@ def several_places(X, y=None):
 
 def grouped(X, y=None):
     """A value per group, which several data see: one row for every datum, though a row has several data."""
-    f, g = layer("f", outputs=1, mean=dgp.means.Identity()), layer("g")
+    f, g = layer("f", outputs=1, mean=dgp.means.IdentityMean()), layer("g")
     with numpyro.plate("groups", 7):
         h = numpyro.sample("h", f(X[:7]))
     with numpyro.plate("data", len(X)):
@@ -110,7 +112,7 @@ def two_tasks(X, y=None):
 
 def skip(X, y=None):
     """A hidden layer, a latent that follows it, and a layer that sees both and the inputs."""
-    f = layer("f", outputs=1, mean=dgp.means.Identity())
+    f = layer("f", outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.0, 2.0), dgp.Points(jnp.hstack([Z, Z, Z])))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

@@ -21,7 +21,7 @@ Y = jnp.sin(12 * X[:, 0] ** 3)
 @pytest.mark.smoke
 def test_it_is_the_integral():
     x = jnp.array([-1.0, 0.0, 0.3, 0.5, 1.1, 2.0, 3.0])
-    found, slopes = jax.jit(jax.vmap(jax.value_and_grad(lambda x: dgp.cumulative(x, KNOTS, RATES))))(x)
+    found, slopes = jax.jit(jax.vmap(jax.value_and_grad(lambda x: dgp.functions.cumulative(x, KNOTS, RATES))))(x)
     for end, value in zip(x, found, strict=True):
         grid = np.linspace(0, end, 20001)
         assert value == pytest.approx(np.trapezoid(np.interp(grid, KNOTS, RATES), grid), abs=1e-6)
@@ -43,7 +43,7 @@ def test_it_is_the_integral():
 )
 def test_wrong_calls(args, match):
     with pytest.raises(ValueError, match=match):
-        dgp.cumulative(*args)
+        dgp.functions.cumulative(*args)
 
 
 def warped(X, y=None):
@@ -52,7 +52,7 @@ def warped(X, y=None):
     rate = dgp.gp("rate", dgp.kernels.RBF(2.0, 0.4), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
     g = dgp.gp("g", dgp.kernels.RBF(1.0, 0.5), dgp.Points(jnp.linspace(0, 3, 10)[:, None]))
     log_rate = numpyro.sample("log_rate", rate.joint(knots[:, None]))
-    h = numpyro.deterministic("h", dgp.cumulative(X[:, 0], knots, jnp.exp(log_rate)))
+    h = numpyro.deterministic("h", dgp.functions.cumulative(X[:, 0], knots, jnp.exp(log_rate)))
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.1)), obs=y)
 
@@ -62,10 +62,10 @@ def test_of_increasing_rates_it_is_convex(key):
     """Where rates are integrals of positive numbers themselves, slopes rise; for any positive rates they do not."""
     knots, x = jnp.linspace(0, 1, 12), jnp.linspace(-0.5, 1.5, 60)
     bends = jnp.exp(jax.random.normal(key, knots.shape))
-    slopes = jnp.diff(dgp.cumulative(x, knots, dgp.cumulative(knots, knots, bends) - 1.0))
+    slopes = jnp.diff(dgp.functions.cumulative(x, knots, dgp.functions.cumulative(knots, knots, bends) - 1.0))
     assert (jnp.diff(slopes) > -1e-12).all()
     assert slopes[0] < 0 < slopes[-1]
-    assert (jnp.diff(jnp.diff(dgp.cumulative(x, knots, bends))) < -1e-3).any()
+    assert (jnp.diff(jnp.diff(dgp.functions.cumulative(x, knots, bends))) < -1e-3).any()
 
 
 @pytest.mark.long

@@ -239,13 +239,13 @@ PATHS = {
     ).losses,
     "NUTS": lambda *data: one_step(NUTS(dgp.for_mcmc(indexed), max_tree_depth=1), *data),
     "for_mcmc": lambda *data: potential(dgp.for_mcmc(indexed, collapse=False), *data),
-    "Gibbs": lambda *data: one_step(dgp.Gibbs(indexed), *data),
-    "SGHMC": lambda *data: one_step(dgp.SGHMC(indexed), *data),
+    "Gibbs": lambda *data: one_step(dgp.mcmc.Gibbs(indexed), *data),
+    "SGHMC": lambda *data: one_step(dgp.mcmc.SGHMC(indexed), *data),
     "Collapsed.on": lambda *data: dgp.Posterior(indexed, INTEGRATED.on(*data), NOISE_ONLY).predict(KEY, data[0]).mean,
     "predict": lambda *data: dgp.Posterior(indexed, FULL, PARAMS).predict(KEY, data[0]).mean,
     "draws": lambda *data: dgp.Posterior(indexed, samples=ONE).log_density(KEY, data[1], data[0]),
     "sample_posterior": lambda *data: FULL.sample_posterior(KEY, PARAMS, *data, sample_shape=(2,)),
-    "to_arviz": lambda *data: dgp.to_arviz(
+    "to_arviz": lambda *data: dgp.diagnostics.to_arviz(
         dgp.Posterior(indexed, FULL, PARAMS), KEY, *data, num_samples=2
     ).posterior.noise.values,
     "condition": lambda *data: dgp.condition(

@@ -245,7 +245,7 @@ def test_five_layers_have_a_finite_gradient_in_float32(x32):
     def model(X, y):
         x = X
         layers = [
-            dgp.gp(f"f{i}", dgp.kernels.RBF(), dgp.Points(X[:10]), outputs=2, mean=dgp.means.Identity())
+            dgp.gp(f"f{i}", dgp.kernels.RBF(), dgp.Points(X[:10]), outputs=2, mean=dgp.means.IdentityMean())
             for i in range(4)
         ]
         last = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(X[:10]))

@@ -25,7 +25,7 @@ def program(
     depth,
     *,
     variance=True,
-    mean=dgp.means.Identity(),
+    mean=dgp.means.IdentityMean(),
     width=1,
     first="f0",
     learn=False,
@@ -198,13 +198,13 @@ def test_refusals(shallow, build, match):
         wrong(
             "no mean",
             "layer 'f1' to see what 'f0' sees in the fitted program when the new layer is at its mean, got inputs "
-            "that differ by up to .*: give 'f0' mean=dgp.means.Identity",
+            "that differ by up to .*: give 'f0' mean=dgp.means.IdentityMean",
             lambda s: deepen(s, 2, mean=None),
         ),
         wrong(
             "another width",
             r"to see what 'f0' sees in the fitted program, inputs of shape \(40, 1\), got \(40, 2\): give 'f0'",
-            lambda s: deepen(s, 2, width=2, mean=dgp.means.Linear(np.ones((1, 2)))),
+            lambda s: deepen(s, 2, width=2, mean=dgp.means.LinearMean(np.ones((1, 2)))),
         ),
         wrong("other inducing inputs", "to have the inducing inputs of 'f0'", lambda s: deepen(s, 2, Z=Z + 0.1)),
         wrong(
@@ -273,7 +273,7 @@ def test_latents():
             g = dgp.gp("g", dgp.kernels.RBF(), points)
             if deep:
                 variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
-                f = dgp.gp("f", dgp.kernels.RBF(variance), points, outputs=2, mean=dgp.means.Identity())
+                f = dgp.gp("f", dgp.kernels.RBF(variance), points, outputs=2, mean=dgp.means.IdentityMean())
             with numpyro.plate("data", len(X)):
                 x = dgp.latent("w", X, 1)
                 h = numpyro.sample("h", f(x)) if deep else x

@@ -76,9 +76,9 @@ def leave_one_out(z):
 def trees():
     key = jax.random.key(0)
     return {
-        "exact": dgp.to_arviz(fit_of(few), key, few, few_y, num_samples=4000),
-        "sparse": dgp.to_arviz(fit_of(Z[::2], 1.2), key, few, few_y, num_samples=4000),
-        "narrow": dgp.to_arviz(fit_of(few, 0.3), key, few, few_y, num_samples=4000),
+        "exact": dgp.diagnostics.to_arviz(fit_of(few), key, few, few_y, num_samples=4000),
+        "sparse": dgp.diagnostics.to_arviz(fit_of(Z[::2], 1.2), key, few, few_y, num_samples=4000),
+        "narrow": dgp.diagnostics.to_arviz(fit_of(few, 0.3), key, few, few_y, num_samples=4000),
     }
 
 
@@ -112,7 +112,7 @@ def test_shape_of_a_whole_fit(trees):
 def test_shape_is_that_of_numpyro_where_nothing_is_local(key):
     """NumPyro's own diagnostic, from its traces of the same guide, and other draws."""
     posterior = fit_of(Z[::2], 0.8)
-    tree = dgp.to_arviz(posterior, key, few, few_y, num_samples=8000)
+    tree = dgp.diagnostics.to_arviz(posterior, key, few, few_y, num_samples=8000)
     theirs = psis_diagnostic(key, posterior.params, posterior.model, posterior.guide, few, few_y, num_particles=8000)
     assert abs(khat(tree) - theirs) < 0.15
     assert khat(tree) > 0.3
@@ -155,7 +155,7 @@ def test_leave_one_out_of_chains_and_of_a_part_of_the_data(trees):
     with pytest.raises(ValueError, match=r"expected site= one of \['y'\], got 'z'"):
         loo(tree, site="z")
     del chain["log_likelihood_target"]
-    with pytest.raises(ValueError, match=r"expected a tree from dgp.to_arviz"):
+    with pytest.raises(ValueError, match=r"expected a tree from dgp.diagnostics.to_arviz"):
         loo(chain)
 
 
@@ -165,7 +165,9 @@ def test_stock_scores_of_chains(trees, name, z, right, key):
     """They take a datum out by its normalised density; where it went in by another one, there is no stock call."""
     program = partial(shallow, Z=z, noise=SD)
     draws = trees[name].posterior["g"].to_numpy()[0]
-    chain = dgp.to_arviz(dgp.Posterior(program, samples={"g": jnp.array(draws)}), key, few, few_y, num_samples=5)
+    chain = dgp.diagnostics.to_arviz(
+        dgp.Posterior(program, samples={"g": jnp.array(draws)}), key, few, few_y, num_samples=5
+    )
     assert ("log_likelihood" in chain.children) == right
     if right:
         np.testing.assert_allclose(arviz_stats.loo(chain, pointwise=True).elpd_i, loo(chain).elpd_i, atol=1e-3)
@@ -308,7 +310,7 @@ def test_simulated_calibration_notices_bias(key):
 def test_guides_of_one_program_are_not_ranked_by_unreliable_scores(key):
     """A guide that is far too narrow has the best leave-one-out score, of weights that are all unreliable."""
     guides = {"narrow": fit_of(few, width=0.05), "exact": fit_of(few), "wide": fit_of(few, width=1.3)}
-    found = dgp.compare(exact, guides, (few, few_y), key=key, num_samples=200)
+    found = dgp.diagnostics.compare(exact, guides, (few, few_y), key=key, num_samples=200)
     assert found.table.loc["narrow", "high_k"] > 0.5
     assert found.table["loo"].idxmax() == "narrow"
     assert list(found.ranking.index) == ["exact", "wide", "narrow"]
@@ -361,7 +363,7 @@ def test_comparison_of_exact_fits(key):
     guide = dgp.guides.InducingPoint(exact)
     result = dgp.fit(SVI(exact, guide, natural(guide), dgp.ELBO()), key, 2, few, few_y, progress_bar=False)
     guides = {"pair": (guide, result), "adam": dgp.guides.InducingPoint(exact), "predictive": (guide, result)}
-    found = dgp.compare(
+    found = dgp.diagnostics.compare(
         exact, guides, (few, few_y), key=key, test=(X, Y), num_steps=3, num_samples=1000, optim=optax.adam(0.01),
         predictive=["predictive"],
     )  # fmt: skip
@@ -395,7 +397,7 @@ def test_comparison_of_exact_fits(key):
 def test_comparison_with_chains_and_autoguides(key):
     def model(X, y=None):
         noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
-        f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X, noise=0.1))
@@ -408,7 +410,9 @@ def test_comparison_with_chains_and_autoguides(key):
         "mean field": dgp.guides.MeanField(model),
         "normal": AutoNormal(model),
     }
-    found = dgp.compare(model, guides, (few, few_y), key=key, test=(X, Y), mcmc=mcmc, num_steps=1000, num_samples=200)
+    found = dgp.diagnostics.compare(
+        model, guides, (few, few_y), key=key, test=(X, Y), mcmc=mcmc, num_steps=1000, num_samples=200
+    )
     table = found.table
     assert np.isnan(table.loc["mcmc", "bound"])
     assert (
@@ -420,17 +424,19 @@ def test_comparison_with_chains_and_autoguides(key):
 
 def test_comparison_refuses_bad_input(key):
     with pytest.raises(ValueError, match=r"expected data=\(X, y\)"):
-        dgp.compare(exact, {"a": fit_of(few)}, few, key=key)
+        dgp.diagnostics.compare(exact, {"a": fit_of(few)}, few, key=key)
     with pytest.raises(ValueError, match=r"expected guides=.*got neither"):
-        dgp.compare(exact, {}, (few, few_y), key=key)
+        dgp.diagnostics.compare(exact, {}, (few, few_y), key=key)
     for names in ("a", ["b"], ["a"]):
         with pytest.raises(ValueError, match=r"expected predictive to be a list of names of fits in guides"):
-            dgp.compare(exact, {"a": dgp.guides.InducingPoint(exact)}, (few, few_y), key=key, predictive=names)
+            dgp.diagnostics.compare(
+                exact, {"a": dgp.guides.InducingPoint(exact)}, (few, few_y), key=key, predictive=names
+            )
     with pytest.raises(ValueError, match=r"expected a guide fitted by dgp.ELBO, or chains, beside those in predictive"):
-        dgp.compare(exact, {"a": fit_of(few)}, (few, few_y), key=key, predictive=["a"])
+        dgp.diagnostics.compare(exact, {"a": fit_of(few)}, (few, few_y), key=key, predictive=["a"])
     chain = dgp.Posterior(exact, samples={"g": jnp.zeros((2, 10))})
     with pytest.raises(ValueError, match=r"expected fits in guides=, got draws of MCMC"):
-        dgp.compare(exact, {"a": chain}, (few, few_y), key=key)
+        dgp.diagnostics.compare(exact, {"a": chain}, (few, few_y), key=key)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_the_column_of_a_comparison(key):
     mcmc = chain(noisy, FEW, TARGET)
     fitted = dgp.Posterior(noisy, guide, fit(noisy, guide, FEW, TARGET))
     with pytest.warns(UserWarning, match=r"compare: no evidence from guides\['collapsed'\]: .* got Collapsed"):
-        found = dgp.compare(
+        found = dgp.diagnostics.compare(
             noisy, {"fit": fitted, "collapsed": G.Collapsed(noisy)}, (FEW, TARGET), key=key, mcmc=mcmc,
             num_steps=300, num_samples=100, evidence=True,
         )  # fmt: skip

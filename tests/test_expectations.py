@@ -162,7 +162,7 @@ def test_blocks_of_data_change_nothing(monkeypatch, cells, variance):
 @pytest.mark.long
 @pytest.mark.parametrize("variance", [VARIANCE, FULL], ids=["diagonal", "full"])
 def test_nodes_instead_of_the_closed_form(variance):
-    nodes = dgp.GaussHermite(40)
+    nodes = dgp.likelihoods.GaussHermite(40)
     directions = np.ones((N, D))
     for name in ("ARD", "sum"):
         kernel, args = KERNELS[name], (LOC, variance, Z)
@@ -178,7 +178,7 @@ def test_nodes_instead_of_the_closed_form(variance):
 def test_kernels_without_closed_form_by_nodes_and_by_draws():
     kernel = k.Matern52(1.2, 0.8)
     _, w, K, _ = quadrature(kernel, VARIANCE)
-    nodes, draws = dgp.GaussHermite(90), dgp.MonteCarlo(20_000, jax.random.key(0))
+    nodes, draws = dgp.likelihoods.GaussHermite(90), dgp.likelihoods.MonteCarlo(20_000, jax.random.key(0))
     np.testing.assert_allclose(E.psi1(kernel, LOC, VARIANCE, Z, integrate=nodes), np.einsum("q,nqm->nm", w, K))
     exact = np.einsum("q,nqm,nql->ml", w, K, K)
     np.testing.assert_allclose(E.psi2(kernel, LOC, VARIANCE, Z, integrate=nodes), exact)
@@ -227,7 +227,7 @@ def test_single_precision(x32, name):
     [
         (
             lambda: E.psi1(k.Matern32(), LOC, VARIANCE, Z),
-            "closed form .* got Matern32: pass integrate=dgp.GaussHermite",
+            "closed form .* got Matern32: pass integrate=dgp.likelihoods.GaussHermite",
         ),
         (lambda: E.psi1(k.RBF() * k.Periodic(), LOC, VARIANCE, Z), "closed form .* got Periodic"),
         (lambda: E.psi1(k.RBF().on(2), LOC, VARIANCE, Z), r"kernel.on\(2,\): expected inputs with at least 3 columns"),
@@ -239,8 +239,11 @@ def test_single_precision(x32, name):
         (lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z[:, :1]), "psi1: expected inputs with D = 2 columns"),
         (lambda: E.psi2(k.RBF(), LOC, VARIANCE, Z, weights=1.0), r"psi2: expected weights of shape \(5,\), got \(\)"),
         (lambda: E.psi2_times_h(k.RBF(), LOC, VARIANCE, Z, Z), r"expected directions of shape \(5, 2\), got \(4, 2\)"),
-        (lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z, integrate=dgp.GaussHermite(200)), "at most 20000 nodes, got 200.2"),
-        (lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z, integrate=dgp.MonteCarlo(9)), "with a key, got none"),
+        (
+            lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z, integrate=dgp.likelihoods.GaussHermite(200)),
+            "at most 20000 nodes, got 200.2",
+        ),
+        (lambda: E.psi1(k.RBF(), LOC, VARIANCE, Z, integrate=dgp.likelihoods.MonteCarlo(9)), "with a key, got none"),
     ],
 )
 def test_bad_input(call, message):

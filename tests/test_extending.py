@@ -37,7 +37,7 @@ def shallow(X, y=None, *, inducing=Averages(-2.2, 2.2, 12), kernel=KERNEL):
 def deep(X, y=None, *, process_noise=0.1):
     """Averages below, points with the toy kernel above."""
     f = dgp.gp(
-        "f", dgp.kernels.RBF(0.3, 0.9), Averages(-2.2, 2.2, 6), outputs=2, mean=dgp.means.Linear(np.ones((1, 2)))
+        "f", dgp.kernels.RBF(0.3, 0.9), Averages(-2.2, 2.2, 6), outputs=2, mean=dgp.means.LinearMean(np.ones((1, 2)))
     )
     g = dgp.gp("g", Sloped(0.5, 1.5), dgp.Points(jnp.hstack([Z, -Z])))
     with numpyro.plate("data", len(X)):
@@ -54,7 +54,7 @@ def test_the_page_shows_the_files(name):
 def test_the_representation_is_a_representation():
     with numpyro.handlers.seed(rng_seed=0):
         f = dgp.gp("f", KERNEL, Averages(-2.2, 2.2, 12))
-    assert isinstance(f, dgp.RandomFunction)
+    assert isinstance(f, dgp.extend.RandomFunction)
     assert f.site == "f"
     again = jax.tree.unflatten(jax.tree.structure(f), jax.tree.leaves(f))
     np.testing.assert_allclose(again(X).mean, f(X).mean)
@@ -121,7 +121,7 @@ def test_psi_statistics_of_the_kernel():
     """In closed form against nodes."""
     rng = np.random.default_rng(0)
     kernel, loc, variance = Sloped(0.5, 0.8), rng.normal(size=(4, 2)), rng.uniform(0.1, 0.5, size=(4, 2))
-    at, nodes = rng.normal(size=(3, 2)), dgp.GaussHermite(30)
+    at, nodes = rng.normal(size=(3, 2)), dgp.likelihoods.GaussHermite(30)
     for statistic in (psi1, psi2):
         exact = statistic(kernel, loc, variance, at)
         np.testing.assert_allclose(exact, statistic(kernel, loc, variance, at, integrate=nodes), atol=1e-6)
@@ -179,7 +179,7 @@ def test_importance_weights():
 @pytest.mark.slow
 def test_the_source():
     source = Rows(np.asarray(X), np.asarray(Y), size=10)
-    assert isinstance(source, dgp.BatchSource)
+    assert isinstance(source, dgp.extend.BatchSource)
     program = dgp.minibatch(shallow, data=source.num_rows)
     svi = SVI(program, dgp.guides.InducingPoint(program), optax.adam(0.05), dgp.ELBO())
     losses = dgp.fit_stream(svi, jax.random.key(0), 200, source, progress_bar=False).losses
@@ -193,7 +193,7 @@ def test_a_row_of_closed_forms_is_quadrature():
     conditional, y = lambda v: dist.HalfNormal(jnp.exp(0.5 * v + 1)), jnp.linspace(0.1, 3.0, 5)
     ours = dgp.Likelihood(F, conditional, integrate=HALF_NORMAL)
     assert repr(ours) == "Likelihood(HalfNormal, closed form)"
-    fine = dgp.Likelihood(F, conditional, integrate=dgp.GaussHermite(60))
+    fine = dgp.Likelihood(F, conditional, integrate=dgp.likelihoods.GaussHermite(60))
     np.testing.assert_allclose(ours.log_prob(y), fine.log_prob(y), rtol=1e-5)
     np.testing.assert_allclose(ours.log_marginal(y), dgp.Likelihood(F, conditional).log_marginal(y))
     np.testing.assert_allclose(jax.jit(ours.log_prob)(y), ours.log_prob(y), rtol=1e-6)
@@ -226,7 +226,10 @@ def test_a_strategy_comes_first_and_others_follow():
     ("integrate", "message"),
     [
         (lambda case: 0.0, "to return an Integral or None, got float: dgp.extend.Integral"),
-        (dgp.GaussHermite, "expected integrate=dgp.GaussHermite\\(n\\) or dgp.MonteCarlo\\(n\\), got type"),
+        (
+            dgp.likelihoods.GaussHermite,
+            "expected integrate=dgp.likelihoods.GaussHermite\\(n\\) or dgp.likelihoods.MonteCarlo\\(n\\), got type",
+        ),
     ],
 )
 def test_what_is_no_integral(integrate, message):

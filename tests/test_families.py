@@ -30,7 +30,7 @@ def tempered(family):
     return type(f"Tempered{family.__name__}", (family,), {"log_prob": lambda self, y: 0.5 * family.log_prob(self, y)})
 
 
-class Softer(dgp.RobustMax):
+class Softer(dgp.likelihoods.RobustMax):
     """A density of its own, under the expectation of the class above."""
 
     def log_prob(self, value):
@@ -74,17 +74,17 @@ def test_expectations_are_those_of_the_density_of_the_subclass(name):
 @pytest.mark.slow
 def test_two_functions():
     f, g = (FunctionValues(jnp.full(1, m), jnp.full(1, 0.2), event_dim=0) for m in (0.2, -1.0))
-    nodes = dgp.GaussHermite(60).nodes(jnp.zeros(()), jnp.full((), 0.2))
+    nodes = dgp.likelihoods.GaussHermite(60).nodes(jnp.zeros(()), jnp.full((), 0.2))
     v, s = (a.ravel() for a in jnp.meshgrid(0.2 + nodes.points, nodes.points - 1.0))
     weights = jnp.add.outer(nodes.log_weights, nodes.log_weights).ravel()
-    own = dgp.Likelihood((f, g), lambda v, s: Tobit(v, jnp.exp(s)), integrate=dgp.GaussHermite(30))
+    own = dgp.Likelihood((f, g), lambda v, s: Tobit(v, jnp.exp(s)), integrate=dgp.likelihoods.GaussHermite(30))
     expected = (jnp.exp(weights) * Tobit(v, jnp.exp(s)).log_prob(-0.4)).sum()
     np.testing.assert_allclose(own.log_prob(jnp.full(1, -0.4)), expected, rtol=1e-4)
 
 
 def test_an_expectation_belongs_to_the_density_it_was_written_for():
     classes = FunctionValues(jnp.array([[0.3, -0.5]]), jnp.full((1, 2), 0.2))
-    assert "own" in repr(dgp.Likelihood(classes, dgp.RobustMax))
+    assert "own" in repr(dgp.Likelihood(classes, dgp.likelihoods.RobustMax))
     assert "own" not in repr(dgp.Likelihood(classes, Softer))
 
 
@@ -140,7 +140,7 @@ def test_bounds_and_chains_see_the_density():
         site = numpyro.handlers.trace(dgp.for_mcmc(tobit)).get_trace(X, y)["y"]
         fn = site["fn"]
         at_v = numpyro.handlers.trace(tobit).get_trace(X, y)["y"]["fn"]
-    nodes = dgp.GaussHermite(100).nodes(at_v.f_x.loc, at_v.f_x.variance)
+    nodes = dgp.likelihoods.GaussHermite(100).nodes(at_v.f_x.loc, at_v.f_x.variance)
     np.testing.assert_allclose(fn.log_prob(y), nodes.mean(Tobit(nodes.points, 0.3).log_prob(y)), rtol=1e-3)
     optimum = dgp.guides.Collapsed(normal)
     assert jnp.isfinite(dgp.ELBO().loss(jax.random.key(0), {}, normal, optimum, X, y))

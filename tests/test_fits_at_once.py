@@ -19,7 +19,7 @@ Y = np.sign(X[:, 0]) + 0.1 * rng.normal(size=30)
 
 def model(X, y=None, noise=0.1):
     kernel = dgp.kernels.Matern52(1.0, numpyro.sample("scale", dist.LogNormal(0.0, 0.5)))
-    f = dgp.gp("f", kernel, dgp.Points(X[::6]), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", kernel, dgp.Points(X[::6]), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", kernel, dgp.Points(X[::6], learn=True))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

@@ -36,7 +36,7 @@ def model(X, y=None, batch_size=None, process_noise=None, last=dgp.kernels.Mater
     """As in the README."""
     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-    f = dgp.gp("f", dgp.kernels.RBF(lengthscale=lengthscale), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(lengthscale=lengthscale), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", last, dgp.Points(Z))
     with numpyro.plate("data", len(X), subsample_size=batch_size) as rows:
         h = numpyro.sample("h", f(X[rows], noise=process_noise))

@@ -86,7 +86,7 @@ def test_prior_belief_gives_the_prior():
 @pytest.mark.smoke
 def test_outputs_are_independent_copies():
     q = beliefs(3)
-    f = open_gp(q, KERNEL, dgp.Points(Z), outputs=3, mean=dgp.means.Linear(np.ones((2, 3)), 0.5))
+    f = open_gp(q, KERNEL, dgp.Points(Z), outputs=3, mean=dgp.means.LinearMean(np.ones((2, 3)), 0.5))
     assert f(X).batch_shape == (7,)
     assert f(X).event_shape == (3,)
     for p in range(3):
@@ -227,7 +227,7 @@ def test_exact_process_is_the_gaussian_process():
     expected = log_normal(y, np.zeros(7), rbf(X, X, 1.3, LS) + 0.01 * np.eye(7))
     np.testing.assert_allclose(f(X, noise=0.1).log_prob(y), expected, rtol=1e-8)
     assert f(X).event_shape == (7,)
-    two = dgp.gp("f", [KERNEL, dgp.kernels.Matern12()], None, outputs=2, mean=dgp.means.Identity())
+    two = dgp.gp("f", [KERNEL, dgp.kernels.Matern12()], None, outputs=2, mean=dgp.means.IdentityMean())
     assert two(X).event_shape == (7, 2)
     np.testing.assert_allclose(two(X).variance, np.tile([1.3, 1.0], (7, 1)))
     np.testing.assert_allclose(two(X).mean, X)
@@ -235,7 +235,7 @@ def test_exact_process_is_the_gaussian_process():
 
 @pytest.mark.slow
 def test_conditioning_an_exact_process():
-    f = dgp.gp("f", KERNEL, None, mean=dgp.means.Constant(0.5))
+    f = dgp.gp("f", KERNEL, None, mean=dgp.means.ConstantMean(0.5))
     values, new = rng.normal(size=7), rng.normal(size=(5, 2))
     posterior = f.condition(X, values)
     assert isinstance(posterior, SparseFunction)
@@ -271,7 +271,7 @@ def test_conditioning_on_values_with_noise(case):
         covariance[p] = k.gram(new) - gain @ np.asarray(k(X, new))
     variance = np.diagonal(covariance, axis1=1, axis2=2).T
     for inducing in (None, dgp.Neighbours(X, 7)):
-        f = dgp.gp("f", kernel, inducing, outputs=outputs, mean=dgp.means.Constant(0.5))
+        f = dgp.gp("f", kernel, inducing, outputs=outputs, mean=dgp.means.ConstantMean(0.5))
         found, noisy = f.condition(X, y, noise=noise)(new), f.condition(X, y, noise=noise)(new, noise=0.2)
         np.testing.assert_allclose(found.mean.reshape(mean.shape), mean, atol=1e-6)
         np.testing.assert_allclose(found.variance.reshape(mean.shape), variance, atol=1e-6)

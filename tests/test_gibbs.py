@@ -8,24 +8,23 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size, gelman_rubin
-from numpyro.infer import MCMC, init_to_value
-from numpyro.infer import NUTS as NumPyroNUTS
+from numpyro.infer import MCMC, NUTS, init_to_value
 from numpyro.infer.util import log_density
 from programs import NOISE, X, Y, Z, deep, explicit, shallow
 
 import numpyro_dgp as dgp
+from numpyro_dgp.mcmc import BlockNUTS, EllipticalSlice, Slice
 from numpyro_dgp.mcmc.for_mcmc import sampled_program
 from numpyro_dgp.mcmc.gaussian_blocks import latents
 from numpyro_dgp.mcmc.gibbs import planned
 from numpyro_dgp.mcmc.slices import elliptical_slice
-from numpyro_dgp.mcmc.updates import NUTS, EllipticalSlice, Slice
 
 x = jnp.linspace(-1, 1, 5)[:, None]
 
 
 def run(model, *args, warmup=100, samples=400, chains=1, method="vectorized", extra=(), **options):
     mcmc = MCMC(
-        dgp.Gibbs(model, **options),
+        dgp.mcmc.Gibbs(model, **options),
         num_warmup=warmup,
         num_samples=samples,
         num_chains=chains,
@@ -102,7 +101,7 @@ def observations(model, key, z):
     return fn.sample(key)
 
 
-SHORT = NUTS(step_size=0.3)
+SHORT = BlockNUTS(step_size=0.3)
 SLICES = {"h": EllipticalSlice(repeat=2)}
 CASES = {
     "exact layer": (exact_layer, dict(rest=SHORT)),
@@ -128,7 +127,7 @@ def test_the_joint_distribution_is_invariant(case):
     """
     model, options = CASES[case]
     chains, sweeps = 3000, 15
-    kernel = dgp.Gibbs(model, **options)
+    kernel = dgp.mcmc.Gibbs(model, **options)
     keys = jax.random.split(jax.random.key(0), chains)
     program = sampled_program(kernel.model)
 
@@ -254,14 +253,14 @@ def in_the_noise(X, y):
 )
 def test_which_sites_move(model, sites):
     """All but those that for_mcmc integrates, from the program as it is and as for_mcmc prepares it."""
-    for kernel in (dgp.Gibbs(model), dgp.Gibbs(dgp.for_mcmc(model))):
-        found = planned(latents(lambda kernel=kernel: handlers.seed(kernel.model, 0)(X, Y)), {}, NUTS())
+    for kernel in (dgp.mcmc.Gibbs(model), dgp.mcmc.Gibbs(dgp.for_mcmc(model))):
+        found = planned(latents(lambda kernel=kernel: handlers.seed(kernel.model, 0)(X, Y)), {}, BlockNUTS())
         assert sorted(found) == sites
 
 
 def test_layers_are_sampled_without_collapse():
-    for kernel in (dgp.Gibbs(deep, collapse=False), dgp.Gibbs(dgp.for_mcmc(deep, collapse=False))):
-        found = planned(latents(lambda kernel=kernel: handlers.seed(kernel.model, 0)(X, Y)), {}, NUTS())
+    for kernel in (dgp.mcmc.Gibbs(deep, collapse=False), dgp.mcmc.Gibbs(dgp.for_mcmc(deep, collapse=False))):
+        found = planned(latents(lambda kernel=kernel: handlers.seed(kernel.model, 0)(X, Y)), {}, BlockNUTS())
         assert sorted(found) == ["f", "g", "h_white"]
 
 
@@ -272,7 +271,7 @@ def unknown(X, y=None, Z=Z):
     """Two layers on inducing points with unknown noise and lengthscale."""
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3))
-    f = dgp.gp("f", dgp.kernels.RBF(0.3, scale), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(0.3, scale), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))
@@ -314,7 +313,7 @@ def test_several_chains(method):
     assert gelman_rubin(np.log(np.asarray(chains["noise"]))) < 1.05
     mean = dgp.Posterior(unknown, samples=mcmc.get_samples()).predict(jax.random.key(1), X, num_samples=300).mean
     assert np.sqrt(np.mean((mean - Y) ** 2)) < 0.2
-    tree = dgp.to_arviz(mcmc, jax.random.key(2), X, Y)
+    tree = dgp.diagnostics.to_arviz(mcmc, jax.random.key(2), X, Y)
     assert tree.posterior["noise"].shape == (4, 500)
     if method == "vectorized":
         prepared = run(dgp.for_mcmc(unknown), X, Y, **options).get_samples(group_by_chain=True)
@@ -333,7 +332,7 @@ def test_float32(x32):
 
 @pytest.mark.long
 def test_the_progress_bar_and_what_a_block_says():
-    kernel = dgp.Gibbs(unknown, {}, blocks={"f": Slice()})
+    kernel = dgp.mcmc.Gibbs(unknown, {}, blocks={"f": Slice()})
     state = kernel.init(jax.random.key(0), 10, None, (X, Y), {})
     state = kernel.sample(state, (X, Y), {})
     shown = kernel.get_diagnostics_str(state)
@@ -380,26 +379,32 @@ def dependent(X, y):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: dgp.Gibbs(3), "expected a program and an init_strategy, both functions, got int"),
+        (lambda: dgp.mcmc.Gibbs(3), "expected a program and an init_strategy, both functions, got int"),
         (
-            lambda: dgp.Gibbs(dgp.for_mcmc(deep), collapse=False),
+            lambda: dgp.mcmc.Gibbs(dgp.for_mcmc(deep), collapse=False),
             "Gibbs: expected no params, noncentered or collapse beside a program of for_mcmc, which has its own",
         ),
-        (lambda: dgp.Gibbs(dgp.for_mcmc(deep), {}), "Gibbs: expected no params, noncentered or collapse beside a"),
-        (lambda: dgp.Gibbs(deep, collapse="yes"), "expected collapse to be \"auto\", True or False, got 'yes'"),
+        (lambda: dgp.mcmc.Gibbs(dgp.for_mcmc(deep), {}), "Gibbs: expected no params, noncentered or collapse beside a"),
+        (lambda: dgp.mcmc.Gibbs(deep, collapse="yes"), "expected collapse to be \"auto\", True or False, got 'yes'"),
         (lambda: run(classed, X, Y, collapse=True), "for_mcmc: expected collapse=True for a program with a"),
-        (lambda: dgp.Gibbs(deep, blocks=[EllipticalSlice()]), "expected blocks as a dict of updates by site, got list"),
         (
-            lambda: dgp.Gibbs(deep, blocks={"h": NumPyroNUTS(deep)}),
+            lambda: dgp.mcmc.Gibbs(deep, blocks=[EllipticalSlice()]),
+            "expected blocks as a dict of updates by site, got list",
+        ),
+        (
+            lambda: dgp.mcmc.Gibbs(deep, blocks={"h": NUTS(deep)}),
             "an update for the block 'h', got NUTS: dgp",
         ),
-        (lambda: dgp.Gibbs(deep, blocks={"h": Slice}), "expected an update for the block 'h', got the class Slice"),
-        (lambda: dgp.Gibbs(deep, rest=EllipticalSlice()), "rest to be an update of any site, got EllipticalSlice"),
-        (lambda: dgp.Gibbs(deep, rest=3), "expected an update as rest, got int"),
+        (
+            lambda: dgp.mcmc.Gibbs(deep, blocks={"h": Slice}),
+            "expected an update for the block 'h', got the class Slice",
+        ),
+        (lambda: dgp.mcmc.Gibbs(deep, rest=EllipticalSlice()), "rest to be an update of any site, got EllipticalSlice"),
+        (lambda: dgp.mcmc.Gibbs(deep, rest=3), "expected an update as rest, got int"),
         (lambda: EllipticalSlice(repeat=0), "EllipticalSlice: expected repeat to be a positive integer, got 0"),
         (lambda: Slice(width=-1.0), "expected the width of Slice to be positive, got -1.0"),
-        (lambda: NUTS(target_accept_prob=1.5), "NUTS: expected 0 < target_accept_prob < 1, got 1.5"),
-        (lambda: dgp.Gibbs(shallow).postprocess_fn((), {}), "Gibbs: expected init before anything else"),
+        (lambda: BlockNUTS(target_accept_prob=1.5), "BlockNUTS: expected 0 < target_accept_prob < 1, got 1.5"),
+        (lambda: dgp.mcmc.Gibbs(shallow).postprocess_fn((), {}), "Gibbs: expected init before anything else"),
         (lambda: run(discrete, X, Y), "Gibbs: expected continuous sites, got the discrete 'k'"),
         (lambda: run(empty, X, Y), "Gibbs: expected a program with latent sites, got none"),
         (lambda: run(shallow, X), "Gibbs: expected observations at 'y', got none"),

@@ -40,7 +40,9 @@ KERNELS = {"f": (k.RBF(0.5, 0.9), k.RBF(0.4, 1.3)), "g": k.RBF(1.2, 0.7)}
 def two(X, y=None, batch=None, *, dtype=None):
     """Two outputs with kernels of their own between the layers, process noise, X beside the hidden values."""
     points = jnp.asarray(np.hstack([Z, np.sin(3 * Z), Z]), dtype)
-    f = dgp.gp("f", KERNELS["f"], dgp.Points(points[:, :1]), outputs=2, mean=dgp.means.Linear(jnp.ones((1, 2), dtype)))
+    f = dgp.gp(
+        "f", KERNELS["f"], dgp.Points(points[:, :1]), outputs=2, mean=dgp.means.LinearMean(jnp.ones((1, 2), dtype))
+    )
     g = dgp.gp("g", KERNELS["g"], dgp.Points(points))
     with numpyro.plate("data", len(X), subsample_size=batch) as i:
         h = numpyro.sample("h", f(X[i], noise=0.1))
@@ -51,7 +53,7 @@ def two(X, y=None, batch=None, *, dtype=None):
 def latents(X, y=None, batch=None):
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
     f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(np.hstack([Z, np.cos(Z)])), outputs=1, mean=lambda x: x[..., :1])
-    e = dgp.gp("e", k.RBF(0.3, 0.9), dgp.Points(Z, learn=True), outputs=1, mean=dgp.means.Identity())
+    e = dgp.gp("e", k.RBF(0.3, 0.9), dgp.Points(Z, learn=True), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", k.RBF(1.2, 0.7), dgp.Points(Z))
     with numpyro.plate("data", len(X), subsample_size=batch) as i:
         x = dgp.latent("w", X[i], 1)
@@ -267,7 +269,7 @@ def test_start_is_at_centres_of_the_data():
 
 
 def shared(X, y=None):
-    f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", k.RBF(), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

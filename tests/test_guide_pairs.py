@@ -18,14 +18,14 @@ rng = np.random.default_rng(0)
 N, NOISE = 12, 0.3
 LINE, IMAGES = rng.uniform(-1, 1, (N, 1)), rng.normal(size=(N, 9))
 Y = rng.normal(size=N)
-PATCHES = dgp.Patches((3, 3), (2, 2))
+PATCHES = dgp.kernels.Patches((3, 3), (2, 2))
 MATERN, ZONAL = dgp.kernels.Matern32(0.5, 0.8), dgp.kernels.Zonal(dgp.kernels.Matern52(0.5, 0.7))
 CONVOLVED = dgp.kernels.Convolutional(dgp.kernels.RBF(0.5), PATCHES)
 # By column of the table: what a layer is held by, its kernel, inputs.
 HELD = {
     "`Points`": (dgp.Points(np.linspace(-1, 1, 5)[:, None]), dgp.kernels.RBF(0.5, 0.8), LINE),
-    "`PointsAndSlopes`": (dgp.PointsAndSlopes.with_gradients(np.linspace(-1, 1, 3)[:, None]), MATERN, LINE),
-    "`InducingPatches`": (dgp.InducingPatches(rng.normal(size=(4, PATCHES.size))), CONVOLVED, IMAGES),
+    "`PointsAndSlopes`": (dgp.functions.PointsAndSlopes.with_gradients(np.linspace(-1, 1, 3)[:, None]), MATERN, LINE),
+    "`InducingPatches`": (dgp.functions.InducingPatches(rng.normal(size=(4, PATCHES.size))), CONVOLVED, IMAGES),
     "`Grid`": (dgp.Grid(-4.0, 4.0, 12), MATERN, LINE),
     "`Basis`": (dgp.Basis(-4.0, 4.0, 10), MATERN, LINE),
     "`StateSpace`": (dgp.StateSpace(np.linspace(-1, 1, 4)), MATERN, LINE),
@@ -50,14 +50,14 @@ def program(held, layers=1, noise=None, latent=False):
             with numpyro.plate("data", N):
                 X = moved(X)
         for name in "hv"[2 - layers :]:
-            f = dgp.gp("f" + name, kernel, inducing, outputs=None if name == "v" else 1, mean=dgp.means.Zero())
+            f = dgp.gp("f" + name, kernel, inducing, outputs=None if name == "v" else 1, mean=dgp.means.ZeroMean())
             X = numpyro.sample(name, f(X, noise=noise if name == "h" else None))
         with numpyro.plate("data", N):
             numpyro.sample("y", dist.Normal(X, NOISE), obs=y)
 
     def model(X, y=None):
         if layers == 2:
-            f = dgp.gp("f", kernel, inducing, outputs=width, mean=dgp.means.Identity())
+            f = dgp.gp("f", kernel, inducing, outputs=width, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", kernel, inducing)
         with numpyro.plate("data", len(X)):
             if latent:

@@ -261,7 +261,7 @@ def test_masked_data_do_not_count():
     keep = jnp.arange(30) < 20
 
     def model(X, y=None, mask=None):
-        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))
         with numpyro.plate("data", len(X)), handlers.mask(mask=True if mask is None else mask):
             h = numpyro.sample("h", f(X))
@@ -311,7 +311,7 @@ def test_exact_layers():
     """inducing=None: values drawn at all inputs at once, full Gaussian or mean field, in any program."""
 
     def model(X, y=None):
-        f = dgp.gp("f", dgp.kernels.RBF(), None, outputs=2, mean=dgp.means.Constant([1.0, -1.0]))
+        f = dgp.gp("f", dgp.kernels.RBF(), None, outputs=2, mean=dgp.means.ConstantMean([1.0, -1.0]))
         v = numpyro.sample("v", f(X))
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dist.Normal(v[:, 0] * v[:, 1], 0.3), obs=y)

@@ -141,7 +141,7 @@ def _with(kernel, degrees, X, y):
 def deep(X, y=None):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
     weights = numpyro.param("weights", jnp.ones(2), constraint=dist.constraints.positive)
-    f = dgp.gp("f", Zonal(Matern52(0.3, 0.7), weights), dgp.Harmonics(2, 2), outputs=2, mean=dgp.means.Identity())
+    f = dgp.gp("f", Zonal(Matern52(0.3, 0.7), weights), dgp.Harmonics(2, 2), outputs=2, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", ArcCosine(variance), dgp.Harmonics(2, (0, 1, 2, 4)))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

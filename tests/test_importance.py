@@ -46,7 +46,7 @@ def lv_gp_gp(X, y=None, batch=None, noise=None):
 
 
 def gp_lv_gp(X, y=None):
-    f = dgp.gp("f", dgp.kernels.RBF(0.3), dgp.Points(Z2), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(0.3), dgp.Points(Z2), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.0, 1.2), dgp.Points(jnp.hstack([Z1, Z2])))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

@@ -55,7 +55,7 @@ CROSS = block(Z, AT, E, X, XS, ES)
 DATA = block(X, XS, ES, X, XS, ES)
 
 
-def model(X, XS, y=None, dy=None, *, inducing=dgp.PointsAndSlopes(Z, AT, E), kernel=k.RBF(V, L), noise=NOISE):
+def model(X, XS, y=None, dy=None, *, inducing=dgp.functions.PointsAndSlopes(Z, AT, E), kernel=k.RBF(V, L), noise=NOISE):
     f = dgp.gp("f", kernel, inducing)
     with numpyro.plate("values", len(X)):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
@@ -103,9 +103,9 @@ def test_it_is_the_limit_of_pairs_of_points():
         return bound(dgp.ELBO(), {}, model, collapsed, X, XS, Y, DY, inducing=inducing)
 
     pairs = of(dgp.Points(np.concatenate([Z, AT + near, AT - near])))
-    close(of(dgp.PointsAndSlopes(np.concatenate([Z, AT]), AT, E)), pairs, 1e-3)
-    assert of(dgp.PointsAndSlopes(Z, AT, E)) > of(dgp.Points(Z)) + 0.1
-    assert of(dgp.PointsAndSlopes.with_gradients(Z)) > of(dgp.Points(Z)) + 0.1
+    close(of(dgp.functions.PointsAndSlopes(np.concatenate([Z, AT]), AT, E)), pairs, 1e-3)
+    assert of(dgp.functions.PointsAndSlopes(Z, AT, E)) > of(dgp.Points(Z)) + 0.1
+    assert of(dgp.functions.PointsAndSlopes.with_gradients(Z)) > of(dgp.Points(Z)) + 0.1
 
 
 @pytest.mark.long
@@ -115,8 +115,8 @@ def test_units_do_not_matter():
     kernel, other = k.RBF(V, jnp.array([L, L])), k.RBF(V, L * scales)
     u = jnp.array(rng.normal(size=7))
     f, g = (
-        opened(kernel, dgp.PointsAndSlopes(Z, AT, E), u),
-        opened(other, dgp.PointsAndSlopes(Z * scales, AT * scales, 7 * E * scales), u),
+        opened(kernel, dgp.functions.PointsAndSlopes(Z, AT, E), u),
+        opened(other, dgp.functions.PointsAndSlopes(Z * scales, AT * scales, 7 * E * scales), u),
     )
     close(g(X * scales).mean, f(X).mean, 1e-6)
     close(g(X * scales).variance, f(X).variance, 1e-6)
@@ -125,7 +125,9 @@ def test_units_do_not_matter():
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", [k.RBF(V, L), k.Matern32(V, L), k.Matern52(V, L) * k.Linear() + k.RBF().on(1)])
 def test_single_precision(kernel):
-    inducing = [dgp.PointsAndSlopes(*(a.astype(dtype) for a in (Z, AT, E))) for dtype in (np.float32, np.float64)]
+    inducing = [
+        dgp.functions.PointsAndSlopes(*(a.astype(dtype) for a in (Z, AT, E))) for dtype in (np.float32, np.float64)
+    ]
     u = rng.normal(size=7)
     narrow, wide = (
         opened(kernel, i, jnp.array(u, t)) for i, t in zip(inducing, (jnp.float32, jnp.float64), strict=True)
@@ -143,7 +145,7 @@ def test_single_precision(kernel):
 def test_draws_of_functions_have_the_inducing_slopes(kernels, Z):
     """A draw of the whole function passes through the values and the slopes at its site."""
     several = isinstance(kernels, list)
-    f = opened(kernels, dgp.PointsAndSlopes(Z, AT, E), outputs=2 if several else None)
+    f = opened(kernels, dgp.functions.PointsAndSlopes(Z, AT, E), outputs=2 if several else None)
     whole = dataclasses.replace(f, v=FunctionDraw(f.v.loc, jax.random.key(1), 50))
     close(whole.grad(AT, direction=E).mean, f.grad(AT, direction=E).mean, 1e-4)
     if Z is not None:
@@ -172,23 +174,23 @@ def test_natural_gradients_reach_the_optimum():
 
 
 def deep(X, y=None):
-    with_gradients = dgp.PointsAndSlopes.with_gradients(Z)
-    f = dgp.gp("f", k.RBF(0.3, 0.9), with_gradients, outputs=2, mean=dgp.means.Identity())
-    g = dgp.gp("g", k.RBF(V, L), dgp.PointsAndSlopes(Z, AT, E, learn=True))
+    with_gradients = dgp.functions.PointsAndSlopes.with_gradients(Z)
+    f = dgp.gp("f", k.RBF(0.3, 0.9), with_gradients, outputs=2, mean=dgp.means.IdentityMean())
+    g = dgp.gp("g", k.RBF(V, L), dgp.functions.PointsAndSlopes(Z, AT, E, learn=True))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=0.05))
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
 def latent(X, y=None):
-    g = dgp.gp("g", k.RBF(V, L), dgp.PointsAndSlopes(Z, AT, E))
+    g = dgp.gp("g", k.RBF(V, L), dgp.functions.PointsAndSlopes(Z, AT, E))
     with numpyro.plate("data", len(X)):
         x = dgp.latent("w", X[:, :1], 1)
         numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
 def shallow(X, y=None):
-    f = dgp.gp("f", k.RBF(V, L), dgp.PointsAndSlopes(Z, AT, E), outputs=2)
+    f = dgp.gp("f", k.RBF(V, L), dgp.functions.PointsAndSlopes(Z, AT, E), outputs=2)
     with numpyro.plate("data", len(X)):
         conditional = lambda v: dist.Normal(v, NOISE).to_event(1)  # noqa: E731
         numpyro.sample("y", dgp.Likelihood(f(X), conditional), obs=None if y is None else y[:, None] * jnp.ones(2))
@@ -220,16 +222,28 @@ def test_guides(name):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: dgp.PointsAndSlopes(Z[:, :1], AT, E), r"same columns, got shapes \{'Z': \(4, 1\), 'at': \(3, 2\)"),
-        (lambda: dgp.PointsAndSlopes(Z, AT[0]), r"'at': \(2,\)\}: for one column"),
-        (lambda: dgp.PointsAndSlopes(Z, AT[:0], E[:0]), r"without slopes take dgp\.Points"),
-        (lambda: dgp.PointsAndSlopes(Z, AT), r"\(3, 2\), one for each slope.* got None: all slopes.*with_gradients"),
-        (lambda: dgp.PointsAndSlopes(Z, AT, E[:2]), r"directions of shape \(3, 2\).* got \(2, 2\)"),
-        (lambda: dgp.PointsAndSlopes(Z, AT, 0 * E), "directions that are not zero"),
-        (lambda: dgp.PointsAndSlopes(Z, AT * np.nan, E), "expected finite at of PointsAndSlopes"),
-        (lambda: dgp.PointsAndSlopes(Z, AT, E, learn=1), "learn to be True or False, got int"),
-        (lambda: dgp.PointsAndSlopes.with_gradients(Z[0]), r"with_gradients: expected inputs Z of shape \(M, D\)"),
-        (lambda: opened(k.Matern12(), dgp.PointsAndSlopes(Z, AT, E)), r"got Matern12.* have none: Matern32.*Points\(Z"),
+        (
+            lambda: dgp.functions.PointsAndSlopes(Z[:, :1], AT, E),
+            r"same columns, got shapes \{'Z': \(4, 1\), 'at': \(3, 2\)",
+        ),
+        (lambda: dgp.functions.PointsAndSlopes(Z, AT[0]), r"'at': \(2,\)\}: for one column"),
+        (lambda: dgp.functions.PointsAndSlopes(Z, AT[:0], E[:0]), r"without slopes take dgp\.Points"),
+        (
+            lambda: dgp.functions.PointsAndSlopes(Z, AT),
+            r"\(3, 2\), one for each slope.* got None: all slopes.*with_gradients",
+        ),
+        (lambda: dgp.functions.PointsAndSlopes(Z, AT, E[:2]), r"directions of shape \(3, 2\).* got \(2, 2\)"),
+        (lambda: dgp.functions.PointsAndSlopes(Z, AT, 0 * E), "directions that are not zero"),
+        (lambda: dgp.functions.PointsAndSlopes(Z, AT * np.nan, E), "expected finite at of PointsAndSlopes"),
+        (lambda: dgp.functions.PointsAndSlopes(Z, AT, E, learn=1), "learn to be True or False, got int"),
+        (
+            lambda: dgp.functions.PointsAndSlopes.with_gradients(Z[0]),
+            r"with_gradients: expected inputs Z of shape \(M, D\)",
+        ),
+        (
+            lambda: opened(k.Matern12(), dgp.functions.PointsAndSlopes(Z, AT, E)),
+            r"got Matern12.* have none: Matern32.*Points\(Z",
+        ),
         (lambda: grouped(), r"outside of plates, got plate 'groups'.* dgp\.Points\(Z\)"),
         (lambda: two().grad(X, 0, direction=E[0]), "a column or a direction, got column 0 and a direction"),
         (lambda: two().grad(X, direction=E), r"direction of shape \(2,\), or \(12, 2\).* got \(3, 2\): the gradient"),
@@ -252,7 +266,7 @@ def two(kernel=k.RBF()):
 
 def grouped():
     with numpyro.handlers.seed(rng_seed=0), numpyro.plate("groups", 3):
-        dgp.gp("f", k.RBF(), dgp.PointsAndSlopes(Z, AT, E))
+        dgp.gp("f", k.RBF(), dgp.functions.PointsAndSlopes(Z, AT, E))
 
 
 @pytest.mark.long

@@ -65,7 +65,7 @@ def test_layers_propagate_inducing_inputs(widths):
     dims = [4, *widths]
     assert [start.Z.shape for start in starts] == [(12, d) for d in dims]
     assert [start.lengthscale for start in starts] == [pytest.approx(np.sqrt(d)) for d in dims]
-    assert isinstance(starts[-1].mean, means.Zero)
+    assert isinstance(starts[-1].mean, means.ZeroMean)
     inputs = jnp.asarray(X)
     for start in starts[:-1]:
         inputs = start.mean(inputs)

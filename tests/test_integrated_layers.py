@@ -41,8 +41,8 @@ def program(
     """Two layers with a random noise and a random lengthscale; the keywords vary the last one."""
     s = numpyro.sample("s", dist.LogNormal(jnp.log(jnp.asarray(noise)), 0.3).to_event(np.ndim(noise)))
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3))
-    f = dgp.gp("f", dgp.kernels.RBF(0.3, scale), dgp.Points(Z[::3]), outputs=1, mean=dgp.means.Identity())
-    g = dgp.gp("g", kernels, dgp.Points(Z[::2]), outputs=outputs, mean=dgp.means.Constant(0.2))
+    f = dgp.gp("f", dgp.kernels.RBF(0.3, scale), dgp.Points(Z[::3]), outputs=1, mean=dgp.means.IdentityMean())
+    g = dgp.gp("g", kernels, dgp.Points(Z[::2]), outputs=outputs, mean=dgp.means.ConstantMean(0.2))
     with numpyro.plate("data", len(x)):
         h = numpyro.sample("h", f(x))
         event = 0 if outputs is None else 1
@@ -395,7 +395,7 @@ def test_the_tree_of_a_chain():
         kernel = NUTS(dgp.for_mcmc(model, collapse=collapse))
         mcmc = MCMC(kernel, num_warmup=30, num_samples=30, progress_bar=False)
         mcmc.run(jax.random.key(0), ROWS, TARGET)
-        trees.append(dgp.to_arviz(mcmc, jax.random.key(1), ROWS, TARGET, local_samples=3))
+        trees.append(dgp.diagnostics.to_arviz(mcmc, jax.random.key(1), ROWS, TARGET, local_samples=3))
     first, second = ({g: set(tree[g].data_vars) for g in tree.children} for tree in trees)
     assert first.pop("posterior") == second.pop("posterior")
     assert first == second
@@ -408,7 +408,7 @@ def test_the_posterior_of_the_rest_is_the_same():
 
     def model(X, y=None):
         noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
-        f = dgp.gp("f", dgp.kernels.RBF(0.1, 0.9), dgp.Points(Z[::2]), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", dgp.kernels.RBF(0.1, 0.9), dgp.Points(Z[::2]), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z[::2]))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X, noise=0.3))

@@ -198,4 +198,4 @@ def test_wrong_calls(key):
         SHALLOW.functions(key, num_features=-1)
     C = jnp.eye(2)[None]
     with pytest.raises(ValueError, match="JointMixture: expected a PRNG key, got 3"):
-        dgp.JointMixture(jnp.zeros((1, 2)), C, C).sample(3)
+        dgp.densities.JointMixture(jnp.zeros((1, 2)), C, C).sample(3)

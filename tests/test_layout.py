@@ -181,3 +181,33 @@ def test_import_needs_no_optional_package():
     optional = ["arviz", "arviz_base", "arviz_stats", "matplotlib", "pandas", "sklearn", "xarray"]
     program = f"import sys; sys.modules.update(dict.fromkeys({optional})); import numpyro_dgp"
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def in_a_process(program):
+    """What a program prints that knows the package as ``dgp``."""
+    command = [sys.executable, "-c", f"import sys, numpyro_dgp as dgp\n{program}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.smoke
+def test_import_loads_neither_applications_nor_samplers():
+    loaded = {place(name) for name in in_a_process("print(*(n for n in sys.modules if n.startswith('numpyro_dgp')))")}
+    assert loaded >= {"kernels", "functions", "guides", "inference", "predict"}
+    assert not loaded & {"mcmc", "new_data", *FLOORS["applications"].split()}
+
+
+@pytest.mark.smoke
+def test_applications_load_when_they_are_asked_for():
+    assert in_a_process("print(dgp.fit_best.__module__)") == ["numpyro_dgp.depth.fit_best"]
+    assert in_a_process("from numpyro_dgp import update; print(update.__name__)") == ["update"]
+    assert in_a_process("import numpyro_dgp.design; print(dgp.design.loop.__name__)") == ["loop"]
+    assert in_a_process("import pickle; print(pickle.loads(pickle.dumps(dgp.fit_best)) is dgp.fit_best)") == ["True"]
+    assert in_a_process("from numpyro_dgp import *; print(design.__name__)") == ["numpyro_dgp.design"]
+    with pytest.raises(AttributeError, match="'numpyro_dgp' has no attribute 'fit_worst'"):
+        _ = numpyro_dgp.fit_worst
+
+
+def test_a_small_door():
+    assert len(numpyro_dgp.__all__) <= 40
+    assert {*dir(numpyro_dgp)} >= {*numpyro_dgp.__all__}
+    assert all(hasattr(numpyro_dgp, name) for name in numpyro_dgp.__all__)

@@ -64,7 +64,7 @@ def test_expectations_against_adaptive_quadrature(name):
     y = jnp.array(y)
     # A kink (Laplace) or a pole near the real axis (Student-t) costs Gauss-Hermite its exponential convergence.
     tolerance = {"laplace": 1e-2, "student-t": 1e-4}.get(name, 1e-6)
-    likelihood = dgp.Likelihood(F, conditional, integrate=dgp.GaussHermite(200))
+    likelihood = dgp.Likelihood(F, conditional, integrate=dgp.likelihoods.GaussHermite(200))
     for n in range(3):
         expected = adaptive(lambda v: conditional(v).log_prob(y), n)
         np.testing.assert_allclose(likelihood.log_prob(y)[n], expected, rtol=tolerance, atol=tolerance)
@@ -78,8 +78,8 @@ def test_default_rule_is_accurate(name):
     conditional, y, closed = SCALAR[name]
     likelihood = dgp.Likelihood(F, conditional)
     assert ("closed form" in repr(likelihood)) == closed
-    assert isinstance(likelihood.rule, dgp.GaussHermite)
-    fine = dgp.Likelihood(F, conditional, integrate=dgp.GaussHermite(300))
+    assert isinstance(likelihood.rule, dgp.likelihoods.GaussHermite)
+    fine = dgp.Likelihood(F, conditional, integrate=dgp.likelihoods.GaussHermite(300))
     tolerance = 0.1 if name == "laplace" else 2e-3
     np.testing.assert_allclose(likelihood.log_prob(jnp.array(y)), fine.log_prob(jnp.array(y)), atol=tolerance)
 
@@ -131,7 +131,7 @@ PAIRS = FunctionValues(MEANS, VARIANCES)
 def test_several_outputs_factorise():
     y = jnp.array([[0.0, 1.0], [0.5, 0.5], [1.0, 2.0]])
     together = dgp.Likelihood(PAIRS, lambda v: dist.StudentT(4.0, v, jnp.array([0.3, 0.5])).to_event(1))
-    assert isinstance(together.rule, dgp.GaussHermite)
+    assert isinstance(together.rule, dgp.likelihoods.GaussHermite)
     assert (together.batch_shape, together.event_shape) == ((3,), (2,))
     for method in ("log_prob", "log_marginal"):
         parts = [
@@ -152,14 +152,16 @@ def test_mixed_outputs_are_integrated_by_draws(key):
     """A mean and a log scale from two functions: no rule over single outputs is correct."""
     y = jnp.array([0.1, 0.2, 0.3])
     conditional = lambda v: dist.Normal(v[..., 0], jnp.exp(v[..., 1]))  # noqa: E731
-    likelihood = dgp.Likelihood(PAIRS, conditional, integrate=dgp.MonteCarlo(200_000, key))
+    likelihood = dgp.Likelihood(PAIRS, conditional, integrate=dgp.likelihoods.MonteCarlo(200_000, key))
     assert not likelihood.factorised
     m, g, a, b = MEANS[:, 0], MEANS[:, 1], VARIANCES[:, 0], VARIANCES[:, 1]
     exact = -0.5 * jnp.log(2 * jnp.pi) - g - 0.5 * ((y - m) ** 2 + a) * jnp.exp(-2 * g + 2 * b)
     np.testing.assert_allclose(likelihood.log_prob(y), exact, rtol=0.05)
     four = FunctionValues(jnp.zeros((3, 4)), jnp.ones((3, 4)))
-    with pytest.raises(ValueError, match=r"Normal, which mixes the 4 outputs of f: use integrate=dgp\.MonteCarlo"):
-        dgp.Likelihood(four, conditional, integrate=dgp.GaussHermite(5))
+    with pytest.raises(
+        ValueError, match=r"Normal, which mixes the 4 outputs of f: use integrate=dgp\.likelihoods\.MonteCarlo"
+    ):
+        dgp.Likelihood(four, conditional, integrate=dgp.likelihoods.GaussHermite(5))
 
 
 CLASSES = FunctionValues(jnp.array([[0.3, -0.5, 1.0], [0.2, 1.0, -2.0]]), jnp.array([[0.4, 0.2, 0.3], [1.0, 0.3, 0.1]]))
@@ -168,7 +170,9 @@ CLASSES = FunctionValues(jnp.array([[0.3, -0.5, 1.0], [0.2, 1.0, -2.0]]), jnp.ar
 @pytest.mark.long
 def test_softmax(key):
     y = jnp.array([2, 0])
-    likelihood = dgp.Likelihood(CLASSES, lambda v: dist.Categorical(logits=v), integrate=dgp.MonteCarlo(200_000, key))
+    likelihood = dgp.Likelihood(
+        CLASSES, lambda v: dist.Categorical(logits=v), integrate=dgp.likelihoods.MonteCarlo(200_000, key)
+    )
     v = CLASSES.sample(jax.random.key(1), (200_000,))
     log_p = jnp.take_along_axis(jax.nn.log_softmax(v), y[None, :, None], -1)[..., 0]
     np.testing.assert_allclose(likelihood.log_prob(y), log_p.mean(0), atol=0.02)
@@ -180,7 +184,7 @@ def test_softmax(key):
 @pytest.mark.parametrize("epsilon", [1e-3, 0.3])
 def test_robust_max(key, epsilon):
     y = jnp.array([2, 0])
-    likelihood = dgp.Likelihood(CLASSES, lambda v: dgp.RobustMax(v, epsilon))
+    likelihood = dgp.Likelihood(CLASSES, lambda v: dgp.likelihoods.RobustMax(v, epsilon))
     v = CLASSES.sample(key, (400_000,))
     probability = (v.argmax(-1) == y).mean(0)
     error = 5 * np.sqrt(0.25 / 400_000)
@@ -190,7 +194,7 @@ def test_robust_max(key, epsilon):
     np.testing.assert_allclose(jnp.exp(likelihood.log_marginal(y)), density, atol=error + 1e-3)
     classes = likelihood.sample(key, (50_000,))
     np.testing.assert_allclose((classes == y).mean(0), density, atol=0.01)
-    np.testing.assert_allclose(dgp.RobustMax(MEANS, epsilon).probs.sum(-1), 1, rtol=1e-12)
+    np.testing.assert_allclose(dgp.likelihoods.RobustMax(MEANS, epsilon).probs.sum(-1), 1, rtol=1e-12)
 
 
 def test_marginal_collapse_keeps_the_belief_outside_the_logarithm():
@@ -218,7 +222,9 @@ def test_joint_values_use_their_marginals():
 
 @pytest.mark.slow
 def test_conditional_may_index_its_argument_as_written():
-    likelihood = dgp.Likelihood(PAIRS, lambda v: dist.Normal(v[:, 0] + v[:, 1], 0.5), integrate=dgp.MonteCarlo(10))
+    likelihood = dgp.Likelihood(
+        PAIRS, lambda v: dist.Normal(v[:, 0] + v[:, 1], 0.5), integrate=dgp.likelihoods.MonteCarlo(10)
+    )
     assert likelihood.log_prob(jnp.zeros(3)).shape == (3,)
     assert likelihood.sample(jax.random.key(0), (4, 5)).shape == (4, 5, 3)
 
@@ -261,8 +267,8 @@ def test_survives_jit_and_a_pytree_round_trip(key):
             lambda: dgp.Likelihood(F, lambda v: dist.Normal(v, 1)).log_prob(jnp.array([0.0, jnp.nan, 1.0])),
             "expected finite observations y, got 1 NaN",
         ),
-        (lambda: dgp.RobustMax(jnp.zeros((3, 1))), "expected values .* of at least two classes"),
-        (lambda: dgp.RobustMax(MEANS, 1.5), "expected 0 < epsilon < 1, got 1.5"),
+        (lambda: dgp.likelihoods.RobustMax(jnp.zeros((3, 1))), "expected values .* of at least two classes"),
+        (lambda: dgp.likelihoods.RobustMax(MEANS, 1.5), "expected 0 < epsilon < 1, got 1.5"),
     ],
 )
 def test_bad_input(build, message):
@@ -271,10 +277,10 @@ def test_bad_input(build, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("conditional", [lambda v: dgp.RobustMax(v), lambda v: dist.Categorical(logits=v)])
+@pytest.mark.parametrize("conditional", [lambda v: dgp.likelihoods.RobustMax(v), lambda v: dist.Categorical(logits=v)])
 def test_every_label_at_every_row(conditional):
     """Labels with a batch dimension of their own, (classes, rows), give the probabilities of all classes."""
-    likelihood = dgp.Likelihood(CLASSES, conditional, integrate=dgp.MonteCarlo(20))
+    likelihood = dgp.Likelihood(CLASSES, conditional, integrate=dgp.likelihoods.MonteCarlo(20))
     rows, classes = CLASSES.loc.shape
     labels = np.broadcast_to(np.arange(classes)[:, None], (classes, rows))
     each = [likelihood.log_marginal(np.full(rows, c)) for c in range(classes)]

@@ -37,7 +37,7 @@ def model(X, y=None, batch=None):
     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
     points = dgp.Points(jnp.asarray(Z, X.dtype), learn=True)
     scales = numpyro.sample("scales", dist.LogNormal(jnp.zeros(D), 1.0).to_event(1))
-    f = dgp.gp("f", dgp.kernels.RBF(1.0, scales), points, outputs=D, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, scales), points, outputs=D, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.Matern52(1.0, scales), points)
     with numpyro.plate("data", len(X), subsample_size=batch) as rows:
         h = numpyro.sample("h", f(X[rows]))
@@ -109,7 +109,7 @@ def potential():
 
 def langevin_draw():
     data, found = sampled()
-    kernel = dgp.SGHMC(for_chains, step_size=1e-3)
+    kernel = dgp.mcmc.SGHMC(for_chains, step_size=1e-3)
     state = kernel.init(jax.random.key(0), 1, found.param_info.z, data, {})
     return lambda state: kernel.sample(state, data, {}), (state,)
 

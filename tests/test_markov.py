@@ -35,7 +35,7 @@ NOISE, PROCESS = 0.3, 0.2
 
 def two(X, y=None, batch=None, *, points=Z, outputs=2):
     """Two layers with process noise between them."""
-    mean = dgp.means.Linear(jnp.ones((1, outputs), X.dtype))
+    mean = dgp.means.LinearMean(jnp.ones((1, outputs), X.dtype))
     f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(points), outputs=outputs, mean=mean)
     g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(jnp.tile(points, outputs)))
     with numpyro.plate("data", len(X), subsample_size=batch) as i:
@@ -44,7 +44,7 @@ def two(X, y=None, batch=None, *, points=Z, outputs=2):
 
 
 def three(X, y=None):
-    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2, mean=dgp.means.Linear(jnp.ones((1, 2))))
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2, mean=dgp.means.LinearMean(jnp.ones((1, 2))))
     e = dgp.gp("e", k.RBF(0.5, 1.2), dgp.Points(jnp.hstack([Z, Z**2 - 1])), outputs=2)
     g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(jnp.hstack([Z, jnp.cos(3 * Z)])))
     with numpyro.plate("data", len(X)):
@@ -346,7 +346,7 @@ def test_expectations_under_coupling(name, full):
     v = Coupled(loc[0, D + 1 :], C[0, D + 1 :, D + 1 :], C[:, D + 1 :, :D])
     t = Target(loc[:, D], C[:, D, :D], C[:, D, D + 1 :])
     where = kernel, points, whiten, loc[:, :D], variance, v
-    rule = white_nodes(dgp.GaussHermite(40), D, loc.dtype)
+    rule = white_nodes(dgp.likelihoods.GaussHermite(40), D, loc.dtype)
     weights = jnp.exp(rule[1])
     for n in range(N):
         S = C[n, :D, :D]

@@ -194,7 +194,7 @@ def test_bad_inner_layers():
 
 
 def three(X, y=None):
-    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2, mean=dgp.means.Linear(jnp.ones((1, 2), X.dtype)))
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2, mean=dgp.means.LinearMean(jnp.ones((1, 2), X.dtype)))
     e = dgp.gp("e", k.RBF(0.5, 1.2), dgp.Points(jnp.hstack([Z, Z**2 - 1])), outputs=2)
     g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(jnp.hstack([Z, jnp.cos(3 * Z)])))
     with numpyro.plate("data", len(X)):

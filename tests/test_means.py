@@ -12,11 +12,11 @@ X = np.random.default_rng(0).normal(size=(40, 3)) * [1.0, 3.0, 0.5]
 
 @pytest.mark.smoke
 def test_values():
-    np.testing.assert_array_equal(means.Zero()(X), np.zeros((40, 1)))
-    np.testing.assert_array_equal(means.Constant([1.0, 2.0])(X), np.tile([1.0, 2.0], (40, 1)))
-    np.testing.assert_array_equal(means.Identity()(X), X)
+    np.testing.assert_array_equal(means.ZeroMean()(X), np.zeros((40, 1)))
+    np.testing.assert_array_equal(means.ConstantMean([1.0, 2.0])(X), np.tile([1.0, 2.0], (40, 1)))
+    np.testing.assert_array_equal(means.IdentityMean()(X), X)
     W = np.arange(6.0).reshape(3, 2)
-    np.testing.assert_allclose(means.Linear(W, 1.0)(X), X @ W + 1, rtol=1e-12)
+    np.testing.assert_allclose(means.LinearMean(W, 1.0)(X), X @ W + 1, rtol=1e-12)
 
 
 @pytest.mark.parametrize("outputs", [None, 1, 2])
@@ -54,16 +54,16 @@ def test_pca_uses_the_principal_directions():
 
 
 def test_pca_keeps_and_pads():
-    assert isinstance(means.pca(X, 3), means.Identity)
+    assert isinstance(means.pca(X, 3), means.IdentityMean)
     np.testing.assert_array_equal(means.pca(X, 5)(X), np.hstack([X, np.zeros((40, 2))]))
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: means.Linear(np.ones(3)), r"expected means.Linear\(W\) of shape \(D, P\), got \(3,\)"),
-        (lambda: means.Linear(np.full((3, 1), np.nan)), "expected finite weights of means.Linear, got 3 NaN"),
-        (lambda: means.Linear(np.ones((2, 1)))(X), "expected inputs with D = 2 columns"),
+        (lambda: means.LinearMean(np.ones(3)), r"expected means.LinearMean\(W\) of shape \(D, P\), got \(3,\)"),
+        (lambda: means.LinearMean(np.full((3, 1), np.nan)), "expected finite weights of means.LinearMean, got 3 NaN"),
+        (lambda: means.LinearMean(np.ones((2, 1)))(X), "expected inputs with D = 2 columns"),
         (lambda: means.pca(X, 0), "expected a positive integer number of outputs, got 0"),
         (lambda: means.pca(X[:, 0], 1), r"expected inputs of shape \(..., N, D\)"),
         (lambda: means.pca(np.where(X > 2, np.nan, X), 1), "expected finite inputs of means.pca"),

@@ -93,7 +93,7 @@ DATA = {
 
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
 def test_gaps_in_data(data):
-    y, observed = dgp.missing(data)
+    y, observed = dgp.likelihoods.missing(data)
     np.testing.assert_array_equal(observed, KNOWN)
     np.testing.assert_allclose(y[KNOWN], Y[KNOWN], rtol=1e-6)
     for p in range(P):  # a number of the same column stands in the gaps
@@ -101,13 +101,13 @@ def test_gaps_in_data(data):
 
 
 def test_gaps_in_labels_and_in_whole_columns():
-    y, observed = dgp.missing(np.ma.MaskedArray([2, -1, 1], [False, True, False]))
+    y, observed = dgp.likelihoods.missing(np.ma.MaskedArray([2, -1, 1], [False, True, False]))
     assert jnp.issubdtype(y.dtype, jnp.integer)
     assert (y.tolist(), observed.tolist()) == ([2, 2, 1], [True, False, True])
-    y, observed = dgp.missing(np.array([[np.nan, 1.0], [np.nan, np.nan]]))
+    y, observed = dgp.likelihoods.missing(np.array([[np.nan, 1.0], [np.nan, np.nan]]))
     assert (y.tolist(), observed.tolist()) == ([[0.0, 1.0], [0.0, 1.0]], [[False, True], [False, False]])
     with pytest.raises(ValueError, match="observations y to be numbers, got text"):
-        dgp.missing(np.array(["a", "b"]))
+        dgp.likelihoods.missing(np.array(["a", "b"]))
 
 
 # Densities.
@@ -182,7 +182,7 @@ def test_entries_of_mixtures():
 @pytest.mark.long
 def test_a_conditional_that_mixes_outputs():
     """Entries of a conditional that is integrated by draws, and whole rows of one with a single density."""
-    rule = dgp.MonteCarlo(5, jax.random.key(1))
+    rule = dgp.likelihoods.MonteCarlo(5, jax.random.key(1))
     likelihood = dgp.Likelihood(VALUES, lambda v: normal(v @ MIX, NOISE[:2]), integrate=rule)
     found = likelihood.mask(OBSERVED[:, :2]).log_prob(GAPPY[:, :2])
     draws = jax.vmap(lambda v: dist.Normal(v @ MIX, NOISE[:2]).log_prob(Y[:, :2]))(
@@ -199,9 +199,9 @@ def test_a_conditional_that_mixes_outputs():
 
 @pytest.mark.long
 def test_own_integrals():
-    classes = dgp.Likelihood(VALUES, dgp.RobustMax)
+    classes = dgp.Likelihood(VALUES, dgp.likelihoods.RobustMax)
     labels, kept = jnp.arange(N) % P, OBSERVED[:, 0]
-    masked = dgp.Likelihood(VALUES, dgp.RobustMax, observed=kept)
+    masked = dgp.Likelihood(VALUES, dgp.likelihoods.RobustMax, observed=kept)
     for method in ("log_prob", "log_marginal"):
         found = getattr(masked, method)(jnp.where(kept, labels, -1))
         np.testing.assert_allclose(found, jnp.where(kept, getattr(classes, method)(labels), 0))
@@ -210,7 +210,7 @@ def test_own_integrals():
 @pytest.mark.parametrize(
     ("observed", "says"),
     [
-        (jnp.ones((N, P)), "observed as booleans, True where y has a value, got float.*dgp.missing"),
+        (jnp.ones((N, P)), "observed as booleans, True where y has a value, got float.*dgp.likelihoods.missing"),
         (jnp.ones((N + 1, P), bool), r"observed of shape \(30, 3\), one number per entry.* got \(31, 3\): index it"),
         (jnp.ones(P, bool), r"or \(30,\), one per row, got \(3,\)"),
         (jnp.ones((2, N, P), bool), r"the rows of the observations, shape \(30, 3\), got \(2, 30, 3\)"),
@@ -228,7 +228,7 @@ def test_checks_see_what_is_observed():
     counts.log_prob(jnp.where(OBSERVED, 1, -1))
     with pytest.raises(ValueError, match="expected observations y from 0, got -1"):
         counts.log_prob(jnp.where(OBSERVED, -1, 1))
-    with pytest.raises(ValueError, match=r"expected finite observations y.*dgp.missing\(y\)"):
+    with pytest.raises(ValueError, match=r"expected finite observations y.*dgp.likelihoods.missing\(y\)"):
         counts.log_prob(jnp.full((N, P), jnp.nan))
 
 

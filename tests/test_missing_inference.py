@@ -87,7 +87,7 @@ def test_leave_one_out():
         "scale": jnp.exp(0.2 * jax.random.normal(keys[1], (200,))),
     }
     trees = [
-        dgp.to_arviz(dgp.Posterior(one, samples=draws), KEY, *args)
+        dgp.diagnostics.to_arviz(dgp.Posterior(one, samples=draws), KEY, *args)
         for args in ((X, GAPPY[:, 0], kept), (X[kept], Y[kept, 0]))
     ]
     masked, without = (tree["log_likelihood_uncorrected"]["y"].values for tree in trees)
@@ -127,7 +127,7 @@ def test_densities_of_predictions():
     np.testing.assert_allclose(moments.mean, posterior.predict(KEY, X, num_samples=1).mean, rtol=1e-5)
     single = dist.Normal(moments.mean, jnp.sqrt(moments.variance)).log_prob(Y)
     np.testing.assert_allclose(found, jnp.where(OBSERVED, single, 0).sum(1), rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match=r"expected finite observations y.*dgp.missing\(y\)"):
+    with pytest.raises(ValueError, match=r"expected finite observations y.*dgp.likelihoods.missing\(y\)"):
         posterior.log_density(KEY, WITH_NAN, X)
 
 
@@ -171,9 +171,9 @@ class Gaps:
 def test_streams():
     guide = G.InducingPoint(columns)
     svi = SVI(dgp.minibatch(columns, data=N), dgp.minibatch(guide, data=N), optax.adam(0.1), dgp.ELBO())
-    losses = dgp.fit_stream(svi, KEY, 50, Gaps(dgp.missing), progress_bar=False).losses
+    losses = dgp.fit_stream(svi, KEY, 50, Gaps(dgp.likelihoods.missing), progress_bar=False).losses
     assert losses[-5:].mean() < 0.5 * losses[:5].mean()
-    with pytest.raises(ValueError, match=r"data in the batch of step 0.*dgp.missing\(y\) gives what"):
+    with pytest.raises(ValueError, match=r"data in the batch of step 0.*dgp.likelihoods.missing\(y\) gives what"):
         dgp.fit_stream(svi, KEY, 10, Gaps(lambda y: (y,)), progress_bar=False)
 
 

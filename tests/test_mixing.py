@@ -106,7 +106,7 @@ def test_bound_agrees_with_mixing_in_the_conditional():
     def inside(X, y=None):
         g = dgp.gp("g", KERNEL, dgp.Points(X[:6]), outputs=2)
         with numpyro.plate("data", len(X)):
-            likelihood = dgp.Likelihood(g(X), lambda g: normal(g @ P.T), integrate=dgp.MonteCarlo(20))
+            likelihood = dgp.Likelihood(g(X), lambda g: normal(g @ P.T), integrate=dgp.likelihoods.MonteCarlo(20))
             numpyro.sample("y", likelihood, obs=y)
 
     guide = G.InducingPoint(coregionalised)
@@ -140,14 +140,14 @@ def test_log_marginal_of_other_conditionals(key):
     mixed = G_X.mix(P)
     log_p = jax.vmap(lambda v: conditional(v).log_prob(counts))(mixed.sample(key, (50_000,)))
     exact = jax.scipy.special.logsumexp(log_p, 0) - np.log(50_000)
-    likelihood = dgp.Likelihood(mixed, conditional, integrate=dgp.MonteCarlo(50_000, jax.random.key(1)))
+    likelihood = dgp.Likelihood(mixed, conditional, integrate=dgp.likelihoods.MonteCarlo(50_000, jax.random.key(1)))
     np.testing.assert_allclose(likelihood.log_marginal(counts), exact, atol=0.03)
 
 
 @pytest.mark.slow
 def test_a_conditional_that_mixes_outputs_sees_the_correlations(key):
     labels = jnp.array([0, 3, 2])
-    rule = dgp.MonteCarlo(50_000, jax.random.key(1))
+    rule = dgp.likelihoods.MonteCarlo(50_000, jax.random.key(1))
     likelihood = dgp.Likelihood(G_X.mix(P), lambda v: dist.Categorical(logits=v), integrate=rule)
     log_p = jax.vmap(lambda v: dist.Categorical(logits=v).log_prob(labels))(G_X.mix(P).sample(key, (50_000,)))
     np.testing.assert_allclose(likelihood.log_prob(labels), log_p.mean(0), atol=0.05)

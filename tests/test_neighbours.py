@@ -34,7 +34,7 @@ def values(noise=0.0):
     return np.stack([np.sin(X).sum(1), np.cos(X[:, 0])], 1) + noise
 
 
-def pair(near, kernel=K, outputs=2, mean=dgp.means.Identity()):
+def pair(near, kernel=K, outputs=2, mean=dgp.means.IdentityMean()):
     """The same function on neighbours, and exactly."""
     return tuple(dgp.gp("f", kernel, inducing, outputs=outputs, mean=mean) for inducing in (near, None))
 
@@ -153,7 +153,7 @@ def test_all_neighbours_are_the_exact_process(case):
 @pytest.mark.parametrize("outputs", mostly_long([2], [None, 2]))
 def test_predictions_from_all_neighbours_are_exact(outputs):
     y = values()[:, 0] if outputs is None else values()
-    near, exact = pair(FULL, outputs=outputs, mean=dgp.means.Constant(0.7))
+    near, exact = pair(FULL, outputs=outputs, mean=dgp.means.ConstantMean(0.7))
     at = jax.jit(lambda x: (near.condition(X, y)(x, noise=0.1), exact.condition(X, y)(x, noise=0.1)))
     for x in (NEW, NEW[None], X):
         found, expected = at(x)
@@ -270,7 +270,7 @@ def layered(y=None, near=FEW, inducing=None, inputs=X[:, :1]):
     inducing = near if inducing is None else inducing
     inducing = None if inducing == "exact" else inducing
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.3))
-    f = dgp.gp("f", dgp.kernels.Matern52(1.0, scale), inducing, outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.Matern52(1.0, scale), inducing, outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.Matern52(1.0, 1.0), inducing)
     h = numpyro.sample("h", f(inputs))
     numpyro.sample("y", g(h, noise=0.3), obs=y)
@@ -299,11 +299,11 @@ def test_sites_and_blocks():
     jax.eval_shape(run)
     assert kinds == {"scale": "other", "h": "exact", "y": "observed"}
     assert dgp.gp("f", K, FEW).site is None
-    assert isinstance(dgp.gp("f", K, FEW), dgp.RandomFunction)
-    found = planned(latents(lambda: handlers.seed(dgp.Gibbs(layered).model, 0)(Y)), {}, dgp.updates.NUTS())
+    assert isinstance(dgp.gp("f", K, FEW), dgp.extend.RandomFunction)
+    found = planned(latents(lambda: handlers.seed(dgp.mcmc.Gibbs(layered).model, 0)(Y)), {}, dgp.mcmc.BlockNUTS())
     assert list(found) == ["rest", "h_white"]
-    centred = dgp.Gibbs(layered, noncentered=False)
-    found = planned(latents(lambda: handlers.seed(centred.model, 0)(Y)), {}, dgp.updates.NUTS())
+    centred = dgp.mcmc.Gibbs(layered, noncentered=False)
+    found = planned(latents(lambda: handlers.seed(centred.model, 0)(Y)), {}, dgp.mcmc.BlockNUTS())
     assert list(found) == ["rest", "h"]
 
 
@@ -385,7 +385,7 @@ def test_a_factor_given_all_neighbours_is_a_full_one(rule):
     shift, numbers = jnp.asarray(rng.normal(size=(2, N))), near.sets.neighbours
 
     def model(inducing):
-        numpyro.sample("v", dgp.gp("f", K, inducing, outputs=2, mean=dgp.means.Identity())(X))
+        numpyro.sample("v", dgp.gp("f", K, inducing, outputs=2, mean=dgp.means.IdentityMean())(X))
 
     params = {"v_auto_loc": shift, "v_auto_scale_tril": R, "v_auto_scale": np.diagonal(R, axis1=1, axis2=2)}
     params["v_auto_weights"] = np.take_along_axis(R, np.broadcast_to(numbers, (2, *numbers.shape)), 2)
@@ -457,7 +457,7 @@ def test_chains_agree_with_those_of_the_exact_process(kind):
     y = jnp.sin(3 * SMALL[:, 0])
 
     def moments(near):
-        centred = dgp.Gibbs(small, noncentered=False, rest=dgp.updates.Slice())
+        centred = dgp.mcmc.Gibbs(small, noncentered=False, rest=dgp.mcmc.Slice())
         kernel = NUTS(dgp.for_mcmc(small)) if kind == "NUTS" else centred
         settings = dict(num_warmup=200, num_samples=500, num_chains=4, chain_method="vectorized")
         mcmc = MCMC(kernel, progress_bar=False, **settings)
@@ -478,7 +478,7 @@ def test_chains_agree_with_those_of_the_exact_process(kind):
 def predicting(X_new, y=None):
     """Two layers: at the data in a fit, and given these, at new rows in a prediction."""
     noise = numpyro.sample("noise", dist.LogNormal(-1.5, 0.2))
-    f = dgp.gp("f", dgp.kernels.Matern52(), FEW, outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.Matern52(), FEW, outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.Matern52() + dgp.kernels.White(noise**2), FEW)
     h = numpyro.sample("h", f(X[:, :1]))
     if y is not None:
@@ -496,7 +496,7 @@ def test_predictions_at_new_rows():
     posterior = dgp.Posterior(predicting, samples=samples, site="y")
     rows = jnp.linspace(-1, 1, 50)[:, None]
     found = posterior.predict(jax.random.key(1), rows, num_samples=400)
-    f = dgp.gp("f", dgp.kernels.Matern52(), FEW, outputs=1, mean=dgp.means.Identity()).condition(X[:, :1], X[:, :1])
+    f = dgp.gp("f", dgp.kernels.Matern52(), FEW, outputs=1, mean=dgp.means.IdentityMean()).condition(X[:, :1], X[:, :1])
     g = dgp.gp("g", dgp.kernels.Matern52() + dgp.kernels.White(0.04), FEW).condition(X[:, :1], Y)
     by_hand = g(f(rows).sample(jax.random.key(2), (400,))).mean
     error = by_hand.std(0) * np.sqrt(2 / 400)

@@ -252,8 +252,8 @@ def test_diagnostics_of_an_estimated_density_warn():
     guide = G.InducingPoint(labels, inducing=RULES["implicit"])
     posterior = dgp.Posterior(labels, guide, moved(start(guide, x, y), 0.1))
     with pytest.warns(UserWarning, match=r"densities of \['f'\] under the guide are estimates of a network"):
-        dgp.to_arviz(posterior, jax.random.key(0), x, y, num_samples=100)
+        dgp.diagnostics.to_arviz(posterior, jax.random.key(0), x, y, num_samples=100)
     guide = G.InducingPoint(labels, inducing=RULES["diffusion"])
     posterior = dgp.Posterior(labels, guide, start(guide, x, y))
-    tree = dgp.to_arviz(posterior, jax.random.key(0), x, y, num_samples=200)
+    tree = dgp.diagnostics.to_arviz(posterior, jax.random.key(0), x, y, num_samples=200)
     assert np.isfinite(dgp.diagnostics.khat(tree))

@@ -48,16 +48,16 @@ def test_calls_leave_no_trace(name):
     "make",
     [
         dgp.Points,
-        dgp.InducingPatches,
-        lambda a: dgp.PointsAndSlopes(a, a),
+        dgp.functions.InducingPatches,
+        lambda a: dgp.functions.PointsAndSlopes(a, a),
         dgp.StateSpace,
         lambda a: dgp.Grid(0.0, a[1:, 0], 8),
         lambda a: dgp.Basis(0.0, a[1:, 0], 8),
         dgp.kernels.Embedding,
         lambda a: dgp.kernels.RBF(1.0, a[1:, 0]),
         lambda a: dgp.kernels.SpectralMixture(a[1:, 0], a[1:], a[1:]),
-        lambda a: dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.Patches((1, 3), (1, 2)), a[:, 0]),
-        lambda a: dgp.StateSpaceNormal(dgp.kernels.Matern32(), a).times,
+        lambda a: dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.kernels.Patches((1, 3), (1, 2)), a[:, 0]),
+        lambda a: dgp.functions.StateSpaceNormal(dgp.kernels.Matern32(), a).times,
     ],
 )
 def test_arrays_are_copied(make):
@@ -162,7 +162,7 @@ def test_values_know_their_origin(make, inducing):
 def test_exact_processes_have_no_site():
     f = dgp.gp("f", dgp.kernels.RBF(), None)
     assert f.site is None
-    assert isinstance(f, dgp.RandomFunction)
+    assert isinstance(f, dgp.extend.RandomFunction)
     with handlers.seed(rng_seed=0), handlers.trace() as sites:
         numpyro.sample("v", f(X))
     assert site_kind(sites["v"]) == "exact"

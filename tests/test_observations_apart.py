@@ -19,7 +19,7 @@ KEY = jax.random.key(0)
 Z = jnp.linspace(0.0, 1.0, 3)[:, None]
 X = jnp.linspace(0.0, 1.0, 5)[:, None]
 Y = jnp.sin(4 * X[:, 0]) + 5
-Constant = dgp.means.Constant
+ConstantMean = dgp.means.ConstantMean
 
 
 def program(
@@ -52,11 +52,11 @@ def hidden(X, y):
 
 
 LOOKS = {
-    "the mean of y": program(mean=lambda y: Constant(y.mean())),
+    "the mean of y": program(mean=lambda y: ConstantMean(y.mean())),
     "a mean function that closes over it": program(mean=lambda y: lambda x: 0 * x + y.mean()),
-    "a median": program(mean=lambda y: Constant(jnp.median(y))),
-    "the first one": program(mean=lambda y: Constant(y[0])),
-    "without NaN": program(mean=lambda y: Constant(jnp.nanmean(y))),
+    "a median": program(mean=lambda y: ConstantMean(jnp.median(y))),
+    "the first one": program(mean=lambda y: ConstantMean(y[0])),
+    "without NaN": program(mean=lambda y: ConstantMean(jnp.nanmean(y))),
     "a variance": program(variance=lambda y: y.var()),
     "a variance of an exact process": program(variance=lambda y: y.var(), exact=True),
     "noise": program(conditional=lambda y: lambda v: dist.Normal(v, 0.1 * y.std())),
@@ -83,7 +83,7 @@ def autoregression(X, y):
 def priors(X, y):
     """Where the posterior has the values, nothing of a prediction depends on their prior or starting point."""
     m, scale = numpyro.sample("m", dist.Normal(y.mean(), y.std())), numpyro.param("scale", y.std())
-    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), mean=Constant(m))
+    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), mean=ConstantMean(m))
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, scale)), obs=y)
 
@@ -132,7 +132,7 @@ def both(X, y=None):
     """The fit has the mean and the variance of y, a prediction 0 and 1."""
     m, v = (0.0, 1.0) if y is None else (y.mean(), y.var())
     scale = numpyro.sample("scale", dist.LogNormal())
-    f = dgp.gp("f", dgp.kernels.RBF(v, 0.4), dgp.Points(Z), mean=Constant(m))
+    f = dgp.gp("f", dgp.kernels.RBF(v, 0.4), dgp.Points(Z), mean=ConstantMean(m))
     with numpyro.plate("data", len(X)):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, scale)), obs=y)
 
@@ -161,8 +161,8 @@ PATHS = {
     "Collapsed": lambda: svi(dgp.guides.Collapsed).init(KEY, X, Y),
     "Collapsed.on": lambda: dgp.guides.Collapsed(both).on(X, Y),
     "for_mcmc": chain(lambda: NUTS(dgp.for_mcmc(both))),
-    "Gibbs": chain(lambda: dgp.Gibbs(both)),
-    "SGHMC": chain(lambda: dgp.SGHMC(both)),
+    "Gibbs": chain(lambda: dgp.mcmc.Gibbs(both)),
+    "SGHMC": chain(lambda: dgp.mcmc.SGHMC(both)),
 }
 
 

@@ -28,7 +28,7 @@ def by_quadrature():
 
 @pytest.mark.slow
 def test_the_bound_is_a_sum_over_pairs():
-    likelihood = dgp.Likelihood(F, dgp.OneVsEach)
+    likelihood = dgp.Likelihood(F, dgp.likelihoods.OneVsEach)
     assert repr(likelihood) == "Likelihood(OneVsEach, own integral)"
     np.testing.assert_allclose(likelihood.log_prob(jnp.array(Y)), by_quadrature(), atol=1e-4)
 
@@ -39,12 +39,12 @@ def test_single_classes_are_without_bias_and_all_are_below_the_softmax():
     one_each = [F_others([c]).log_prob(jnp.array(Y)) for c in range(P)]
     np.testing.assert_allclose(np.mean(one_each, 0), exact, atol=1e-4)
     draws = F.sample(jax.random.key(0), (20_000,))
-    softmax = dgp.OneVsEach(draws).log_prob(jnp.array(Y)).mean(0)
+    softmax = dgp.likelihoods.OneVsEach(draws).log_prob(jnp.array(Y)).mean(0)
     assert (exact < softmax).all()
 
 
 def F_others(others):
-    return dgp.Likelihood(F, lambda v: dgp.OneVsEach(v, jnp.array(others)))
+    return dgp.Likelihood(F, lambda v: dgp.likelihoods.OneVsEach(v, jnp.array(others)))
 
 
 @pytest.mark.long
@@ -52,7 +52,7 @@ def test_two_classes_are_the_logistic_model():
     two = FunctionValues(F.loc[:, :2], F.conditional_variance[:, :2])
     one = FunctionValues(F.loc[:, 1] - F.loc[:, 0], F.conditional_variance[:, :2].sum(1), event_dim=0)
     y = jnp.array([0, 1, 1])
-    mine = dgp.Likelihood(two, dgp.OneVsEach).log_prob(y)
+    mine = dgp.Likelihood(two, dgp.likelihoods.OneVsEach).log_prob(y)
     theirs = dgp.Likelihood(one, lambda v: numpyro.distributions.Bernoulli(logits=v)).log_prob(y)
     np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
@@ -66,7 +66,7 @@ def test_a_program_with_a_part_of_the_classes():
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(np.linspace(-1, 1, 6)[:, None]), outputs=6)
         others = jax.random.randint(numpyro.prng_key(), (2,), 0, 6) if part else None
         with numpyro.plate("data", len(X)):
-            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dgp.OneVsEach(v, others)), obs=y)
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dgp.likelihoods.OneVsEach(v, others)), obs=y)
 
     guide = dgp.guides.InducingPoint(model)
     params = {
@@ -86,12 +86,12 @@ def test_a_program_with_a_part_of_the_classes():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: dgp.OneVsEach(jnp.zeros((3, 1))), "OneVsEach: expected values .* of at least two classes"),
+        (lambda: dgp.likelihoods.OneVsEach(jnp.zeros((3, 1))), "OneVsEach: expected values .* of at least two classes"),
         (
-            lambda: dgp.OneVsEach(F.loc, jnp.ones(2)),
+            lambda: dgp.likelihoods.OneVsEach(F.loc, jnp.ones(2)),
             r"labels of shape \(B,\), got float\d+ of shape \(2,\)",
         ),
-        (lambda: dgp.OneVsEach(F.loc, 1), r"got int\d+ of shape \(\): jax.random.randint\("),
+        (lambda: dgp.likelihoods.OneVsEach(F.loc, 1), r"got int\d+ of shape \(\): jax.random.randint\("),
     ],
 )
 def test_refusals(build, message):

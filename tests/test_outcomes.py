@@ -78,7 +78,7 @@ FAMILIES = {
         "probs",
     ),
     "Categorical": (lambda v: dist.Categorical(logits=v), [0, 1, 2], "moments quantiles"),
-    "RobustMax": (lambda v: dgp.RobustMax(v), [0, 1, 2], "moments quantiles"),
+    "RobustMax": (lambda v: dgp.likelihoods.RobustMax(v), [0, 1, 2], "moments quantiles"),
     "Multinomial": (lambda v: dist.Multinomial(3, logits=v), counts, "probs"),
     "Dirichlet": (lambda v: dist.Dirichlet(exp(v)), parts, "probs"),
     "DirichletMultinomial": (lambda v: dist.DirichletMultinomial(exp(v), 3), counts, "probs"),
@@ -93,7 +93,7 @@ OF_VECTORS = list(FAMILIES)[list(FAMILIES).index("Categorical") :]
 @pytest.mark.parametrize("name", mostly_long(["Normal", "VonMises"], FAMILIES))
 def test_finite_or_refused(name, key):
     conditional, y, refused = FAMILIES[name]
-    values, integrate = (VECTORS, dgp.MonteCarlo(20)) if name in OF_VECTORS else (F, None)
+    values, integrate = (VECTORS, dgp.likelihoods.MonteCarlo(20)) if name in OF_VECTORS else (F, None)
     likelihood = dgp.Likelihood(values, conditional, integrate=integrate)
     asked = {
         "moments": lambda: jnp.stack(moments(likelihood)),

@@ -18,8 +18,8 @@ from numpyro_dgp.analysis.program import inspect_program
 
 rng = np.random.default_rng(0)
 RBF = dgp.kernels.RBF(1.3, 1.5)
-PATCHES = dgp.Patches((3, 3), (2, 2))
-PLACED = dgp.Patches((5, 6, 2), (2, 3), stride=2, places=True)
+PATCHES = dgp.kernels.Patches((3, 3), (2, 2))
+PLACED = dgp.kernels.Patches((5, 6, 2), (2, 3), stride=2, places=True)
 WEIGHTS = np.array([0.5, 1.0, -0.3, 0.7])
 KERNEL = dgp.kernels.Convolutional(RBF, PATCHES, WEIGHTS)
 IMAGES = rng.normal(size=(7, 9))
@@ -57,18 +57,18 @@ def placed(x, z):
 
 
 def model(X, y=None, *, inducing=None, kernel=KERNEL, outputs=None):
-    f = dgp.gp("f", kernel, inducing or dgp.InducingPatches(jnp.asarray(ALL, X.dtype)), outputs=outputs)
+    f = dgp.gp("f", kernel, inducing or dgp.functions.InducingPatches(jnp.asarray(ALL, X.dtype)), outputs=outputs)
     with numpyro.plate("images", len(X)):
         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
 def opened(kernel=KERNEL, Z=ALL[:5], outputs=None):
     with handlers.seed(rng_seed=0):
-        return dgp.gp("f", kernel, dgp.InducingPatches(Z), outputs=outputs)
+        return dgp.gp("f", kernel, dgp.functions.InducingPatches(Z), outputs=outputs)
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("patches", [PATCHES, PLACED, dgp.Patches((4, 5, 3), (3, 1))])
+@pytest.mark.parametrize("patches", [PATCHES, PLACED, dgp.kernels.Patches((4, 5, 3), (3, 1))])
 def test_patches_are_windows(patches):
     images = rng.normal(size=(2, 3, patches.pixels))
     found = patches(images)
@@ -80,7 +80,7 @@ def test_patches_are_windows(patches):
 def test_the_values_of_a_layer_are_an_image():
     """Values (N, R, C), flattened, have their places where the patches of the layer above look for them."""
     C = 3
-    above = dgp.Patches((*PLACED.grid, C), (1, 2))
+    above = dgp.kernels.Patches((*PLACED.grid, C), (1, 2))
     h = rng.normal(size=(4, PLACED.count, C))
     wanted = h.reshape(4, *PLACED.grid, C)[:, :, 0:2].reshape(4, 2, -1)
     np.testing.assert_allclose(above(h.reshape(4, -1)), wanted.astype(np.float32))
@@ -177,7 +177,7 @@ def test_responses_to_all_patches_leave_nothing_open():
     with jax.enable_x64(True):
         X = jnp.asarray(IMAGES)
         v = jax.random.normal(jax.random.key(1), (len(ALL),))
-        f = handlers.substitute(lambda: dgp.gp("f", KERNEL, dgp.InducingPatches(ALL)), {"f": v})()
+        f = handlers.substitute(lambda: dgp.gp("f", KERNEL, dgp.functions.InducingPatches(ALL)), {"f": v})()
         np.testing.assert_allclose(f.joint(X).conditional_covariance, 0.0, atol=1e-8)
         np.testing.assert_allclose(f(X).mean, f.responses(PATCHES(X)).mean @ WEIGHTS, atol=1e-8)
 
@@ -201,12 +201,12 @@ def test_inducing_patches_of_images():
 
 def hidden(how, noise=0.1):
     """Two convolutional layers: values of the first, two at each of four patches, are the image of the second."""
-    above = dgp.Patches((2, 2, 2), (2, 1))
+    above = dgp.kernels.Patches((2, 2, 2), (2, 1))
     Z = jnp.asarray(rng.normal(size=(5, above.size)))
 
     def model(X, y=None):
         f = dgp.gp("f", RBF, dgp.Points(jnp.asarray(ALL[:6], X.dtype)), outputs=2, mean=lambda x: x[..., :2])
-        g = dgp.gp("g", dgp.kernels.Convolutional(RBF, above), dgp.InducingPatches(Z.astype(X.dtype)))
+        g = dgp.gp("g", dgp.kernels.Convolutional(RBF, above), dgp.functions.InducingPatches(Z.astype(X.dtype)))
         with numpyro.plate("images", len(X)):
             if how == "joint":
                 h = numpyro.sample("h", f.joint(PATCHES(X), noise=noise))
@@ -284,8 +284,8 @@ def test_chains(how):
 @pytest.mark.long
 def test_guides_refuse_what_they_cannot_integrate():
     def whole_images(X, y=None):
-        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:3]), outputs=9, mean=dgp.means.Identity())
-        g = dgp.gp("g", KERNEL, dgp.InducingPatches(ALL[:5]))
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:3]), outputs=9, mean=dgp.means.IdentityMean())
+        g = dgp.gp("g", KERNEL, dgp.functions.InducingPatches(ALL[:5]))
         with numpyro.plate("images", len(X)):
             h = numpyro.sample("h", f(X, noise=0.1))
             numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)), obs=y)
@@ -327,16 +327,16 @@ def test_digits():
     images, labels = datasets.load_digits(return_X_y=True)
     kept = np.isin(labels, (1, 4, 7))
     images, labels = (images[kept] / 16 - 0.3).astype(np.float32), np.searchsorted([1, 4, 7], labels[kept])
-    patches = dgp.Patches((8, 8), (3, 3))
+    patches = dgp.kernels.Patches((8, 8), (3, 3))
     Z = dgp.initial.inducing_patches(images[:150], patches, 20)
 
     def digits(X, y=None):
         variance = numpyro.param("variance", 20.0, constraint=dist.constraints.positive)
         w = numpyro.param("w", jnp.full(patches.count, 1 / patches.count))
         kernel = dgp.kernels.Convolutional(dgp.kernels.RBF(variance, 1.0), patches, w)
-        f = dgp.gp("f", kernel, dgp.InducingPatches(Z), outputs=3)
+        f = dgp.gp("f", kernel, dgp.functions.InducingPatches(Z), outputs=3)
         with numpyro.plate("images", len(X)):
-            numpyro.sample("y", dgp.Likelihood(f(X), dgp.RobustMax), obs=y)
+            numpyro.sample("y", dgp.Likelihood(f(X), dgp.likelihoods.RobustMax), obs=y)
 
     guide = G.InducingPoint(digits)
     svi = SVI(digits, guide, optax.adam(0.05), dgp.ELBO())
@@ -347,18 +347,21 @@ def test_digits():
 
 Z4 = ALL[:5]
 WRONG = {
-    "no sizes": (lambda: dgp.Patches(28, (5, 5)), r"Patches: expected image=\(H, W\) or \(H, W, C\), got 28"),
-    "a size of zero": (lambda: dgp.Patches((3, 0), (1, 1)), "every number of image to be a positive integer, got 0"),
-    "no stride": (lambda: dgp.Patches((3, 3), (2, 2), 0), "stride to be a positive integer, got 0"),
-    "large patches": (lambda: dgp.Patches((3, 3), (2, 4)), r"no larger than the image, \(3, 3\), got \(2, 4\)"),
-    "places as numbers": (lambda: dgp.Patches((3, 3), (2, 2), 1, 2), "places to be True or False, got 2"),
+    "no sizes": (lambda: dgp.kernels.Patches(28, (5, 5)), r"Patches: expected image=\(H, W\) or \(H, W, C\), got 28"),
+    "a size of zero": (
+        lambda: dgp.kernels.Patches((3, 0), (1, 1)),
+        "every number of image to be a positive integer, got 0",
+    ),
+    "no stride": (lambda: dgp.kernels.Patches((3, 3), (2, 2), 0), "stride to be a positive integer, got 0"),
+    "large patches": (lambda: dgp.kernels.Patches((3, 3), (2, 4)), r"no larger than the image, \(3, 3\), got \(2, 4\)"),
+    "places as numbers": (lambda: dgp.kernels.Patches((3, 3), (2, 2), 1, 2), "places to be True or False, got 2"),
     "images as arrays": (
         lambda: PATCHES(np.ones((2, 3, 3))),
         r"images \(3, 3\) as rows of 9 numbers, got shape \(2, 3,",
     ),
     "a tuple for patches": (
         lambda: dgp.kernels.Convolutional(RBF, (2, 2)),
-        r"expected patches=dgp.Patches.* got tuple",
+        r"expected patches=dgp.kernels.Patches.* got tuple",
     ),
     "other weights": (
         lambda: dgp.kernels.Convolutional(RBF, PATCHES, np.ones(9)),
@@ -372,28 +375,34 @@ WRONG = {
     "f of other images": (lambda: opened()(np.ones((2, 8))), r"expected inputs with D = 9 columns"),
     "patches as points": (
         lambda: dgp.gp("f", KERNEL, dgp.Points(Z4)),
-        r"got patches, \(5, 4\): as inducing inputs they are dgp.InducingPatches\(Z\)",
+        r"got patches, \(5, 4\): as inducing inputs they are dgp.functions.InducingPatches\(Z\)",
     ),
     "another kernel": (
-        lambda: dgp.gp("f", RBF, dgp.InducingPatches(Z4)),
+        lambda: dgp.gp("f", RBF, dgp.functions.InducingPatches(Z4)),
         r"gp 'f': expected a kernel dgp.kernels.Convolutional\(kernel, patches\).* got RBF",
     ),
-    "a sum": (lambda: dgp.gp("f", KERNEL + RBF, dgp.InducingPatches(Z4)), "got Sum: a sum of functions of images is a"),
+    "a sum": (
+        lambda: dgp.gp("f", KERNEL + RBF, dgp.functions.InducingPatches(Z4)),
+        "got Sum: a sum of functions of images is a",
+    ),
     "other patches": (
-        lambda: dgp.gp("f", KERNEL, dgp.InducingPatches(IMAGES)),
+        lambda: dgp.gp("f", KERNEL, dgp.functions.InducingPatches(IMAGES)),
         r"gp 'f': expected inducing patches Z of 4 columns.*got \(7, 9\)",
     ),
     "several patches": (
         lambda: dgp.gp(
             "f",
-            [KERNEL, dgp.kernels.Convolutional(RBF, dgp.Patches((3, 3), (1, 1)))],
-            dgp.InducingPatches(Z4),
+            [KERNEL, dgp.kernels.Convolutional(RBF, dgp.kernels.Patches((3, 3), (1, 1)))],
+            dgp.functions.InducingPatches(Z4),
             outputs=2,
         ),
         "gp 'f': expected kernels with the same patches for all outputs",
     ),
-    "a vector": (lambda: dgp.InducingPatches(ALL[0]), r"expected InducingPatches\(Z\) of shape \(M, D\)"),
-    "learn what": (lambda: dgp.InducingPatches(ALL, learn=1), r"InducingPatches\(Z, learn=...\) to be True or False"),
+    "a vector": (lambda: dgp.functions.InducingPatches(ALL[0]), r"expected InducingPatches\(Z\) of shape \(M, D\)"),
+    "learn what": (
+        lambda: dgp.functions.InducingPatches(ALL, learn=1),
+        r"InducingPatches\(Z, learn=...\) to be True or False",
+    ),
     "k-means of others": (
         lambda: dgp.initial.inducing_patches(np.ones((2, 8)), PATCHES, 3),
         "initial.inducing_patches: expected images",

@@ -91,7 +91,7 @@ def test_counts():
 def test_smooth_integrands_are_those_of_gauss_hermite():
     with jax.enable_x64(True):
         loc, variance = jnp.linspace(-2, 2, 7), jnp.linspace(0, 3, 7)
-        nodes = dgp.GaussHermite(150).nodes(loc, variance)
+        nodes = dgp.likelihoods.GaussHermite(150).nodes(loc, variance)
         # waves far from the peak have few nodes
         cases = (jax.nn.log_sigmoid, 1e-8), (lambda v: dist.Normal(v, 0.7).log_prob(0.3), 1e-8), (jnp.cos, 5e-5)
         for log_value, error in cases:
@@ -226,7 +226,7 @@ def test_a_gamma_density_with_a_large_concentration():
 @pytest.mark.slow
 def test_nodes_that_a_program_asks_for_stay():
     values, conditional = SEVERAL["a location and a scale"]
-    asked = dgp.Likelihood(values, conditional, integrate=dgp.GaussHermite(15))
+    asked = dgp.Likelihood(values, conditional, integrate=dgp.likelihoods.GaussHermite(15))
     assert np.abs(asked.log_marginal(AT) - log_scale_references()).max() > 1  # why they are not the default
 
 

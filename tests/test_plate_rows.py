@@ -222,7 +222,7 @@ def only_latents(X, y):
 def classes(X, y):
     f = layer(3)
     with numpyro.plate("data", len(X), subsample_size=5) as i:
-        numpyro.sample("y", dgp.Likelihood(f(X[i]), lambda v: dgp.RobustMax(v)), obs=y[i])
+        numpyro.sample("y", dgp.Likelihood(f(X[i]), lambda v: dgp.likelihoods.RobustMax(v)), obs=y[i])
 
 
 def masked(X, y):
@@ -341,7 +341,7 @@ TOGETHER = {
     "a basis": lambda: together(lambda: dgp.gp("f", K, dgp.Basis(-2.0, 2.0, 16)), joint=True, noise=NOISE),
     "neighbours": lambda: together(lambda: dgp.gp("f", K, dgp.Neighbours(X[:FEW], 2)), noise=NOISE),
     "conditioned": lambda: together(lambda: exact_layer().condition(X[:3], Y[:3]), joint=True),
-    "a state space": lambda: lambda: dgp.StateSpaceNormal(K, X[:FEW], noise=NOISE),
+    "a state space": lambda: lambda: dgp.functions.StateSpaceNormal(K, X[:FEW], noise=NOISE),
     "a ring": lambda: lambda: dgp.rings.RingNormal(K, RING[0], NOISE, RING[1]),
 }
 

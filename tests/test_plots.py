@@ -30,7 +30,7 @@ def posterior():
     return dgp.Posterior(deep, guide, random_params(deep, guide, X, Y))
 
 
-MIXTURE = dgp.Mixture(jnp.array([[0.0, 2.0], [2.0, 2.0]]), jnp.array([[1.0, 1.0], [1.0, 1.0]]))
+MIXTURE = dgp.densities.Mixture(jnp.array([[0.0, 2.0], [2.0, 2.0]]), jnp.array([[1.0, 1.0], [1.0, 1.0]]))
 
 
 def test_fit_draws_two_standard_deviations_of_the_mixture():
@@ -104,7 +104,9 @@ def test_layers_of_mcmc_draws_and_exact_processes(key):
 @pytest.mark.slow
 def test_inducing_points_beyond_the_inputs_are_arrows_at_the_edges(key):
     def model(X, y=None):
-        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(places), mean=dgp.means.Linear(jnp.ones((1, 1)), jnp.zeros(1)))
+        f = dgp.gp(
+            "f", dgp.kernels.RBF(), dgp.Points(places), mean=dgp.means.LinearMean(jnp.ones((1, 1)), jnp.zeros(1))
+        )
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
 

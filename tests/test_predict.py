@@ -140,7 +140,7 @@ def test_function_draws_have_the_moments_of_q(kernel, outputs, key):
 
     def layer(value):
         with numpyro.handlers.substitute(data={"f": value}), numpyro.handlers.seed(rng_seed=0):
-            return dgp.gp("f", kernel, dgp.Points(Z), outputs=outputs, mean=dgp.means.Constant(0.5))
+            return dgp.gp("f", kernel, dgp.Points(Z), outputs=outputs, mean=dgp.means.ConstantMean(0.5))
 
     def draw(key):
         u_key, path_key = jax.random.split(key)

@@ -198,12 +198,14 @@ def classifier(X, y=None, kind="softmax", explicit=False):
     outputs = None if kind == "bernoulli" else 3
     conditional = {
         "softmax": lambda v: dist.Categorical(logits=v),
-        "robust-max": lambda v: dgp.RobustMax(v, 0.1),
+        "robust-max": lambda v: dgp.likelihoods.RobustMax(v, 0.1),
         "bernoulli": lambda v: dist.Bernoulli(logits=v),
     }[kind]
     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=outputs)
     with numpyro.plate("data", len(X)):
-        likelihood = dgp.Likelihood(f(X), conditional, integrate=dgp.MonteCarlo(200) if kind == "softmax" else None)
+        likelihood = dgp.Likelihood(
+            f(X), conditional, integrate=dgp.likelihoods.MonteCarlo(200) if kind == "softmax" else None
+        )
         observed = conditional(numpyro.sample("v", f(X))) if explicit else likelihood
         numpyro.sample("y", observed, obs=y)
 

@@ -30,7 +30,7 @@ def shallow(X, y=None, keep=None, batch_size=None):
 
 
 def deep(X, y=None, likelihood=lambda v: dist.Normal(v, NOISE), noise=None):
-    f = dgp.gp("f", dgp.kernels.RBF(0.4, 0.5), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(0.4, 0.5), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.3, 0.5), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=noise))

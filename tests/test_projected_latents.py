@@ -54,22 +54,24 @@ def test_latents_of_unseen_y(y):
         model, latent=dgp.guides.Normal(0.1, loc=jnp.zeros((20, 1)))
     )  # of the rows of a fit
     fitted = dgp.Posterior(model, guide, PARAMS)
-    found = dgp.project(fitted, KEY, *dgp.missing(y), num_steps=300, progress_bar=False)
+    found = dgp.project(fitted, KEY, *dgp.likelihoods.missing(y), num_steps=300, progress_bar=False)
     for name, value in PARAMS.items():
         np.testing.assert_array_equal(found.params[name], value)
     expected = by_quadrature(y)
     np.testing.assert_allclose(found.params["w_auto_loc"][:, 0], expected[:, 0], atol=0.05)
-    draws = found.guide.sample_posterior(KEY, found.params, *dgp.missing(y), sample_shape=(2000,))["w"]
+    draws = found.guide.sample_posterior(KEY, found.params, *dgp.likelihoods.missing(y), sample_shape=(2000,))["w"]
     np.testing.assert_allclose(draws.std(0)[:, 0], expected[:, 1], rtol=0.15)
-    f, inputs = found.layers(KEY, *dgp.missing(y))["y"]
+    f, inputs = found.layers(KEY, *dgp.likelihoods.missing(y))["y"]
     assert np.abs(np.asarray(f(inputs).mean) - Y).max() < 0.8
 
 
 @pytest.mark.slow
 def test_guides_that_know_latents_take_no_step():
     guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Quadrature(300))
-    found = dgp.project(dgp.Posterior(model, guide, PARAMS), KEY, *dgp.missing(PARTIAL), progress_bar=False)
-    draws = found.guide.sample_posterior(KEY, found.params, *dgp.missing(PARTIAL), sample_shape=(2000,))["w"]
+    found = dgp.project(dgp.Posterior(model, guide, PARAMS), KEY, *dgp.likelihoods.missing(PARTIAL), progress_bar=False)
+    draws = found.guide.sample_posterior(KEY, found.params, *dgp.likelihoods.missing(PARTIAL), sample_shape=(2000,))[
+        "w"
+    ]
     np.testing.assert_allclose(draws.mean(0)[:, 0], by_quadrature(PARTIAL)[:, 0], atol=0.03)
 
 

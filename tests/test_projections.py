@@ -76,7 +76,7 @@ def test_moments_are_those_of_the_matrix(outputs, rule, scale, key):
     """E[A x] and Cov[A x, A x'] from dense moments of A."""
     shape = (D,) if outputs is None else (outputs, D)
     q = belief(rule, shape, key)
-    A = given(q, outputs, scale=scale, mean=dgp.means.Constant(0.5))
+    A = given(q, outputs, scale=scale, mean=dgp.means.ConstantMean(0.5))
     m = np.asarray(q.loc).reshape(-1, D) * scale
     S = np.asarray(q.covariance) if rule == "full" else np.asarray([np.diag(v) for v in q.variance.reshape(-1, D)])
     S = S.reshape(-1, D, D) * np.outer(np.ones(D) * scale, np.ones(D) * scale)
@@ -100,7 +100,7 @@ def test_moments_are_those_of_the_matrix(outputs, rule, scale, key):
 def test_columns_are_one_hot_rows(outputs, rule, key):
     shape = (D,) if outputs is None else (outputs, D)
     u = jax.random.normal(key, shape) if rule == "draw" else belief(rule, shape, key)
-    A = given(u, outputs, scale=SCALE, mean=dgp.means.Linear(jnp.ones((D, outputs or 1))))
+    A = given(u, outputs, scale=SCALE, mean=dgp.means.LinearMean(jnp.ones((D, outputs or 1))))
     labels = jnp.array([[3, 0], [4, 4]])
     gathered, multiplied = A.columns(labels), A(jnp.eye(D)[labels])
     assert gathered.batch_shape == (2, 2)

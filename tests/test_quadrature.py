@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from numpyro_dgp import GaussHermite, MonteCarlo
+from numpyro_dgp.likelihoods import GaussHermite, MonteCarlo
 
 
 @pytest.mark.parametrize("size", [1, 3, 20, 300])

@@ -15,7 +15,7 @@ from numpyro_dgp.densities import MomentsOnly
 rng = np.random.default_rng(0)
 MEANS = rng.normal(size=(30, 5)) * [0.1, 1, 5, 50, 0]
 VARIANCES = np.exp(rng.normal(size=(30, 5)) * [0.1, 1, 1, 2, 0.5])
-MIXTURE = dgp.Mixture(jnp.array(MEANS), jnp.array(VARIANCES))
+MIXTURE = dgp.densities.Mixture(jnp.array(MEANS), jnp.array(VARIANCES))
 NEW = jnp.linspace(-2.5, 2.5, 9)[:, None]
 GUIDE = dgp.guides.InducingPoint(deep)
 PARAMS = random_params(deep, GUIDE, X, Y)
@@ -43,17 +43,17 @@ def test_quantiles_of_a_mixture_exactly():
 
 @pytest.mark.smoke
 def test_quantiles_of_certain_values_and_of_numpy_arrays():
-    certain = dgp.Mixture(np.array([[0.0], [1.0], [2.0], [3.0]]), np.zeros((4, 1)))
+    certain = dgp.densities.Mixture(np.array([[0.0], [1.0], [2.0], [3.0]]), np.zeros((4, 1)))
     np.testing.assert_allclose(certain.quantile([0.2, 0.4, 0.9])[:, 0], [0, 1, 3], atol=1e-9)
     np.testing.assert_array_equal(certain.cdf([1.0]), [0.5])
-    one = dgp.Mixture(np.array([[2.0]]), np.array([[9.0]]))
+    one = dgp.densities.Mixture(np.array([[2.0]]), np.array([[9.0]]))
     np.testing.assert_allclose(one.interval(0.9)[:, 0], stats.norm.interval(0.9, 2, 3), rtol=1e-12)
 
 
 @pytest.mark.slow
 def test_quantiles_have_derivatives():
     def quantile(means, variances, q):
-        return dgp.Mixture(means, variances).quantile(q)[1]
+        return dgp.densities.Mixture(means, variances).quantile(q)[1]
 
     at = MIXTURE.means, MIXTURE.variances, 0.8
     slopes = jax.grad(quantile, (0, 1, 2))(*at)
@@ -65,7 +65,7 @@ def test_quantiles_have_derivatives():
 
 
 def test_float32(x32):
-    mixture = dgp.Mixture(*(jnp.asarray(a, jnp.float32) for a in (MEANS, VARIANCES)))
+    mixture = dgp.densities.Mixture(*(jnp.asarray(a, jnp.float32) for a in (MEANS, VARIANCES)))
     found = mixture.quantile([1e-6, 0.05, 0.95, 1 - 1e-6])
     assert found.dtype == jnp.float32
     expected = np.array([[root(n, q) for n in range(5)] for q in (1e-6, 0.05, 0.95)])
@@ -77,7 +77,7 @@ def test_float32(x32):
 def test_known_levels_have_their_digits_in_float32(tail, x32):
     """One minus the level is not that of a level that is rounded first: 1 - 1e-8 is 1 in float32."""
     at, variances = (np.float32(a) for a in (MEANS, VARIANCES))
-    mixture = dgp.Mixture(jnp.asarray(at), jnp.asarray(variances))
+    mixture = dgp.densities.Mixture(jnp.asarray(at), jnp.asarray(variances))
 
     def root(n, side, probability):
         gaussians = stats.norm(side * at[:, n].astype(float), np.sqrt(variances[:, n].astype(float)))
@@ -94,7 +94,7 @@ def test_known_levels_have_their_digits_in_float32(tail, x32):
 @pytest.mark.slow
 def test_traced_levels_that_are_rounded_to_one(x32):
     """Are the number below it; of a level that is none there is no quantile."""
-    mixture = dgp.Mixture(jnp.zeros((1, 1)), jnp.ones((1, 1)))
+    mixture = dgp.densities.Mixture(jnp.zeros((1, 1)), jnp.ones((1, 1)))
     below_one = float(np.nextafter(np.float32(1), np.float32(0)))
     np.testing.assert_allclose(jax.jit(mixture.quantile)(1 - 1e-9), stats.norm.ppf(below_one), rtol=1e-5)
     ends = stats.norm.isf(0.5 - 0.5 * below_one) * np.array([[-1], [1]])
@@ -110,7 +110,7 @@ def test_traced_levels_that_are_rounded_to_one(x32):
         (lambda: MIXTURE.quantile([0.5, 1.0]), "expected levels between 0 and 1, got 1"),
         (lambda: MIXTURE.interval(0.0), r"Mixture\.interval: expected levels between 0 and 1, got 0"),
         (lambda: MIXTURE.interval([0.5, 0.9]), r"Mixture\.interval: expected one level, got shape \(2,\)"),
-        (lambda: dgp.Mixture(MEANS, VARIANCES[0]).quantile(0.5), "expected means and variances of one shape"),
+        (lambda: dgp.densities.Mixture(MEANS, VARIANCES[0]).quantile(0.5), "expected means and variances of one shape"),
         (lambda: MIXTURE.quantile("half"), r"expected levels of Mixture\.quantile to be numbers, got dtype"),
         (
             lambda: MomentsOnly(MEANS, VARIANCES).cdf(0.0),

@@ -23,7 +23,9 @@ Z = jnp.linspace(-1, 1, 4)[:, None]
 
 def program(X, y=None):
     """Two hidden layers, of two columns and one, and a latent."""
-    f = dgp.gp("f", dgp.kernels.RBF(0.05, 0.5), dgp.Points(jnp.hstack([Z, -Z])), outputs=2, mean=dgp.means.Identity())
+    f = dgp.gp(
+        "f", dgp.kernels.RBF(0.05, 0.5), dgp.Points(jnp.hstack([Z, -Z])), outputs=2, mean=dgp.means.IdentityMean()
+    )
     g = dgp.gp("g", dgp.kernels.RBF(0.05, 0.5), dgp.Points(jnp.hstack([Z, Z**2])), outputs=1)
     e = dgp.gp("e", dgp.kernels.RBF(1.3, 0.5), dgp.Points(Z))
     with numpyro.plate("data", len(X)):

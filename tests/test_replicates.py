@@ -22,7 +22,7 @@ RUNS = RNG.normal(size=len(GROUP))
 def model(X, y=None, counts=1.0, squares=0.0, noise=0.3, layers=1):
     h = X
     for i in range(1, layers):
-        f = dgp.gp(f"f{i}", dgp.kernels.RBF(0.1), dgp.Points(INPUTS[:3]), outputs=2, mean=dgp.means.Identity())
+        f = dgp.gp(f"f{i}", dgp.kernels.RBF(0.1), dgp.Points(INPUTS[:3]), outputs=2, mean=dgp.means.IdentityMean())
         with numpyro.plate(f"rows{i}", len(X)):
             h = numpyro.sample(f"h{i}", f(h))
     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(INPUTS[:4]))

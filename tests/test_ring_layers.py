@@ -18,7 +18,7 @@ import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import testing
 from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief
-from numpyro_dgp.rings.circulant import Circulant, even_part, hartley
+from numpyro_dgp.rings.circulant import CirculantMatrix, even_part, hartley
 from numpyro_dgp.rings.features import RingFeatures
 from numpyro_dgp.rings.optimum import optimal_gain, optimal_mean
 from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
@@ -53,10 +53,10 @@ def belief(family, prior, shape):
     }[family]
     if len(shape) > 1:
         return made, None
-    K = Circulant(prior.spectrum, prior.blocks).matrix()
-    root = Circulant(jnp.sqrt(prior.spectrum), prior.blocks).matrix()
+    K = CirculantMatrix(prior.spectrum, prior.blocks).matrix()
+    root = CirculantMatrix(jnp.sqrt(prior.spectrum), prior.blocks).matrix()
     g = even_part(g, prior.blocks)
-    K2, posterior = (Circulant(x, prior.blocks).matrix() for x in (g, g**2 * prior.spectrum))
+    K2, posterior = (CirculantMatrix(x, prior.blocks).matrix() for x in (g, g**2 * prior.spectrum))
     W, T = jnp.diag(w), jnp.diag(t)
     return made, {
         "circulant": posterior,
@@ -244,7 +244,7 @@ def shallow(X, y=None, kernel=KERNELS["even"], grid=GRIDS["even"]):
 
 def bayesian(X, y=None):
     ls = numpyro.sample("ls", dist.LogNormal(jnp.zeros(2), 0.1).to_event(1))
-    f = dgp.gp("f", RBF(0.3, ls[0]), dgp.Grid(-8.0, 8.0, 20), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", RBF(0.3, ls[0]), dgp.Grid(-8.0, 8.0, 20), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.Matern52(1.0, ls[1]), dgp.Grid(-9.0, 9.0, 15))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))
@@ -352,7 +352,7 @@ def test_two_layers_on_rings_train_in_single_precision():
 
     def model(X, y=None):
         noise = numpyro.param("noise", jnp.float32(0.3), constraint=dist.constraints.positive)
-        f = dgp.gp("f", RBF(0.5, 0.7), dgp.Grid(-7.0, 7.0, 45), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", RBF(0.5, 0.7), dgp.Grid(-7.0, 7.0, 45), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", RBF(1.0, 1.0), dgp.Grid(-9.0, 9.0, 45))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X))
@@ -569,7 +569,7 @@ def test_draws_of_counts_outside_of_the_ring_are_an_error():
 @pytest.mark.long
 def test_hidden_values_outside_of_the_ring_are_an_error_in_predictions():
     def model(X, y=None):
-        f = dgp.gp("f", RBF(), dgp.Points(jnp.linspace(-1, 1, 5)[:, None]), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", RBF(), dgp.Points(jnp.linspace(-1, 1, 5)[:, None]), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", RBF(), dgp.Grid(-6.0, 6.0, 20))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X))
@@ -604,7 +604,7 @@ def test_a_fit_whose_hidden_values_leave_a_ring_says_so(key):
     X = jnp.linspace(0, 1, 30)[:, None]
 
     def deep(X, y=None):
-        f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.3), dgp.Points(X[::4]), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.3), dgp.Points(X[::4]), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", dgp.kernels.RBF(1.0, 0.3), dgp.Grid(-0.1, 1.1, 20))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X))

@@ -358,7 +358,7 @@ def test_minibatches_train():
 def test_the_contract_of_guides_in_a_deep_model():
     def deep(X, y=None):
         ls = numpyro.sample("ls", dist.LogNormal(jnp.zeros(2), 0.1).to_event(1))
-        f = dgp.gp("f", K.Matern52(0.3, ls[0]), dgp.Grid(-20.0, 20.0, 80, 40), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", K.Matern52(0.3, ls[0]), dgp.Grid(-20.0, 20.0, 80, 40), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", K.Matern52(1.0, ls[1]), dgp.Grid(-20.0, 20.0, 81, 41))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X))

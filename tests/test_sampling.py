@@ -62,7 +62,7 @@ def test_centred_and_non_centred_forms_agree():
 @pytest.mark.slow
 def test_reparam_handler_is_the_same_density():
     """The non-centred program has the density of the centred one times the Jacobian of the change of variables."""
-    explicit_form = handlers.reparam(deep, config={"h": dgp.NonCentered()})
+    explicit_form = handlers.reparam(deep, config={"h": dgp.mcmc.NonCentered()})
     key = jax.random.key(0)
     white = {name: jax.random.normal(key, shape) for name, shape in (("f", (1, 8)), ("g", (8,)), ("h_white", (30, 1)))}
     value, sites = numpyro.infer.util.log_density(explicit_form, (X, Y), {}, white)
@@ -153,7 +153,7 @@ def test_float32_nuts(x32):
             "for_mcmc: expected a value for every numpyro.param, got none for 'g_Z'",
         ),
         (
-            lambda: handlers.reparam(bayesian, config={"noise": dgp.NonCentered()})(X, Y),
+            lambda: handlers.reparam(bayesian, config={"noise": dgp.mcmc.NonCentered()})(X, Y),
             "expected 'noise' to hold unobserved function",
         ),
     ],
@@ -183,7 +183,7 @@ def test_forgotten_observations(prepare, likelihood):
 @pytest.mark.long
 def test_without_observations_a_prepared_program_is_its_prior():
     """Where nothing is observed, NUTS is refused, and draws are those of the same form by hand."""
-    program, by_hand = dgp.for_mcmc(explicit), dict.fromkeys("hv", dgp.NonCentered())
+    program, by_hand = dgp.for_mcmc(explicit), dict.fromkeys("hv", dgp.mcmc.NonCentered())
     with pytest.raises(ValueError, match="for_mcmc, site 'y': expected observations in every run of a sampler"):
         NUTS(program).init(jax.random.key(0), 1, None, (X,), {})
     forms = program, handlers.reparam(explicit, config=by_hand)

@@ -275,7 +275,7 @@ def test_inducing_inputs_at_the_runs(program, guide, key):
 
 def deep_at_the_runs(X, y=None, runs=None):
     noise = jnp.exp(numpyro.sample("log_noise", dist.Normal(-5.0, 2.0)))
-    f = dgp.gp("f", dgp.kernels.RBF(0.2, 0.7), dgp.Points(runs), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(0.2, 0.7), dgp.Points(runs), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(f(runs).loc))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

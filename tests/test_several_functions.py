@@ -266,7 +266,10 @@ def test_moments_of_two_functions():
 def test_more_nodes_are_more_exact():
     _, marginal = dense(CASES["student-t"][2], [0, 1], Y, 401)
     errors = [
-        np.abs(dgp.Likelihood((F, G), CASES["student-t"][1], integrate=dgp.GaussHermite(n)).log_marginal(Y) - marginal)
+        np.abs(
+            dgp.Likelihood((F, G), CASES["student-t"][1], integrate=dgp.likelihoods.GaussHermite(n)).log_marginal(Y)
+            - marginal
+        )
         for n in (5, 15, 60)
     ]
     assert errors[2].max() < 1e-4 < errors[0].max()
@@ -279,12 +282,12 @@ def test_draws_and_four_functions(key):
     conditional = lambda v, s, w, t: dist.StudentT(3 + jnp.exp(w + t), v, jnp.exp(0.5 * s))  # noqa: E731
     with pytest.warns(UserWarning, match="StudentT sees 4 functions together, so its expectation is taken by 20 Monte"):
         dgp.Likelihood((F, G, H, F), conditional)
-    asked = dgp.Likelihood((F, G), CASES["student-t"][1], integrate=dgp.MonteCarlo(100_000, key))
+    asked = dgp.Likelihood((F, G), CASES["student-t"][1], integrate=dgp.likelihoods.MonteCarlo(100_000, key))
     expected, marginal = dense(CASES["student-t"][2], [0, 1], Y)
     np.testing.assert_allclose(asked.log_prob(Y), expected, atol=0.03)
     np.testing.assert_allclose(asked.log_marginal(Y), marginal, atol=0.03)
     with pytest.raises(ValueError, match="sees 3 numbers of v at most for GaussHermite, got StudentT, which sees 4"):
-        dgp.Likelihood((F, G, H, F), conditional, integrate=dgp.GaussHermite(5))
+        dgp.Likelihood((F, G, H, F), conditional, integrate=dgp.likelihoods.GaussHermite(5))
 
 
 def test_grids_of_nodes():
@@ -365,7 +368,7 @@ Z = jnp.linspace(-1, 1, 4)[:, None]
 
 
 def model(X, y=None, hidden=True):
-    h = dgp.gp("h", dgp.kernels.RBF(1.0, 0.7), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    h = dgp.gp("h", dgp.kernels.RBF(1.0, 0.7), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.5), dgp.Points(Z))
     s = dgp.gp("s", dgp.kernels.RBF(0.5, 1.0), dgp.Points(Z))
     with numpyro.plate("data", len(X)):

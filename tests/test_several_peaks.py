@@ -131,7 +131,7 @@ def test_a_scale_that_columns_share_in_the_tail():
 def test_an_improbable_class():
     mean, variance = np.array([-3.0, 2.0, 0.0]), np.array([2.0, 0.1, 0.1])
     f_x = FunctionValues(jnp.tile(mean, (3, 1)), jnp.tile(variance, (3, 1)))
-    found = dgp.Likelihood(f_x, lambda v: dgp.RobustMax(v, 1e-6)).log_marginal(jnp.arange(3))
+    found = dgp.Likelihood(f_x, lambda v: dgp.likelihoods.RobustMax(v, 1e-6)).log_marginal(jnp.arange(3))
     for c, value in enumerate(found):
         others = [i for i in range(3) if i != c]
         below = lambda v, others=others: sum(log_ndtr((v - mean[i]) / np.sqrt(variance[i])) for i in others)  # noqa: E731

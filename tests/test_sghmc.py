@@ -22,7 +22,7 @@ rng = np.random.default_rng(0)
 
 def run(model, *args, warmup=200, samples=400, chains=1, key=0, fields=("heat",), thinning=1, **options):
     mcmc = MCMC(
-        dgp.SGHMC(model, **options),
+        dgp.mcmc.SGHMC(model, **options),
         num_warmup=warmup,
         num_samples=samples,
         num_chains=chains,
@@ -140,11 +140,11 @@ def test_variance_on_a_gaussian_with_minibatches(step_size, samples):
 @pytest.mark.long
 def test_minibatch_gradients_are_unbiased():
     """The mean over all batches is the gradient over all data."""
-    kernel, z = dgp.SGHMC(shallow), {"g": jnp.linspace(-1, 1, 8)}
+    kernel, z = dgp.mcmc.SGHMC(shallow), {"g": jnp.linspace(-1, 1, 8)}
     x, y, key = X[:6], Y[:6], jax.random.key(0)
 
     def gradient(model, batch):
-        kernel = dgp.SGHMC(model)
+        kernel = dgp.mcmc.SGHMC(model)
         return jax.grad(lambda z: kernel.potential(key, z, (x, y, batch), {}))(z)["g"]
 
     full = jax.grad(lambda z: kernel.potential(key, z, (x, y), {}))(z)["g"]
@@ -158,15 +158,15 @@ def test_minibatch_gradients_are_unbiased():
 def test_hidden_layers_are_integrated(model):
     """The mean of the potential is the bound at one v, by quadrature; it has new rows and new layers in every step."""
     white = {"f": 0.3 * jnp.ones((1, 8)), "g": jnp.linspace(-1, 1, 8)}
-    kernel = dgp.SGHMC(model)
+    kernel = dgp.mcmc.SGHMC(model)
     draw = jax.jit(lambda key: kernel.potential(key, white, (X, Y, 10), {}))
     draws = jax.lax.map(draw, jax.random.split(jax.random.key(0), 3000), batch_size=100)
 
     with handlers.seed(rng_seed=0), handlers.substitute(data=white):
         f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), dgp.Points(jnp.linspace(-2, 2, 8)[:, None]), outputs=1,
-                   mean=dgp.means.Identity())  # fmt: skip
+                   mean=dgp.means.IdentityMean())  # fmt: skip
         g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(jnp.linspace(-2, 2, 8)[:, None]))
-    nodes = dgp.GaussHermite(100).nodes(f(X).loc, f(X).variance)
+    nodes = dgp.likelihoods.GaussHermite(100).nodes(f(X).loc, f(X).variance)
     values = jax.vmap(lambda h: dgp.Likelihood(g(h), lambda v: dist.Normal(v, NOISE)).log_prob(Y))(nodes.points)
     prior = sum(dist.Normal().log_prob(v).sum() for v in white.values())
     assert agree(np.asarray(draws), np.full(2, -prior - nodes.mean(values[..., None])[:, 0].sum()), width=4.0)
@@ -241,7 +241,7 @@ def test_parameters_constraints_and_deterministic_sites():
 
     start = init_to_value(values={"noise": jnp.array(0.4), "g": jnp.zeros(8)})
     mcmc = MCMC(
-        dgp.SGHMC(program, {"variance": jnp.array(1.2)}, init_strategy=start, adapt_mass=False, step_size=1e-3),
+        dgp.mcmc.SGHMC(program, {"variance": jnp.array(1.2)}, init_strategy=start, adapt_mass=False, step_size=1e-3),
         num_warmup=0,
         num_samples=20,
         progress_bar=False,
@@ -280,7 +280,7 @@ def test_a_chain_that_runs_away_is_an_error():
 @pytest.mark.slow
 def test_warm_up_returns_from_where_the_density_ends():
     """The first steps of a warm-up may be too large: the chain goes back to the last sound place, at rest."""
-    kernel = dgp.SGHMC(cliff, step_size=0.1)
+    kernel = dgp.mcmc.SGHMC(cliff, step_size=0.1)
     state = kernel.init(jax.random.key(0), 10, None, (), {})
     away = state._replace(z={"m": jnp.array(5.0)}, sound={"m": jnp.array(1.0)}, velocity=jnp.ones(1))
     back = kernel.sample(away, (), {})
@@ -309,7 +309,7 @@ def test_float32(x32):
 
 @pytest.mark.slow
 def test_diagnostics_are_shown():
-    kernel = dgp.SGHMC(pooled)
+    kernel = dgp.mcmc.SGHMC(pooled)
     state = kernel.init(jax.random.key(0), 10, None, (4,), {})
     state = kernel.sample(state, (4,), {})
     assert "heat" in kernel.get_diagnostics_str(state)
@@ -330,9 +330,9 @@ def discrete(y):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: dgp.SGHMC(shallow, step_size=0.0), "expected a positive step_size, got 0.0"),
-        (lambda: dgp.SGHMC(shallow, friction=1.5), "expected 0 < friction <= 1, got 1.5"),
-        (lambda: dgp.SGHMC(shallow).postprocess_fn((), {}), "expected init before postprocess_fn"),
+        (lambda: dgp.mcmc.SGHMC(shallow, step_size=0.0), "expected a positive step_size, got 0.0"),
+        (lambda: dgp.mcmc.SGHMC(shallow, friction=1.5), "expected 0 < friction <= 1, got 1.5"),
+        (lambda: dgp.mcmc.SGHMC(shallow).postprocess_fn((), {}), "expected init before postprocess_fn"),
         (lambda: run(bayesian, X, Y, 10), "SGHMC: expected a value for every numpyro.param, got none for 'g_Z'"),
         (
             lambda: run(handlers.substitute(bayesian, data={"g_Z": jnp.zeros((8, 1))}), X, Y, 10),
@@ -349,7 +349,7 @@ def test_bad_input(build, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [dgp.SGHMC, dgp.Gibbs])
+@pytest.mark.parametrize("kernel", [dgp.mcmc.SGHMC, dgp.mcmc.Gibbs])
 @pytest.mark.parametrize(
     "start", [{"a": jnp.zeros(2)}, {"a": jnp.zeros(()), "b": 0.0}, {"a": jnp.zeros(2), "b": 0.0, "c": 0.0}]
 )

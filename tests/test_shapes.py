@@ -36,7 +36,7 @@ NAMES = {jnp.float32: Float32, jnp.float64: Float64}
 
 def function(Z, whiten, loc, scale_tril, cls=FullBelief):
     """A layer of P outputs with a full Gaussian belief."""
-    return SparseFunction(RBF, Z, whiten, cls(loc, scale_tril), len(loc), dgp.means.Zero())
+    return SparseFunction(RBF, Z, whiten, cls(loc, scale_tril), len(loc), dgp.means.ZeroMean())
 
 
 def at_inputs(x, Z, whiten, loc, scale_tril):
@@ -50,7 +50,7 @@ def joint(x, Z, whiten, loc, scale_tril):
 
 
 def given_values(x, Z, whiten, u):
-    values = SparseFunction(RBF, Z, whiten, KnownWeights(u), len(u), dgp.means.Zero())(x)
+    values = SparseFunction(RBF, Z, whiten, KnownWeights(u), len(u), dgp.means.ZeroMean())(x)
     return values.loc, values.variance
 
 

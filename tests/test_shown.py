@@ -19,7 +19,7 @@ from numpyro_dgp.inference.checkpoints import Checkpoint
 
 G, K = dgp.guides, dgp.kernels
 X = np.linspace(0, 1, 1000)[:, None]
-PROTOCOLS = [dgp.RandomFunction, dgp.Representation, dgp.BatchSource, dgp.extend.Weights]
+PROTOCOLS = [dgp.extend.RandomFunction, dgp.extend.Representation, dgp.extend.BatchSource, dgp.extend.Weights]
 
 
 def toy(X, y=None):
@@ -73,12 +73,15 @@ SHOWN = [
     ),
     (dgp.optim.Tempered(optax.adam(0.1), 0.5), "Tempered(optimizer=<_NumPyroOptim>, temperature=0.5)"),
     (
-        dgp.Gibbs(toy, blocks={"f": dgp.updates.Slice(2.0)}, collapse=False),
+        dgp.mcmc.Gibbs(toy, blocks={"f": dgp.mcmc.Slice(2.0)}, collapse=False),
         "Gibbs(model=for_mcmc(model=toy, collapse=False), blocks={('f',): Slice(width=2.0)})",
     ),
-    (dgp.SGHMC(toy, {"s": jnp.ones(3)}, step_size=0.1), "SGHMC(model=toy, params={'s': [1, 1, 1]}, step_size=0.1)"),
+    (
+        dgp.mcmc.SGHMC(toy, {"s": jnp.ones(3)}, step_size=0.1),
+        "SGHMC(model=toy, params={'s': [1, 1, 1]}, step_size=0.1)",
+    ),
     (dgp.for_mcmc(toy, noncentered=False), "for_mcmc(model=toy, noncentered=False)"),
-    (dgp.NonCentered(), "NonCentered()"),
+    (dgp.mcmc.NonCentered(), "NonCentered()"),
     (dgp.minibatch(toy, data=1000), "minibatch(data=1000, fn=toy)"),
     (
         dgp.Posterior(toy, G.MeanField(toy), {"f_auto_loc": jnp.zeros(5), "noise": jnp.array(0.25)}),
@@ -90,9 +93,9 @@ SHOWN = [
         "Posterior(model=toy, samples={'s0': float64[9], 's1': float64[9], 's2': float64[9], 's3': float64[9], "
         "'s4': float64[9], 's5': float64[9], ... 3 more})",
     ),
-    (dgp.Mixture(jnp.zeros((3, 4)), jnp.ones((3, 4))), "Mixture(means=float64[3,4], variances=float64[3,4])"),
+    (dgp.densities.Mixture(jnp.zeros((3, 4)), jnp.ones((3, 4))), "Mixture(means=float64[3,4], variances=float64[3,4])"),
     (
-        dgp.JointMixture(np.zeros((3, 4)), np.ones((3, 4, 4)), np.ones((3, 4, 4))),
+        dgp.densities.JointMixture(np.zeros((3, 4)), np.ones((3, 4, 4)), np.ones((3, 4, 4))),
         "JointMixture(means=float64[3,4], covariances=float64[3,4,4], prior_covariances=float64[3,4,4])",
     ),
     (dgp.Stream((X, X[:, 0]), 5), "Stream(arrays=(float64[1000,1], float64[1000]), batch_size=5)"),
@@ -100,10 +103,10 @@ SHOWN = [
      "Sum(left=RBF(lengthscale=[1, 1, 1]), right=Product(left=Matern52(lengthscale=0.5), "
      "right=Constant(variance=2.0)))"),
     (K.FromCallable(lambda a, b: a @ b.T), "FromCallable(function=<lambda>)"),
-    (dgp.means.Linear(np.eye(2), np.zeros(2)), "Linear(W=[[1, 0], [0, 1]], b=[0, 0])"),
+    (dgp.means.LinearMean(np.eye(2), np.zeros(2)), "LinearMean(W=[[1, 0], [0, 1]], b=[0, 0])"),
     (dgp.Points(jnp.zeros((4, 1))), "Points(Z=[[0], [0], [0], [0]])"),
     (dgp.Points(jnp.zeros((9, 1))), "Points(Z=float64[9,1])"),
-    (dgp.RobustMax(jnp.zeros((3, 4))), "RobustMax(batch_shape=(3,), event_shape=())"),
+    (dgp.likelihoods.RobustMax(jnp.zeros((3, 4))), "RobustMax(batch_shape=(3,), event_shape=())"),
     (dgp.initial.Standardizer.fit(X), "Standardizer(loc=[0.5], scale=[0.288964])"),
     (Box([[0.0, 1.0]]), "Box(bounds=[[0, 1]])"),
     (
@@ -124,11 +127,11 @@ SHOWN = [
         dgp.diagnostics.Simulated.of({"f": np.arange(20)}, 19),
         "Simulated(ranks={'f': int64[20]}, num_samples=19, symmetry={'f': 1}, uniform={'f': 1})",
     ),
-    (dgp.means.Constant(jnp.array([1, 2])), "Constant(value=[1, 2])"),
-    (dgp.means.Constant(np.zeros(0)), "Constant(value=float64[0])"),
-    (dgp.means.Constant(jax.random.split(jax.random.key(0))), "Constant(value=key<fry>[2])"),
-    (dgp.means.Constant(np.array(["a", "b"])), "Constant(value=<U1[2])"),
-    (dgp.means.Constant(np.array([True, False])), "Constant(value=[True, False])"),
+    (dgp.means.ConstantMean(jnp.array([1, 2])), "ConstantMean(value=[1, 2])"),
+    (dgp.means.ConstantMean(np.zeros(0)), "ConstantMean(value=float64[0])"),
+    (dgp.means.ConstantMean(jax.random.split(jax.random.key(0))), "ConstantMean(value=key<fry>[2])"),
+    (dgp.means.ConstantMean(np.array(["a", "b"])), "ConstantMean(value=<U1[2])"),
+    (dgp.means.ConstantMean(np.array([True, False])), "ConstantMean(value=[True, False])"),
     (Checkpoint("fit", "fit.npz", 100), "Checkpoint(owner='fit', path='fit.npz', every=100)"),
 ]  # fmt: skip
 

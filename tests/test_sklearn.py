@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import numpyro_dgp as dgp
 from numpyro_dgp.sklearn import DeepGPClassifier, DeepGPRegressor
 from numpyro_dgp.sklearn.base_estimator import filled_up
-from numpyro_dgp.sklearn.layered_program import LayeredProgram, Normal, starts_of
+from numpyro_dgp.sklearn.layered_program import LayeredProgram, NormalOutcome, starts_of
 
 SMALL = {"layers": 1, "num_steps": 30, "num_inducing": 5, "num_samples": 5, "random_state": 0}
 # Those of scikit-learn's checks that need few fits or none; `benchmarks/estimators.py --checks` runs all.
@@ -318,7 +318,7 @@ def test_weighted_bounds(guide):
     """Of programs with weights, at parameters away from the start."""
     X, y = rows(6)
     inputs, targets = jnp.asarray(X / 1e3), jnp.asarray((y - 50) / 7)
-    program = LayeredProgram(starts_of(inputs, 1, 3, 0), dgp.kernels.RBF, Normal())
+    program = LayeredProgram(starts_of(inputs, 1, 3, 0), dgp.kernels.RBF, NormalOutcome())
     made = getattr(dgp.guides, guide)(program)
 
     def loss(X, y, counts):

@@ -230,7 +230,7 @@ def test_functions_can_be_differentiated():
 
 
 def deep(X, y=None, dy=None):
-    f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", k.RBF(V, L), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=0.05))

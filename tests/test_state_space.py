@@ -131,7 +131,7 @@ def test_evidence_and_moments_are_those_of_dense_algebra(way, monkeypatch):
     where = np.array([30.0, t[4], -2.0, 3.3, t[20], 5.5, *t])
     o = observed
     evidence, slope, mean, variance = dense(KERNELS[name], t[o], y[o] - 0.3, noise[o], where)
-    d = dgp.StateSpaceNormal(KERNELS[name], t, noise[o], observed, loc=0.3, order=ORDER)
+    d = dgp.functions.StateSpaceNormal(KERNELS[name], t, noise[o], observed, loc=0.3, order=ORDER)
     found = jax.jit(lambda y: (jax.value_and_grad(d.log_prob)(y), d.posterior(y, where)))(y[o])
     np.testing.assert_allclose(found[0][0], evidence, rtol=1e-8)
     np.testing.assert_allclose(found[0][1], slope, rtol=1e-8, atol=1e-8)
@@ -149,7 +149,7 @@ def test_slopes_of_the_evidence(name):
     kind = type(KERNELS[name])
 
     def by_states(p):
-        return dgp.StateSpaceNormal(kind(p[0], p[1]), t, p[2], order=ORDER).log_prob(y)
+        return dgp.functions.StateSpaceNormal(kind(p[0], p[1]), t, p[2], order=ORDER).log_prob(y)
 
     def by_matrices(p):
         C = kind(p[0], p[1]).gram(t[:, None]) + p[2] ** 2 * jnp.eye(24)
@@ -171,7 +171,7 @@ def test_evidence_and_moments_are_those_of_tinygp():
     where = np.linspace(-1, 15, 50)
     process = tinygp.GaussianProcess(theirs, t, diag=noise**2)
     expected = process.condition(y, where)
-    d = dgp.StateSpaceNormal(ours, t, noise)
+    d = dgp.functions.StateSpaceNormal(ours, t, noise)
     mean, variance = d.posterior(y, where)
     np.testing.assert_allclose(d.log_prob(y), expected.log_probability, rtol=1e-9)
     np.testing.assert_allclose(mean, expected.gp.loc, atol=1e-8)
@@ -181,7 +181,7 @@ def test_evidence_and_moments_are_those_of_tinygp():
 @pytest.mark.long
 def test_single_precision(x32):
     t, y, noise = series(200)
-    d = dgp.StateSpaceNormal(KERNELS["Matern52"], t, noise)
+    d = dgp.functions.StateSpaceNormal(KERNELS["Matern52"], t, noise)
     assert d.log_prob(y).dtype == jnp.float32
     evidence, _, mean, variance = dense(KERNELS["Matern52"], t, y, noise, t)
     np.testing.assert_allclose(d.log_prob(y), evidence, rtol=1e-4)
@@ -192,7 +192,7 @@ def test_single_precision(x32):
 @pytest.mark.parametrize(("name", "noise"), [("Matern52", None), ("Constant", 0.3)])
 def test_draws_have_the_covariance(name, noise, monkeypatch):
     t, _, _ = series(12)
-    d = dgp.StateSpaceNormal(KERNELS[name], t, noise, loc=0.5)
+    d = dgp.functions.StateSpaceNormal(KERNELS[name], t, noise, loc=0.5)
     draws = np.asarray(d.sample(jax.random.key(0), (20_000,)))
     C = np.asarray(KERNELS[name].gram(t[:, None])) + (0 if noise is None else noise**2) * np.eye(12)
     products = (draws - 0.5)[:, :, None] * (draws - 0.5)[:, None]
@@ -212,7 +212,7 @@ def test_draws_have_the_covariance(name, noise, monkeypatch):
 def test_several_sets_of_values_and_own_times():
     t, y, _ = series()
     observed = np.arange(40) % 3 > 0
-    d = dgp.StateSpaceNormal(KERNELS["Matern12"], t, 0.1, observed)
+    d = dgp.functions.StateSpaceNormal(KERNELS["Matern12"], t, 0.1, observed)
     one = y[observed]
     sets = np.stack([one, 2 * one, one**2]).reshape(3, 1, -1)
 
@@ -236,7 +236,7 @@ def test_the_scan_goes_with_the_platform(monkeypatch, x32):
     def text(platform):
         jax.clear_caches()
         monkeypatch.setattr(jax, "default_backend", lambda: platform)
-        d = dgp.StateSpaceNormal(K.Matern12(), t, 0.1)
+        d = dgp.functions.StateSpaceNormal(K.Matern12(), t, 0.1)
         y = jax.ShapeDtypeStruct((1000,), jnp.float32)
         lowering = "cpu" if platform == "cpu" else "cuda"
         found = jax.jit(d.log_prob).trace(y).lower(lowering_platforms=(lowering,)).as_text()
@@ -257,7 +257,7 @@ def test_chains_with_a_series_observed_and_latent():
     def exact(y=None):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
         noise = numpyro.sample("noise", dist.LogNormal(-1.5, 0.5))
-        numpyro.sample("y", dgp.StateSpaceNormal(K.Matern32(1.0, lengthscale), t, noise), obs=y)
+        numpyro.sample("y", dgp.functions.StateSpaceNormal(K.Matern32(1.0, lengthscale), t, noise), obs=y)
 
     mcmc = MCMC(NUTS(exact), num_warmup=100, num_samples=200, progress_bar=False)
     mcmc.run(jax.random.key(0), jnp.asarray(y))
@@ -274,7 +274,7 @@ def test_chains_with_a_series_observed_and_latent():
     assert abs(draws["lengthscale"].mean() - (weights * lengths).sum() / weights.sum()) < 0.1
 
     def counts(y=None):
-        f = numpyro.sample("f", dgp.StateSpaceNormal(K.Matern32(1.0, 2.0), t))
+        f = numpyro.sample("f", dgp.functions.StateSpaceNormal(K.Matern32(1.0, 2.0), t))
         numpyro.sample("y", dist.Poisson(jnp.exp(f)).to_event(1), obs=y)
 
     mcmc = MCMC(NUTS(dgp.for_mcmc(counts)), num_warmup=100, num_samples=100, progress_bar=False)
@@ -434,7 +434,7 @@ def shallow(X, y=None, batch=None, *, inducing=dgp.StateSpace(T), kernel=K.Mater
 
 
 def deep(X, y=None, batch=None, *, inducing=dgp.StateSpace(T), kernel=K.Matern32(0.3, 0.9)):
-    f = dgp.gp("f", kernel, inducing, outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", kernel, inducing, outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", kernel, inducing)
     with numpyro.plate("data", len(X), subsample_size=batch) as i:
         h = numpyro.sample("h", f(X[i], noise=0.1))
@@ -449,7 +449,7 @@ def test_with_all_inputs_among_the_times_the_bound_is_the_evidence():
     guide = G.InducingPoint(program)
     svi = SVI(program, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
     losses = svi.run(jax.random.key(0), 2, X, Y, progress_bar=False).losses
-    expected = dgp.StateSpaceNormal(K.Matern32(1.2, 0.9), X, 0.2).log_prob(Y)
+    expected = dgp.functions.StateSpaceNormal(K.Matern32(1.2, 0.9), X, 0.2).log_prob(Y)
     np.testing.assert_allclose(-losses[1], expected, rtol=1e-6)
 
 

@@ -122,8 +122,8 @@ def test_any_source_of_batches(tmp_path):
     run(model, stream=source, steps=50, checkpoint=tmp_path / "a.npz")
     resumed = run(model, stream=source, steps=120, checkpoint=tmp_path / "a.npz")
     np.testing.assert_array_equal(whole.losses, resumed.losses)
-    assert isinstance(source, dgp.BatchSource)
-    assert isinstance(dgp.Stream((X, Y), 30), dgp.BatchSource)
+    assert isinstance(source, dgp.extend.BatchSource)
+    assert isinstance(dgp.Stream((X, Y), 30), dgp.extend.BatchSource)
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def not_streamed(rows):
         "Collapsed": lambda: seed(dgp.guides.Collapsed(model), 0)(x, y),
         "minimize": lambda: dgp.optim.minimize(svi, key, x, y, progress_bar=False),
         "for_mcmc": lambda: seed(dgp.for_mcmc(model), 0)(x, y),
-        "SGHMC": lambda: dgp.SGHMC(model).init(key, 1, None, (x, y), {}),
+        "SGHMC": lambda: dgp.mcmc.SGHMC(model).init(key, 1, None, (x, y), {}),
         "diagnostics": lambda: local_sites(fitted, (x, y), {}),
         "convergence": lambda: sites_of_draws(dgp.Posterior(model, samples=draws), (x, y), {}),
     }

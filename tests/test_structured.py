@@ -20,7 +20,7 @@ from numpyro_dgp import kernels as k
 
 def deep(X, y=None, batch=None):
     """Three layers, two outputs each, process noise."""
-    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2, mean=dgp.means.Linear(jnp.array([[1.0, 0.5]])))
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), outputs=2, mean=dgp.means.LinearMean(jnp.array([[1.0, 0.5]])))
     e = dgp.gp("e", [k.Matern52(0.5, 1.2)] * 2, dgp.Points(jnp.hstack([Z, Z**2 - 1])), outputs=2)
     g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(jnp.hstack([Z, jnp.cos(3 * Z)])))
     with numpyro.plate("data", len(X), subsample_size=batch) as i:
@@ -31,7 +31,7 @@ def deep(X, y=None, batch=None):
 
 
 def scalar(X, y=None):
-    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), mean=dgp.means.Identity())
+    f = dgp.gp("f", k.RBF(0.5, 0.9), dgp.Points(Z), mean=dgp.means.IdentityMean())
     g = dgp.gp("g", k.RBF(1.1, 0.9), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X, noise=0.3))
@@ -284,7 +284,7 @@ def test_partition_of_the_data_gives_the_bound_of_all_of_it():
 def test_beside_an_autoguide_for_hyperparameters():
     def model(X, y=None):
         ls = numpyro.sample("ls", dist.LogNormal(0.0, 0.3))
-        f = dgp.gp("f", k.RBF(0.5, ls), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+        f = dgp.gp("f", k.RBF(0.5, ls), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
         g = dgp.gp("g", k.RBF(), dgp.Points(Z))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X, noise=0.3))
@@ -302,7 +302,7 @@ def test_single_precision(x32):
     points, x, y = (np.asarray(a, np.float32) for a in (Z, X, Y))
 
     def model(X, y=None):
-        f = dgp.gp("f", k.RBF(), dgp.Points(points), outputs=2, mean=dgp.means.Linear(np.ones((1, 2), np.float32)))
+        f = dgp.gp("f", k.RBF(), dgp.Points(points), outputs=2, mean=dgp.means.LinearMean(np.ones((1, 2), np.float32)))
         g = dgp.gp("g", k.RBF(), dgp.Points(np.hstack([points, points])))
         with numpyro.plate("data", len(X)):
             h = numpyro.sample("h", f(X, noise=0.3))

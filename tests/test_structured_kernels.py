@@ -100,9 +100,9 @@ def line(n, seed):
 
 TABLE = {
     "spectral-mixture": (K.SpectralMixture(VARIANCE, FREQUENCY, LENGTHSCALE), waves, plane),
-    "gibbs": (K.Gibbs(1.3, 0.8), gibbs(0.8, 1), with_factors(2)),
-    "gibbs-each": (K.Gibbs(1.3, [0.5, 1.2], 2), gibbs(np.array([0.5, 1.2]), 2), with_factors(4)),
-    "gibbs-shared": (K.Gibbs(1.3, 0.8, 2), gibbs(0.8, 2), with_factors(3)),
+    "gibbs": (K.GibbsRBF(1.3, 0.8), gibbs(0.8, 1), with_factors(2)),
+    "gibbs-each": (K.GibbsRBF(1.3, [0.5, 1.2], 2), gibbs(np.array([0.5, 1.2]), 2), with_factors(4)),
+    "gibbs-shared": (K.GibbsRBF(1.3, 0.8, 2), gibbs(0.8, 2), with_factors(3)),
     "change-point": (K.ChangePoint(K.RBF(), 0.3 * K.Linear().on(0), 0.2, 0.4, 1), change, plane),
     "brownian": (K.Brownian(1.4, 0.5), walk, line),
     "integrated-brownian": (K.IntegratedBrownian(1.4, 0.5), integrated_walk, line),
@@ -192,7 +192,7 @@ def test_features_of_a_great_circle(lengthscale, key):
 def test_gibbs_with_one_lengthscale_is_an_rbf():
     X = plane(5, 0)
     at = np.hstack([X, np.full((5, 1), math.log(0.7))])
-    np.testing.assert_allclose(K.Gibbs(1.5, 2.0, 2)(at, at), K.RBF(1.5, 1.4)(X, X), rtol=1e-12)
+    np.testing.assert_allclose(K.GibbsRBF(1.5, 2.0, 2)(at, at), K.RBF(1.5, 1.4)(X, X), rtol=1e-12)
 
 
 def test_one_wave_without_turns_is_an_rbf():
@@ -263,7 +263,7 @@ def test_the_lengthscale_of_another_layer():
 
     def model(X, y=None):
         s = dgp.gp("s", K.RBF(0.5), dgp.Points(Z[::2, :1]), outputs=1)
-        f = dgp.gp("f", K.Gibbs(1.0, 0.3), dgp.Points(Z, learn=True))
+        f = dgp.gp("f", K.GibbsRBF(1.0, 0.3), dgp.Points(Z, learn=True))
         with numpyro.plate("data", len(X)):
             log_factor = numpyro.sample("log_factor", s(X))
             v = f(jnp.concatenate([jnp.broadcast_to(X, log_factor.shape), log_factor], -1))
@@ -283,7 +283,7 @@ def lengthscale_of_a_layer(X, y=None, *, thin=False, grid=False, noise=None):
     mean = (lambda x: jnp.ones_like(x)) if thin else None
     s = dgp.gp("s", K.RBF(0.5), dgp.Points(z), outputs=1, mean=mean)
     inducing = dgp.Grid(-2.0, 2.0, 8) if grid else dgp.Points(z if thin else np.hstack([z, 0 * z]))
-    f = dgp.gp("f", K.RBF(1.0, 0.5) if thin else K.Gibbs(1.0, 0.5), inducing)
+    f = dgp.gp("f", K.RBF(1.0, 0.5) if thin else K.GibbsRBF(1.0, 0.5), inducing)
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", s(X, noise=noise))
         x = h * X if thin else jnp.concatenate([jnp.broadcast_to(X, h.shape), h], -1)
@@ -309,12 +309,12 @@ def test_a_lengthscale_from_a_layer_elsewhere():
     info = initialize_model(jax.random.key(0), program, model_args=(X, X[:, 0]))
     gradient = jax.grad(info.potential_fn)(info.param_info.z)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError, match="Gibbs has no spectral density"):
+    with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError, match="GibbsRBF has no spectral density"):
         lengthscale_of_a_layer(X, grid=True)
     noisy = lambda X, y=None: lengthscale_of_a_layer(X, y, noise=0.1)  # noqa: E731
-    with pytest.raises(ValueError, match=r"closed form .*, got Gibbs: pass integrate=dgp.GaussHermite"):
+    with pytest.raises(ValueError, match=r"closed form .*, got GibbsRBF: pass integrate=dgp.likelihoods.GaussHermite"):
         SVI(noisy, dgp.guides.Collapsed(noisy), optax.adam(0.02), dgp.ELBO()).init(jax.random.key(0), X, X[:, 0])
-    guide = dgp.guides.Collapsed(noisy, integrate=dgp.MonteCarlo(20, jax.random.key(1)))
+    guide = dgp.guides.Collapsed(noisy, integrate=dgp.likelihoods.MonteCarlo(20, jax.random.key(1)))
     svi = SVI(noisy, guide, optax.adam(0.02), dgp.ELBO())
     assert np.isfinite(svi.evaluate(svi.init(jax.random.key(0), X, X[:, 0]), X, X[:, 0]))
 
@@ -353,15 +353,15 @@ LABELS = np.hstack([X2[:, :1], 0.5 + np.zeros((4, 1))])
         (lambda: K.SpectralMixture([1.0], [1.0], [0.0]), "expected the lengthscale of SpectralMixture to be positive"),
         (lambda: K.SpectralMixture([1.0], [np.nan], [1.0]), "expected finite frequency of SpectralMixture, got 1 NaN"),
         (lambda: K.SpectralMixture([1.0], [1.0], [1.0])(X2, X2), r"expected inputs with 1 column\(s\), as of frequ"),
-        (lambda: K.Gibbs(-1.0), "expected the variance of Gibbs to be positive"),
-        (lambda: K.Gibbs(1.0, 0.0), "expected the lengthscale of Gibbs to be positive"),
-        (lambda: K.Gibbs(places=0), "Gibbs: expected places to be a positive integer, got 0: try X.shape"),
+        (lambda: K.GibbsRBF(-1.0), "expected the variance of GibbsRBF to be positive"),
+        (lambda: K.GibbsRBF(1.0, 0.0), "expected the lengthscale of GibbsRBF to be positive"),
+        (lambda: K.GibbsRBF(places=0), "GibbsRBF: expected places to be a positive integer, got 0: try X.shape"),
         (
-            lambda: K.Gibbs()(L1, L1),
+            lambda: K.GibbsRBF()(L1, L1),
             r"expected 1 column\(s\) of places and 1 of log factors .* shape \(4, 1\)",
         ),
-        (lambda: K.Gibbs(places=2)(X2, X2), r"expected 2 column\(s\) of places and 1 or 2 of log factors"),
-        (lambda: K.Gibbs(1.0, [1.0, 2.0])(X2, X2), r"expected lengthscale of shape \(\) or \(1,\), got \(2,\): one"),
+        (lambda: K.GibbsRBF(places=2)(X2, X2), r"expected 2 column\(s\) of places and 1 or 2 of log factors"),
+        (lambda: K.GibbsRBF(1.0, [1.0, 2.0])(X2, X2), r"expected lengthscale of shape \(\) or \(1,\), got \(2,\): one"),
         (lambda: K.ChangePoint(K.RBF(), "after", 0.0), r"expected a kernel, a callable k\(X1, X2\) or a positive numb"),
         (lambda: K.ChangePoint(K.RBF(), K.RBF(), np.inf), "expected finite location of ChangePoint, got 1 NaN or inf"),
         (lambda: K.ChangePoint(K.RBF(), K.RBF(), [0.0, 1.0]), "location of ChangePoint to be a single number"),
@@ -402,8 +402,8 @@ LABELS = np.hstack([X2[:, :1], 0.5 + np.zeros((4, 1))])
             r"expected features of shape \(..., N, Q\) .* got \(\): of",
         ),
         (lambda: K.Transformed(K.RBF(), lambda X: X[:3])(X2, X2), r"of inputs of shape \(4, 2\), got \(3, 2\)"),
-        (lambda: K.Gibbs().spectral_density(X2), "Gibbs has no spectral density: expected a stationary kernel"),
-        (lambda: K.Gibbs().tilts(2), "closed form .*, got Gibbs: pass integrate=dgp.GaussHermite"),
+        (lambda: K.GibbsRBF().spectral_density(X2), "GibbsRBF has no spectral density: expected a stationary kernel"),
+        (lambda: K.GibbsRBF().tilts(2), "closed form .*, got GibbsRBF: pass integrate=dgp.likelihoods.GaussHermite"),
     ],
 )
 def test_bad_input(build, message):

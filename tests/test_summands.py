@@ -37,7 +37,7 @@ def test_parts_given_noisy_data():
     belief = FullBelief(jnp.array(S @ L.T @ y / noise**2), jnp.linalg.cholesky(jnp.array(S)))
     for kernel, columns in ((SUM, 1), ((K.RBF(2.0, 1.5) + K.RBF(0.5, 0.3) + K.Constant(0.7)).on(0), 1)):
         with handlers.seed(rng_seed=0), handlers.substitute(data={"f": belief}):
-            f = dgp.gp("f", kernel, dgp.Points(x), mean=dgp.means.Constant(0.1))
+            f = dgp.gp("f", kernel, dgp.Points(x), mean=dgp.means.ConstantMean(0.1))
         parts = f.summands()
         assert len(parts) == 3 * columns
         for part, k in zip(parts, KERNELS, strict=True):

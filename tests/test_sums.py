@@ -109,7 +109,7 @@ def test_every_representation(inducing):
 
 def deep(X, sums=None):
     """Sums over a function of a hidden layer: all its rows are seen together."""
-    f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", k.RBF(0.3, 0.9), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", k.RBF(V, L), dgp.Points(Z))
     with numpyro.plate("cells", len(X)):
         h = numpyro.sample("h", f(X, noise=0.05))

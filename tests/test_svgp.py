@@ -135,7 +135,7 @@ def vgp_loss(params, guide):
         guide(X, LABELS)
     q = sites["v"]["fn"]
     prior = dgp.gp("f", dgp.kernels.RBF(1.2, 0.7), None)(X)
-    likelihood = dgp.Likelihood(q, lambda v: dist.Bernoulli(logits=v), integrate=dgp.GaussHermite(30))
+    likelihood = dgp.Likelihood(q, lambda v: dist.Bernoulli(logits=v), integrate=dgp.likelihoods.GaussHermite(30))
     return dist.kl_divergence(q, prior) - likelihood.log_prob(LABELS).sum()
 
 
@@ -152,7 +152,7 @@ def test_opper_archambeau_reaches_the_full_rank_optimum():
 
     def mean_field_loss(params, guide):
         q = FunctionValues(params["v_auto_loc"], params["v_auto_scale"] ** 2, event_dim=0)
-        likelihood = dgp.Likelihood(q, lambda v: dist.Bernoulli(logits=v), integrate=dgp.GaussHermite(30))
+        likelihood = dgp.Likelihood(q, lambda v: dist.Bernoulli(logits=v), integrate=dgp.likelihoods.GaussHermite(30))
         K = dgp.kernels.RBF(1.2, 0.7).gram(X) + 1e-10 * 1.2 * jnp.eye(30)
         inverse = jnp.linalg.inv(K)
         divergence = 0.5 * (
@@ -175,7 +175,7 @@ def test_opper_archambeau_begins_alike_in_all_units():
     def begins(unit):
         def model(X, y=None):
             v = numpyro.sample(
-                "v", dgp.gp("f", dgp.kernels.RBF(1.2 * unit**2, 0.7), None, mean=dgp.means.Constant(unit))(X)
+                "v", dgp.gp("f", dgp.kernels.RBF(1.2 * unit**2, 0.7), None, mean=dgp.means.ConstantMean(unit))(X)
             )
             with numpyro.plate("data", len(X)):
                 numpyro.sample("y", dist.Normal(v, 0.1 * unit), obs=y)

@@ -23,7 +23,7 @@ def one(X, y=None):
 
 
 def two(X, y=None):
-    f = dgp.gp("f", KERNEL, dgp.Points(Z), outputs=2, mean=dgp.means.Identity())
+    f = dgp.gp("f", KERNEL, dgp.Points(Z), outputs=2, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", KERNEL, dgp.Points(Z))
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))

@@ -18,7 +18,7 @@ CHAINS = 16
 
 def model(X, y=None):
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
-    f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), Z, outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", dgp.kernels.RBF(0.3, 0.9), Z, outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), Z)
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", f(X))
@@ -27,8 +27,8 @@ def model(X, y=None):
 
 KERNELS = {
     "NUTS": lambda: NUTS(dgp.for_mcmc(model), max_tree_depth=3),
-    "Gibbs": lambda: dgp.Gibbs(model, rest=dgp.updates.Slice()),
-    "SGHMC": lambda: dgp.SGHMC(model),
+    "Gibbs": lambda: dgp.mcmc.Gibbs(model, rest=dgp.mcmc.Slice()),
+    "SGHMC": lambda: dgp.mcmc.SGHMC(model),
 }
 
 

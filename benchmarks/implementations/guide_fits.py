@@ -149,8 +149,8 @@ def fit_nested(p: Problem, fixed: dict[str, Any], num: int) -> list[dict[str, ja
     def layers(free: Any) -> list[NestedLayer]:
         built = []
         for i, (layer, (loc, root)) in enumerate(zip(p.layers, free, strict=True)):
-            W = layer.mean.W if isinstance(layer.mean, dgp.means.Linear) else None
-            W = jnp.eye(layer.outputs) if isinstance(layer.mean, dgp.means.Identity) else W
+            W = layer.mean.W if isinstance(layer.mean, dgp.means.LinearMean) else None
+            W = jnp.eye(layer.outputs) if isinstance(layer.mean, dgp.means.IdentityMean) else W
             noise = fixed.get(f"process{i}", fixed["noise"])
             built.append(NestedLayer(p.kernel(fixed, i), layer.Z, loc, tril(root), noise, W))
         return built

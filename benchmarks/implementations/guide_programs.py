@@ -79,20 +79,20 @@ def problem(name: str, depth: int, width: int, data: Path | None, num: int, num_
     D, rng = X.shape[1] + (kind == "latent"), np.random.default_rng(0)
     if kind == "latent":
         both = np.stack([rng.uniform(X.min(), X.max(), 2000), rng.normal(size=2000)], 1)
-        first, mean = dgp.initial.kmeans(both, num_inducing), dgp.means.Identity()
+        first, mean = dgp.initial.kmeans(both, num_inducing), dgp.means.IdentityMean()
     elif D == 1:
-        first, mean = np.linspace(X.min(), X.max(), num_inducing)[:, None], dgp.means.Linear(np.eye(1, width))
+        first, mean = np.linspace(X.min(), X.max(), num_inducing)[:, None], dgp.means.LinearMean(np.eye(1, width))
     else:
         slopes = np.linalg.lstsq(np.asarray(X), np.asarray(y), rcond=1e-4)[0][:, None]
         W = np.hstack([slopes, dgp.means.principal_directions(X, width - 1)]) if width > 1 else slopes
-        first, mean = dgp.initial.kmeans(X, num_inducing), dgp.means.Linear(W / np.std(X @ W, axis=0))
+        first, mean = dgp.initial.kmeans(X, num_inducing), dgp.means.LinearMean(W / np.std(X @ W, axis=0))
     if width == 1:
         inner = np.linspace(-3, 3, num_inducing)[:, None]
     else:
         inner = dgp.initial.kmeans(1.5 * rng.normal(size=(2000, width)), num_inducing)
     layers = [Layer(jnp.asarray(first), mean, width)]
-    layers += [Layer(jnp.asarray(inner), dgp.means.Identity(), width) for _ in range(depth - 2)]
-    return Problem(X, y, X_test, y_test, [*layers, Layer(jnp.asarray(inner), dgp.means.Zero(), None)], kind)
+    layers += [Layer(jnp.asarray(inner), dgp.means.IdentityMean(), width) for _ in range(depth - 2)]
+    return Problem(X, y, X_test, y_test, [*layers, Layer(jnp.asarray(inner), dgp.means.ZeroMean(), None)], kind)
 
 
 def drawn_rows(name: str, num: int) -> tuple[Any, ...]:

@@ -77,15 +77,15 @@ def nuts(collapse: bool, in_guide: bool = False, dense: bool = False) -> Callabl
 
 def gibbs(repeat: int = 1, rest: Any = None) -> Callable[[Target, Start], Sampler]:
     def build(target: Target, start: Start) -> Sampler:
-        blocks = {name: dgp.updates.EllipticalSlice(repeat=repeat) for name in target.gaussian}
-        rest_of = dgp.updates.NUTS() if rest is None else rest
-        return Sampler(dgp.Gibbs(target.model, blocks=blocks, rest=rest_of, init_strategy=start.strategy), SWEEPS)
+        blocks = {name: dgp.mcmc.EllipticalSlice(repeat=repeat) for name in target.gaussian}
+        rest_of = dgp.mcmc.BlockNUTS() if rest is None else rest
+        return Sampler(dgp.mcmc.Gibbs(target.model, blocks=blocks, rest=rest_of, init_strategy=start.strategy), SWEEPS)
 
     return build
 
 
 def sghmc(target: Target, start: Start) -> Sampler:
-    return Sampler(dgp.SGHMC(target.model, step_size=0.01, init_strategy=start.strategy), (), thinning=20)
+    return Sampler(dgp.mcmc.SGHMC(target.model, step_size=0.01, init_strategy=start.strategy), (), thinning=20)
 
 
 def stock(target: Target, start: Start) -> Sampler:
@@ -101,7 +101,7 @@ SAMPLERS: dict[str, Callable[[Target, Start], Sampler]] = {
     "collapsed, guide": nuts(True, in_guide=True),
     "Gibbs": gibbs(),
     "Gibbs, 4 ellipses": gibbs(4),
-    "Gibbs, 4 ellipses, slice": gibbs(4, dgp.updates.Slice()),
+    "Gibbs, 4 ellipses, slice": gibbs(4, dgp.mcmc.Slice()),
     "SGHMC": sghmc,
     "stock, dense": stock,
 }
@@ -120,7 +120,8 @@ class Run(NamedTuple):
 def run_chains(sampler: Sampler, data: tuple[jax.Array, ...], how: Run) -> tuple[Values, dict[str, jax.Array], float]:
     """Draws by chain, extra fields by chain, and seconds of a compiled run, warm-up included.
 
-    The last state leaves the compiled program too: that of ``dgp.SGHMC`` raises an error if the chain has run away.
+    The last state leaves the compiled program too: that of ``dgp.mcmc.SGHMC`` raises an error if the chain has
+    run away.
     """
 
     def run(key: jax.Array, *data: jax.Array) -> tuple[Values, dict[str, jax.Array], Any]:

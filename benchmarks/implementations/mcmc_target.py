@@ -28,7 +28,7 @@ class Target(NamedTuple):
         function: values of the function at test inputs, from the values of the sites: what reflections of hidden
             layers leave alone.
         score: from draws of the sites and a key, scores of test rows.
-        gaussian: layers and values that have a Gaussian prior, for the blocks of ``dgp.Gibbs``.
+        gaussian: layers and values that have a Gaussian prior, for the blocks of ``dgp.mcmc.Gibbs``.
         start: values that chains start at (anywhere if empty); ``None`` for those of a fitted guide.
         dense: the same data under a program of NumPyro alone.
         exchangeable: hyperparameters with a number per hidden column. Columns can be exchanged, so that only the sorted

@@ -44,7 +44,7 @@ def make_model(
                     kernel,
                     dgp.Points(Z.astype(dtype), learn=True),
                     outputs=None if last else width,
-                    mean=None if last else dgp.means.Identity(),
+                    mean=None if last else dgp.means.IdentityMean(),
                 )
             )
         with numpyro.plate("data", len(X)):
@@ -110,7 +110,7 @@ def train(
         return loss
 
     @partial(jax.jit, static_argnums=2)
-    def moments(params: dict[str, jax.Array], X: jax.Array, num_draws: int) -> dgp.Mixture:
+    def moments(params: dict[str, jax.Array], X: jax.Array, num_draws: int) -> dgp.densities.Mixture:
         return dgp.Posterior(model, guide, params).predict(jax.random.key(1), X, num_samples=num_draws)
 
     def predict(X: np.ndarray, num_draws: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.expectations import Integrate, psi0, psi1, psi1_times_h, psi2
 from numpyro_dgp.math.gaussians import kl_full
 from numpyro_dgp.math.linalg import einsum, matmul, solve_lower, times_transpose
-from numpyro_dgp.math.matrix_ops import Dense
+from numpyro_dgp.math.matrix_ops import DenseOperations
 from numpyro_dgp.math.quadratic_forms import quadratic_forms
 from numpyro_dgp.math.whitening import open_variance, resolved
 
@@ -127,8 +127,8 @@ class Quadratic(NamedTuple):
 
     def optimum(self) -> tuple[Array, Array]:
         r"""Mean :math:`(I + \Phi)^{-1} b` and triangular root R of :math:`(I + \Phi)^{-1}`, of the optimal q(v)."""
-        R = Dense.inverse_root(self._precision())
-        return Dense.apply(R, Dense.apply(R.mT, self.b)), R
+        R = DenseOperations.inverse_root(self._precision())
+        return DenseOperations.apply(R, DenseOperations.apply(R.mT, self.b)), R
 
     def bound(self) -> Array:
         r"""The bound at the optimum; NaN where it is rounding error.
@@ -173,7 +173,9 @@ class Quadratic(NamedTuple):
 
     def expected(self, loc: Array, scale_tril: Array) -> Array:
         """The expected log-likelihood under q(v)."""
-        square = (loc * Dense.apply(self.Phi, loc)).sum(-1) + (matmul(self.Phi, scale_tril) * scale_tril).sum((-2, -1))
+        square = (loc * DenseOperations.apply(self.Phi, loc)).sum(-1) + (matmul(self.Phi, scale_tril) * scale_tril).sum(
+            (-2, -1)
+        )
         return self.c + (self.b * loc).sum(-1) - 0.5 * square
 
     def plus(self, other: Quadratic) -> Quadratic:
@@ -359,7 +361,7 @@ def with_features(
     first = psi1(kernel, loc, variance, Z, integrate=integrate)
     linear = matmul(datum.linear * y, first)
     if tilt is not None:
-        tilted = Dense.apply(variance, tilt) if variance.ndim == 3 else variance * tilt
+        tilted = DenseOperations.apply(variance, tilt) if variance.ndim == 3 else variance * tilt
         square = jnp.square(y + (tilt * loc).sum(-1)) + (tilt * tilted).sum(-1) + y_variance
         values = psi1_times_h(kernel, loc, variance, Z, integrate=integrate)
         linear = linear + einsum("n,nd,nmd->m", datum.linear, tilt, values)

@@ -46,7 +46,7 @@ from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.expectations import Tilted, psi0, psi2
 from numpyro_dgp.math.gaussians import entropy, expected_kl, kl_full, kl_low_rank
 from numpyro_dgp.math.linalg import einsum, matmul, times_transpose
-from numpyro_dgp.math.matrix_ops import Dense, Diagonal
+from numpyro_dgp.math.matrix_ops import DenseOperations, DiagonalOperations
 from numpyro_dgp.math.row_blocks import each_row
 from numpyro_dgp.math.whitening import inverse_cholesky, open_variance, resolved
 
@@ -141,7 +141,7 @@ class _Layer:
 
 def _spread(variance: Array, slopes: Array) -> Array:
     """Products of slopes (M, D) with the variance (D,) or (D, D) of the inputs."""
-    return (Diagonal if variance.ndim == 1 else Dense).apply(variance, slopes)
+    return (DiagonalOperations if variance.ndim == 1 else DenseOperations).apply(variance, slopes)
 
 
 def expected_product(

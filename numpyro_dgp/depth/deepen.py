@@ -118,7 +118,7 @@ def require_same_inputs(
         old: names of the sites of the fit, by name in the deeper program.
     """
     new = ", ".join(repr(name) for name in deeper if name not in old)
-    advice = f"give {new} mean=dgp.means.Identity() and as many outputs as inputs"
+    advice = f"give {new} mean=dgp.means.IdentityMean() and as many outputs as inputs"
     for name in deeper.keys() & old.keys():
         for ours, theirs in zip(deeper[name], fitted[old[name]], strict=False):
             same = f"deepen: expected layer {name!r} to see what {old[name]!r} sees in the fitted program"
@@ -469,7 +469,7 @@ def deepen(
         ...     h, points = X, dgp.Points(jnp.linspace(-1, 1, 5)[:, None])
         ...     for i in range(1, depth):
         ...         variance = numpyro.param(f"variance{i}", 1.0, constraint=dist.constraints.positive)
-        ...         f = dgp.gp(f"f{i}", dgp.kernels.RBF(variance), points, outputs=1, mean=dgp.means.Identity())
+        ...         f = dgp.gp(f"f{i}", dgp.kernels.RBF(variance), points, outputs=1, mean=dgp.means.IdentityMean())
         ...         with numpyro.plate(f"rows{i}", len(X)):
         ...             h = numpyro.sample(f"h{i}", f(h))
         ...     g = dgp.gp("g", dgp.kernels.RBF(), points)

@@ -227,9 +227,9 @@ def fit_best(
     before, and priors may be others. Errors of the log evidence add up from fit to fit.
 
     Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
-    and a small Gaussian process, ``mean=dgp.means.Identity()``. Of codes with little noise the inducing inputs belong
-    at the data in every layer, ``Z = f(Z).loc`` above the layer ``f``, as in the example: what inducing points do not
-    explain is divided by the variance of the noise.
+    and a small Gaussian process, ``mean=dgp.means.IdentityMean()``. Of codes with little noise the inducing inputs
+    belong at the data in every layer, ``Z = f(Z).loc`` above the layer ``f``, as in the example: what inducing points
+    do not explain is divided by the variance of the noise.
 
     Args:
         family: from the number of layers to the program of that depth, for pairs of ``depths`` from layers and columns,
@@ -286,7 +286,7 @@ def fit_best(
         ...         for i in range(depth - 1, 0, -1):
         ...             variance = numpyro.sample(f"variance{i}", dist.LogNormal(-3.0, 1.0))
         ...             kernel = dgp.kernels.Matern52(variance, 0.5)
-        ...             layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=1, mean=dgp.means.Identity()))
+        ...             layers.append(dgp.gp(f"f{i}", kernel, dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean()))
         ...             Z = layers[-1](Z).loc  # where the data are, for the next layer
         ...         g = dgp.gp("f0", dgp.kernels.Matern52(1.0, 0.5), dgp.Points(Z))
         ...         with numpyro.plate("data", len(X)):

@@ -14,10 +14,9 @@ from jax.scipy.special import logsumexp
 
 from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.densities import Mixture, MomentsOnly
+from numpyro_dgp.densities import JointMixture, Mixture, MomentsOnly
 from numpyro_dgp.depth.depth_weights import Depth, arguments_of, evidence_weights
 from numpyro_dgp.depth.integrated_fit import IntegratedFit
-from numpyro_dgp.predict.joint_mixture import JointMixture
 from numpyro_dgp.predict.posterior import Posterior
 from numpyro_dgp.predict.quantiles import Levels, spread_of
 from numpyro_dgp.predict.quantities import Options, Quantity

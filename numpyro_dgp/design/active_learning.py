@@ -20,6 +20,7 @@ from numpyro_dgp._checks import require_finite
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.densities import lower_factors
 from numpyro_dgp.design.posterior_acquisition import (
     PosteriorAcquisition,
     geometric_mean_variance,
@@ -27,7 +28,6 @@ from numpyro_dgp.design.posterior_acquisition import (
     rows_of,
 )
 from numpyro_dgp.math.linalg import matmul, solve_lower
-from numpyro_dgp.predict.joint_mixture import lower_factors
 
 __all__ = ["ALC", "ALM", "IMSE", "MICE", "VIGF"]
 

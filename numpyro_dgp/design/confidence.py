@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from numpyro_dgp._checks import require_finite, require_scalar, violated
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.densities import lower_factors
 from numpyro_dgp.design.improvement import largest
 from numpyro_dgp.design.posterior_acquisition import WithDraws
 from numpyro_dgp.math.linalg import matmul
-from numpyro_dgp.predict.joint_mixture import lower_factors
 
 __all__ = ["UpperConfidence"]
 

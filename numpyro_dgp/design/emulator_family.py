@@ -17,7 +17,7 @@ from numpyro_dgp.design.input_space import Box, as_box
 from numpyro_dgp.functions.points import Points
 from numpyro_dgp.kernels import Kernel, Matern52
 from numpyro_dgp.likelihoods.likelihood import Likelihood
-from numpyro_dgp.means import Constant, Identity, Linear, Mean
+from numpyro_dgp.means import ConstantMean, IdentityMean, LinearMean, Mean
 from numpyro_dgp.primitives import gp
 
 __all__ = ["emulator_family"]
@@ -144,18 +144,18 @@ def emulator_family(
             s = positive("log_noise", math.log(noise), 2.0)
             mean = numpyro.sample("mean", dist.Normal(jnp.zeros((), dtype), 1.0))
             h, Z, layers, columns = unit_cube(X), unit_cube(runs), [], D
-            below: Mean = Identity()
+            below: Mean = IdentityMean()
             if width is not None:
-                below = Linear(numpyro.sample("weights", dist.Normal(jnp.zeros((D, K), dtype), 1.0).to_event()))
+                below = LinearMean(numpyro.sample("weights", dist.Normal(jnp.zeros((D, K), dtype), 1.0).to_event()))
             for i in range(depth - 1, 0, -1):
                 inner = positive(f"log_variance{i}", math.log(0.01), 2.5)
                 scales = positive(f"log_lengthscale{i}", math.log(0.5), 1.5, columns)
                 layers.append(gp(f"f{i}", kernel(inner, scales), Points(Z), outputs=K, mean=below))
                 Z = layers[-1](Z).loc if follow else Z
-                below, columns = Identity(), K
+                below, columns = IdentityMean(), K
             outer = jnp.square(unit) * positive("log_variance0", 1.0, 6.0)
             scales = positive("log_lengthscale0", math.log(columns) / 2, 2.0, columns)
-            last = gp("f0", (last_kernel or kernel)(outer, scales), Points(Z), mean=Constant(centre + unit * mean))
+            last = gp("f0", (last_kernel or kernel)(outer, scales), Points(Z), mean=ConstantMean(centre + unit * mean))
             with numpyro.plate("data", len(X)):
                 for i, f in zip(range(depth - 1, 0, -1), layers, strict=True):
                     h = numpyro.sample(f"h{i}", f(h, noise=process_noise))

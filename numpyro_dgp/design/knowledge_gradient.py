@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.densities import JointMixture, lower_factors
 from numpyro_dgp.design.improvement import largest, log_expected_excess
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread, rows_of
 from numpyro_dgp.math.linalg import matmul, solve_lower
-from numpyro_dgp.predict.joint_mixture import JointMixture, lower_factors
 
 __all__ = ["KnowledgeGradient", "expected_gain"]
 

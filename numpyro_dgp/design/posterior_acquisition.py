@@ -13,8 +13,8 @@ from numpyro_dgp._checks import require_count, require_finite, require_key, requ
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.densities import JointMixture, lower_factors
 from numpyro_dgp.math.quadrature import shifted_normals, sobol_points
-from numpyro_dgp.predict.joint_mixture import JointMixture, lower_factors
 
 __all__ = [
     "PosteriorAcquisition",

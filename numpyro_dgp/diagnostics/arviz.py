@@ -147,7 +147,8 @@ def to_arviz(
         >>> guide = dgp.guides.InducingPoint(model)
         >>> result = SVI(model, guide, optax.adam(0.05), dgp.ELBO()).run(
         ...     jax.random.key(0), 300, X, X[:, 0] ** 2, progress_bar=False)
-        >>> tree = dgp.to_arviz(dgp.Posterior(model, guide, result.params), jax.random.key(1), X, X[:, 0] ** 2)
+        >>> posterior = dgp.Posterior(model, guide, result.params)
+        >>> tree = dgp.diagnostics.to_arviz(posterior, jax.random.key(1), X, X[:, 0] ** 2)
         >>> dict(tree.posterior.sizes)
         {'chain': 1, 'draw': 500, 'f_inducing': 5}
         >>> dict(tree.log_likelihood_uncorrected.sizes)

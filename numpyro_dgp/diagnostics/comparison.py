@@ -150,7 +150,7 @@ def compare(
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
-        >>> from numpyro_dgp import compare
+        >>> from numpyro_dgp.diagnostics import compare
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
         ...     with numpyro.plate("data", len(X)):

@@ -28,7 +28,7 @@ _HIGH = 0.7
 
 
 class Compared(Protocol):
-    """What :func:`comparison` needs for its figure: the members of the result of ``dgp.compare``."""
+    """What :func:`comparison` needs for its figure: the members of the result of ``dgp.diagnostics.compare``."""
 
     @property
     def table(self) -> DataFrame:

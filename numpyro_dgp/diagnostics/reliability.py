@@ -114,7 +114,7 @@ def khat(tree: DataTree) -> float:
         >>> svi = numpyro.infer.SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
         >>> params = svi.run(key, 2, X, X[:, 0] ** 2, progress_bar=False).params  # the optimum after one step
         >>> posterior = dgp.Posterior(model, guide, params)
-        >>> tree = dgp.to_arviz(posterior, key, X, X[:, 0] ** 2, num_samples=500)
+        >>> tree = dgp.diagnostics.to_arviz(posterior, key, X, X[:, 0] ** 2, num_samples=500)
         >>> bool(dgp.diagnostics.khat(tree) < 0.7)  # q is the exact posterior
         True
 
@@ -237,7 +237,7 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
         >>> svi = numpyro.infer.SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
         >>> params = svi.run(key, 2, X, X[:, 0] ** 2, progress_bar=False).params  # the optimum after one step
         >>> posterior = dgp.Posterior(model, guide, params)
-        >>> score = dgp.diagnostics.loo(dgp.to_arviz(posterior, key, X, X[:, 0] ** 2, num_samples=500))
+        >>> score = dgp.diagnostics.loo(dgp.diagnostics.to_arviz(posterior, key, X, X[:, 0] ** 2, num_samples=500))
         >>> bool(score.elpd > 0), bool((score.pareto_k < score.good_k).all())
         (True, True)
 
@@ -297,7 +297,7 @@ def _pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
     groups = sorted(getattr(tree, "children", ()))
     if "log_likelihood_target" not in groups:
         got = f"one with groups {groups}" if groups else type(tree).__name__
-        raise ValueError(f"loo: expected a tree from dgp.to_arviz, got {got}")
+        raise ValueError(f"loo: expected a tree from dgp.diagnostics.to_arviz, got {got}")
     if "log_likelihood_uncorrected" in groups:
         tree = tree.copy()
         tree["log_likelihood"] = tree["log_likelihood_uncorrected"]

@@ -33,7 +33,7 @@ from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
-from numpyro_dgp.functions.sines import Box, KernelSeries
+from numpyro_dgp.functions.sines import KernelSeries, SineBox
 from numpyro_dgp.functions.weights import InducingPrior, Weights, whitened_values
 from numpyro_dgp.kernels import RBF
 from numpyro_dgp.kernels.base import Kernel
@@ -60,7 +60,7 @@ class BasisFunction(InducedFunction):
     """
 
     kernels: Kernels
-    box: Box
+    box: SineBox
     series: tuple[KernelSeries, ...]
     v: Weights
     outputs: int | None = static()
@@ -141,8 +141,8 @@ class BasisFunction(InducedFunction):
             raise ValueError(
                 f"gp {self.site!r}: expected a Basis and a kernel as in the earlier fit, whose weights dgp.update "
                 f"compares with those of now, and a mean function without numbers, got "
-                f"{'others' if not same else type(self.mean).__name__}: keep them as they are, with dgp.means.Zero() "
-                "or dgp.means.Identity(), or give the layer dgp.Points(Z)"
+                f"{'others' if not same else type(self.mean).__name__}: keep them as they are, with "
+                "dgp.means.ZeroMean() or dgp.means.IdentityMean(), or give the layer dgp.Points(Z)"
             )
         pairs = zip(self.series, other.series, strict=True)
         ratios = jnp.stack([ours.deviations(self.site) / theirs.deviations(self.site) for ours, theirs in pairs])
@@ -218,7 +218,7 @@ _ENOUGH = 0.9
 
 
 @pytree
-class Basis(Box):
+class Basis(SineBox):
     r"""Sines on an interval, with the spectral density of the kernel as variances of their weights: O(N M), and no
     matrix of the kernel.
 

@@ -16,7 +16,7 @@ from numpyro_dgp.kernels.nonstationary import ArcCosine
 from numpyro_dgp.kernels.sphere import Zonal, extended
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.math.spherical_harmonics import degree_shares, harmonics
-from numpyro_dgp.means import Zero
+from numpyro_dgp.means import ZeroMean
 
 __all__ = ["from_dense"]
 
@@ -77,7 +77,9 @@ def from_dense(harmonic: Harmonics, kernel: Any, weights: ArrayLike, bias: Array
     units_at = jnp.concatenate([w, b[None]]).T / scales
     length = jnp.linalg.norm(units_at, axis=-1, keepdims=True)
     degrees, sphere = tuple(harmonic.degrees), harmonic.columns + 1  # type: ignore[arg-type]
-    own = HarmonicFunction(kernel, harmonic.columns, sphere, degrees, KnownWeights(jnp.zeros(0)), None, Zero()).shares()
+    own = HarmonicFunction(
+        kernel, harmonic.columns, sphere, degrees, KnownWeights(jnp.zeros(0)), None, ZeroMean()
+    ).shares()
     unit = degree_shares(sphere, max(degrees), lambda angle: jnp.cos(angle) ** kernel.order, w.dtype, end=math.pi / 2)
     readout_2d = a.reshape(len(a), -1) * length**kernel.order * (length > 0)
     parts = []

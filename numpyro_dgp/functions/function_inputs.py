@@ -8,7 +8,7 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive, require_squares
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.means import Constant, Mean, Zero
+from numpyro_dgp.means import ConstantMean, Mean, ZeroMean
 
 __all__ = ["checked_inputs", "mean_values", "noise_covariance", "noise_variance", "require_noise"]
 
@@ -74,7 +74,7 @@ def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
             f"inputs {x.shape}: one output is a column, lambda x: x[..., :1] or (...)[..., None]"
         )
     # A number is meant for all outputs; a column of values is one output.
-    if values.shape[-1] != (outputs or 1) and not (values.shape[-1] == 1 and isinstance(mean, Constant | Zero)):
+    if values.shape[-1] != (outputs or 1) and not (values.shape[-1] == 1 and isinstance(mean, ConstantMean | ZeroMean)):
         raise ValueError(
             f"expected a mean function with {outputs or 1} output(s), got one with {values.shape[-1]}: "
             "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs; one mean for all outputs "

@@ -22,7 +22,7 @@ from numpyro_dgp.functions.weights import (
     InducingPrior,
     Weights,
     in_block,
-    project,
+    matvec,
     whitened_values,
 )
 from numpyro_dgp.kernels import Categorical, Kernel, PerGroup
@@ -194,7 +194,7 @@ class GroupedFunction(InducedFunction):
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         def values(x: Array) -> Array:
-            return project(weights, self.kernels.features(key, x, weights.shape[-1]))
+            return matvec(weights, self.kernels.features(key, x, weights.shape[-1]))
 
         at_points = values(self.inducing_inputs).T.reshape(-1, self.groups, self.Z.shape[-2], 1)
         return values(rows), matmul(self.whiten, at_points).reshape(-1, self.size)

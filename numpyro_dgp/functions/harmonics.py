@@ -24,7 +24,7 @@ import numpy as np
 from numpyro_dgp._checks import is_concrete, require_count
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
-from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
+from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
 from numpyro_dgp.kernels.sphere import ZonalKernel
@@ -297,7 +297,7 @@ class HarmonicFunction(InducedFunction):
             return kernel.factor(rows)[:, None] * jnp.sqrt(every.sum()) * found
 
         others = self._by_kernel(of, self.shares(last))
-        return project(weights, others) + project(v, self.features(rows)), v
+        return matvec(weights, others) + matvec(v, self.features(rows)), v
 
     def _by_kernel(self, function: Any, *arrays: Array) -> Array:
         """``function`` of the kernel, or of the kernels of all outputs, stacked."""

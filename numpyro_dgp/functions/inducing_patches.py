@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.points import Points, SparseFunction
-from numpyro_dgp.functions.weights import Weights, project
+from numpyro_dgp.functions.weights import Weights, matvec
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.convolutional import Convolutional, as_convolutional
 from numpyro_dgp.kernels.per_output import Kernels, covariances, features, variances
 from numpyro_dgp.math.linalg import matmul
-from numpyro_dgp.means import Mean, Zero
+from numpyro_dgp.means import Mean, ZeroMean
 
 __all__ = ["ConvolvedFunction", "InducingPatches"]
 
@@ -46,12 +46,12 @@ class InducingPatches(Points):
         >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro
         >>> import numpyro_dgp as dgp
-        >>> patches = dgp.Patches(image=(8, 8), patch=(3, 3))
+        >>> patches = dgp.kernels.Patches(image=(8, 8), patch=(3, 3))
         >>> images = np.random.default_rng(0).normal(size=(5, 64))
         >>> Z = dgp.initial.inducing_patches(images, patches, 20)
         >>> kernel = dgp.kernels.Convolutional(dgp.kernels.RBF(), patches)
         >>> with numpyro.handlers.seed(rng_seed=0):
-        ...     f = dgp.gp("f", kernel, dgp.InducingPatches(Z), outputs=10)
+        ...     f = dgp.gp("f", kernel, dgp.functions.InducingPatches(Z), outputs=10)
         >>> f(images).batch_shape, f(images).event_shape
         ((5,), (10,))
         >>> f.responses(patches(images)).batch_shape  # of g, to every patch of every image
@@ -68,8 +68,8 @@ class InducingPatches(Points):
             other = next(kernel for kernel in given if as_convolutional(kernel) is None)
             raise ValueError(
                 f"gp {name!r}: expected a kernel dgp.kernels.Convolutional(kernel, patches), or a multiple of one, for "
-                f"dgp.InducingPatches, got {type(other).__name__}: a sum of functions of images is a layer for each, "
-                "and a layer on single patches has dgp.Points(Z)"
+                f"dgp.functions.InducingPatches, got {type(other).__name__}: a sum of functions of images is a "
+                "layer for each, and a layer on single patches has dgp.Points(Z)"
             )
         patches = found[0].patches
         if any(kernel.patches != patches for kernel in found):
@@ -83,7 +83,7 @@ class InducingPatches(Points):
                 f"got {self.Z.shape}: dgp.initial.inducing_patches(images, patches, M)"  # type: ignore[union-attr]
             )
         shared, responses = isinstance(kernels, Kernel), tuple(kernel.kernel for kernel in found)
-        g = super().open(name, responses[0] if shared else responses, outputs, Zero())
+        g = super().open(name, responses[0] if shared else responses, outputs, ZeroMean())
         return ConvolvedFunction(found[0] if shared else found, g.Z, g.whiten, g.v, outputs, mean, g.site)
 
 
@@ -115,7 +115,7 @@ class ConvolvedFunction(InducedFunction):
         kernels: Kernels = tuple(kernel.kernel for kernel in self._kernels)
         if isinstance(self.kernels, Kernel):
             kernels = self.kernels.kernel
-        return SparseFunction(kernels, self.Z, self.whiten, self.v, self.outputs, Zero(), self.site)
+        return SparseFunction(kernels, self.Z, self.whiten, self.v, self.outputs, ZeroMean(), self.site)
 
     @property
     def size(self) -> int:
@@ -157,7 +157,7 @@ class ConvolvedFunction(InducedFunction):
         return dataclasses.replace(self, kernels=kernels, Z=Z, whiten=whiten)
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
-        values = project(weights, features(self.kernels, key, rows, weights.shape[-1]))
+        values = matvec(weights, features(self.kernels, key, rows, weights.shape[-1]))
         return values, self.responses.prior_draw(key, weights, self.Z[..., :1, :])[1]
 
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:

@@ -16,7 +16,7 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.convolutional import Patches
-from numpyro_dgp.means import Linear, Mean, Zero, pca
+from numpyro_dgp.means import LinearMean, Mean, ZeroMean, pca
 
 __all__ = ["LayerStart", "Standardizer", "inducing_patches", "kmeans", "layers", "mixing"]
 
@@ -257,7 +257,7 @@ def inducing_patches(images: ArrayLike, patches: Patches, num_inducing: int, *, 
         >>> import numpy as np
         >>> import numpyro_dgp as dgp
         >>> images = np.random.default_rng(0).normal(size=(10, 64))
-        >>> dgp.initial.inducing_patches(images, dgp.Patches((8, 8), (3, 3)), 20).shape
+        >>> dgp.initial.inducing_patches(images, dgp.kernels.Patches((8, 8), (3, 3)), 20).shape
         (20, 9)
     """
     images = known_numbers("images of initial.inducing_patches", images)
@@ -280,7 +280,7 @@ class LayerStart(NamedTuple):
         >>> from numpyro_dgp import initial
         >>> last = initial.layers(np.linspace(0, 1, 20)[:, None], [], 5)[-1]
         >>> last.Z.shape, last.mean, last.lengthscale
-        ((5, 1), Zero(), 1.0)
+        ((5, 1), ZeroMean(), 1.0)
     """
 
     Z: np.ndarray
@@ -332,7 +332,7 @@ def layers(
     warn_of_units("initial.layers", "inputs", inputs)
     starts, named = [], _columns("initial.layers", "labels", labels, inputs)
     for width in [*widths, None]:
-        mean = Zero() if width is None else _mean(inputs, width, named)
+        mean = ZeroMean() if width is None else _mean(inputs, width, named)
         Z = kmeans(inputs, num_inducing, seed=seed, labels=named)
         starts.append(LayerStart(Z, mean, math.sqrt(inputs.shape[1])))
         inputs, named = np.asarray(mean(jnp.asarray(inputs))), []
@@ -351,7 +351,7 @@ def _mean(inputs: np.ndarray, width: int, labels: list[int]) -> Mean:
         )
     W = np.zeros((inputs.shape[1], width), inputs.dtype if inputs.dtype.kind == "f" else float)
     W[numbers] = np.asarray(pca(inputs[:, numbers], width)(jnp.eye(len(numbers))))
-    return Linear(W)
+    return LinearMean(W)
 
 
 def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Array], functions: int) -> np.ndarray:

@@ -20,13 +20,13 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.groups import GroupedFunction, open_in_plate
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments, PointValues
-from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
+from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
 from numpyro_dgp.kernels.base import summands
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.math.belief_moments import belief_moments
 from numpyro_dgp.math.linalg import jitter, matmul, nugget, rows_times
 from numpyro_dgp.math.whitening import inverse_cholesky, open_variance, relative_change
-from numpyro_dgp.means import Mean, Zero
+from numpyro_dgp.means import Mean, ZeroMean
 
 __all__ = ["Points", "SparseFunction", "learned_inputs", "whiten_columns"]
 
@@ -193,7 +193,7 @@ class SparseFunction(InducedFunction):
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         def values(x: Array) -> Array:
-            return project(weights, features(self.kernels, key, x, weights.shape[-1]))
+            return matvec(weights, features(self.kernels, key, x, weights.shape[-1]))
 
         return values(rows), whiten_columns(self.whiten, values(self.Z))
 
@@ -238,7 +238,7 @@ class SparseFunction(InducedFunction):
         chosen = zip(*parts, strict=True) if isinstance(self.kernels, tuple) else ((k,) for k in parts[0])
         kernels = [tuple(each) if isinstance(self.kernels, tuple) else each[0] for each in chosen]
         return tuple(
-            SummandFunction(k, self.Z, self.whiten, self.v, self.outputs, Zero(), self.site)  # type: ignore[arg-type]
+            SummandFunction(k, self.Z, self.whiten, self.v, self.outputs, ZeroMean(), self.site)  # type: ignore[arg-type]
             for k in kernels
         )
 

@@ -16,7 +16,7 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.functionals import DirectionalSlope, smoothness
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.points import whiten_columns
-from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
+from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
 from numpyro_dgp.math.linalg import matmul
@@ -55,7 +55,7 @@ class PointsAndSlopes:
         >>> import numpyro_dgp as dgp
         >>> Z = jnp.array([[0.0, 0.0], [1.0, 1.0]])
         >>> with numpyro.handlers.seed(rng_seed=0):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.PointsAndSlopes.with_gradients(Z))
+        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.functions.PointsAndSlopes.with_gradients(Z))
         >>> f(Z).batch_shape, f.v.loc.shape  # two values, and two slopes at each
         ((2,), (6,))
         >>> bool(f.grad(Z, 0).variance.max() < 1e-5)  # which determine them
@@ -88,7 +88,7 @@ class PointsAndSlopes:
             raise ValueError(
                 f"{owner}: expected directions of shape ({S}, {D}), one for each slope, or ({D},) for all, got "
                 f"{None if e is None else np.shape(e)}: all slopes at Z are "
-                "dgp.PointsAndSlopes.with_gradients(Z)"
+                "dgp.functions.PointsAndSlopes.with_gradients(Z)"
             )
         object.__setattr__(self, "directions", e)
         if violated(lambda e: (e != 0).any(-1), e):
@@ -124,14 +124,14 @@ class PointsAndSlopes:
         owner = f"gp {name!r}"
         if plates_around():
             raise ValueError(
-                f"{owner}: expected dgp.PointsAndSlopes outside of plates, got plate {plates_around()[0].name!r}: a "
-                "function for each of its members has dgp.Points(Z)"
+                f"{owner}: expected dgp.functions.PointsAndSlopes outside of plates, got plate "
+                f"{plates_around()[0].name!r}: a function for each of its members has dgp.Points(Z)"
             )
         for kernel in (kernels,) if isinstance(kernels, Kernel) else kernels:
             least = smoothness(kernel, None)
             if least.derivatives < 1:
                 raise ValueError(
-                    f"{owner}: expected a kernel whose functions have slopes for dgp.PointsAndSlopes, got "
+                    f"{owner}: expected a kernel whose functions have slopes for dgp.functions.PointsAndSlopes, got "
                     f"{least.part}, whose functions have none: Matern32, Matern52 and RBF have some, "
                     "and dgp.Points(Z) needs none"
                 )
@@ -201,7 +201,7 @@ class SlopedFunction(InducedFunction):
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         def values(x: Array) -> Array:
-            return project(weights, features(self.kernels, key, x, weights.shape[-1]))
+            return matvec(weights, features(self.kernels, key, x, weights.shape[-1]))
 
         known = jnp.concatenate([values(self.Z), _SLOPE(values, self.slopes)])
         return values(rows), whiten_columns(self.whiten, known)

@@ -22,7 +22,7 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import mean_values
 from numpyro_dgp.functions.function_values import Origin
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint
-from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
+from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.math.row_blocks import in_blocks
 from numpyro_dgp.means import Mean, as_mean
@@ -64,7 +64,7 @@ class Projection:
         rows = (x * self.scale).reshape(-1, x.shape[-1])
         spreading = self.v.spreading()
         spread = None if spreading is None else in_blocks(spreading, rows)
-        return self._values(x, project(self._entries(), rows), spread)
+        return self._values(x, matvec(self._entries(), rows), spread)
 
     def columns(self, labels: ArrayLike) -> Determined:
         """Projected one-hot inputs: column ``labels`` of the matrix, gathered instead of multiplied out.

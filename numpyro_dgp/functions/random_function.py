@@ -29,7 +29,7 @@ from numpyro_dgp.functions.function_inputs import (
 )
 from numpyro_dgp.functions.function_values import FunctionValues, Origin, ProcessValues
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint, JointValues, KnownValues
-from numpyro_dgp.functions.weights import FunctionDraw, Weights, project
+from numpyro_dgp.functions.weights import FunctionDraw, Weights, matvec
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.math.belief_moments import ROWS
@@ -63,7 +63,7 @@ class RandomFunction(Protocol):
         >>> import jax.numpy as jnp
         >>> import numpyro_dgp as dgp
         >>> f = dgp.gp("f", dgp.kernels.RBF(), None, outputs=2)
-        >>> isinstance(f, dgp.RandomFunction), f.site, f.joint(jnp.zeros((5, 1))).event_shape
+        >>> isinstance(f, dgp.extend.RandomFunction), f.site, f.joint(jnp.zeros((5, 1))).event_shape
         (True, None, (5, 2))
     """
 
@@ -105,8 +105,8 @@ class Representation(Protocol):
         >>> import numpyro_dgp as dgp
         >>> points = dgp.Points(jnp.linspace(0, 1, 4)[:, None])
         >>> with numpyro.handlers.seed(rng_seed=0):
-        ...     f = points.open("f", dgp.kernels.RBF(), None, dgp.means.Zero())
-        >>> isinstance(f, dgp.RandomFunction), f.site
+        ...     f = points.open("f", dgp.kernels.RBF(), None, dgp.means.ZeroMean())
+        >>> isinstance(f, dgp.extend.RandomFunction), f.site
         (True, 'f')
     """
 
@@ -339,8 +339,8 @@ class FeatureFunction:
     def _known(self, A: Array, rows: Array) -> Array:
         """Mean (N, P) without the mean function."""
         if self.v.whole is not None:
-            return self._draw(self.v.whole, lambda v: project(v, A), rows)
-        return project(self.by_output(self.v.loc), A)  # A m
+            return self._draw(self.v.whole, lambda v: matvec(v, A), rows)
+        return matvec(self.by_output(self.v.loc), A)  # A m
 
     def _draw(self, draw: FunctionDraw, through: Callable[[Array], Array], rows: Array) -> Array:
         """A prior draw from random functions, corrected so that it passes through v (Matheron's rule).

@@ -29,7 +29,7 @@ from numpyro_dgp.kernels.terms import Summand
 from numpyro_dgp.math.belief_moments import ROWS
 from numpyro_dgp.math.linalg import matmul, products_in_rows, safe_sqrt
 
-__all__ = ["Box", "KernelSeries", "sines", "sums_of_sines", "sums_of_sines_reference"]
+__all__ = ["SineBox", "KernelSeries", "sines", "sums_of_sines", "sums_of_sines_reference"]
 
 
 def sines(turns: Array, sizes: tuple[int, ...]) -> Array:
@@ -91,7 +91,7 @@ _MOST_COLUMNS = 3
 
 
 @pytree
-class Box:
+class SineBox:
     """A box of the inputs, and how many functions there are along each of its sides.
 
     Args:
@@ -172,7 +172,7 @@ class Sines:
     root: Array
 
     @classmethod
-    def of(cls, parts: list[tuple[Number, Kernel]], columns: tuple[int, ...], box: Box) -> Sines:
+    def of(cls, parts: list[tuple[Number, Kernel]], columns: tuple[int, ...], box: SineBox) -> Sines:
         """Of a sum of multiples of kernels with a spectral density."""
         index, sizes = np.array(columns), tuple(box.sizes[d] for d in columns)
         low, high = (end[index] for end in box.ends())
@@ -221,7 +221,7 @@ class OwnFunctions:
 
 
 @pytree
-class Term:
+class SineTerm:
     """A summand of a kernel: all products of one function of each of its factors.
 
     Args:
@@ -252,11 +252,11 @@ class KernelSeries:
         size: M, how many functions there are.
     """
 
-    terms: tuple[Term, ...]
+    terms: tuple[SineTerm, ...]
     size: int = static()
 
     @classmethod
-    def of(cls, owner: str, kernel: Kernel, box: Box) -> KernelSeries:
+    def of(cls, owner: str, kernel: Kernel, box: SineBox) -> KernelSeries:
         """The functions of a kernel on a box.
 
         Args:
@@ -282,7 +282,7 @@ class KernelSeries:
                 densities.setdefault(columns[0], []).append((summand.scale, summand.factors[0].kernel))
             else:
                 terms.append(_product(summand, columns, own, box))
-        terms += [Term(1.0, (Sines.of(parts, columns, box),)) for columns, parts in densities.items()]
+        terms += [SineTerm(1.0, (Sines.of(parts, columns, box),)) for columns, parts in densities.items()]
         rows = jax.ShapeDtypeStruct((1, len(box.sizes)), box.dtype)
         sizes = [jax.eval_shape(term, rows).shape[-1] for term in terms]
         return cls(tuple(terms), sum(sizes))
@@ -304,7 +304,7 @@ class KernelSeries:
             ValueError: functions that are not sines, whose shape depends on hyperparameters.
         """
 
-        def of_term(term: Term) -> Array:
+        def of_term(term: SineTerm) -> Array:
             roots = [f.root for f in term.factors if isinstance(f, Sines)]
             if not roots or len(roots) < len(term.factors):
                 raise ValueError(
@@ -324,7 +324,7 @@ class KernelSeries:
         return tuple(sorted({column for f in bounded for column in f.columns}))
 
 
-def _columns(owner: str, columns: tuple[int, ...] | None, box: Box) -> tuple[int, ...]:
+def _columns(owner: str, columns: tuple[int, ...] | None, box: SineBox) -> tuple[int, ...]:
     D = len(box.sizes)
     found = tuple(range(D)) if columns is None else columns
     if max(found) >= D:
@@ -335,7 +335,7 @@ def _columns(owner: str, columns: tuple[int, ...] | None, box: Box) -> tuple[int
     return found
 
 
-def _own(kernel: Kernel, columns: tuple[int, ...], box: Box) -> OwnFunctions | None:
+def _own(kernel: Kernel, columns: tuple[int, ...], box: SineBox) -> OwnFunctions | None:
     """The functions that a kernel has of its own, if it has any."""
     sizes = tuple(box.sizes[d] for d in columns)
     rows = jax.ShapeDtypeStruct((1, len(columns)), box.dtype)
@@ -343,9 +343,11 @@ def _own(kernel: Kernel, columns: tuple[int, ...], box: Box) -> OwnFunctions | N
     return None if found is None else OwnFunctions(kernel, columns, sizes)
 
 
-def _product(summand: Summand, columns: list[tuple[int, ...]], own: list[OwnFunctions | None], box: Box) -> Term:
+def _product(
+    summand: Summand, columns: list[tuple[int, ...]], own: list[OwnFunctions | None], box: SineBox
+) -> SineTerm:
     factors = zip(summand.factors, columns, own, strict=True)
     found = tuple(
         Sines.of([(1.0, f.kernel)], c, box) if functions is None else functions for f, c, functions in factors
     )
-    return Term(summand.scale, found)
+    return SineTerm(summand.scale, found)

@@ -33,7 +33,7 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
-from numpyro_dgp.functions.weights import InducingPrior, Weights, project, whitened_values
+from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
@@ -216,7 +216,7 @@ class StateFunction(InducedFunction):
             M = len(s.times)
             at_rows.append(einsum("i,inm->nm", s.form.observation(), drawn[:, M:]))
             whitened.append(s.shocks(drawn[:, :M]).reshape(self.size, -1))
-        return project(weights, self._stack(at_rows)), project(weights, self._stack(whitened)).T
+        return matvec(weights, self._stack(at_rows)), matvec(weights, self._stack(whitened)).T
 
 
 def checked_times(owner: str, times: ArrayLike, *, in_order: bool = True) -> Any:
@@ -272,9 +272,9 @@ def merged(times: Any, others: Any) -> tuple[Any, Any]:
 class StateSpace:
     r"""Inducing states: a function of one input column is represented by itself and its derivatives at given times.
 
-    A kernel with d states (:class:`~numpyro_dgp.StateSpaceNormal` lists them) has M d whitened values, the shocks from
-    each state to the next. Given them, a value depends on the states around it only, and no matrix of the times is
-    factorised: the layer opens in O(M d^3), and draws of v or of whole functions become values at N inputs in
+    A kernel with d states (:class:`~numpyro_dgp.functions.StateSpaceNormal` lists them) has M d whitened values, the
+    shocks from each state to the next. Given them, a value depends on the states around it only, and no matrix of the
+    times is factorised: the layer opens in O(M d^3), and draws of v or of whole functions become values at N inputs in
     O((M + N) d^2). Gaussian q(v), inside ``dgp.ELBO``, build the features of all rows, N M d numbers, as ``Points`` do;
     for Matern 1/2 both are the same layer. With all inputs among the times the layer is the exact process, up to the
     jitter.
@@ -365,7 +365,7 @@ class StateSpaceNormal(DrawnFromWhite):
         >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_dgp as dgp
         >>> t = jnp.array([0.0, 0.1, 0.1, 2.0])
-        >>> d = dgp.StateSpaceNormal(dgp.kernels.Matern32(1.0, 2.0), t, noise=0.1)
+        >>> d = dgp.functions.StateSpaceNormal(dgp.kernels.Matern32(1.0, 2.0), t, noise=0.1)
         >>> y = jnp.array([1.0, 1.1, 0.9, -0.5])
         >>> print(f"{d.log_prob(y):.2f}")
         -1.84

@@ -38,7 +38,7 @@ __all__ = [
     "StandardNormal",
     "Weights",
     "in_block",
-    "project",
+    "matvec",
     "whitened_values",
 ]
 
@@ -205,7 +205,7 @@ class Belief(FieldsInOrder):
         return self.loc
 
 
-def project(v: Array, A: Array) -> Array:
+def matvec(v: Array, A: Array) -> Array:
     """Products of the rows of A, (N, M) or (P, N, M), with the rows of v, (P, M): shape (N, P)."""
     return matmul(A, v.T) if A.ndim == 2 else matmul(A, v[..., None])[..., 0].T
 
@@ -310,7 +310,7 @@ class DiagonalBelief(Belief):
         return jnp.square(self.scale)
 
     def spread(self, A: Array) -> Array:
-        return project(self.variance.reshape(-1, A.shape[-1]), jnp.square(A))
+        return matvec(self.variance.reshape(-1, A.shape[-1]), jnp.square(A))
 
     def spread_covariance(self, A: Array) -> Array:
         half = A * self.scale.reshape(-1, 1, A.shape[-1])

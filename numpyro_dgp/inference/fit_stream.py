@@ -129,7 +129,7 @@ def fit_stream(
         svi: a NumPyro ``SVI`` of a program inside ``dgp.minibatch``, and of a guide for that.
         rng_key: PRNG key; the same on all hosts.
         num_steps: total number of steps, those of an earlier, interrupted call included.
-        stream: the arguments of the program, batch by batch: a ``dgp.Stream``, or any ``dgp.BatchSource``.
+        stream: the arguments of the program, batch by batch: a ``dgp.Stream``, or any ``dgp.extend.BatchSource``.
         devices: the rows of a batch are split over them and parameters copied to each, ``jax.devices()`` for all; by
             default the first device does everything. On several hosts (``jax.distributed``) all run the same call.
         checkpoint: file to write every ``checkpoint_every`` steps and at the end, and to continue from if it exists.

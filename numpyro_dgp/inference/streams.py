@@ -24,7 +24,7 @@ class BatchSource(Protocol):
 
     Example:
         >>> import numpy as np
-        >>> from numpyro_dgp import BatchSource
+        >>> from numpyro_dgp.extend import BatchSource
         >>> class Simulated:
         ...     num_rows = 1_000_000
         ...

@@ -4,8 +4,8 @@ from numpyro_dgp._repr import public_dir
 from numpyro_dgp.kernels.base import ActiveDims, Constant, FromCallable, Kernel, Product, Sum, as_kernel
 from numpyro_dgp.kernels.brownian import Brownian, IntegratedBrownian
 from numpyro_dgp.kernels.categorical import Categorical, Embedding
-from numpyro_dgp.kernels.convolutional import Convolutional
-from numpyro_dgp.kernels.nonstationary import ArcCosine, ChangePoint, Gibbs, Linear, Polynomial, White
+from numpyro_dgp.kernels.convolutional import Convolutional, Patches
+from numpyro_dgp.kernels.nonstationary import ArcCosine, ChangePoint, GibbsRBF, Linear, Polynomial, White
 from numpyro_dgp.kernels.per_group import PerGroup
 from numpyro_dgp.kernels.periodic import Cosine, Periodic
 from numpyro_dgp.kernels.sphere import Chordal, GreatCircle, Zonal, ZonalKernel
@@ -33,7 +33,7 @@ __all__ = [
     "Cosine",
     "Embedding",
     "FromCallable",
-    "Gibbs",
+    "GibbsRBF",
     "GreatCircle",
     "IntegratedBrownian",
     "Kernel",
@@ -41,6 +41,7 @@ __all__ = [
     "Matern12",
     "Matern32",
     "Matern52",
+    "Patches",
     "PerGroup",
     "Periodic",
     "Polynomial",

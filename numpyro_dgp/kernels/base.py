@@ -138,8 +138,8 @@ class Covariance:
         raise ValueError(
             "expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, kernels of "
             f"labels, their sums, products and .on(...)), got {type(self).__name__}: pass "
-            "integrate=dgp.GaussHermite(20) for up to three input columns, or integrate=dgp.MonteCarlo(1000, key) for "
-            "any number; or define tilts(dims) on the kernel"
+            "integrate=dgp.likelihoods.GaussHermite(20) for up to three input columns, or "
+            "integrate=dgp.likelihoods.MonteCarlo(1000, key) for any number; or define tilts(dims) on the kernel"
         )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
@@ -226,7 +226,8 @@ class Kernel(Covariance):
     ``frequencies(key, ...)``    draws of functions on a ``dgp.Grid``; for subclasses of ``Stationary``,
                                  which have ``features`` from it
     ``series(X, sizes)``         ``dgp.Basis`` by functions of the kernel's own, where they are known
-    ``state_space(order)``       long series: layers on ``dgp.StateSpace``, exact regression by ``dgp.StateSpaceNormal``
+    ``state_space(order)``       long series: layers on ``dgp.StateSpace``, exact regression by
+                                 ``dgp.functions.StateSpaceNormal``
     ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
     ``check_inputs(X)``          an error where known inputs are none of the kernel's, such as labels out of range
     ============================ ========================================================================

@@ -47,7 +47,7 @@ class Patches:
     Example:
         >>> import jax.numpy as jnp
         >>> import numpyro_dgp as dgp
-        >>> patches = dgp.Patches(image=(3, 4), patch=(2, 2))
+        >>> patches = dgp.kernels.Patches(image=(3, 4), patch=(2, 2))
         >>> patches.grid, patches.count, patches.size
         ((2, 3), 6, 4)
         >>> print(patches(jnp.arange(12))[0])  # pixels 0 and 1 of the first line, and of the second
@@ -145,8 +145,8 @@ class Convolutional(Kernel):
     2 by 2 pixels.
 
     Inputs are images, rows of H W C numbers. The kernel of N and N' images costs N N' R^2 evaluations of that of g, in
-    blocks, so that they are never in memory together. ``dgp.InducingPatches`` needs only N M R of them and N R^2 for
-    the variances.
+    blocks, so that they are never in memory together. ``dgp.functions.InducingPatches`` needs only N M R of them and
+    N R^2 for the variances.
 
     Args:
         kernel: :math:`k_g`, a kernel of patches, rows of ``patches.size`` numbers.
@@ -154,13 +154,13 @@ class Convolutional(Kernel):
         weights: w (R,), of any sign; by default 1/R each, the mean of the responses.
 
     Raises:
-        ValueError: no kernel, no :class:`~numpyro_dgp.Patches`, other numbers of weights; where it is called, inputs
-            that are not rows of as many numbers as an image has.
+        ValueError: no kernel, no :class:`~numpyro_dgp.kernels.Patches`, other numbers of weights; where it is called,
+            inputs that are not rows of as many numbers as an image has.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
         >>> import numpyro_dgp as dgp
-        >>> k = dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.Patches(image=(1, 3), patch=(1, 2)))
+        >>> k = dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.kernels.Patches(image=(1, 3), patch=(1, 2)))
         >>> images = jnp.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])  # a step, and its mirror image
         >>> print(np.array(k(images, images)).round(3))
         [[0.803 0.645]
@@ -177,8 +177,8 @@ class Convolutional(Kernel):
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
         if not isinstance(self.patches, Patches):
             raise ValueError(
-                f"Convolutional: expected patches=dgp.Patches(image, patch), got {type(self.patches).__name__}: "
-                "Convolutional(RBF(), dgp.Patches((28, 28), (5, 5)))"
+                f"Convolutional: expected patches=dgp.kernels.Patches(image, patch), got {type(self.patches).__name__}"
+                ": Convolutional(RBF(), dgp.kernels.Patches((28, 28), (5, 5)))"
             )
         if self.weights is None:
             return
@@ -194,7 +194,8 @@ class Convolutional(Kernel):
         if np.shape(X)[-1:] == (self.patches.size,) != (self.patches.pixels,):
             raise ValueError(
                 f"kernel Convolutional: expected images of {self.patches.pixels} numbers, got patches, {np.shape(X)}: "
-                "as inducing inputs they are dgp.InducingPatches(Z); a layer on single patches has the kernel of these"
+                "as inducing inputs they are dgp.functions.InducingPatches(Z); a layer on single patches has the "
+                "kernel of these"
             )
         self.patches.require_images("kernel Convolutional", X)
 
@@ -259,7 +260,7 @@ def as_convolutional(kernel: Kernel) -> Convolutional | None:
 
     Example:
         >>> import numpyro_dgp as dgp
-        >>> k = dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.Patches((2, 2), (1, 1)))
+        >>> k = dgp.kernels.Convolutional(dgp.kernels.RBF(), dgp.kernels.Patches((2, 2), (1, 1)))
         >>> as_convolutional(2.0 * k).kernel.right, as_convolutional(k + k)
         (Constant(variance=2.0), None)
     """

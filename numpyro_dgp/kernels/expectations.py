@@ -42,7 +42,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, Term
 from numpyro_dgp.kernels.base import Factor, expand
 from numpyro_dgp.math.linalg import matmul, safe_sqrt
-from numpyro_dgp.math.matrix_ops import Dense, Diagonal
+from numpyro_dgp.math.matrix_ops import DenseOperations, DiagonalOperations
 from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo, white_nodes
 from numpyro_dgp.math.row_blocks import each_row, sum_symmetric
 
@@ -154,7 +154,7 @@ def _tilt(loc: Array, variance: Array, precision: Array, centres: Array) -> tupl
         covariance = variance - matmul(half.T, half)
         log_det = 2 * jnp.log(jnp.diagonal(L)).sum()
         square = jnp.square(jax.scipy.linalg.solve_triangular(L, (root * shift).T, lower=True)).sum(0)
-    ops = Diagonal if variance.ndim == 1 else Dense
+    ops = DiagonalOperations if variance.ndim == 1 else DenseOperations
     return -0.5 * (square + log_det), loc + ops.apply(covariance, precision * shift), covariance
 
 
@@ -164,7 +164,7 @@ def _moment(forms: Sequence[Array], mean: Array, covariance: Array) -> Array:
         return jnp.ones(mean.shape[:-1], mean.dtype)
     first, *rest = forms
     value = (first * mean).sum(-1) * _moment(rest, mean, covariance)
-    ops = Diagonal if covariance.ndim == 1 else Dense
+    ops = DiagonalOperations if covariance.ndim == 1 else DenseOperations
     for i, other in enumerate(rest):
         value = value + (first * ops.apply(covariance, other)).sum(-1) * _moment(
             rest[:i] + rest[i + 1 :], mean, covariance

@@ -24,7 +24,7 @@ from numpyro_dgp.kernels.sphere import ZonalKernel, extended, extended_direction
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.math.linalg import matmul
 
-__all__ = ["ArcCosine", "ChangePoint", "Gibbs", "Linear", "Polynomial", "White"]
+__all__ = ["ArcCosine", "ChangePoint", "GibbsRBF", "Linear", "Polynomial", "White"]
 
 
 @pytree
@@ -360,7 +360,7 @@ class ChangePoint(Kernel):
 
 
 @pytree
-class Gibbs(Kernel):
+class GibbsRBF(Kernel):
     r"""An RBF with a lengthscale at every input, :math:`\ell_d(x) = \ell_d\, e^{s_d(x)}`:
 
     .. math:: k = \sigma^2 \prod_d \sqrt{\frac{2\,\ell_d(x)\,\ell_d(x')}{\ell_d(x)^2 + \ell_d(x')^2}}\;
@@ -369,7 +369,7 @@ class Gibbs(Kernel):
     The variance stays the same everywhere. Inputs are the columns [x, s]: D places, and behind them the log factors s
     of the lengthscales, one for all places or one for each. Any numbers s give a valid kernel. Those of another layer
     are put beside x by the program, ``s = sample("s", scale(X))`` and ``f(concatenate([X, s], -1))``, and inducing
-    inputs then have a factor of their own. A function of x is ``Transformed(Gibbs(), lambda X:
+    inputs then have a factor of their own. A function of x is ``Transformed(GibbsRBF(), lambda X:
     concatenate([X, log_factor(X)], -1))``.
 
     Random features have frequencies from a Cauchy distribution; their variance grows with the ratio of
@@ -386,11 +386,11 @@ class Gibbs(Kernel):
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
-        >>> from numpyro_dgp.kernels import Gibbs
+        >>> from numpyro_dgp.kernels import GibbsRBF
         >>> x = jnp.array([[0.0], [0.5], [1.0]])
         >>> s = jnp.log(0.5 + x)  # lengthscales 0.5, 1 and 1.5
         >>> X = jnp.concatenate([x, s], -1)
-        >>> print(np.array(Gibbs()(X[:1], X)).round(3))
+        >>> print(np.array(GibbsRBF()(X[:1], X)).round(3))
         [[1.    0.732 0.519]]
 
     Source: Gibbs (1997), with the lengthscales of all columns functions of all of x.
@@ -403,16 +403,16 @@ class Gibbs(Kernel):
     def __post_init__(self) -> None:
         require_number(self, "variance")
         require_positive_array(self, "lengthscale")
-        require_count("Gibbs", "places", self.places, "X.shape[-1]")
+        require_count("GibbsRBF", "places", self.places, "X.shape[-1]")
 
     def _checked_lengthscale(self, X: Array) -> Number:
         """The lengthscale, where it fits to inputs (..., N, D + 1) or (..., N, 2 D)."""
         D = self.places
         if X.shape[-1] not in (D + 1, 2 * D):
             raise ValueError(
-                f"kernel Gibbs: expected {D} column(s) of places and 1{'' if D == 1 else f' or {D}'} of log factors of "
-                f"lengthscales behind them, got inputs of shape {X.shape}: jnp.concatenate([X, s], -1), and "
-                "Gibbs(places=X.shape[-1])"
+                f"kernel GibbsRBF: expected {D} column(s) of places and 1{'' if D == 1 else f' or {D}'} of log factors "
+                f"of lengthscales behind them, got inputs of shape {X.shape}: jnp.concatenate([X, s], -1), and "
+                "GibbsRBF(places=X.shape[-1])"
             )
         return by_column(self, "lengthscale", D)
 

@@ -1,1 +1,9 @@
-"""Distributions of y given function values, and their integrals."""
+"""Likelihoods beside ``dgp.Likelihood``: of several classes and of missing entries; how they are integrated."""
+
+from numpyro_dgp._repr import public_dir
+from numpyro_dgp.likelihoods.missing import missing
+from numpyro_dgp.likelihoods.multiclass import OneVsEach, RobustMax
+from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo
+
+__all__ = ["GaussHermite", "MonteCarlo", "OneVsEach", "RobustMax", "missing"]
+__dir__ = public_dir(globals())

@@ -363,8 +363,8 @@ def choose_rule(
     """
     if integrate is not None and not isinstance(integrate, GaussHermite | MonteCarlo):
         raise ValueError(
-            f"Likelihood: expected integrate=dgp.GaussHermite(n) or dgp.MonteCarlo(n), got {type(integrate).__name__}: "
-            "20 nodes are dgp.GaussHermite(20)"
+            f"Likelihood: expected integrate=dgp.likelihoods.GaussHermite(n) or dgp.likelihoods.MonteCarlo(n), got "
+            f"{type(integrate).__name__}: 20 nodes are dgp.likelihoods.GaussHermite(20)"
         )
     if reading.mixes is None:
         return with_key(integrate or GaussHermite())
@@ -373,13 +373,14 @@ def choose_rule(
     if isinstance(integrate, GaussHermite):
         raise ValueError(
             f"Likelihood: expected a conditional in which a number of y sees {MOST_DIRECTIONS} numbers of v at most "
-            f"for GaussHermite, got {reading.family}, which {reading.mixes}: use integrate=dgp.MonteCarlo(n)"
+            f"for GaussHermite, got {reading.family}, which {reading.mixes}: use "
+            "integrate=dgp.likelihoods.MonteCarlo(n)"
         )
     rule = with_key(integrate or MonteCarlo())
     if integrate is None and not exact:
         _warn(
             f"Likelihood: {reading.family} {reading.mixes}, so its expectation is taken by {rule.size} Monte-Carlo "
-            "draws per step; say integrate=dgp.MonteCarlo(n) to choose their number and silence this"
+            "draws per step; say integrate=dgp.likelihoods.MonteCarlo(n) to choose their number and silence this"
             + ("" if reading.shared is None else f". Rows are drawn one by one: it {reading.shared.how}")
         )
     return rule

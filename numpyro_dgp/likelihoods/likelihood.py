@@ -95,7 +95,7 @@ class Likelihood(FieldsInOrder):
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
         observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
-            in densities, whatever number stands there, and are predicted as all are. ``dgp.missing(data)``
+            in densities, whatever number stands there, and are predicted as all are. ``dgp.likelihoods.missing(data)``
             makes both from data with gaps. ``None`` for all.
 
     Raises:
@@ -114,7 +114,8 @@ class Likelihood(FieldsInOrder):
         >>> import jax.numpy as jnp
         >>> import numpyro.distributions as dist
         >>> from numpyro_dgp.functions.function_values import FunctionValues
-        >>> from numpyro_dgp import Likelihood, MonteCarlo
+        >>> from numpyro_dgp import Likelihood
+        >>> from numpyro_dgp.likelihoods import MonteCarlo
         >>> f_x = FunctionValues(jnp.zeros(3), jnp.ones(3), event_dim=0)
         >>> y = Likelihood(f_x, lambda v: dist.Normal(v, 0.5))
         >>> print(y.log_prob(jnp.zeros(3)).round(3), y.log_marginal(jnp.zeros(3)).round(3))

@@ -41,7 +41,7 @@ def missing(y: Any) -> tuple[Array, Array]:
     Example:
         >>> import numpy as np
         >>> import numpyro_dgp as dgp
-        >>> y, observed = dgp.missing(np.array([[1.0, np.nan], [np.nan, 2.0], [3.0, 4.0]]))
+        >>> y, observed = dgp.likelihoods.missing(np.array([[1.0, np.nan], [np.nan, 2.0], [3.0, 4.0]]))
         >>> print(y)
         [[1. 2.]
          [1. 2.]
@@ -88,7 +88,7 @@ def observed_entries(observed: ArrayLike, example: dist.Distribution) -> Array:
     if dtype != jnp.bool_:
         raise ValueError(
             f"Likelihood: expected observed as booleans, True where y has a value, got {dtype}: y, observed = "
-            "dgp.missing(y) gives both, from NaN, None or a masked array"
+            "dgp.likelihoods.missing(y) gives both, from NaN, None or a masked array"
         )
     batch, event = tuple(example.batch_shape), tuple(example.event_shape)
     shape, numbers = np.shape(observed), elementwise(example)
@@ -124,7 +124,7 @@ def with_entries(value: ArrayLike, observed: Array, conditional: dist.Distributi
     if np.broadcast_shapes(observed.shape[-len(full) :], full) != full or observed.ndim > len(full):
         raise ValueError(
             f"Likelihood: expected observed to have the rows of the observations, shape {np.shape(value)}, got "
-            f"{observed.shape}: y, observed = dgp.missing(y)"
+            f"{observed.shape}: y, observed = dgp.likelihoods.missing(y)"
         )
     support: Any = conditional.support
     try:

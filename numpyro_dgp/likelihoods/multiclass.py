@@ -50,11 +50,11 @@ class RobustMax(FieldsInOrder):
         >>> import numpyro_dgp as dgp
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.functions.function_values import FunctionValues
-        >>> from numpyro_dgp import RobustMax
+        >>> from numpyro_dgp.likelihoods import RobustMax
         >>> print(RobustMax(jnp.array([0.3, 2.0, -1.0]), epsilon=0.5).probs)
         [0.25 0.5  0.25]
         >>> f_x = FunctionValues(jnp.array([[0.3, 2.0, -1.0]]), jnp.ones((1, 3)))
-        >>> likelihood = dgp.Likelihood(f_x, lambda v: dgp.RobustMax(v, 0.1))
+        >>> likelihood = dgp.Likelihood(f_x, lambda v: dgp.likelihoods.RobustMax(v, 0.1))
         >>> likelihood
         Likelihood(RobustMax, own integral)
         >>> print(f"{likelihood.log_marginal(jnp.array([1]))[0]:.2f}")
@@ -145,9 +145,9 @@ class OneVsEach(FieldsInOrder, dist.CategoricalLogits):
         >>> import numpyro_dgp as dgp
         >>> from numpyro_dgp.functions.function_values import FunctionValues
         >>> f_x = FunctionValues(jnp.array([[0.3, 2.0, -1.0]]), jnp.full((1, 3), 1e-9))
-        >>> print(dgp.Likelihood(f_x, dgp.OneVsEach).log_prob(jnp.array([1])).round(3))
+        >>> print(dgp.Likelihood(f_x, dgp.likelihoods.OneVsEach).log_prob(jnp.array([1])).round(3))
         [-0.216]
-        >>> print(dgp.OneVsEach(f_x.loc).log_prob(jnp.array([1])).round(3))  # the softmax
+        >>> print(dgp.likelihoods.OneVsEach(f_x.loc).log_prob(jnp.array([1])).round(3))  # the softmax
         [-0.209]
 
     Source: Titsias (2016), section 2.

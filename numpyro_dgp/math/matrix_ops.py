@@ -11,7 +11,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.math.whitening import inverse_factor, inverse_lower
 
-__all__ = ["Dense", "Diagonal"]
+__all__ = ["DenseOperations", "DiagonalOperations"]
 
 
 def _divided_difference(a: Array, b: Array) -> Array:
@@ -56,7 +56,7 @@ def _spectral(
     return apply
 
 
-class Dense:
+class DenseOperations:
     """The operations for matrices (..., n, n) and vectors (..., n)."""
 
     exp = staticmethod(_spectral(jnp.exp, _divided_difference))
@@ -110,7 +110,7 @@ class Dense:
         return R * jnp.sign(jnp.diagonal(R, axis1=-2, axis2=-1))[..., None, :]
 
 
-class Diagonal:
+class DiagonalOperations:
     """The operations for standard deviations (..., n), number by number."""
 
     exp = staticmethod(jnp.exp)

@@ -39,7 +39,7 @@ __all__ = [
     "MonteCarlo",
     "Nodes",
     "ProductGrid",
-    "Rule",
+    "QuadratureRule",
     "shifted_normals",
     "sobol_points",
     "white_nodes",
@@ -62,7 +62,7 @@ class Nodes(NamedTuple):
         return logsumexp(log_values + self.log_weights.reshape(shape), axis=0)
 
 
-class Rule(Protocol):
+class QuadratureRule(Protocol):
     """What integrates a function of independent Gaussians."""
 
     def nodes(self, loc: Array, variance: Array) -> Nodes:
@@ -94,7 +94,7 @@ class GaussHermite:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp import GaussHermite
+        >>> from numpyro_dgp.likelihoods import GaussHermite
         >>> nodes = GaussHermite(3).nodes(jnp.array(1.0), jnp.array(4.0))
         >>> print(nodes.mean(nodes.points**2).round(3))  # 1 + 4
         5.0
@@ -126,7 +126,7 @@ class MonteCarlo:
     Example:
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp import MonteCarlo
+        >>> from numpyro_dgp.likelihoods import MonteCarlo
         >>> nodes = MonteCarlo(100_000, jax.random.key(0)).nodes(jnp.zeros(2), jnp.array([1.0, 3.0]))
         >>> nodes.points.shape, bool(abs(nodes.mean(nodes.points.sum(-1) ** 2) - 4) < 0.1)  # 1 + 3
         ((100000, 2), True)
@@ -168,7 +168,7 @@ def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) ->
     if rule.size**dims > _MOST_NODES:
         raise ValueError(
             f"expected at most {_MOST_NODES} nodes, got {rule.size}^{dims} for {dims} input columns: use fewer nodes, "
-            "or integrate=dgp.MonteCarlo(1000, key)"
+            "or integrate=dgp.likelihoods.MonteCarlo(1000, key)"
         )
     nodes = rule.nodes(jnp.zeros((), dtype), jnp.ones((), dtype))
     points, log_weights = (jnp.stack([g.ravel() for g in jnp.meshgrid(*[a] * dims, indexing="ij")], -1) for a in nodes)

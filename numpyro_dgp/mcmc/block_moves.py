@@ -1,4 +1,4 @@
-"""What a move of a block of sites is, and what it is given: the parts that ``dgp.Gibbs`` is put together from."""
+"""What a move of a block of sites is, and what it is given: the parts that ``dgp.mcmc.Gibbs`` is put together from."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["Block", "Given", "Move", "Priors", "SliceState", "Untuned", "Update"]
+__all__ = ["Block", "BlockTarget", "Move", "Priors", "SliceState", "Untuned", "Update"]
 
 # Values by site, on the unconstrained scale.
 Block: TypeAlias = dict[str, Array]
 Priors: TypeAlias = dict[str, dist.Distribution]
 
 
-class Given(NamedTuple):
+class BlockTarget(NamedTuple):
     """The target of a block, given the values of all others.
 
     Args:
@@ -32,10 +32,10 @@ class Given(NamedTuple):
 class Move(Protocol):
     """A transition of the values of a block that leaves their conditional distribution as it is."""
 
-    def start(self, key: Array, z: Block, num_warmup: int, given: Given) -> Any:
+    def start(self, key: Array, z: Block, num_warmup: int, given: BlockTarget) -> Any:
         """The first state: a tuple with the fields ``evaluations`` and ``gradients``, counts of the last move."""
 
-    def move(self, key: Array, state: Any, z: Block, energy: Array, given: Given) -> tuple[Any, Block, Array]:
+    def move(self, key: Array, state: Any, z: Block, energy: Array, given: BlockTarget) -> tuple[Any, Block, Array]:
         """The next state, values and negative log density."""
 
     def describe(self, state: Any) -> str:
@@ -69,5 +69,5 @@ class Untuned:
         """Itself."""
         return self
 
-    def start(self, key: Array, z: Block, num_warmup: int, given: Given) -> SliceState:
+    def start(self, key: Array, z: Block, num_warmup: int, given: BlockTarget) -> SliceState:
         return SliceState(jnp.zeros((), int), jnp.zeros((), int))

@@ -98,7 +98,7 @@ class NonCentered(Reparam):
     standard normal, and ``name`` becomes a deterministic site. Values of a ``dgp.projection`` have no variance and need
     no ``"<name>_white"``.
 
-    ``handlers.reparam(model, config={"h": dgp.NonCentered()})`` for one layer, ``dgp.for_mcmc(model)`` for all.
+    ``handlers.reparam(model, config={"h": dgp.mcmc.NonCentered()})`` for one layer, ``dgp.for_mcmc(model)`` for all.
 
     Raises:
         ValueError: the site does not hold function values.
@@ -111,7 +111,7 @@ class NonCentered(Reparam):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::2]))
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("h", f(X, noise=0.1))
-        >>> program = numpyro.handlers.reparam(model, config={"h": dgp.NonCentered()})
+        >>> program = numpyro.handlers.reparam(model, config={"h": dgp.mcmc.NonCentered()})
         >>> sites = numpyro.handlers.trace(numpyro.handlers.seed(program, 0)).get_trace(jnp.linspace(0, 1, 4)[:, None])
         >>> [(name, site["type"]) for name, site in sites.items() if name.startswith("h")]
         [('h_white', 'sample'), ('h', 'deterministic')]
@@ -156,7 +156,7 @@ def for_mcmc(
     ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
     errors for programs of which NUTS would sample the wrong distribution without a warning. Nothing tells a bare
     program that NUTS runs it and not an autoguide, so that chains of hidden layers as they are get their warning from
-    ``dgp.to_arviz`` only.
+    ``dgp.diagnostics.to_arviz`` only.
 
     **Integrated layers.** The inducing values v of a layer that only Gaussian likelihoods see, as in
     ``dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))``, are integrated in closed form given all other sites,

@@ -1,8 +1,8 @@
 """Gibbs sampling of programs: Gaussian blocks by elliptical slices, the rest by NUTS.
 
-Which sites of a program ``dgp.Gibbs`` moves together, and how: defaults, and what the user says instead.
+Which sites of a program ``dgp.mcmc.Gibbs`` moves together, and how: defaults, and what the user says instead.
 
-The state of chains of ``dgp.Gibbs``.
+The state of chains of ``dgp.mcmc.Gibbs``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from numpyro_dgp._checks import with_nearest
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import StandardNormal
-from numpyro_dgp.mcmc.block_moves import Block, Given, Move, Priors, Update
+from numpyro_dgp.mcmc.block_moves import Block, BlockTarget, Move, Priors, Update
 from numpyro_dgp.mcmc.for_mcmc import Collapse, prepared
 from numpyro_dgp.mcmc.gaussian_blocks import Latents, latents, priors_at
 from numpyro_dgp.mcmc.program_kernel import ProgramKernel, first_position, for_chains, split_keys
 from numpyro_dgp.mcmc.slices import EllipticalSlice
-from numpyro_dgp.mcmc.trajectories import NUTS
+from numpyro_dgp.mcmc.trajectories import BlockNUTS
 
 __all__ = ["Gibbs", "GibbsState", "PlannedBlock", "planned", "require_updates"]
 
@@ -54,7 +54,7 @@ def require_updates(blocks: Any, rest: Any) -> _Chosen:
     if not isinstance(blocks, Mapping | None):
         raise ValueError(
             f"Gibbs: expected blocks as a dict of updates by site, got {type(blocks).__name__}: "
-            'blocks={"h": dgp.updates.EllipticalSlice()}'
+            'blocks={"h": dgp.mcmc.EllipticalSlice()}'
         )
     chosen = {(sites,) if isinstance(sites, str) else tuple(sites): update for sites, update in (blocks or {}).items()}
     for sites, update in chosen.items():
@@ -63,7 +63,7 @@ def require_updates(blocks: Any, rest: Any) -> _Chosen:
     if isinstance(rest, EllipticalSlice):
         raise ValueError(
             "Gibbs: expected rest to be an update of any site, got EllipticalSlice, which needs Gaussian priors: "
-            "dgp.updates.NUTS() or dgp.updates.Slice()"
+            "dgp.mcmc.BlockNUTS() or dgp.mcmc.Slice()"
         )
     return chosen
 
@@ -72,8 +72,8 @@ def _require_update(where: str, update: Any) -> None:
     if isinstance(update, type) or not isinstance(update, Update):
         got = f"the class {update.__name__}" if isinstance(update, type) else type(update).__name__
         raise ValueError(
-            f"Gibbs: expected an update {where}, got {got}: dgp.updates.NUTS(), dgp.updates.Slice(), or for "
-            "Gaussian sites dgp.updates.EllipticalSlice()"
+            f"Gibbs: expected an update {where}, got {got}: dgp.mcmc.BlockNUTS(), dgp.mcmc.Slice(), or for "
+            "Gaussian sites dgp.mcmc.EllipticalSlice()"
         )
 
 
@@ -134,7 +134,7 @@ def _require_gaussian(found: Latents, sites: tuple[str, ...]) -> None:
     if others := [name for name in sites if name not in found.gaussian]:
         raise ValueError(
             f"Gibbs: expected sites with a Gaussian prior for EllipticalSlice, got {others[0]!r}: use "
-            "dgp.updates.Slice() or dgp.updates.NUTS()"
+            "dgp.mcmc.Slice() or dgp.mcmc.BlockNUTS()"
         )
     if len(sites) > 1 and (others := [name for name in sites if name not in found.standard]):
         raise ValueError(
@@ -144,7 +144,7 @@ def _require_gaussian(found: Latents, sites: tuple[str, ...]) -> None:
 
 
 class GibbsState(NamedTuple):
-    """State of ``dgp.Gibbs``; names in ``extra_fields`` of ``MCMC.run``.
+    """State of ``dgp.mcmc.Gibbs``; names in ``extra_fields`` of ``MCMC.run``.
 
     Args:
         z: values in unconstrained space.
@@ -196,8 +196,8 @@ class Gibbs(ProgramKernel):
         params: values for its ``numpyro.param`` sites, for example ``svi_result.params``.
         blocks: updates by site, or by several sites that move together; a layer may be given by the name of its hidden
             values. Sites not named here are blocks as said above.
-        rest: the update of all sites that are no blocks, :class:`~numpyro_dgp.updates.NUTS` or
-            :class:`~numpyro_dgp.updates.Slice`.
+        rest: the update of all sites that are no blocks, :class:`~numpyro_dgp.mcmc.BlockNUTS` or
+            :class:`~numpyro_dgp.mcmc.Slice`.
         noncentered: put the values of layers in the form of :class:`NonCentered`. With ``False``, hyperparameters of a
             layer move given its values: for exact layers only, those of sparse layers would hardly move.
         collapse: integrate layers, as in :func:`for_mcmc`: wherever that is possible (``"auto"``), nowhere (``False``),
@@ -221,9 +221,9 @@ class Gibbs(ProgramKernel):
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
         >>> X = jnp.linspace(0, 1, 12)[:, None]
-        >>> dgp.Gibbs(model, blocks={"f": dgp.updates.Slice()}, collapse=False)
+        >>> dgp.mcmc.Gibbs(model, blocks={"f": dgp.mcmc.Slice()}, collapse=False)
         Gibbs(model=for_mcmc(model=model, collapse=False), blocks={('f',): Slice()})
-        >>> mcmc = MCMC(dgp.Gibbs(model), num_warmup=0, num_samples=20, progress_bar=False)
+        >>> mcmc = MCMC(dgp.mcmc.Gibbs(model), num_warmup=0, num_samples=20, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
         >>> mcmc.get_samples()["f"].shape
         (20, 3)
@@ -237,7 +237,7 @@ class Gibbs(ProgramKernel):
         params: Mapping[str, Array] | None = None,
         *,
         blocks: Blocks | None = None,
-        rest: Update = NUTS(),
+        rest: Update = BlockNUTS(),
         noncentered: bool = True,
         collapse: Collapse = "auto",
         init_strategy: Callable[..., Any] = init_to_uniform,
@@ -320,7 +320,7 @@ class Gibbs(ProgramKernel):
             diverging = diverging | getattr(states[label], "diverging", False)
         return GibbsState(z, energy, states, evaluations, gradients, diverging, rng_key)
 
-    def _given(self, label: str, z: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
+    def _given(self, label: str, z: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockTarget:
         """The target of a block at the values of the others in z."""
         run = self._begun()
         block = run.blocks[label]
@@ -332,4 +332,4 @@ class Gibbs(ProgramKernel):
         else:
             priors = priors_at(self._bound(args, kwargs), run.postprocess(*args, **kwargs)(z), block.sites)
         potential = run.potential(*args, **kwargs)
-        return Given(lambda own: potential(z | own), priors)
+        return BlockTarget(lambda own: potential(z | own), priors)

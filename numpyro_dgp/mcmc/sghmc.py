@@ -318,7 +318,7 @@ class SGHMC(ProgramKernel):
         ...         likelihood = dgp.Likelihood(f(X[rows]), lambda v: dist.Normal(v, 0.1))
         ...         numpyro.sample("y", likelihood, obs=y[rows])
         >>> X = jnp.linspace(0, 1, 100)[:, None]
-        >>> kernel = dgp.SGHMC(model, step_size=0.05, friction=0.05)
+        >>> kernel = dgp.mcmc.SGHMC(model, step_size=0.05, friction=0.05)
         >>> mcmc = MCMC(kernel, num_warmup=100, num_samples=200, thinning=10, progress_bar=False)
         >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]), 20)
         >>> mcmc.get_samples()["f"].shape

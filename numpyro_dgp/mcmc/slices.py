@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro_dgp._checks import require_count, require_positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.mcmc.block_moves import Block, Given, Priors, SliceState, Untuned
+from numpyro_dgp.mcmc.block_moves import Block, BlockTarget, Priors, SliceState, Untuned
 
 __all__ = ["EllipticalSlice", "Slice", "elliptical_slice"]
 
@@ -109,7 +109,7 @@ def _log_prob(prior: dist.Distribution, value: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class EllipticalSlice(Untuned):
-    r"""Elliptical slice sampling of sites that are Gaussian a priori, together: for blocks of ``dgp.Gibbs``.
+    r"""Elliptical slice sampling of sites that are Gaussian a priori, together: for blocks of ``dgp.mcmc.Gibbs``.
 
     No step size, no gradient, always a new point. Suited to inducing values, non-centred hidden values, values of exact
     layers and Gaussian latents; several sites in one block must be standard normal a priori, as the sites of
@@ -122,8 +122,8 @@ class EllipticalSlice(Untuned):
         ValueError: ``repeat`` that is not a positive integer.
 
     Example:
-        >>> from numpyro_dgp import updates
-        >>> updates.EllipticalSlice(repeat=3)
+        >>> from numpyro_dgp.mcmc import EllipticalSlice
+        >>> EllipticalSlice(repeat=3)
         EllipticalSlice(repeat=3)
 
     Source: Murray et al. (2010).
@@ -137,7 +137,7 @@ class EllipticalSlice(Untuned):
         require_count("EllipticalSlice", "repeat", self.repeat, "1")
 
     def move(
-        self, key: Array, state: SliceState, z: Block, energy: Array, given: Given
+        self, key: Array, state: SliceState, z: Block, energy: Array, given: BlockTarget
     ) -> tuple[SliceState, Block, Array]:
         def once(carry: tuple[Block, Array, Array], key: Array) -> tuple[tuple[Block, Array, Array], None]:
             moved, new, tries = elliptical_slice(key, carry[0], carry[1], given.density, given.priors)
@@ -166,7 +166,7 @@ class _LineSearch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Untuned):
-    """Slice sampling of one number after another, on the unconstrained scale: for blocks of ``dgp.Gibbs``.
+    """Slice sampling of one number after another, on the unconstrained scale: for blocks of ``dgp.mcmc.Gibbs``.
 
     No gradient and no tuning: the bracket steps out from ``width`` to the slice and shrinks to it. For a few
     hyperparameters, and for densities without a gradient.
@@ -178,8 +178,8 @@ class Slice(Untuned):
         ValueError: a width that is not positive.
 
     Example:
-        >>> from numpyro_dgp import updates
-        >>> updates.Slice(width=0.5)
+        >>> from numpyro_dgp.mcmc import Slice
+        >>> Slice(width=0.5)
         Slice(width=0.5)
 
     Source: Neal (2003).
@@ -193,7 +193,7 @@ class Slice(Untuned):
         require_positive("Slice", "width", self.width, "try 1.0")
 
     def move(
-        self, key: Array, state: SliceState, z: Block, energy: Array, given: Given
+        self, key: Array, state: SliceState, z: Block, energy: Array, given: BlockTarget
     ) -> tuple[SliceState, Block, Array]:
         flat, unravel = ravel_pytree(z)
 

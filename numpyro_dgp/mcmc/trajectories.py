@@ -14,13 +14,13 @@ from numpyro.infer.hmc import hmc
 from numpyro_dgp._checks import require_count, require_positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.mcmc.block_moves import Block, Given
+from numpyro_dgp.mcmc.block_moves import Block, BlockTarget
 
-__all__ = ["NUTS", "TrajectoryState"]
+__all__ = ["BlockNUTS", "TrajectoryState"]
 
 
 class TrajectoryState(NamedTuple):
-    """The state of a block that moves by NUTS.
+    """The state of a block that moves by BlockNUTS.
 
     Args:
         hmc: NumPyro's ``HMCState``.
@@ -36,8 +36,8 @@ class TrajectoryState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class NUTS:
-    """NumPyro's NUTS, for hyperparameters and whatever else has no Gaussian prior: for blocks of ``dgp.Gibbs``.
+class BlockNUTS:
+    """NumPyro's NUTS, for hyperparameters and whatever else has no Gaussian prior: for blocks of ``dgp.mcmc.Gibbs``.
 
     Step size and mass are adapted in the warm-up of the chain.
 
@@ -52,9 +52,9 @@ class NUTS:
             integer.
 
     Example:
-        >>> from numpyro_dgp import updates
-        >>> updates.NUTS(dense_mass=True)
-        NUTS(dense_mass=True)
+        >>> from numpyro_dgp.mcmc import BlockNUTS
+        >>> BlockNUTS(dense_mass=True)
+        BlockNUTS(dense_mass=True)
 
     Source: Hoffman and Gelman (2014).
     """
@@ -67,12 +67,12 @@ class NUTS:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("NUTS", "step_size", self.step_size, "try 1.0")
-        require_count("NUTS", "max_tree_depth", self.max_tree_depth, "10")
+        require_positive("BlockNUTS", "step_size", self.step_size, "try 1.0")
+        require_count("BlockNUTS", "max_tree_depth", self.max_tree_depth, "10")
         if not isinstance(self.target_accept_prob, Real) or not 0 < self.target_accept_prob < 1:
             raise ValueError(
-                f"NUTS: expected 0 < target_accept_prob < 1, got {self.target_accept_prob!r}: try 0.8, or 0.95 where "
-                "trajectories diverge"
+                f"BlockNUTS: expected 0 < target_accept_prob < 1, got {self.target_accept_prob!r}: try 0.8, or 0.95 "
+                "where trajectories diverge"
             )
 
     def open(self) -> Trajectories:
@@ -82,7 +82,7 @@ class NUTS:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectories:
-    """The move of :class:`NUTS`.
+    """The move of :class:`BlockNUTS`.
 
     Args:
         settings: of it.
@@ -90,17 +90,17 @@ class Trajectories:
         step: NumPyro's function that goes on.
     """
 
-    settings: NUTS
+    settings: BlockNUTS
     first: Callable[..., Any]
     step: Callable[..., Any]
 
-    def start(self, key: Array, z: Block, num_warmup: int, given: Given) -> TrajectoryState:
+    def start(self, key: Array, z: Block, num_warmup: int, given: BlockTarget) -> TrajectoryState:
         options = dataclasses.asdict(self.settings)
         state = self.first(z, num_warmup, **options, model_args=(given.density,), rng_key=key)
         return TrajectoryState(state, jnp.zeros((), int), jnp.zeros((), int), state.diverging)
 
     def move(
-        self, key: Array, state: TrajectoryState, z: Block, energy: Array, given: Given
+        self, key: Array, state: TrajectoryState, z: Block, energy: Array, given: BlockTarget
     ) -> tuple[TrajectoryState, Block, Array]:
         energy, slope = jax.value_and_grad(given.density)(z)
         here = state.hmc._replace(z=z, potential_energy=energy, z_grad=slope, rng_key=key)

@@ -45,7 +45,7 @@ from numpyro_dgp.analysis.program import structure
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind
 from numpyro_dgp.guides import Guide
 from numpyro_dgp.guides.record import record_of
-from numpyro_dgp.math.matrix_ops import Dense, Diagonal
+from numpyro_dgp.math.matrix_ops import DenseOperations, DiagonalOperations
 
 __all__ = [
     "Coordinates",
@@ -129,7 +129,7 @@ def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: b
     """
     for name in (source, target):
         require_coordinates("convert", name)
-    ops = Diagonal if diagonal else Dense
+    ops = DiagonalOperations if diagonal else DenseOperations
     return pair if source == target else _to(target, *_from(source, *pair, ops), ops)
 
 
@@ -147,7 +147,7 @@ def sample(
     """
     m, R = convert(pair, source, "mean/sqrt", diagonal=diagonal)
     white = jax.random.normal(key, (*sample_shape, *m.shape), m.dtype)
-    return m + (Diagonal if diagonal else Dense).apply(R, white)
+    return m + (DiagonalOperations if diagonal else DenseOperations).apply(R, white)
 
 
 def natural_gradient(
@@ -194,7 +194,7 @@ def natural_step(
 
     Source: Salimbeni (2020), equation 3.10; the derivative of a Cholesky factor is that of Murray (2016).
     """
-    ops = Diagonal if diagonal else Dense
+    ops = DiagonalOperations if diagonal else DenseOperations
     (m, R), (slope_m, slope_R) = pair, gradient
     slope = ops.apply(ops.transpose(R), slope_m), ops.slope_of_gram(R, slope_R)
     start = jnp.zeros_like(m), ops.like_identity(-0.5, R)

@@ -1,4 +1,4 @@
-"""Figures of a fitted program. Import it by name, ``from numpyro_dgp import plots``: it needs matplotlib.
+"""Figures of a fitted program, which need matplotlib.
 
 Every function returns the figure, or draws into ``ax`` where one is given.
 """

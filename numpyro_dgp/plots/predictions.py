@@ -41,9 +41,9 @@ def fit(
 
     Example:
         >>> import numpy as np
-        >>> from numpyro_dgp import Mixture, plots
+        >>> from numpyro_dgp import densities, plots
         >>> x = np.linspace(0, 1, 20)
-        >>> prediction = Mixture(np.sin(x)[None], np.full((1, 20), 0.1))  # means and variances (S, N), S = 1
+        >>> prediction = densities.Mixture(np.sin(x)[None], np.full((1, 20), 0.1))  # means and variances (S, N), S = 1
         >>> plots.fit(x, prediction, data=(x, np.sin(x))).axes[0].get_ylabel()
         'y'
     """
@@ -84,9 +84,9 @@ def observed(y: ArrayLike, prediction: Mixture, *, ax: Axes | None = None) -> Fi
 
     Example:
         >>> import numpy as np
-        >>> from numpyro_dgp import Mixture, plots
+        >>> from numpyro_dgp import densities, plots
         >>> x = np.linspace(0, 1, 20)
-        >>> prediction = Mixture(np.sin(x)[None], np.full((1, 20), 0.1))  # means and variances (S, N), S = 1
+        >>> prediction = densities.Mixture(np.sin(x)[None], np.full((1, 20), 0.1))  # means and variances (S, N), S = 1
         >>> plots.observed(np.sin(x), prediction).axes[0].get_ylabel()
         'observed'
     """
@@ -94,7 +94,7 @@ def observed(y: ArrayLike, prediction: Mixture, *, ax: Axes | None = None) -> Fi
     if mean.ndim != 1:
         raise ValueError(
             f"plots.observed: expected the prediction of one output, shape (N,), got {mean.shape}: show outputs one by "
-            "one, dgp.Mixture(prediction.means[..., p], prediction.variances[..., p])"
+            "one, dgp.densities.Mixture(prediction.means[..., p], prediction.variances[..., p])"
         )
     values = known("plots.observed", "y", y, len(mean))
     ax = open_axes(ax)
@@ -212,8 +212,8 @@ def _moments(owner: str, prediction: Mixture) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a prediction, checked."""
     if not isinstance(prediction, Mixture):
         raise ValueError(
-            f"{owner}: expected a dgp.Mixture, got {type(prediction).__name__}: posterior.predict(key, X) gives one, "
-            "of one Gaussian per input it is dgp.Mixture(mean[None], variance[None])"
+            f"{owner}: expected a dgp.densities.Mixture, got {type(prediction).__name__}: posterior.predict(key, X) "
+            "gives one, of one Gaussian per input it is dgp.densities.Mixture(mean[None], variance[None])"
         )
     mean, variance = np.asarray(prediction.mean), np.asarray(prediction.variance)
     require_finite(f"prediction of {owner}", mean, "check the fit: NaN in its losses?")

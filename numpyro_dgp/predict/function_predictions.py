@@ -22,6 +22,7 @@ from numpyro_dgp._checks import require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.analysis.sites import Trace, unwrap
+from numpyro_dgp.densities import JointMixture
 from numpyro_dgp.functions.function_inputs import noise_covariance
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
 from numpyro_dgp.functions.random_function import FeatureFunction
@@ -32,7 +33,6 @@ from numpyro_dgp.math.linalg import einsum, set_diagonal
 from numpyro_dgp.predict import quantities
 from numpyro_dgp.predict.draws import DrawFunctions, hidden_values, over_all_rows, sample_values
 from numpyro_dgp.predict.fitted import Fit, Target
-from numpyro_dgp.predict.joint_mixture import JointMixture
 from numpyro_dgp.predict.predictor import Predictor
 from numpyro_dgp.predict.quantities import Options, Quantity, observed_function
 

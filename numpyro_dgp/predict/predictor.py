@@ -66,7 +66,7 @@ __all__ = [
     "ALL_COMPARED",
     "IndependentRows",
     "Predictor",
-    "Rows",
+    "RowLayout",
     "at_uncertain_inputs",
     "filled",
     "in_batches",
@@ -77,7 +77,7 @@ _FEW = 1, 5, 10, 20, 40, 70, 100
 _QUARTERS = 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """Where the rows of a prediction are.
 
     Args:
@@ -118,7 +118,7 @@ def round_up(count: int) -> int:
     return next(n for n in (quarters * decade // 4 for quarters in _QUARTERS) if n >= count)
 
 
-def filled(run: Callable[..., Any], arrays: Sequence[Any], rows: Rows) -> Any:
+def filled(run: Callable[..., Any], arrays: Sequence[Any], rows: RowLayout) -> Any:
     """``run(arrays, None)``, run at more rows."""
     found, tree = jax.tree.flatten(run(rows.take(arrays), None))
     # Slices of arrays in NumPy need no program for every number of rows.
@@ -126,7 +126,7 @@ def filled(run: Callable[..., Any], arrays: Sequence[Any], rows: Rows) -> Any:
     return jax.tree.unflatten(tree, map(jnp.asarray, kept))
 
 
-def in_batches(run: Callable[..., Any], arrays: Sequence[Any], rows: Rows, progress_bar: bool) -> Any:
+def in_batches(run: Callable[..., Any], arrays: Sequence[Any], rows: RowLayout, progress_bar: bool) -> Any:
     """``run(arrays, b)`` of every batch b of rows, put together in host memory.
 
     Args:
@@ -192,7 +192,7 @@ class IndependentRows:
         plates: tuple[frozenset[str], ...],
     ) -> None:
         self.run, self.draw, self.arrays, self.by_row, self.plates = run, draw, arrays, by_row, plates
-        self.rows: Rows | None = None
+        self.rows: RowLayout | None = None
         self._few: _Traced | None = None
         self._compared: dict[int, bool] = {}
         numbers = [a for a, own in zip(arrays, by_row, strict=True) if own]
@@ -220,7 +220,7 @@ class IndependentRows:
         except Exception:  # whatever it is that a program raises which is made for one number of rows
             return None
 
-    def _compare(self, other: _Traced | None) -> Rows | None:
+    def _compare(self, other: _Traced | None) -> RowLayout | None:
         if self._few is None or other is None or len(self._few[1]) != len(other[1]):
             return None
         in_plates = True
@@ -232,7 +232,7 @@ class IndependentRows:
                 return None
             in_plates &= not any(differ) or any(these and these <= a.plates for these in self.plates)
         axes = row_axes(self._few[0], other[0])
-        return None if axes is None else Rows(0, self.by_row, tuple(axes), 0, in_plates)
+        return None if axes is None else RowLayout(0, self.by_row, tuple(axes), 0, in_plates)
 
 
 _ERRORS = "standard normal errors of the inputs"  # no site is called so
@@ -519,7 +519,7 @@ class Predictor:
     @one_thread
     def _independent(
         self, name: Any, key: Array, samples: Any, arrays: list[Any], sizes: tuple[int, ...], batch_size: int | None
-    ) -> Rows | None:
+    ) -> RowLayout | None:
         """Where the rows of a call are that runs at another number of rows, if they are predicted independently and may
         be moved to the host. With ``batch_size`` a single row is found too."""
         given = [a for a in arrays if a is not None]

@@ -22,7 +22,7 @@ from numpyro_dgp.math.linalg import times_transpose
 
 __all__ = [
     "Blocks",
-    "Circulant",
+    "CirculantMatrix",
     "even_part",
     "hartley",
     "kl_between_circulants",
@@ -87,7 +87,7 @@ def even_part(x: Array, blocks: Blocks) -> Array:
 
 
 @pytree
-class Circulant:
+class CirculantMatrix:
     r"""A symmetric circulant matrix, by its eigenvalues: :math:`C = H\, \mathrm{diag}(\lambda)\, H`.
 
     Args:
@@ -95,7 +95,7 @@ class Circulant:
         blocks: the sizes of the grid in every dimension, in a tuple with one entry per grid.
 
     Example:
-        >>> C = Circulant.from_row(jnp.array([2.0, 1.0, 0.0, 1.0]), ((4,),))
+        >>> C = CirculantMatrix.from_row(jnp.array([2.0, 1.0, 0.0, 1.0]), ((4,),))
         >>> print(C.apply(jnp.array([1.0, 0.0, 0.0, 0.0])), float(C.trace().round(3)))
         [2. 1. 0. 1.] 8.0
     """
@@ -104,7 +104,7 @@ class Circulant:
     blocks: Blocks = static()
 
     @classmethod
-    def from_row(cls, row: Array, blocks: Blocks) -> Circulant:
+    def from_row(cls, row: Array, blocks: Blocks) -> CirculantMatrix:
         """From first rows (..., M), even: ``row[j] == row[-j]``."""
         return cls(_over(blocks, lambda block, axes: lambda grid: jnp.fft.fftn(grid, axes=axes).real, row), blocks)
 
@@ -112,9 +112,9 @@ class Circulant:
         """First rows (..., M); for several blocks those of each."""
         return _over(self.blocks, lambda block, axes: lambda grid: jnp.fft.ifftn(grid, axes=axes).real, self.spectrum)
 
-    def power(self, exponent: float) -> Circulant:
+    def power(self, exponent: float) -> CirculantMatrix:
         """The matrix to any power: ``power(0.5)`` is its symmetric square root, ``power(-1)`` its inverse."""
-        return Circulant(self.spectrum**exponent, self.blocks)
+        return CirculantMatrix(self.spectrum**exponent, self.blocks)
 
     def apply(self, x: Array) -> Array:
         """C x for vectors (..., M), by two real transforms."""
@@ -155,22 +155,22 @@ class Circulant:
     def matrix(self) -> Array:
         """The dense matrix (..., M, M)."""
         size = self.spectrum.shape[-1]
-        return Circulant(self.spectrum[..., None, :], self.blocks).apply(jnp.eye(size, dtype=self.spectrum.dtype))
+        return CirculantMatrix(self.spectrum[..., None, :], self.blocks).apply(jnp.eye(size, dtype=self.spectrum.dtype))
 
-    def hadamard(self, other: Circulant) -> Circulant:
+    def hadamard(self, other: CirculantMatrix) -> CirculantMatrix:
         """The elementwise product: a circulant matrix with the product of the rows.
 
         Its eigenvalue at frequency zero, which counts most where diagonals are smooth, is a sum of positive numbers and
         computed as one: transforms round it to the scale of the largest, which can be that of an inverse.
         """
-        product = Circulant.from_row(self.row() * other.row(), self.blocks)
+        product = CirculantMatrix.from_row(self.row() * other.row(), self.blocks)
 
         def exact(block: tuple[int, ...], axes: tuple[int, ...]) -> Callable[[Array, Array], Array]:
             return lambda grid, pairs: grid.at[(..., *(0,) * len(block))].set(pairs.mean(axes))
 
-        return Circulant(_over(self.blocks, exact, product.spectrum, self.spectrum * other.spectrum), self.blocks)
+        return CirculantMatrix(_over(self.blocks, exact, product.spectrum, self.spectrum * other.spectrum), self.blocks)
 
-    def sandwich(self, v: Array, other: Circulant, w: Array) -> Array:
+    def sandwich(self, v: Array, other: CirculantMatrix, w: Array) -> Array:
         r""":math:`\mathrm{tr}(C\, \mathrm{diag}(v)\, C'\, \mathrm{diag}(w)) = w^\top (C \circ C') v`, in O(M log M).
 
         Source: Tebbutt (2016), lemmas 3.4.1 and 3.4.2; see :func:`sandwich_trace`.
@@ -198,17 +198,17 @@ def sandwich_trace(a: Array, v: Array, b: Array, w: Array, block: tuple[int, ...
     return (w * jnp.fft.irfftn(waves, s=block, axes=axes)).sum(axes)
 
 
-def kl_between_circulants(q: tuple[Array, Circulant], p: tuple[Array, Circulant]) -> Array:
+def kl_between_circulants(q: tuple[Array, CirculantMatrix], p: tuple[Array, CirculantMatrix]) -> Array:
     r""":math:`\mathrm{KL}[N(m_q, C_q) \,\|\, N(m_p, C_p)]`, shape (...,), in O(M log M)."""
     shift, ratio = q[0] - p[0], q[1].spectrum / p[1].spectrum
     square = (shift * p[1].solve(shift)).sum(-1)
     return 0.5 * (square + (ratio - 1 - jnp.log(ratio)).sum(-1))
 
 
-def kl_dense_to_circulant(loc: Array, scale_tril: Array, p: tuple[Array, Circulant]) -> Array:
+def kl_dense_to_circulant(loc: Array, scale_tril: Array, p: tuple[Array, CirculantMatrix]) -> Array:
     r""":math:`\mathrm{KL}[N(m, R R^\top) \,\|\, N(m_p, C_p)]` for a dense factor R (..., M, M): O(M^2)."""
     covariance, C = times_transpose(scale_tril), p[1]
     shift = loc - p[0]
-    trace = jnp.trace(Circulant(C.spectrum[..., None, :], C.blocks).solve(covariance), axis1=-2, axis2=-1)
+    trace = jnp.trace(CirculantMatrix(C.spectrum[..., None, :], C.blocks).solve(covariance), axis1=-2, axis2=-1)
     log_ratio = C.log_determinant() - 2 * log_determinant(scale_tril)
     return 0.5 * (trace + (shift * C.solve(shift)).sum(-1) - loc.shape[-1] + log_ratio)

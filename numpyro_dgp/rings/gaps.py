@@ -49,7 +49,7 @@ from numpyro_dgp.math.gaussians import log_determinant
 from numpyro_dgp.math.lanczos import Estimate, log_determinant_by_probes
 from numpyro_dgp.math.linalg import matmul, solve_lower
 from numpyro_dgp.math.whitening import inverse_factor
-from numpyro_dgp.rings.circulant import Circulant
+from numpyro_dgp.rings.circulant import CirculantMatrix
 from numpyro_dgp.rings.pattern import Pattern, Runs, Solver
 
 __all__ = ["FewGaps", "FewValues", "ManyGaps", "toeplitz_log_determinant"]
@@ -66,22 +66,22 @@ class FewGaps:
         pattern: which points are observed.
     """
 
-    process: Circulant
+    process: CirculantMatrix
     noise: Array
     factor: Array
     pattern: Pattern = static()
 
     @classmethod
-    def of(cls, process: Circulant, noise_variance: Array, pattern: Pattern) -> FewGaps:
+    def of(cls, process: CirculantMatrix, noise_variance: Array, pattern: Pattern) -> FewGaps:
         """From the covariance on the ring, the variance of the noise, and where there are observations."""
-        inverse = Circulant(1 / (process.spectrum + noise_variance), process.blocks)
+        inverse = CirculantMatrix(1 / (process.spectrum + noise_variance), process.blocks)
         between = _entries(inverse, pattern.missing, pattern.missing)
         return cls(process, noise_variance, jnp.linalg.cholesky(between), pattern)
 
     @property
-    def total(self) -> Circulant:
+    def total(self) -> CirculantMatrix:
         """C + noise on the whole ring."""
-        return Circulant(self.process.spectrum + self.noise, self.process.blocks)
+        return CirculantMatrix(self.process.spectrum + self.noise, self.process.blocks)
 
     def log_determinant(self) -> Estimate:
         """log det of the covariance."""
@@ -108,12 +108,12 @@ class FewGaps:
     def variance(self) -> Array:
         """The posterior variances of the process on the ring (M,)."""
         total = self.total.spectrum
-        explained = Circulant(self.process.spectrum * self.noise / total, self.process.blocks).diagonal()
+        explained = CirculantMatrix(self.process.spectrum * self.noise / total, self.process.blocks).diagonal()
         return explained + jnp.square(self._half_columns()).sum(0) if len(self.pattern.missing) else explained
 
     def _half_columns(self) -> Array:
         """L^{-1} (G C)_u of all points (n_u, M)."""
-        shrunk = Circulant(self.process.spectrum / self.total.spectrum, self.process.blocks)
+        shrunk = CirculantMatrix(self.process.spectrum / self.total.spectrum, self.process.blocks)
         return solve_lower(self.factor, _entries(shrunk, self.pattern.missing, np.arange(self.pattern.size)))
 
 
@@ -127,12 +127,12 @@ class FewValues:
         pattern: which points are observed.
     """
 
-    process: Circulant
+    process: CirculantMatrix
     factor: Array
     pattern: Pattern = static()
 
     @classmethod
-    def of(cls, process: Circulant, noise_variance: Array, pattern: Pattern) -> FewValues:
+    def of(cls, process: CirculantMatrix, noise_variance: Array, pattern: Pattern) -> FewValues:
         """From the covariance on the ring, the noise's variance or variances (N,), and where there are observations."""
         noise = jnp.diag(jnp.broadcast_to(noise_variance, (len(pattern.present),)))
         return cls(process, jnp.linalg.cholesky(_entries(process, pattern.present, pattern.present) + noise), pattern)
@@ -165,7 +165,7 @@ class FewValues:
         return solve_lower(self.factor, _entries(self.process, self.pattern.present, np.arange(self.pattern.size)))
 
 
-def _entries(matrix: Circulant, rows: Any, columns: Any) -> Array:
+def _entries(matrix: CirculantMatrix, rows: Any, columns: Any) -> Array:
     """Some entries of a circulant matrix."""
     (sizes,) = matrix.blocks
     row = matrix.row().reshape(sizes)
@@ -251,9 +251,9 @@ class _Whitened:
         return self.inverse.dtype
 
     @property
-    def circulant(self) -> Circulant:
+    def circulant(self) -> CirculantMatrix:
         """The matrix G."""
-        return Circulant(self.inverse, (self.pattern.sizes,))
+        return CirculantMatrix(self.inverse, (self.pattern.sizes,))
 
     def inward(self, x: Array) -> Array:
         r""":math:`F^{-\top} x` for vectors (..., n), as numbers on the ring (..., M)."""
@@ -312,10 +312,10 @@ class ManyGaps:
     solver: Solver = static()
 
     @classmethod
-    def of(cls, process: Circulant, noise_variance: Array, pattern: Pattern, solver: Solver) -> ManyGaps:
+    def of(cls, process: CirculantMatrix, noise_variance: Array, pattern: Pattern, solver: Solver) -> ManyGaps:
         """From the covariance on the ring, the variance of the noise, and where there are observations."""
         total = process.spectrum + noise_variance
-        row = Circulant(1 / total, process.blocks).row()
+        row = CirculantMatrix(1 / total, process.blocks).row()
         _, runs = pattern.runs()
         longest = max(length for _, length in runs)
         whiten = inverse_factor(row[np.abs(np.arange(longest)[:, None] - np.arange(longest))])

@@ -23,7 +23,7 @@ import numpy as np
 
 from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.rings.circulant import Circulant
+from numpyro_dgp.rings.circulant import CirculantMatrix
 from numpyro_dgp.rings.pattern import Pattern
 
 __all__ = ["local_variances", "reach_of"]
@@ -40,7 +40,7 @@ _MOST = 3e13
 Windows = tuple[np.ndarray, np.ndarray]
 
 
-def reach_of(process: Circulant, noise_variance: Array, pattern: Pattern) -> tuple[int, ...]:
+def reach_of(process: CirculantMatrix, noise_variance: Array, pattern: Pattern) -> tuple[int, ...]:
     """How many points per dimension the posterior variance at a point depends on, on either side of it.
 
     Args:
@@ -80,7 +80,7 @@ def _beyond(eigenvalues: np.ndarray, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def local_variances(
-    process: Circulant, base: Array, share: Array, counted: np.ndarray, reach: tuple[int, ...]
+    process: CirculantMatrix, base: Array, share: Array, counted: np.ndarray, reach: tuple[int, ...]
 ) -> Array:
     """The posterior variances of the process at all points of the ring (M,).
 
@@ -95,7 +95,7 @@ def local_variances(
         ValueError: windows with so many unobserved points that their systems take too long.
     """
     (sizes,) = process.blocks
-    smooth = Circulant(process.spectrum / (process.spectrum + base), process.blocks).row()
+    smooth = CirculantMatrix(process.spectrum / (process.spectrum + base), process.blocks).row()
     found = jnp.zeros_like(share)
     for inner, outer in _windows(sizes, reach, counted):
         values = _explained(smooth, share, jnp.asarray(inner, jnp.int32), jnp.asarray(outer, jnp.int32), sizes)

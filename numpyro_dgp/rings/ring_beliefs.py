@@ -36,7 +36,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.math.gaussians import log_density
 from numpyro_dgp.math.linalg import matmul
-from numpyro_dgp.rings.circulant import Blocks, Circulant, even_part, hartley, split
+from numpyro_dgp.rings.circulant import Blocks, CirculantMatrix, even_part, hartley, split
 from numpyro_dgp.rings.windows import Window
 
 __all__ = ["RingBelief", "RingPrior", "require_room"]
@@ -138,7 +138,7 @@ class RingBelief(Belief):
         p, q = (0.0, q - p) if self.outer is None else (p, q)
         size = self.loc.shape[-1]
         right = self.spectrum ** (2 * q) * (1 if self.gain is None else jnp.square(self.gain))
-        rows = split(Circulant(right, self.blocks).row().reshape(-1, size), self.blocks)
+        rows = split(CirculantMatrix(right, self.blocks).row().reshape(-1, size), self.blocks)
         scales = None if self.outer is None else split(self.outer.reshape(-1, size), self.blocks)
         total: Any = 0
         for i, window in enumerate(windows):
@@ -200,8 +200,8 @@ class RingBelief(Belief):
         right = self.spectrum ** (2 * q) * (1 if self.gain is None else jnp.square(self.gain))
         if self.outer is None:
             return (right * self.spectrum ** (-2 * p)).sum(-1)
-        left = Circulant(self.spectrum ** (-2 * p), self.blocks)
-        return left.sandwich(self.outer, Circulant(right, self.blocks), self.outer)
+        left = CirculantMatrix(self.spectrum ** (-2 * p), self.blocks)
+        return left.sandwich(self.outer, CirculantMatrix(right, self.blocks), self.outer)
 
 
 def _at_sites(scale: Array | None, x: Array, blocks: Blocks) -> Array:

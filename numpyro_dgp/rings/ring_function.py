@@ -14,11 +14,11 @@ from numpyro_dgp._checks import is_concrete, kept, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
-from numpyro_dgp.functions.weights import Weights, project
+from numpyro_dgp.functions.weights import Weights, matvec
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
-from numpyro_dgp.rings.circulant import Circulant, hartley, split
+from numpyro_dgp.rings.circulant import CirculantMatrix, hartley, split
 from numpyro_dgp.rings.features import NUGGET, RingFeatures, random_waves
 from numpyro_dgp.rings.ring_beliefs import RingBelief, require_room
 from numpyro_dgp.rings.spectra import Ring
@@ -44,11 +44,11 @@ class Component:
         return x[..., list(self.dims)]
 
 
-def covariance_on_grid(parts: tuple[Component, ...]) -> Circulant:
+def covariance_on_grid(parts: tuple[Component, ...]) -> CirculantMatrix:
     """The covariance of the values on the grid, block by block: eigenvalues (M,), or (P, M) where outputs differ."""
     spectrum = jnp.concatenate([jnp.stack([f.spectrum for f in part.features]) for part in parts], -1)
     sizes = tuple(part.features[0].ring.sizes for part in parts)
-    return Circulant(spectrum[0] if len(spectrum) == 1 else spectrum, sizes)
+    return CirculantMatrix(spectrum[0] if len(spectrum) == 1 else spectrum, sizes)
 
 
 @pytree
@@ -90,7 +90,7 @@ class RingFunction(InducedFunction):
         """The grid points (M, D); for an additive kernel the points of the full grid."""
         return self.ring.points()
 
-    def prior_covariance(self) -> Circulant:
+    def prior_covariance(self) -> CirculantMatrix:
         """The covariance of the values on the grid, nugget included, (M,) or (P, M) eigenvalues."""
         return covariance_on_grid(self.parts)
 
@@ -146,7 +146,7 @@ class RingFunction(InducedFunction):
         rows = self.checked(x)
         if self.neighbours is None:
             A = self.features(rows)
-            return lambda v: project(v, A)
+            return lambda v: matvec(v, A)
         windows = self._windows(rows)
         return lambda v: self._near(windows, v)
 
@@ -193,9 +193,9 @@ class RingFunction(InducedFunction):
                 waves = random_waves(f.kernel, part_key, f.ring, weights.shape[-1])
                 values.append(sum(wave(x) for wave in waves))
                 at_grid.append(sum(wave.observed()(Z) for wave in waves))
-            at_rows = at_rows + project(weights, self._stack(values))
+            at_rows = at_rows + matvec(weights, self._stack(values))
             spectrum = jnp.stack([f.spectrum for f in features])
-            on_grid = project(weights, self._stack(at_grid)).T
+            on_grid = matvec(weights, self._stack(at_grid)).T
             whitened.append(hartley(on_grid, (features[0].ring.sizes,)) / jnp.sqrt(spectrum))
         return at_rows, jnp.concatenate(whitened, -1)
 

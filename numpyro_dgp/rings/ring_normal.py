@@ -28,7 +28,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.math.linalg import jitter
-from numpyro_dgp.rings.circulant import Circulant, kl_between_circulants
+from numpyro_dgp.rings.circulant import CirculantMatrix, kl_between_circulants
 from numpyro_dgp.rings.gaps import FewGaps, FewValues, ManyGaps
 from numpyro_dgp.rings.local_variances import local_variances, reach_of
 from numpyro_dgp.rings.pattern import Pattern, Solver
@@ -109,7 +109,7 @@ class RingNormal(DrawnFromWhite):
             require_noise("RingNormal", noise)
         values = spectrum(as_kernel(kernel), ring)
         nugget = jitter(values.dtype, 100) * values.mean() if noise is None else jnp.square(jnp.asarray(noise))
-        self.process = Circulant(values, (ring.sizes,))
+        self.process = CirculantMatrix(values, (ring.sizes,))
         self.noise_variance = jnp.asarray(nugget, values.dtype)
         self.loc = jnp.asarray(self.one_per_place("loc", loc, len(self.present), np.ndim(loc) == 0), values.dtype)
         super().__init__((), (len(self.present),))
@@ -130,9 +130,9 @@ class RingNormal(DrawnFromWhite):
         return self.noise_variance.ndim == 0
 
     @property
-    def total(self) -> Circulant:
+    def total(self) -> CirculantMatrix:
         """The covariance of noisy values on the whole ring, where one noise variance holds."""
-        return Circulant(self.process.spectrum + self.noise_variance, self.process.blocks)
+        return CirculantMatrix(self.process.spectrum + self.noise_variance, self.process.blocks)
 
     @property
     def variance(self) -> Array:

@@ -29,7 +29,7 @@ from jax.scipy.sparse.linalg import cg
 
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.math.lanczos import Estimate, log_determinant_by_probes
-from numpyro_dgp.rings.circulant import Blocks, Circulant, hartley
+from numpyro_dgp.rings.circulant import Blocks, CirculantMatrix, hartley
 from numpyro_dgp.rings.pattern import Pattern, Solver
 
 __all__ = ["UnevenNoise"]
@@ -67,7 +67,7 @@ class _Weighted:
 
     def squared_rest(self) -> Array:
         """The trace of (A - I)^2."""
-        smooth = Circulant(jnp.square(self.root), self.blocks)
+        smooth = CirculantMatrix(jnp.square(self.root), self.blocks)
         return smooth.sandwich(self.share, smooth, self.share)
 
 
@@ -92,7 +92,7 @@ class UnevenNoise:
     solver: Solver = static()
 
     @classmethod
-    def of(cls, process: Circulant, noise_variance: Array, pattern: Pattern, solver: Solver) -> UnevenNoise:
+    def of(cls, process: CirculantMatrix, noise_variance: Array, pattern: Pattern, solver: Solver) -> UnevenNoise:
         """From the covariance on the ring, the variances of the noise (N,), and where there are observations."""
         precision = jnp.zeros(pattern.size, process.spectrum.dtype).at[pattern.present].set(1 / noise_variance)
         base = 1 / precision.mean()

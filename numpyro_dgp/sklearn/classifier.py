@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from numpyro_dgp.sklearn.base_estimator import DeepGPEstimator
-from numpyro_dgp.sklearn.layered_program import Bernoulli, Categorical
+from numpyro_dgp.sklearn.layered_program import BernoulliOutcome, CategoricalOutcome
 
 __all__ = ["DeepGPClassifier"]
 
@@ -84,7 +84,7 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
                 f"DeepGPClassifier: expected at least two classes, got one class, {self.classes_.tolist()}: give rows "
                 "of another class too"
             )
-        outcome = Bernoulli() if len(self.classes_) == 2 else Categorical(len(self.classes_))
+        outcome = BernoulliOutcome() if len(self.classes_) == 2 else CategoricalOutcome(len(self.classes_))
         self._fit(X, jnp.asarray(labels), outcome, weights)
         return self
 

@@ -23,14 +23,22 @@ from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.math.quadrature import MonteCarlo
 from numpyro_dgp.primitives import gp
 
-__all__ = ["Bernoulli", "Categorical", "LayeredProgram", "Normal", "Outcome", "StudentT", "starts_of"]
+__all__ = [
+    "BernoulliOutcome",
+    "CategoricalOutcome",
+    "LayeredProgram",
+    "NormalOutcome",
+    "Outcome",
+    "StudentTOutcome",
+    "starts_of",
+]
 
 _WIDEST = 30
 _INNER_SPREAD = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Normal:
+class NormalOutcome:
     """Normal noise, with a standard deviation for every output.
 
     Args:
@@ -50,7 +58,7 @@ class Normal:
 
 
 @dataclasses.dataclass(frozen=True)
-class StudentT:
+class StudentTOutcome:
     """Student-t noise with learned degrees of freedom, above 2, so that the variance is finite.
 
     Args:
@@ -71,7 +79,7 @@ class StudentT:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bernoulli:
+class BernoulliOutcome:
     """Two classes, of which a scalar function is the log odds."""
 
     outputs: ClassVar[None] = None
@@ -87,7 +95,7 @@ class Bernoulli:
 
 
 @dataclasses.dataclass(frozen=True)
-class Categorical:
+class CategoricalOutcome:
     """Several classes with a function each, of which the softmax gives the probabilities.
 
     Args:
@@ -106,7 +114,7 @@ class Categorical:
         return dist.Categorical(logits=v)
 
 
-Outcome = Normal | StudentT | Bernoulli | Categorical
+Outcome = NormalOutcome | StudentTOutcome | BernoulliOutcome | CategoricalOutcome
 
 
 def _per_output(name: str, prior: dist.Distribution, outputs: int | None) -> Array:
@@ -142,7 +150,7 @@ class LayeredProgram:
         """
         functions = [self._layer(i) for i in range(len(self.starts))]
         settings = self.outcome()
-        integrate = MonteCarlo() if isinstance(self.outcome, Categorical) else None
+        integrate = MonteCarlo() if isinstance(self.outcome, CategoricalOutcome) else None
         with numpyro.plate("data", len(X), subsample_size=batch_size) as rows:
             counts = known if isinstance(known, bool) else known[rows]
             weighted = not isinstance(known, bool) and known.dtype != bool

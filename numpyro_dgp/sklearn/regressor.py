@@ -15,11 +15,11 @@ from sklearn.utils.validation import check_array, validate_data
 from numpyro_dgp._checks import require_count, require_levels
 from numpyro_dgp.functions.layer_starts import Standardizer
 from numpyro_dgp.sklearn.base_estimator import DeepGPEstimator
-from numpyro_dgp.sklearn.layered_program import Normal, StudentT
+from numpyro_dgp.sklearn.layered_program import NormalOutcome, StudentTOutcome
 
 __all__ = ["DeepGPRegressor"]
 
-_LIKELIHOODS: dict[str, Any] = {"normal": Normal, "student-t": StudentT}
+_LIKELIHOODS: dict[str, Any] = {"normal": NormalOutcome, "student-t": StudentTOutcome}
 
 
 class DeepGPRegressor(RegressorMixin, DeepGPEstimator):

@@ -11,7 +11,7 @@ from numpyro_dgp.extend import (
     InducingPrior,
     Weights,
     inverse_cholesky,
-    project,
+    matvec,
     pytree,
     static,
     whitened_values,
@@ -81,6 +81,6 @@ class AveragedFunction(InducedFunction):
 
     def prior_draw(self, key, weights, rows):
         def functions(x):
-            return project(weights, self.kernels.features(key, x, weights.shape[-1]))  # (N, P)
+            return matvec(weights, self.kernels.features(key, x, weights.shape[-1]))  # (N, P)
 
         return functions(rows), self.bins.average(functions(self.x).T) @ self.whiten.T

@@ -32,7 +32,7 @@ def model(X: Array, y: Array | None = None, batch_size: int | None = None) -> No
 
     inducing = dgp.Points(jnp.linspace(-1.0, 1.0, 8)[:, None])
     kernel: dgp.kernels.Kernel = dgp.kernels.RBF(lengthscale=0.5) + 0.1 * dgp.kernels.Matern52()
-    f = dgp.gp("f", kernel, inducing, outputs=1, mean=dgp.means.Identity())
+    f = dgp.gp("f", kernel, inducing, outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(), inducing)
     with numpyro.plate("data", X.shape[0], subsample_size=batch_size) as rows:
         h = numpyro.sample("h", f(X[rows]))
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
     dgp.save(folder / "fit.npz", fitted)
     params: dict[str, Array] = dgp.load(folder / "fit.npz")
     posterior = dgp.Posterior(model, guide, params)
-    prediction: dgp.Mixture = posterior.predict(jax.random.key(1), X)
+    prediction: dgp.densities.Mixture = posterior.predict(jax.random.key(1), X)
     mean: Array = prediction.mean
     low, high = prediction.interval(0.9)
     density: Array = posterior.log_density(jax.random.key(2), y, X)

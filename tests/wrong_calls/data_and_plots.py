@@ -30,8 +30,8 @@ Y = X[:, 0]
 UNITS = Standardizer.fit(X)
 DAYS = pd.date_range("2024-01-01", periods=20)
 TABLE = pd.DataFrame(X, columns=["a", "b"])
-PREDICTION = dgp.Mixture(DRAWS, np.ones((50, 20)))
-TRANSPOSED = dgp.Mixture(DRAWS.T, np.ones((20, 50)))
+PREDICTION = dgp.densities.Mixture(DRAWS, np.ones((50, 20)))
+TRANSPOSED = dgp.densities.Mixture(DRAWS.T, np.ones((20, 50)))
 LEVELS = np.linspace(-3, 3, 7)
 LOG = np.zeros((7, 20))
 LINE = np.linspace(0, 1, 20)
@@ -121,11 +121,17 @@ WRONG = [
     # Mixture and densities
     Wrong(
         "mixture of two shapes",
-        lambda: dgp.Mixture(DRAWS, np.ones(20)).variance,
+        lambda: dgp.densities.Mixture(DRAWS, np.ones(20)).variance,
         r"Mixture: expected means and variances of one shape .*got \(50, 20\) and \(20,\)",
     ),
-    Wrong("mixture transposed", lambda: dgp.Mixture(DRAWS, np.ones((20, 50))).mean, r"\(50, 20\) and \(20, 50\)"),
-    Wrong("mixture of numbers", lambda: dgp.Mixture(0.0, 1.0).mean, r"draws along the first axis, got \(\) and \(\)"),
+    Wrong(
+        "mixture transposed", lambda: dgp.densities.Mixture(DRAWS, np.ones((20, 50))).mean, r"\(50, 20\) and \(20, 50\)"
+    ),
+    Wrong(
+        "mixture of numbers",
+        lambda: dgp.densities.Mixture(0.0, 1.0).mean,
+        r"draws along the first axis, got \(\) and \(\)",
+    ),
     Wrong(
         "mean of no logarithms", lambda: log_mean_exp(jnp.zeros((0, 3))), r"shape \(S, ...\) with S >= 1, got \(0, 3\)"
     ),
@@ -169,13 +175,17 @@ WRONG = [
     ),
     Wrong("fit of fewer inputs", lambda: plots.fit(LINE[:5], PREDICTION), r"expected x of shape \(20,\), got \(5,\)"),
     Wrong("fit of a column", lambda: plots.fit(LINE[:, None], PREDICTION), r"x of shape \(N,\) and one output, got"),
-    Wrong("fit of outputs", lambda: plots.fit(LINE, dgp.Mixture(X[None], X[None] ** 2)), "and one output"),
-    Wrong("fit of a pair", lambda: plots.fit(LINE, (DRAWS, DRAWS)), r"expected a dgp\.Mixture, got tuple"),
+    Wrong("fit of outputs", lambda: plots.fit(LINE, dgp.densities.Mixture(X[None], X[None] ** 2)), "and one output"),
+    Wrong("fit of a pair", lambda: plots.fit(LINE, (DRAWS, DRAWS)), r"expected a dgp\.densities\.Mixture, got tuple"),
     Wrong(
-        "fit of NaN", lambda: plots.fit(LINE, dgp.Mixture(GAPS.T, X.T**2)), "expected finite prediction of plots.fit"
+        "fit of NaN",
+        lambda: plots.fit(LINE, dgp.densities.Mixture(GAPS.T, X.T**2)),
+        "expected finite prediction of plots.fit",
     ),
     Wrong(
-        "fit of logarithms", lambda: plots.fit(LINE, dgp.Mixture(DRAWS, DRAWS - 5)), "expected variances of at least"
+        "fit of logarithms",
+        lambda: plots.fit(LINE, dgp.densities.Mixture(DRAWS, DRAWS - 5)),
+        "expected variances of at least",
     ),
     Wrong("fit of y alone", lambda: plots.fit(LINE, PREDICTION, data=Y), r"the pair \(x, y\), got ndarray"),
     Wrong("fit of uneven data", lambda: plots.fit(LINE, PREDICTION, data=(LINE, Y[:5])), r"y of data of shape \(20,\)"),
@@ -188,7 +198,9 @@ WRONG = [
     Wrong("observed of NaN", lambda: plots.observed(GAPS[:, 0], PREDICTION), "finite y of plots.observed, got"),
     Wrong("observed transposed", lambda: plots.observed(Y, TRANSPOSED), r"y of shape \(50,\), got \(20,\)"),
     Wrong(
-        "observed of outputs", lambda: plots.observed(Y, dgp.Mixture(X[None], X[None] ** 2)), "of one output.*one by"
+        "observed of outputs",
+        lambda: plots.observed(Y, dgp.densities.Mixture(X[None], X[None] ** 2)),
+        "of one output.*one by",
     ),
     Wrong("density transposed", lambda: plots.density(LINE, LEVELS, LOG.T), r"shape \(7, 20\), .* got \(20, 7\)"),
     Wrong("density of NaN", lambda: plots.density(LINE, LEVELS, LOG * np.nan), "expected log densities, got NaN"),

@@ -57,11 +57,11 @@ def chain_of(model, *args):
 
 
 def sghmc_of(model, *args, **options):
-    dgp.SGHMC(model, **options).init(KEY, 1, None, args, {})
+    dgp.mcmc.SGHMC(model, **options).init(KEY, 1, None, args, {})
 
 
 def sghmc_state(**fields):
-    state = dgp.SGHMC(explicit).init(KEY, 1, None, (X, Y), {})
+    state = dgp.mcmc.SGHMC(explicit).init(KEY, 1, None, (X, Y), {})
     return type(state)(**state._asdict() | fields)
 
 
@@ -98,7 +98,7 @@ def overlapping(X, a=None, b=None):
 
 
 def compare(guides=None, data=(X, Y), model=shallow, **options):
-    dgp.compare(model, {"fit": FIT} if guides is None else guides, data, **{"key": KEY} | options)
+    dgp.diagnostics.compare(model, {"fit": FIT} if guides is None else guides, data, **{"key": KEY} | options)
 
 
 def check_guide(model=shallow, guide=GUIDE, X=X, y=Y, **options):
@@ -163,35 +163,51 @@ FOR_MCMC = [
     ),
     Wrong(
         "NonCentered of a parameter",
-        lambda: handlers.seed(handlers.reparam(explicit, config={"m": dgp.NonCentered()}), 0)(X, Y),
+        lambda: handlers.seed(handlers.reparam(explicit, config={"m": dgp.mcmc.NonCentered()}), 0)(X, Y),
         "NonCentered: expected 'm' to hold unobserved function values, got a Normal",
     ),
     Wrong(
         "NonCentered of observations",
-        lambda: handlers.seed(handlers.reparam(shallow, config={"y": dgp.NonCentered()}), 0)(X, Y),
+        lambda: handlers.seed(handlers.reparam(shallow, config={"y": dgp.mcmc.NonCentered()}), 0)(X, Y),
         "expected 'y' to hold unobserved function values, got an observed Likelihood",
     ),
 ]
 
 SGHMC = [
-    Wrong("SGHMC of a number", lambda: dgp.SGHMC(3), "SGHMC: expected a program and an init_strategy, .* got int"),
+    Wrong("SGHMC of a number", lambda: dgp.mcmc.SGHMC(3), "SGHMC: expected a program and an init_strategy, .* got int"),
     Wrong(
-        "SGHMC from values", lambda: dgp.SGHMC(shallow, init_strategy={"g": Z}), "both functions, got function and dict"
+        "SGHMC from values",
+        lambda: dgp.mcmc.SGHMC(shallow, init_strategy={"g": Z}),
+        "both functions, got function and dict",
     ),
-    Wrong("SGHMC no step", lambda: dgp.SGHMC(shallow, step_size=0.0), "expected a positive step_size, got 0.0"),
-    Wrong("SGHMC negative step", lambda: dgp.SGHMC(shallow, step_size=-1.0), "expected a positive step_size, got -1.0"),
+    Wrong("SGHMC no step", lambda: dgp.mcmc.SGHMC(shallow, step_size=0.0), "expected a positive step_size, got 0.0"),
     Wrong(
-        "SGHMC infinite step", lambda: dgp.SGHMC(shallow, step_size=np.inf), "expected a positive step_size, got inf"
+        "SGHMC negative step",
+        lambda: dgp.mcmc.SGHMC(shallow, step_size=-1.0),
+        "expected a positive step_size, got -1.0",
     ),
-    Wrong("SGHMC NaN step", lambda: dgp.SGHMC(shallow, step_size=np.nan), "expected a positive step_size, got nan"),
-    Wrong("SGHMC step in words", lambda: dgp.SGHMC(shallow, step_size="small"), "expected a positive step_size"),
-    Wrong("SGHMC two steps", lambda: dgp.SGHMC(shallow, step_size=jnp.ones(2)), "expected a positive step_size"),
-    Wrong("SGHMC friction", lambda: dgp.SGHMC(shallow, friction=1.5), "expected 0 < friction <= 1, got 1.5"),
-    Wrong("SGHMC no friction", lambda: dgp.SGHMC(shallow, friction=None), "expected 0 < friction <= 1, got None"),
     Wrong(
-        "SGHMC with a result", lambda: dgp.SGHMC(shallow, FIT), "SGHMC: expected params as a dict of arrays, got Post"
+        "SGHMC infinite step",
+        lambda: dgp.mcmc.SGHMC(shallow, step_size=np.inf),
+        "expected a positive step_size, got inf",
     ),
-    Wrong("SGHMC with NaN", lambda: dgp.SGHMC(shallow, {"a": np.nan}), "expected finite params of SGHMC at 'a', got 1"),
+    Wrong(
+        "SGHMC NaN step", lambda: dgp.mcmc.SGHMC(shallow, step_size=np.nan), "expected a positive step_size, got nan"
+    ),
+    Wrong("SGHMC step in words", lambda: dgp.mcmc.SGHMC(shallow, step_size="small"), "expected a positive step_size"),
+    Wrong("SGHMC two steps", lambda: dgp.mcmc.SGHMC(shallow, step_size=jnp.ones(2)), "expected a positive step_size"),
+    Wrong("SGHMC friction", lambda: dgp.mcmc.SGHMC(shallow, friction=1.5), "expected 0 < friction <= 1, got 1.5"),
+    Wrong("SGHMC no friction", lambda: dgp.mcmc.SGHMC(shallow, friction=None), "expected 0 < friction <= 1, got None"),
+    Wrong(
+        "SGHMC with a result",
+        lambda: dgp.mcmc.SGHMC(shallow, FIT),
+        "SGHMC: expected params as a dict of arrays, got Post",
+    ),
+    Wrong(
+        "SGHMC with NaN",
+        lambda: dgp.mcmc.SGHMC(shallow, {"a": np.nan}),
+        "expected finite params of SGHMC at 'a', got 1",
+    ),
     Wrong("SGHMC without y", lambda: sghmc_of(shallow, X), NO_DATA),
     Wrong("SGHMC without y, no likelihood", lambda: sghmc_of(explicit, X), NO_DATA),
     Wrong("SGHMC without params", lambda: sghmc_of(bayesian, X, Y), "SGHMC: expected a value for every numpyro.param"),
@@ -204,7 +220,9 @@ SGHMC = [
         "SGHMC of a discrete site", lambda: sghmc_of(discrete, 0.0), "expected continuous sites, got the discrete 'k'"
     ),
     Wrong(
-        "SGHMC before init", lambda: dgp.SGHMC(shallow).postprocess_fn((), {}), "expected init before postprocess_fn"
+        "SGHMC before init",
+        lambda: dgp.mcmc.SGHMC(shallow).postprocess_fn((), {}),
+        "expected init before postprocess_fn",
     ),
     Wrong(
         "SGHMC step too large",
@@ -221,90 +239,124 @@ SGHMC = [
 TO_ARVIZ = [
     Wrong(
         "to_arviz of a pair",
-        lambda: dgp.to_arviz((GUIDE, PARAMS), KEY, X, Y),
+        lambda: dgp.diagnostics.to_arviz((GUIDE, PARAMS), KEY, X, Y),
         "or an MCMC object that has run, got tuple",
     ),
     Wrong(
         "to_arviz of a guide",
-        lambda: dgp.to_arviz(GUIDE, KEY, X, Y),
+        lambda: dgp.diagnostics.to_arviz(GUIDE, KEY, X, Y),
         r"expected dgp.Posterior\(model, guide, .*got Ind",
     ),
     Wrong(
         "to_arviz of two y in one plate",
-        lambda: dgp.to_arviz(
+        lambda: dgp.diagnostics.to_arviz(
             dgp.Posterior(unindexed, dgp.guides.InducingPoint(unindexed), PARAMS), KEY, X, jnp.stack([Y, Y])
         ),
         r"a plate for every axis of the observations 'y', got shape \(2, 30\) .* dim=-2\), around it",
     ),
-    Wrong("to_arviz before run", lambda: dgp.to_arviz(SHORT, KEY, X, Y), "got one that has not: call mcmc.run first"),
-    Wrong("to_arviz of nothing", lambda: dgp.to_arviz({}, KEY, X, Y), r"expected several fits by name .* got \[\]"),
-    Wrong("to_arviz of two pairs", lambda: dgp.to_arviz({"a": 1}, KEY, X, Y), "an MCMC object that has run, got int"),
-    Wrong("to_arviz key", lambda: dgp.to_arviz(FIT, 0, X, Y), "to_arviz: expected a PRNG key, got 0"),
-    Wrong("to_arviz no key", lambda: dgp.to_arviz(FIT, X, Y), "expected a PRNG key, got ArrayImpl of shape"),
+    Wrong(
+        "to_arviz before run",
+        lambda: dgp.diagnostics.to_arviz(SHORT, KEY, X, Y),
+        "got one that has not: call mcmc.run first",
+    ),
+    Wrong(
+        "to_arviz of nothing",
+        lambda: dgp.diagnostics.to_arviz({}, KEY, X, Y),
+        r"expected several fits by name .* got \[\]",
+    ),
+    Wrong(
+        "to_arviz of two pairs",
+        lambda: dgp.diagnostics.to_arviz({"a": 1}, KEY, X, Y),
+        "an MCMC object that has run, got int",
+    ),
+    Wrong("to_arviz key", lambda: dgp.diagnostics.to_arviz(FIT, 0, X, Y), "to_arviz: expected a PRNG key, got 0"),
+    Wrong(
+        "to_arviz no key", lambda: dgp.diagnostics.to_arviz(FIT, X, Y), "expected a PRNG key, got ArrayImpl of shape"
+    ),
     Wrong(
         "to_arviz two keys",
-        lambda: dgp.to_arviz(FIT, jax.random.split(KEY), X, Y),
+        lambda: dgp.diagnostics.to_arviz(FIT, jax.random.split(KEY), X, Y),
         "to_arviz: expected a PRNG key, got .* of shape",
     ),
-    Wrong("to_arviz without y", lambda: dgp.to_arviz(FIT, KEY, X), "expected a program that observes data, got none"),
+    Wrong(
+        "to_arviz without y",
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X),
+        "expected a program that observes data, got none",
+    ),
     Wrong(
         "to_arviz y of two axes",
-        lambda: dgp.to_arviz(FIT, KEY, X, Y[:, None]),
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y[:, None]),
         r"expected observations y of shape \(30,\)",
     ),
-    Wrong("to_arviz swapped", lambda: dgp.to_arviz(FIT, KEY, Y, X), "expected inputs of shape"),
-    Wrong("to_arviz minibatch", lambda: dgp.to_arviz(FIT, KEY, X, Y, 7), "expected a program over all data, got plate"),
-    Wrong("to_arviz NaN", lambda: dgp.to_arviz(FIT, KEY, X, Y.at[3].set(jnp.nan)), "expected finite data, got 1 NaN"),
+    Wrong("to_arviz swapped", lambda: dgp.diagnostics.to_arviz(FIT, KEY, Y, X), "expected inputs of shape"),
     Wrong(
-        "to_arviz draws", lambda: dgp.to_arviz(FIT, KEY, X, Y, num_samples=0), "num_samples to be a positive integer"
+        "to_arviz minibatch",
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y, 7),
+        "expected a program over all data, got plate",
     ),
     Wrong(
-        "to_arviz K", lambda: dgp.to_arviz(FIT, KEY, X, Y, local_samples=1.5), "local_samples to be a positive integer"
+        "to_arviz NaN",
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y.at[3].set(jnp.nan)),
+        "expected finite data, got 1 NaN",
+    ),
+    Wrong(
+        "to_arviz draws",
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y, num_samples=0),
+        "num_samples to be a positive integer",
+    ),
+    Wrong(
+        "to_arviz K",
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y, local_samples=1.5),
+        "local_samples to be a positive integer",
     ),
     Wrong(
         "to_arviz losses",
-        lambda: dgp.to_arviz(FIT, KEY, X, Y, losses="l"),
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y, losses="l"),
         r"expected losses of shape \(steps,\), got str",
     ),
-    Wrong("to_arviz losses by name", lambda: dgp.to_arviz(FIT, KEY, X, Y, losses={"a": Y}), "expected losses of shape"),
+    Wrong(
+        "to_arviz losses by name",
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y, losses={"a": Y}),
+        "expected losses of shape",
+    ),
     Wrong(
         "to_arviz losses of several",
-        lambda: dgp.to_arviz({"a": FIT}, KEY, X, Y, losses=Y),
+        lambda: dgp.diagnostics.to_arviz({"a": FIT}, KEY, X, Y, losses=Y),
         r"losses={name: losses} of some of them, got \['a'\] and ArrayImpl",
     ),
     Wrong(
         "to_arviz losses of others",
-        lambda: dgp.to_arviz({"a": FIT}, KEY, X, Y, losses={"b": Y}),
+        lambda: dgp.diagnostics.to_arviz({"a": FIT}, KEY, X, Y, losses={"b": Y}),
         r"losses={name: losses} of some of them, got \['a'\] and \['b'\]",
     ),
     Wrong(
         "to_arviz coords of nothing",
-        lambda: dgp.to_arviz(FIT, KEY, X, Y, coords={"rows": range(30)}),
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y, coords={"rows": range(30)}),
         r"expected coords for some of the dimensions \['chain', 'data', .*\], got some for \['rows'\]",
     ),
     Wrong(
         "to_arviz few coords",
-        lambda: dgp.to_arviz(FIT, KEY, X, Y, coords={"data": [1, 2]}),
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y, coords={"data": [1, 2]}),
         "expected coords of 'data' for each of its 30 rows, got 2 values",
     ),
     Wrong(
         "to_arviz many dims",
-        lambda: dgp.to_arviz(FIT, KEY, X, Y, dims={"g": ["a", "b"]}),
+        lambda: dgp.diagnostics.to_arviz(FIT, KEY, X, Y, dims={"g": ["a", "b"]}),
         r"expected at most 1 names in dims\['g'\], as in \['g_inducing'\], got \['a', 'b'\]",
     ),
     Wrong(
         "to_arviz two observed sites",
-        lambda: dgp.to_arviz(dgp.Posterior(overlapping, samples={"m": jnp.zeros(3)}), KEY, X, Y, Y),
+        lambda: dgp.diagnostics.to_arviz(dgp.Posterior(overlapping, samples={"m": jnp.zeros(3)}), KEY, X, Y, Y),
         r"expected observed sites in the same plates or in plates of their own, got \['a', 'b'\]",
     ),
     Wrong(
         "to_arviz draws of another program",
-        lambda: dgp.to_arviz(dgp.Posterior(deep, samples={"g": jnp.zeros((3, 8))}), KEY, X, Y),
+        lambda: dgp.diagnostics.to_arviz(dgp.Posterior(deep, samples={"g": jnp.zeros((3, 8))}), KEY, X, Y),
         "got none for 'f': without one it would be drawn from its prior",
     ),
     Wrong(
         "to_arviz guide of another program",
-        lambda: dgp.to_arviz(dgp.Posterior(deep, GUIDE, PARAMS), KEY, X, Y),
+        lambda: dgp.diagnostics.to_arviz(dgp.Posterior(deep, GUIDE, PARAMS), KEY, X, Y),
         r"sites \['f', 'g'\], got none of \['f'\]: was it made for another program",
     ),
 ]
@@ -321,14 +373,26 @@ RELIABILITY = [
     Wrong("weights infinite", lambda: diagnostics.pareto_shape(np.r_[np.inf, np.zeros(49)]), "or positive infinity"),
     Wrong("weights zero", lambda: diagnostics.pareto_shape(np.full(50, -np.inf)), "some of them finite, got others"),
     Wrong("weights, a number", lambda: diagnostics.pareto_shape(1.0), r"at least 25 draws, got shape \(\)"),
-    Wrong("loo of a fit", lambda: diagnostics.loo(FIT), "loo: expected a tree from dgp.to_arviz, got Posterior"),
-    Wrong("loo of several", lambda: diagnostics.loo({"a": tree()}), "loo: expected a tree from dgp.to_arviz, got dict"),
+    Wrong(
+        "loo of a fit",
+        lambda: diagnostics.loo(FIT),
+        "loo: expected a tree from dgp.diagnostics.to_arviz, got Posterior",
+    ),
+    Wrong(
+        "loo of several",
+        lambda: diagnostics.loo({"a": tree()}),
+        "loo: expected a tree from dgp.diagnostics.to_arviz, got dict",
+    ),
     Wrong(
         "loo of a stock tree",
         lambda: diagnostics.loo(tree(log_likelihood_target=True)),
-        r"expected a tree from dgp.to_arviz, got one with groups \['log_likelihood_uncorrected', 'post",
+        r"expected a tree from dgp.diagnostics.to_arviz, got one with groups \['log_likelihood_uncorrected', 'post",
     ),
-    Wrong("loo of an empty tree", lambda: diagnostics.loo(xarray.DataTree()), "from dgp.to_arviz, got DataTree"),
+    Wrong(
+        "loo of an empty tree",
+        lambda: diagnostics.loo(xarray.DataTree()),
+        "from dgp.diagnostics.to_arviz, got DataTree",
+    ),
     Wrong("loo of few", lambda: diagnostics.loo(tree(24)), "loo: expected at least 25 draws, got 24"),
     Wrong("loo site", lambda: diagnostics.loo(tree(), site="z"), r"expected site= one of \['y'\], got 'z'"),
     Wrong("loo no site", lambda: diagnostics.loo(two_sites()), r"expected site= one of \['a', 'b'\], got None"),

@@ -81,23 +81,27 @@ WRONG = [
     Wrong("mean: NaN", lambda: M.as_mean(float("nan")), "expected finite mean, got 1 NaN"),
     Wrong("mean: a table", lambda: M.as_mean(jnp.ones((30, 1))), r"a number or one per output, .* \(30, 1\)"),
     Wrong("mean: three of one", lambda: layer(jnp.ones(3)), r"a mean function with 1 output.s., got one with 3"),
-    Wrong("mean: a class", lambda: layer(M.Identity), "expected a mean function, .*got Identity"),
+    Wrong("mean: a class", lambda: layer(M.IdentityMean), "expected a mean function, .*got IdentityMean"),
     Wrong("mean: a vector", lambda: layer(lambda x: x[:, 0]), r"to values \(..., P\), got \(30,\) for inputs"),
     Wrong(
         "mean: a vector, P = N", lambda: layer(lambda x: x[:, 0], 30), r"to values \(..., P\), got \(30,\) for inputs"
     ),
     Wrong("mean: one column for two outputs", lambda: layer(lambda x: x, 2), r"2 output\(s\), got one with 1.*repeat"),
-    Wrong("mean: identity for two outputs", lambda: layer(M.Identity(), 2), r"2 output\(s\), got one with 1.*repeat"),
+    Wrong(
+        "mean: identity for two outputs", lambda: layer(M.IdentityMean(), 2), r"2 output\(s\), got one with 1.*repeat"
+    ),
     Wrong("mean: returns nothing", lambda: layer(lambda x: None), r"to values \(..., P\), got \(\)"),
     Wrong(
         "mean: two of three",
         lambda: layer(lambda x: jnp.ones((30, 2)), 3),
         "a mean function with 3 output.s., got one with 2",
     ),
-    Wrong("Linear: a vector", lambda: M.Linear(jnp.ones(3)), r"means.Linear\(W\) of shape \(D, P\), got \(3,\)"),
-    Wrong("Linear: NaN", lambda: M.Linear(jnp.full((2, 1), jnp.nan)), "finite weights of means.Linear"),
-    Wrong("Linear: columns", lambda: M.Linear(jnp.ones((2, 1)))(X), "means.Linear: expected inputs with D = 2"),
-    Wrong("Linear: offsets", lambda: M.Linear(jnp.ones((1, 2)), b=jnp.ones(3)), r"one per output, \(2,\), got"),
+    Wrong(
+        "Linear: a vector", lambda: M.LinearMean(jnp.ones(3)), r"means.LinearMean\(W\) of shape \(D, P\), got \(3,\)"
+    ),
+    Wrong("Linear: NaN", lambda: M.LinearMean(jnp.full((2, 1), jnp.nan)), "finite weights of means.LinearMean"),
+    Wrong("Linear: columns", lambda: M.LinearMean(jnp.ones((2, 1)))(X), "means.LinearMean: expected inputs with D = 2"),
+    Wrong("Linear: offsets", lambda: M.LinearMean(jnp.ones((1, 2)), b=jnp.ones(3)), r"one per output, \(2,\), got"),
     Wrong("pca: a vector", lambda: M.pca(X[:, 0], 1), "means.pca: expected inputs of shape"),
     Wrong("pca: no outputs", lambda: M.pca(X, 0), "positive integer number of outputs, got 0"),
     Wrong("pca: 1.5", lambda: M.pca(X, 1.5), "positive integer number of outputs, got 1.5"),

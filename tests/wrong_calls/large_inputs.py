@@ -84,7 +84,7 @@ CALLS = [
         Wrong(f"latent beside {name}", lambda X=X: seeded(lambda: dgp.latent("w", X, 1)), APART.format("inputs of .*")),
         Wrong(
             f"cumulative in {name}",
-            lambda t=times: dgp.cumulative(t, t[::4], np.ones(5)),
+            lambda t=times: dgp.functions.cumulative(t, t[::4], np.ones(5)),
             APART.format("inputs of cumulative"),
         ),
         Wrong(
@@ -95,7 +95,9 @@ CALLS = [
             lambda X=X: dgp.gp("f", RBF, dgp.Neighbours(X, num=3))(X),
             APART.format(r"inputs of f\(x\)"),
         ),
-        Wrong(f"linear mean of {name}", lambda X=X: dgp.means.Linear(np.ones((1, 2)))(X), APART.format("inputs of .*")),
+        Wrong(
+            f"linear mean of {name}", lambda X=X: dgp.means.LinearMean(np.ones((1, 2)))(X), APART.format("inputs of .*")
+        ),
         Wrong(f"layers of {name}", lambda X=X: initial.layers(X, [1], 3), fitted),
     ]
 ] + [

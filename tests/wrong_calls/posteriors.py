@@ -52,7 +52,7 @@ def labelled(conditional, outputs=None, likelihood=True):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(Z), outputs=outputs)
         with numpyro.plate("data", len(X)):
-            integrate = dgp.MonteCarlo(5) if outputs else None
+            integrate = dgp.likelihoods.MonteCarlo(5) if outputs else None
             if likelihood:
                 numpyro.sample("y", dgp.Likelihood(f(X), conditional, integrate=integrate), obs=y)
             else:
@@ -93,7 +93,7 @@ POISSON = labelled(lambda v: dist.Poisson(jnp.exp(v)))
 BERNOULLI = labelled(lambda v: dist.Bernoulli(logits=v))
 SOFTMAX = labelled(lambda v: dist.Categorical(logits=v), 3)
 EXPLICIT = labelled(lambda v: dist.Categorical(logits=v), 3, likelihood=False)
-ROBUST = labelled(lambda v: dgp.RobustMax(v), 3)
+ROBUST = labelled(lambda v: dgp.likelihoods.RobustMax(v), 3)
 CAUCHY = labelled(lambda v: dist.Cauchy(v, 1.0))
 NORMAL = labelled(lambda v: dist.Normal(v, 1.0))
 COLUMNS = labelled(lambda v: dist.Bernoulli(logits=v).to_event(1), 2)
@@ -358,7 +358,7 @@ WRONG = [
 
 def likelihood(conditional, *shape):
     f_x = dgp.extend.FunctionValues(jnp.zeros(shape), jnp.ones(shape), event_dim=len(shape) - 1)
-    return dgp.Likelihood(f_x, conditional, integrate=dgp.MonteCarlo(5))
+    return dgp.Likelihood(f_x, conditional, integrate=dgp.likelihoods.MonteCarlo(5))
 
 
 WRONG += [

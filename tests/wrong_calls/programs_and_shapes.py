@@ -215,7 +215,11 @@ WRONG = [
     Wrong("f: records", lambda: gp()(np.zeros(3, [("a", float)])), "to be numbers, got records: put their fields"),
     Wrong("Likelihood: returns an array", lambda: likelihood(lambda v: v), "conditional.v. to return a NumPyro distr"),
     Wrong("Likelihood: collapse", lambda: likelihood(normal, collapse="x"), 'collapse="bound" or "marginal", got .x'),
-    Wrong("Likelihood: 20", lambda: likelihood(normal, integrate=20), "integrate=dgp.GaussHermite.n. .*got int"),
+    Wrong(
+        "Likelihood: 20",
+        lambda: likelihood(normal, integrate=20),
+        "integrate=dgp.likelihoods.GaussHermite.n. .*got int",
+    ),
     Wrong(
         "Likelihood: draws a key",
         lambda: seeded(lambda: likelihood(lambda v: normal(v + jax.random.normal(numpyro.prng_key())))),
@@ -229,12 +233,12 @@ WRONG = [
     Wrong("Likelihood: centred", lambda: likelihood(lambda v: normal(v - v.mean())), "every y sees one row of v"),
     Wrong("Likelihood: a path", lambda: likelihood(lambda v: normal(jnp.cumsum(v))), "several rows of v by cumsum"),
     Wrong("Likelihood: y", lambda: likelihood(normal).log_prob(Y[:, None]), r"y of shape \(30,\), got \(30, 1\)"),
-    Wrong("RobustMax: one class", lambda: dgp.RobustMax(jnp.ones((3, 1))), "at least two classes"),
-    Wrong("RobustMax: a number", lambda: dgp.RobustMax(1.0), "at least two classes"),
-    Wrong("RobustMax: epsilon", lambda: dgp.RobustMax(jnp.ones((3, 2)), 0.0), "0 < epsilon < 1, got 0.0"),
-    Wrong("RobustMax: no draw", lambda: dgp.RobustMax(gp(outputs=2)(X)), "an array in this place"),
-    Wrong("GaussHermite: none", lambda: dgp.GaussHermite(0), "size=.... to be a positive integer, got 0"),
-    Wrong("MonteCarlo: 2.5", lambda: dgp.MonteCarlo(2.5), "size=.... to be a positive integer, got 2.5"),
+    Wrong("RobustMax: one class", lambda: dgp.likelihoods.RobustMax(jnp.ones((3, 1))), "at least two classes"),
+    Wrong("RobustMax: a number", lambda: dgp.likelihoods.RobustMax(1.0), "at least two classes"),
+    Wrong("RobustMax: epsilon", lambda: dgp.likelihoods.RobustMax(jnp.ones((3, 2)), 0.0), "0 < epsilon < 1, got 0.0"),
+    Wrong("RobustMax: no draw", lambda: dgp.likelihoods.RobustMax(gp(outputs=2)(X)), "an array in this place"),
+    Wrong("GaussHermite: none", lambda: dgp.likelihoods.GaussHermite(0), "size=.... to be a positive integer, got 0"),
+    Wrong("MonteCarlo: 2.5", lambda: dgp.likelihoods.MonteCarlo(2.5), "size=.... to be a positive integer, got 2.5"),
     Wrong("ELBO: no particles", lambda: dgp.ELBO(0), "num_particles to be a positive integer, got 0"),
     Wrong(
         "ELBO: an integer as key",
@@ -272,7 +276,9 @@ WRONG = [
     ),
     Wrong(
         "Likelihood: labels that are not integers",
-        lambda: likelihood(lambda v: dist.Categorical(logits=v), 3, integrate=dgp.MonteCarlo(2)).log_prob(jnp.ones(30)),
+        lambda: likelihood(lambda v: dist.Categorical(logits=v), 3, integrate=dgp.likelihoods.MonteCarlo(2)).log_prob(
+            jnp.ones(30)
+        ),
         r"labels y as integers, got float(32|64): write y.astype.int",
     ),
     Wrong("ELBO: no start", lambda: loss(without_start, X, Y), "initial value of numpyro.param .l., got none: write"),

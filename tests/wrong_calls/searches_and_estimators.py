@@ -107,7 +107,7 @@ def diffusion(**settings):
 
 
 def of_classes(others):
-    return lambda: dgp.OneVsEach(jnp.zeros((4, 3)), others=others)
+    return lambda: dgp.likelihoods.OneVsEach(jnp.zeros((4, 3)), others=others)
 
 
 def best(*args, **settings):

@@ -1,4 +1,4 @@
-"""Wrong calls of ``dgp.StateSpaceNormal`` and ``dgp.StateSpace``."""
+"""Wrong calls of ``dgp.functions.StateSpaceNormal`` and ``dgp.StateSpace``."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ MASK = np.arange(8) % 2 == 0
 
 
 def series(kernel=K.Matern12(), times=T, noise=0.1, **kwargs):
-    return dgp.StateSpaceNormal(kernel, times, noise, **kwargs)
+    return dgp.functions.StateSpaceNormal(kernel, times, noise, **kwargs)
 
 
 def layer(kernel=K.Matern12(), outputs=None, **kwargs):

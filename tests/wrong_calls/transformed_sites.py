@@ -103,7 +103,7 @@ WRONG = [
                 lambda: dgp.ELBO().loss(KEY, {}, model, dgp.guides.InducingPoint(model), X, Y)
             ),
             "for_mcmc": start,
-            "SGHMC": lambda model: dgp.SGHMC(model).init(KEY, 1, None, (X, Y), {}),
+            "SGHMC": lambda model: dgp.mcmc.SGHMC(model).init(KEY, 1, None, (X, Y), {}),
         }.items()
         for name, (model, site) in PROGRAMS.items()
     ),

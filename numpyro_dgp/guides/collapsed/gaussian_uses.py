@@ -29,7 +29,7 @@ from numpyro_dgp.math.gaussians import kl_full, log_density, log_determinant
 from numpyro_dgp.math.linalg import jitter, matmul, solve_lower, times_transpose
 from numpyro_dgp.math.quadratic_forms import quadratic_forms
 from numpyro_dgp.math.whitening import open_variance
-from numpyro_dgp.means import Constant, Identity, Linear, Zero
+from numpyro_dgp.means import ConstantMean, IdentityMean, LinearMean, ZeroMean
 
 __all__ = [
     "Column",
@@ -282,7 +282,7 @@ class Use:
                 options["y_variance"] = y_variance + jnp.square(slope) * left
                 return from_rows(rows_of, y, noise, **options), rows_of
             points = f.at_points(p)
-            tilt = None if isinstance(f.mean, Zero | Constant) else -slope[..., None] * w + 0 * loc
+            tilt = None if isinstance(f.mean, ZeroMean | ConstantMean) else -slope[..., None] * w + 0 * loc
             return with_features(
                 points.kernel,
                 points.Z,
@@ -526,10 +526,10 @@ def affine_mean(mean: Callable[[Array], Array], dims: int, outputs: int, dtype: 
     Raises:
         ValueError: a mean function that is not affine.
     """
-    if not isinstance(mean, Zero | Constant | Identity | Linear):
+    if not isinstance(mean, ZeroMean | ConstantMean | IdentityMean | LinearMean):
         raise ValueError(
-            f"Collapsed: expected a mean function among dgp.means.Zero, Constant, Identity and Linear where inputs are "
-            f"Gaussian, got {type(mean).__name__}: write it as one of these"
+            f"Collapsed: expected a mean function among dgp.means.ZeroMean, ConstantMean, IdentityMean and LinearMean "
+            f"where inputs are Gaussian, got {type(mean).__name__}: write it as one of these"
         )
     offset = mean(jnp.zeros((1, dims), dtype))[0]
     weights = mean(jnp.eye(dims, dtype=dtype)) - offset

@@ -128,8 +128,8 @@ class Flow(AroundGaussian):
     Args:
         bijector: a function from the number n of values to T, a ``numpyro.distributions.transforms.Transform`` of
             vectors (n,), or of single numbers. It runs inside the guide, so that it may call ``numpyro.param``. The
-            transform needs an inverse where densities of given values are asked for (``dgp.to_arviz``). By default the
-            blocks above.
+            transform needs an inverse where densities of given values are asked for (``dgp.diagnostics.to_arviz``). By
+            default the blocks above.
         base: rule of the Gaussian: ``Full()``, ``Diagonal()``, ``LowRank(...)``, or ``MarkovInducing(below=...)`` for
             means that depend on the draw of the layer below.
         depth: number of blocks.

@@ -16,7 +16,7 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.weights import Belief, InducingPrior, project
+from numpyro_dgp.functions.weights import Belief, InducingPrior, matvec
 from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
 from numpyro_dgp.math.gaussians import (
     kl_low_rank,
@@ -77,7 +77,7 @@ class LowRankBelief(Belief):
         scale, F, sign = self._by_output()
 
         def spread(A: Array) -> Array:
-            found = project(jnp.square(scale), jnp.square(A)) + sign * low_rank_spread(A, F)
+            found = matvec(jnp.square(scale), jnp.square(A)) + sign * low_rank_spread(A, F)
             return jnp.maximum(found, 0)  # a difference may round to less
 
         return spread

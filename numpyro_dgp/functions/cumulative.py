@@ -21,7 +21,7 @@ def cumulative(x: ArrayLike, knots: ArrayLike, rates: ArrayLike) -> Array:
     monotone layer, a warp of one input column. An increasing function in the place of the rates makes it convex.
 
     Draw the logarithms jointly, ``f.joint(knots)``, because every x sees the rates at all knots before it. Of D columns
-    each has its own warp: ``jax.vmap(dgp.cumulative, (1, None, 1), 1)(X, knots, rates)``.
+    each has its own warp: ``jax.vmap(dgp.functions.cumulative, (1, None, 1), 1)(X, knots, rates)``.
 
     Args:
         x: numbers of any shape, a column of inputs.
@@ -42,7 +42,7 @@ def cumulative(x: ArrayLike, knots: ArrayLike, rates: ArrayLike) -> Array:
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     f = dgp.gp("f", dgp.kernels.RBF(4.0, 0.3), dgp.Points(jnp.linspace(0, 1, 8)[:, None]))
         ...     v = numpyro.sample("log_rate", f.joint(knots[:, None]))
-        >>> h = dgp.cumulative(jnp.array([0.0, 0.1, 0.5, 2.0]), knots, jnp.exp(v))
+        >>> h = dgp.functions.cumulative(jnp.array([0.0, 0.1, 0.5, 2.0]), knots, jnp.exp(v))
         >>> bool((jnp.diff(h) > 0).all())
         True
 
