@@ -36,7 +36,6 @@ from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.inference.fit_stream import fit_stream
 from numpyro_dgp.inference.minibatch import minibatch
 from numpyro_dgp.inference.parameter_files import load, save
-from numpyro_dgp.inference.predictive_objective import PredictiveObjective
 from numpyro_dgp.inference.streams import BatchSource, Stream
 from numpyro_dgp.kernels.convolutional import Patches
 from numpyro_dgp.likelihoods.cumulative import cumulative
@@ -97,7 +96,6 @@ __all__ = [
     "bounds",
     "guides",
     "ELBO",
-    "PredictiveObjective",
     "optim",
     "for_mcmc",
     "NonCentered",
