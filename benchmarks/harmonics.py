@@ -1,9 +1,7 @@
-"""Spherical harmonics beside inducing points, and the start at a trained network.
+"""Spherical harmonics beside inducing points.
 
-``python benchmarks/harmonics.py`` prints two tables, ``--only starts`` the second alone. The first: one layer on sets
-of scikit-learn and statsmodels, hyperparameters by L-BFGS on the collapsed bound, with as many harmonics as inducing
-points. The second: the bound of a layer on harmonics, a row, after steps of Adam (means of ten steps), from the start
-of the package and from a dense layer of rectified units that was trained on the same rows.
+``python benchmarks/harmonics.py`` prints a table: one layer on sets of scikit-learn and statsmodels, hyperparameters by
+L-BFGS on the collapsed bound, with as many harmonics as inducing points.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from library_sets import load
 from numpyro.infer import SVI
 
 import numpyro_dgp as dgp
-
-UNITS = 64
 
 
 def split(name: str, most: int) -> tuple[np.ndarray, ...]:
@@ -97,59 +93,14 @@ def inducing_values(model: Callable[..., None], X: Any) -> int:
     return numpyro.handlers.trace(seeded).get_trace(X[:2])["f"]["value"].size
 
 
-def trained(X: Any, y: Any, steps: int) -> tuple[jax.Array, ...]:
-    """A layer of rectified units, by Adam on squared errors with a little weight decay."""
-    first, second = jax.random.split(jax.random.key(0))
-    scale = X.shape[1] ** -0.5
-    start = (scale * jax.random.normal(first, (X.shape[1], UNITS)), jnp.zeros(UNITS),
-             UNITS**-0.5 * jax.random.normal(second, (UNITS,)))  # fmt: skip
-    optimizer = optax.adamw(0.01, weight_decay=0.01)
-
-    def loss(weights: tuple[jax.Array, ...]) -> jax.Array:
-        W, b, a = weights
-        return jnp.square(jnp.maximum(X @ W + b, 0) @ a - y).mean()
-
-    def step(state: Any, _: Any) -> Any:
-        weights, opt = state
-        updates, opt = optimizer.update(jax.grad(loss)(weights), opt, weights)
-        return (optax.apply_updates(weights, updates), opt), None
-
-    return jax.jit(lambda s: jax.lax.scan(step, s, length=steps)[0][0])((start, optimizer.init(start)))
-
-
-def starts(names: list[str], size: int, most: int, steps: int) -> None:
-    at = [step for step in (0, 100, 300, 1000, 3000) if step < steps] + [steps - 1]
-    print("| set | start | " + " | ".join(f"bound after {step}" for step in at) + " |\n|" + "---|" * (2 + len(at)))
-    for name in names:
-        X, y = split(name, most)[:2]
-        D = X.shape[1]
-        harmonics = dgp.Harmonics.around(rectified(1.0, jnp.ones(D), 1.0), D, size)
-        model = regression(rectified, harmonics, D)
-        guide = dgp.guides.InducingPoint(model)
-        v = dgp.initial.from_dense(harmonics, rectified(1.0, jnp.ones(D), 1.0), *trained(X, y, 2000))
-        begin = {"variance_auto_loc": jnp.ones(()), "scales_auto_loc": jnp.ones(D)}
-        for label, more in (("prior", {}), ("trained network", {"f_auto_loc": v})):
-            svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
-            result = dgp.fit(svi, jax.random.key(1), steps, X, y, init_params=begin | more, progress_bar=False)
-            losses = " | ".join(f"{-np.asarray(result.losses)[max(0, s - 9) : s + 1].mean() / len(X):.3f}" for s in at)
-            print(f"| {name} | {label} | {losses} |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--sets", nargs="+", default=["friedman1", "friedman2", "diabetes", "heart", "ccard"])
     parser.add_argument("--size", type=int, default=120, help="harmonics at most")
     parser.add_argument("--most", type=int, default=500, help="rows")
-    parser.add_argument("--steps", type=int, default=3000, help="of Adam")
-    parser.add_argument("--only", choices=["points", "starts"], help="one of the tables")
     arguments = parser.parse_args()
     numpyro.enable_x64()
-    if arguments.only != "starts":
-        representations(arguments.sets, arguments.size, arguments.most, 200)
-    if arguments.only is None:
-        print()
-    if arguments.only != "points":
-        starts(arguments.sets[:3], arguments.size, arguments.most, arguments.steps)
+    representations(arguments.sets, arguments.size, arguments.most, 200)
 
 
 if __name__ == "__main__":

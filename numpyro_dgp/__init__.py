@@ -19,7 +19,6 @@ from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.inference.fit_stream import fit_stream
 from numpyro_dgp.inference.minibatch import minibatch
 from numpyro_dgp.inference.parameter_files import load, save
-from numpyro_dgp.inference.predictive_objective import PredictiveObjective
 from numpyro_dgp.inference.streams import Stream
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.predict.posterior import Posterior
@@ -66,7 +65,6 @@ __all__ = [
     "bounds",
     "guides",
     "ELBO",
-    "PredictiveObjective",
     "optim",
     "fit",
     "Stream",

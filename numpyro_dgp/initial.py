@@ -3,7 +3,6 @@ of a deeper program at the fit of a shallower one."""
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.depth.deepen import DeeperStart, deepen
-from numpyro_dgp.functions.dense_start import from_dense
 from numpyro_dgp.functions.layer_starts import LayerStart, Standardizer, inducing_patches, kmeans, layers, mixing
 
 __all__ = [
@@ -11,7 +10,6 @@ __all__ = [
     "LayerStart",
     "Standardizer",
     "deepen",
-    "from_dense",
     "inducing_patches",
     "kmeans",
     "layers",

@@ -63,8 +63,6 @@ GUIDES = {
     "diagonal": (lambda m: G.InducingPoint(m, inducing=G.Diagonal()), {}),
     "low rank": (lambda m: G.InducingPoint(m, inducing=G.LowRank(1)), {}),
     "flow": (lambda m: G.InducingPoint(m, inducing=G.Flow()), {}),
-    "diffusion": (lambda m: G.InducingPoint(m, inducing=G.Diffusion(steps=2)), {}),
-    "implicit": (lambda m: G.InducingPoint(m, inducing=G.Implicit(draws=4)), {}),
     "joint": (lambda m: G.InducingPoint(m, inducing=G.FullJoint()), {}),
     "delta": (lambda m: G.InducingPoint(m, inducing=G.Delta(), other=G.Delta()), {}),
     "hyperparameters": (lambda m: G.InducingPoint(m, other=G.Normal()), {}),

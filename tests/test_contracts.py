@@ -28,8 +28,6 @@ GUIDES = {
     "diagonal": partial(G.InducingPoint, inducing=G.Diagonal()),
     "mixture": partial(G.InducingPoint, inducing=G.MixtureOfGaussians(2)),
     "flow": partial(G.InducingPoint, inducing=G.Flow()),
-    "diffusion": partial(G.InducingPoint, inducing=G.Diffusion(steps=4)),
-    "implicit": partial(G.InducingPoint, inducing=G.Implicit(draws=50)),
     "normal-hyperparameters": partial(G.InducingPoint, other=G.Normal()),
     "autoguide-hyperparameters": partial(G.InducingPoint, other=AutoMultivariateNormal),
     "mean-field": G.MeanField,

@@ -362,10 +362,9 @@ def test_comparison_of_exact_fits(key):
     """Columns against closed forms where there are any; a guide that comes with its fit, and one to be fitted."""
     guide = dgp.guides.InducingPoint(exact)
     result = dgp.fit(SVI(exact, guide, natural(guide), dgp.ELBO()), key, 2, few, few_y, progress_bar=False)
-    guides = {"pair": (guide, result), "adam": dgp.guides.InducingPoint(exact), "predictive": (guide, result)}
+    guides = {"pair": (guide, result), "adam": dgp.guides.InducingPoint(exact)}
     found = dgp.diagnostics.compare(
-        exact, guides, (few, few_y), key=key, test=(X, Y), num_steps=3, num_samples=1000, optim=optax.adam(0.01),
-        predictive=["predictive"],
+        exact, guides, (few, few_y), key=key, test=(X, Y), num_steps=3, num_samples=1000, optim=optax.adam(0.01)
     )  # fmt: skip
     table = found.table
     evidence = log_normal(y, np.zeros(10), rbf(x, x, 1.2, 0.7) + SD**2 * np.eye(10))
@@ -386,9 +385,7 @@ def test_comparison_of_exact_fits(key):
     assert (table["parameters"] == 10 + 100).all()
     assert sorted(found.ranking.index) == ["adam", "pair"]
     scores = ["bound", "khat", "loo", "high_k"]
-    assert table.loc["predictive", scores].isna().all()
     assert not table.loc["pair", scores].isna().any()
-    assert table.loc["predictive", "rmse"] == table.loc["pair", "rmse"]
     figure = found.plot()
     assert [ax.get_xlabel() for ax in figure.axes] == ["bound, nats", "leave-one-out score, nats", "Pareto k", "step"]
 
@@ -427,13 +424,6 @@ def test_comparison_refuses_bad_input(key):
         dgp.diagnostics.compare(exact, {"a": fit_of(few)}, few, key=key)
     with pytest.raises(ValueError, match=r"expected guides=.*got neither"):
         dgp.diagnostics.compare(exact, {}, (few, few_y), key=key)
-    for names in ("a", ["b"], ["a"]):
-        with pytest.raises(ValueError, match=r"expected predictive to be a list of names of fits in guides"):
-            dgp.diagnostics.compare(
-                exact, {"a": dgp.guides.InducingPoint(exact)}, (few, few_y), key=key, predictive=names
-            )
-    with pytest.raises(ValueError, match=r"expected a guide fitted by dgp.ELBO, or chains, beside those in predictive"):
-        dgp.diagnostics.compare(exact, {"a": fit_of(few)}, (few, few_y), key=key, predictive=["a"])
     chain = dgp.Posterior(exact, samples={"g": jnp.zeros((2, 10))})
     with pytest.raises(ValueError, match=r"expected fits in guides=, got draws of MCMC"):
         dgp.diagnostics.compare(exact, {"a": chain}, (few, few_y), key=key)

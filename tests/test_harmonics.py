@@ -229,27 +229,6 @@ def test_slopes():
     np.testing.assert_allclose(f.grad(X, 1).mean, slopes[:, 1], atol=1e-4)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_a_dense_layer_is_where_its_layer_starts(order):
-    """With more degrees the error falls, up to the degrees that rectified units need."""
-    with jax.enable_x64(True):
-        W, b, a = rng.normal(size=(2, 5)), rng.normal(size=5), rng.normal(size=(5, 3))
-        kernel = ArcCosine(1.1, np.array([0.5, 2.0]), 0.8, order=order)
-        hidden = X @ W + b
-        wanted = (np.maximum(hidden, 0) ** order * (hidden > 0)) @ a
-        errors = []
-        for last in (2, 6, 14):
-            degrees = [d for d in range(last + 1) if d <= max(order, 1) or d % 2 != order % 2]
-            harmonic = dgp.Harmonics(2, tuple(degrees))
-            v = dgp.initial.from_dense(harmonic, kernel, W, b, a)
-            f = opened(kernel, harmonic, v, outputs=3)
-            errors.append(float(np.sqrt(np.mean((f(X).mean - wanted) ** 2))))
-        assert errors[2] < 0.6 * errors[1] < 0.6 * 0.8 * errors[0] or errors[2] < 1e-3 * np.abs(wanted).max()
-        one = dgp.initial.from_dense(harmonic, kernel, W, b, a[:, 1])
-        np.testing.assert_allclose(one, v[1], atol=1e-12)
-
-
 WRONG = {
     "degrees": (lambda: dgp.Harmonics(2, (1, 1)), r"Harmonics: expected degrees to be different integers"),
     "negative": (lambda: dgp.Harmonics(2, -1), r"Harmonics: expected degrees to be different integers"),
@@ -269,14 +248,6 @@ WRONG = {
     "traced": (
         lambda: jax.jit(lambda s: dgp.Harmonics.around(Zonal(RBF(1.0, s)), 2, 30).columns)(0.5),
         r"Harmonics.around: expected a kernel with known hyperparameters",
-    ),
-    "network": (
-        lambda: dgp.initial.from_dense(dgp.Harmonics(2, 2), ArcCosine(), np.ones((5, 2)), np.ones(5), np.ones(5)),
-        r"from_dense: expected weights \(2, H\), bias \(H,\) and readout \(H, P\) or \(H,\), got \(5, 2\)",
-    ),
-    "network kernel": (
-        lambda: dgp.initial.from_dense(dgp.Harmonics(2, 2), RBF(), np.ones((2, 5)), np.ones(5), np.ones(5)),
-        r"from_dense: expected dgp.Harmonics with a kernel ArcCosine or Zonal",
     ),
 }
 

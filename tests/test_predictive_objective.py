@@ -1,4 +1,4 @@
-"""The predictive objective: dense and quadrature references, and what it refuses."""
+"""The example of a predictive objective: dense and quadrature references."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,10 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import SVI
+from predictive_objective import PredictiveObjective
 from scipy.stats import norm
 
 import numpyro_dgp as dgp
-from numpyro_dgp import PredictiveObjective
 from numpyro_dgp import guides as G
 
 KEY = jax.random.key(0)
@@ -21,19 +21,17 @@ Z = jnp.linspace(-1, 1, 4)[:, None]
 NOISE = 0.3
 
 
-def shallow(X, y=None, keep=None, batch_size=None):
+def shallow(X, y=None):
     f = dgp.gp("f", dgp.kernels.RBF(1.3, 0.5), dgp.Points(Z))
-    keep = jnp.ones(len(X), bool) if keep is None else keep
-    with numpyro.plate("data", len(X), subsample_size=batch_size) as rows, numpyro.handlers.mask(mask=keep[rows]):
-        observed = dgp.Likelihood(f(X[rows]), lambda v: dist.Normal(v, NOISE))
-        numpyro.sample("y", observed, obs=None if y is None else y[rows])
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
-def deep(X, y=None, likelihood=lambda v: dist.Normal(v, NOISE), noise=None):
+def deep(X, y=None, likelihood=lambda v: dist.Normal(v, NOISE)):
     f = dgp.gp("f", dgp.kernels.RBF(0.4, 0.5), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
     g = dgp.gp("g", dgp.kernels.RBF(1.3, 0.5), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
-        h = numpyro.sample("h", f(X, noise=noise))
+        h = numpyro.sample("h", f(X))
         numpyro.sample("y", dgp.Likelihood(g(h), likelihood), obs=y)
 
 
@@ -79,21 +77,6 @@ def test_one_layer_is_the_dense_formula():
 
 
 @pytest.mark.long
-def test_masked_rows_count_nothing_and_minibatches_are_scaled():
-    params, guide = parameters(("f", (4,))), G.InducingPoint(shallow)
-    keep = jnp.arange(9) % 3 != 1
-
-    def value(*args, **kwargs):
-        return -float(PredictiveObjective().loss(KEY, params, shallow, guide, *args, **kwargs))
-
-    assert np.isclose(value(X, Y, keep), value(X[keep], Y[keep]), rtol=1e-9)
-    batch = jax.jit(lambda key: -PredictiveObjective().loss(key, params, shallow, guide, X, Y, batch_size=8))
-    singles = [batch(key) for key in jax.random.split(KEY, 200)]
-    error = np.std(singles) / len(singles) ** 0.5
-    assert abs(np.mean(singles) - value(X, Y)) < 4 * error
-
-
-@pytest.mark.long
 def test_two_layers_tend_to_quadrature_over_the_hidden_value():
     params = parameters(("f", (1, 4)), ("g", (4,)))
     first = [np.asarray(params[f"f_auto_{part}"])[0] for part in ("loc", "scale_tril")]
@@ -127,12 +110,12 @@ def test_the_elbo_is_below_and_fits_trade_it_for_density():
         for objective in (dgp.ELBO(200), PredictiveObjective(200))
     ]
     assert both[0] < both[1]
-    likelihood = -float(PredictiveObjective(50).loss(KEY, params, deep, guide, X, Y > 0, _bernoulli))
+    likelihood = -float(PredictiveObjective(50).loss(KEY, params, deep_labels, G.InducingPoint(deep_labels), X, Y > 0))
     assert np.isfinite(likelihood)
 
 
-def _bernoulli(v):
-    return dist.Bernoulli(logits=3 * v)
+def deep_labels(X, y=None):
+    deep(X, y, lambda v: dist.Bernoulli(logits=3 * v))
 
 
 @pytest.mark.long
@@ -160,35 +143,3 @@ def test_single_precision():
     value, gradient = jax.jit(loss)(params)
     assert np.isfinite(value)
     assert all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in jax.tree.leaves(gradient))
-
-
-def latent(X, y=None):
-    f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))
-    with numpyro.plate("data", len(X)):
-        x = dgp.latent("w", X, 1)
-        numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, NOISE)), obs=y)
-
-
-def noisy(X, y=None):
-    deep(X, y, noise=0.1)
-
-
-@pytest.mark.slow
-def test_guides_with_a_posterior_for_every_row_are_refused():
-    def evaluate(model, guide):
-        svi = SVI(model, guide, optax.adam(0.1), PredictiveObjective())
-        return jax.eval_shape(lambda: svi.evaluate(svi.init(KEY, X, Y), X, Y))
-
-    assert evaluate(latent, G.InducingPoint(latent, latent=G.Prior())).shape == ()
-    with pytest.raises(ValueError, match=r"got 'w', which has a posterior of its own for every row"):
-        evaluate(latent, G.InducingPoint(latent))
-    with pytest.raises(ValueError, match=r"got 'h', which has a posterior of its own for every row"):
-        evaluate(noisy, G.MeanField(noisy))
-    with pytest.raises(ValueError, match="integrates or weights observations itself: use"):
-        evaluate(latent, G.ImportanceWeighted(latent, num_samples=3))
-    with pytest.raises(ValueError, match="integrates or weights observations itself"):
-        evaluate(shallow, G.Collapsed(shallow))
-    with pytest.raises(ValueError, match="expected the regularisation of PredictiveObjective to be positive"):
-        PredictiveObjective(regularisation=0.0)
-    with pytest.raises(ValueError, match="num_particles"):
-        PredictiveObjective(0)

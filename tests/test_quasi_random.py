@@ -1,4 +1,4 @@
-"""Quasi-random numbers for hidden layers: unbiased, evenly spread over particles, and worth it."""
+"""The example of quasi-random numbers for hidden layers: unbiased, evenly spread over particles, and worth it."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,13 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer.elbo import Trace_ELBO
+from quasi_random import EvenELBO, EvenlyOverParticles
 from scipy.special import ndtr
 from scipy.stats import kstest
 from scipy.stats.qmc import discrepancy
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.inference.quasi_random import QuasiRandom
 
 KEY = jax.random.key(0)
 X = jnp.linspace(-1, 1, 5)[:, None]
@@ -59,7 +59,7 @@ def losses(objective, repeats):
 @pytest.mark.long
 def test_unbiased_with_less_variance_of_bound_and_gradient():
     plain, plain_gradient = losses(dgp.ELBO(8), 150)
-    even, even_gradient = losses(dgp.ELBO(8, quasi_random=True), 150)
+    even, even_gradient = losses(EvenELBO(8), 150)
     error = np.sqrt((plain.var() + even.var()) / 150)
     assert abs(plain.mean() - even.mean()) < 4 * error
     assert even.var() < 0.5 * plain.var()
@@ -75,7 +75,7 @@ def test_numbers_are_standard_normal_and_particles_even():
     params = fitted()
 
     def draw(key, particle):
-        guide = numpyro.handlers.substitute(QuasiRandom(GUIDE, key, particle, 16), data=params)
+        guide = numpyro.handlers.substitute(EvenlyOverParticles(GUIDE, key, particle, 16), data=params)
         trace = numpyro.handlers.trace(numpyro.handlers.seed(guide, KEY)).get_trace(X, Y)
         values = {"w": trace["w"]["value"], "h": trace["h"]["value"]}
         white = [(values[n] - trace[n]["fn"].mean) / trace[n]["fn"].variance ** 0.5 for n in values]
@@ -96,17 +96,14 @@ def test_numbers_are_standard_normal_and_particles_even():
 def test_particles_one_by_one_and_single_precision():
     params = fitted()
     both = [
-        jax.jit(
-            lambda p, objective=dgp.ELBO(4, vectorize, quasi_random=True): objective.loss(KEY, p, program, GUIDE, X, Y)
-        )(params)
+        jax.jit(lambda p, objective=EvenELBO(4, vectorize): objective.loss(KEY, p, program, GUIDE, X, Y))(params)
         for vectorize in (True, False)
     ]
     np.testing.assert_allclose(*both, rtol=1e-9)
-    objective = dgp.ELBO(4, quasi_random=True)
+    objective = EvenELBO(4)
     data = X.astype(jnp.float32), Y.astype(jnp.float32)
     single = jax.jit(lambda p: objective.loss(KEY, p, program, GUIDE, *data))(fitted(jnp.float32))
     assert np.isfinite(single)
-    assert np.isfinite(dgp.PredictiveObjective(4, quasi_random=True).num_particles)
 
 
 @pytest.mark.long
@@ -114,17 +111,5 @@ def test_same_expectation_as_numpyros_objective():
     params = fitted()
     loss = jax.jit(lambda key: Trace_ELBO(50).loss(key, params, program, GUIDE, X, Y))
     stock = np.array([loss(key) for key in jax.random.split(KEY, 40)])
-    even, _ = losses(dgp.ELBO(8, quasi_random=True), 60)
+    even, _ = losses(EvenELBO(8), 60)
     assert abs(stock.mean() - even.mean()) < 4 * np.sqrt(stock.var() / 40 + even.var() / 60)
-
-
-@pytest.mark.slow
-def test_refused():
-    for particles in (1, 3, 12):
-        with pytest.raises(ValueError, match=r"expected num_particles to be a power of two, at least 2, .* got"):
-            dgp.ELBO(particles, quasi_random=True)
-    with pytest.raises(ValueError, match="PredictiveObjective: expected num_particles to be a power of two"):
-        dgp.PredictiveObjective(3, quasi_random=True)
-    weighted = G.ImportanceWeighted(program, num_samples=2)
-    with pytest.raises(ValueError, match=r"one draw of the latents of a row per particle, got several of 'w'"):
-        dgp.ELBO(2, quasi_random=True).loss(KEY, fitted(), program, weighted, X, Y)

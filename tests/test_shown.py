@@ -63,15 +63,13 @@ SHOWN = [
         "Amortised(network=<lambda>, hidden=(4,))",
     ),
     (dgp.ELBO(), "ELBO()"),
-    (dgp.ELBO(8, quasi_random=True), "ELBO(num_particles=8, quasi_random=True)"),
-    (dgp.PredictiveObjective(regularisation=0.3), "PredictiveObjective(regularisation=0.3)"),
+    (dgp.ELBO(8), "ELBO(num_particles=8)"),
     (
         dgp.optim.NaturalGradient(G.MeanField(toy), schedule, optax.adam(0.1), sites=["f"]),
         "NaturalGradient(guide=MeanField(model=toy, inducing=Diagonal(), hidden=Normal(), latent=Normal(), "
         "other=Delta(), exact=Normal()), step_size=schedule, "
         "optimizer=GradientTransformationExtraArgs(init=init_fn, update=update_fn), sites=['f'])",
     ),
-    (dgp.optim.Tempered(optax.adam(0.1), 0.5), "Tempered(optimizer=<_NumPyroOptim>, temperature=0.5)"),
     (
         dgp.mcmc.Gibbs(toy, blocks={"f": dgp.mcmc.Slice(2.0)}, collapse=False),
         "Gibbs(model=for_mcmc(model=toy, collapse=False), blocks={('f',): Slice(width=2.0)})",

@@ -351,3 +351,32 @@ def test_a_finished_fit_lets_go_of_its_data():
     gc.collect()
     assert len(result.losses) == 3
     assert kept() is None
+
+
+@pytest.mark.long
+def test_particles_in_stages_end_at_the_same_bound():
+    """Few particles first and more of them later, from the state of the first stage, as docs/bound.md shows it."""
+    key, x = jax.random.key(0), jnp.linspace(-1, 1, 9)[:, None]
+    y, points = jnp.sin(3 * x[:, 0]), dgp.Points(jnp.linspace(-1, 1, 4)[:, None])
+
+    def program(X, y=None):
+        f, g = (dgp.gp(name, dgp.kernels.RBF(1.3, 0.5), points) for name in "fg")
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=1e-2))
+            numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    guide = dgp.guides.InducingPoint(program)
+
+    def bounds(stages):
+        svi, state = SVI(program, guide, optax.adam(optax.cosine_decay_schedule(0.05, 1500)), dgp.ELBO()), None
+        for particles, steps in stages:
+            svi.loss = dgp.ELBO(particles)
+            result = svi.run(key, steps, x, y, init_state=state, progress_bar=False)
+            state = result.state
+        assert state.optim_state[0] == 1500
+        keys = jax.random.split(key, 400)
+        return -jax.vmap(lambda key: dgp.ELBO().loss(key, result.params, program, guide, x, y))(keys)
+
+    staged, constant = bounds([(1, 1000), (8, 500)]), bounds([(8, 1500)])
+    error = np.hypot(staged.std(), constant.std()) / np.sqrt(400)
+    assert abs(staged.mean() - constant.mean()) < 4 * error + 0.02  # and what Adam leaves of its own noise

@@ -184,12 +184,6 @@ def to_arviz(
             "MCMC(NUTS(dgp.for_mcmc(model)))",
             stacklevel=2,
         )
-    if known.estimated:
-        warnings.warn(
-            f"to_arviz: the densities of {known.estimated} under the guide are estimates of a network (Implicit): "
-            "k-hats and leave-one-out scores are as good as these; judge the fit by log_density of other data",
-            stacklevel=2,
-        )
     draw_key, prior_key, trace_key = jax.random.split(key, 3)
     chains = source.num_chains if isinstance(source, MCMC) else 1
     draws = draw(posterior, draw_key, num_samples, local_samples, args, kwargs)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -101,7 +101,6 @@ def compare(
     local_samples: int = 20,
     level: float = 0.9,
     evidence: bool = False,
-    predictive: Collection[str] = (),
     progress_bar: bool = True,
 ) -> Comparison:
     r"""Fit several guides of one program, and compare them with each other and with MCMC.
@@ -131,8 +130,6 @@ def compare(
         evidence: whether to run :func:`~numpyro_dgp.diagnostics.evidence` from every guide, which takes 4000 gradients
             in each of 32 runs, three times with chains and otherwise twice. The draws of ``mcmc`` give the upper bound
             where the program has no ``numpyro.param`` of its own, which chains and fits might have at other values.
-        predictive: names of guides that were fitted by ``dgp.PredictiveObjective``. These are no posteriors: their rows
-            have the columns of test data only.
         progress_bar: show a progress bar for every fit.
 
     Returns:
@@ -163,7 +160,6 @@ def compare(
         True
     """
     _require_arguments(model, guides, data, test, mcmc, level)
-    _require_predictive(guides, predictive, mcmc)
     if not isinstance(evidence, bool):
         raise ValueError(f"compare: expected evidence to be True or False, got {type(evidence).__name__}")
     require_key("compare", key)
@@ -178,13 +174,10 @@ def compare(
         fit_of = jax.random.fold_in(fit_key, i)
         posterior, losses, seconds = _fitted(model, candidate, fit_of, data, optim, num_steps, progress_bar)
         rows[name] = {"seconds": seconds, "parameters": _size(posterior), "converged": _has_converged(losses)}
-        losses = None if name in predictive else losses
         sources[name] = posterior
         trees[name] = to_arviz(
             posterior, draw_key, *data, num_samples=num_samples, local_samples=local_samples, losses=losses
         )  # type: ignore[assignment]
-        if name in predictive:
-            continue
         rows[name] |= _bound(posterior, bound_key, data) | {"khat": khat(trees[name])}
         if evidence:
             rows[name] |= _evidence(name, posterior, jax.random.fold_in(bound_key, i), data, chain, rows[name]["bound"])
@@ -192,7 +185,7 @@ def compare(
         sources["mcmc"], rows["mcmc"] = mcmc, {}
         trees["mcmc"] = to_arviz(mcmc, draw_key, *data, num_samples=num_samples, local_samples=local_samples)  # type: ignore[assignment]
     posteriors = {name: as_posterior(source) for name, source in sources.items()}
-    scores = {name: loo(tree) for name, tree in trees.items() if name not in predictive}
+    scores = {name: loo(tree) for name, tree in trees.items()}
     for name, score in scores.items():
         rows[name] |= {"loo": float(score.elpd), "loo_se": float(score.se)}
         rows[name]["high_k"] = float((score.pareto_k > score.good_k).mean())
@@ -200,7 +193,7 @@ def compare(
         for name in rows:
             rows[name] |= _on_test(posteriors[name], test_key, test, num_samples, level)
     table = _table(rows)
-    return Comparison(table, _ranking(table.loc[list(scores)], scores), scores, trees, posteriors, level)
+    return Comparison(table, _ranking(table, scores), scores, trees, posteriors, level)
 
 
 def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any, level: Any) -> None:
@@ -231,20 +224,6 @@ def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any,
         as_posterior(mcmc)
     if not isinstance(level, float) or not 0 < level < 1:
         raise ValueError(f"compare: expected a level between 0 and 1, got {level!r}: 0.9 is usual")
-
-
-def _require_predictive(guides: Mapping[str, Candidate], predictive: Any, mcmc: MCMC | None) -> None:
-    fits = {name for name, candidate in guides.items() if isinstance(candidate, tuple | Posterior)}
-    if isinstance(predictive, str) or not fits.issuperset(predictive):
-        raise ValueError(
-            f"compare: expected predictive to be a list of names of fits in guides, got {predictive!r}: "
-            'guides={"predictive": (guide, result)}, predictive=["predictive"]; compare itself fits by dgp.ELBO'
-        )
-    if mcmc is None and guides.keys() <= set(predictive):
-        raise ValueError(
-            "compare: expected a guide fitted by dgp.ELBO, or chains, beside those in predictive, got none: for "
-            "predictions alone posterior.log_density on test data is enough"
-        )
 
 
 def _fitted(

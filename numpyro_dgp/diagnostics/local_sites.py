@@ -34,7 +34,6 @@ class LocalSites:
         weighted: whether the guide gives its latents importance weights or quadrature nodes.
         dims: names of the dimensions of every site, plates first.
         centred: hidden layers that are sites of the program as it is.
-        estimated: sites whose density under the guide is an estimate that may be too low or too high.
     """
 
     frames: dict[str, tuple[Any, ...]]
@@ -43,7 +42,6 @@ class LocalSites:
     weighted: bool
     dims: dict[str, list[str]]
     centred: list[str]
-    estimated: list[str]
 
 
 def local_sites(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalSites:
@@ -121,8 +119,7 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
     weighted = any(record_of(site).copies is not None for site in guide_trace.values())
     dims = {name: _dims(name, site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
     centred = [name for name, site in samples.items() if site_kind(site) == "hidden"]
-    estimated = [n for n, site in guide_trace.items() if getattr(site.get("fn"), "density_is_estimated", False)]
-    return LocalSites(frames, first, local, weighted, dims, centred, estimated)
+    return LocalSites(frames, first, local, weighted, dims, centred)
 
 
 def _listed(plates: tuple[Any, ...]) -> str:

@@ -6,10 +6,8 @@ from numpyro_dgp.guides.global_inducing import GlobalInducing
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
 from numpyro_dgp.guides.rules.as_model import Prior, Propagate
-from numpyro_dgp.guides.rules.diffusion_inducing import Diffusion
 from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
 from numpyro_dgp.guides.rules.flow_inducing import Flow
-from numpyro_dgp.guides.rules.implicit_inducing import Implicit
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full, SparseFactor
 from numpyro_dgp.guides.rules.joint_inducing import FullJoint, MarkovInducing
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
@@ -33,9 +31,7 @@ __all__ = [
     "Collapsed",
     "Delta",
     "Diagonal",
-    "Diffusion",
     "Flow",
-    "Implicit",
     "Full",
     "FullJoint",
     "GaussianParameters",

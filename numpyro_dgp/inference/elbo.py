@@ -1,13 +1,10 @@
-"""``ELBO``, the evidence lower bound, with all integrals in closed form that have one.
-
-The factor of the divergences in one evaluation of an objective, which an optimiser passes among the parameters.
-"""
+"""``ELBO``, the evidence lower bound, with all integrals in closed form that have one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,42 +25,11 @@ from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.record import follows_model, record_of
 from numpyro_dgp.guides.rules.structured import ConditionalValues, CorrelatedOutputs
 from numpyro_dgp.guides.run import Run, mutable, run
-from numpyro_dgp.inference.quasi_random import QuasiRandom, require_power_of_two
 from numpyro_dgp.likelihoods.families import known_divergence
 from numpyro_dgp.likelihoods.observed_only import warn_unobserved
 from numpyro_dgp.likelihoods.outcomes import require_in_range
 
-__all__ = ["ELBO", "Terms", "split_temperature", "tempered", "terms"]
-
-_NAME = "numpyro_dgp temperature"
-
-
-class _Temperature(NamedTuple):
-    """A factor, and the objectives that have read it."""
-
-    value: Array
-    readers: list[str]
-
-
-def tempered(loss: Callable[[Any], Any], value: Array) -> tuple[Callable[[Any], Any], list[str]]:
-    """``loss`` of parameters with a temperature beside them, and the list that objectives enter themselves into."""
-    temperature = _Temperature(value, [])
-    return lambda params: loss({**params, _NAME: temperature}), temperature.readers
-
-
-def split_temperature(owner: str, params: Mapping[str, Any]) -> tuple[Array | None, dict[str, Any]]:
-    """The temperature in ``params``, ``None`` without one, and the parameters.
-
-    Args:
-        owner: the objective that reads it.
-        params: by name.
-    """
-    rest = dict(params)
-    found: _Temperature | None = rest.pop(_NAME, None)
-    if found is None:
-        return None, rest
-    found.readers.append(owner)
-    return found.value, rest
+__all__ = ["ELBO"]
 
 
 class ELBO(elbo.ELBO):
@@ -80,19 +46,14 @@ class ELBO(elbo.ELBO):
 
     All particles share one minibatch; the scale of a minibatch comes from the program's plates.
 
-    With ``quasi_random=True`` the hidden values of a row are drawn so that its particles cover their distribution
-    evenly (:mod:`numpyro_dgp.inference.quasi_random`): the expectation is the same, with less noise.
-
     Args:
         num_particles: number of draws of the hidden layers that the bound is averaged over.
         vectorize_particles: ``True`` for ``jax.vmap`` over particles, ``False`` for ``jax.lax.map``.
-        quasi_random: whether numbers that are drawn row by row are quasi-random over particles; ``num_particles`` is
-            then a power of two.
 
     Raises:
         ValueError: NaN or infinite numbers in the arguments of the model; observations that are missing; a guide
             without one of the latent sites; observations that broadcasting, or an index beyond the end of an array,
-            makes count several times; quasi-random numbers with one particle, or with several copies of latents.
+            makes count several times.
 
     Warns:
         UserWarning: the program observes nothing.
@@ -112,28 +73,15 @@ class ELBO(elbo.ELBO):
         5.4516
         >>> print(-(dist.Normal(0.0, 0.5).log_prob(y) - 0.5 / 0.5**2).sum().round(4))
         5.4516
-        >>> dgp.ELBO(num_particles=8, quasi_random=True)
-        ELBO(num_particles=8, quasi_random=True)
 
     Source: Salimbeni (2020), equations 2.9 and 2.19.
     """
 
-    _adds_parts: ClassVar[bool] = True  # over the parts of a ``Stratified`` posterior, which is linear in q
-
     __repr__ = brief
 
-    def __init__(
-        self,
-        num_particles: int = 1,
-        vectorize_particles: bool | Callable[..., Any] = True,
-        *,
-        quasi_random: bool = False,
-    ) -> None:
+    def __init__(self, num_particles: int = 1, vectorize_particles: bool | Callable[..., Any] = True) -> None:
         require_count(type(self).__name__, "num_particles", num_particles, "1")
-        if quasi_random:
-            require_power_of_two(type(self).__name__, num_particles)
         super().__init__(num_particles, vectorize_particles)
-        self.quasi_random = bool(quasi_random)
 
     def loss_with_mutable_state(  # type: ignore[override]
         self,
@@ -157,116 +105,66 @@ class ELBO(elbo.ELBO):
             raise ValueError(
                 f"{owner}: expected params as a dict, got {type(param_map).__name__}: svi.get_params(state)"
             )
-        temperature, params = split_temperature(owner, param_map)
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
             if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
                 require_finite(f"data in the model's {where}", value, MISSING)
         plate_key, particle_key = jax.random.split(rng_key)
 
-        def particle(key: Array, number: Array | int = 0) -> tuple[Any, dict[str, Any]]:
-            drawn = guide
-            if self.quasi_random:
-                drawn = QuasiRandom(guide, particle_key, number, self.num_particles)
-
+        def particle(key: Array) -> tuple[Array, dict[str, Any]]:
             def once(strata: Mapping[str, Array] | None = None) -> Run:
                 with explained((args, kwargs)):
-                    return run(key, plate_key, params, model, drawn, args, kwargs, strata)
+                    return run(key, plate_key, dict(param_map), model, guide, args, kwargs, strata)
 
             found = once()
             state = {**mutable(found.guide), **mutable(found.model)}
-            parts = found.stratified() if self._adds_parts else {}
+            parts = found.stratified()  # of posteriors in several parts: the bound is linear in q
             if not parts:
-                return self._of_run(found, temperature), state
+                return self._of_run(found), state
 
-            def part(index: Array) -> Any:
+            def part(index: Array) -> Array:
                 taken = once(dict(zip(parts, jnp.unravel_index(index, tuple(parts.values())), strict=True)))
-                return taken.weight() * self._of_run(taken, temperature)
+                return taken.weight() * self._of_run(taken)
 
             return self.vectorize_particles_fn(part, jnp.arange(math.prod(parts.values()))).sum(), state
 
         if self.num_particles == 1:
-            part, state = particle(particle_key)
-            value = self._of_particles(jax.tree.map(lambda leaf: leaf[None], part))
+            value, state = particle(particle_key)
         else:
             keys = jax.random.split(particle_key, self.num_particles)
-            numbers = jnp.arange(self.num_particles)
-            parts, states = self.vectorize_particles_fn(lambda each: particle(*each), (keys, numbers))
-            value, state = self._of_particles(parts), jax.tree.map(lambda leaf: leaf[0], states)
+            values, states = self.vectorize_particles_fn(particle, keys)
+            value, state = values.mean(), jax.tree.map(lambda leaf: leaf[0], states)
             if is_concrete(value) and not np.isfinite(value):
-                for number, key in enumerate(keys):  # one by one their checks have values, and raise the reason
-                    particle(key, number)
+                for key in keys:  # one by one their checks have values, and raise the reason
+                    particle(key)
         return {"loss": -value, "mutable_state": state or None}
 
-    def _of_run(self, found: Run, temperature: Array | None) -> Any:
-        """What one run of guide and model contributes, an array or a pytree of arrays.
-
-        Args:
-            found: the run.
-            temperature: what divergences are multiplied by; ``None`` for one.
-        """
-        weighted, divergence, observed = terms(found)
-        if temperature is not None:
-            _require_divergences(found.guide)
-            divergence = temperature * divergence
-        return weighted - divergence + sum((total_log_prob(site) for site in observed), jnp.zeros(()))
-
-    def _of_particles(self, parts: Any) -> Array:
-        """The objective, from the contributions of all particles along a first axis."""
-        return parts.mean()
-
-
-class Terms(NamedTuple):
-    """One draw of the bound, in three parts.
-
-    Args:
-        weighted: what weights of latents, or the guide itself, have integrated, divergences included.
-        divergence: of all other latent sites.
-        observed: all other observed sites.
-    """
-
-    weighted: Array
-    divergence: Array
-    observed: list[Message]
-
-
-def terms(found: Run) -> Terms:
-    """The parts of the bound that one run gives."""
-    guide_trace, model_trace, groups, strata = found
-    _require_drawn(guide_trace, model_trace)
-    warn_unobserved(model_trace)
-    check_model_guide_match(model_trace, guide_trace)
-    _require_same_counts(guide_trace, model_trace)
-    in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
-    weighted = sum((group.bound() for group in groups), jnp.zeros(()))
-    divergence = jnp.zeros(())
-    accounted = set[str]().union(*(group.sites for group in groups))
-    observed: list[Message] = []
-    for site in guide_trace.values():  # parts of the bound that the guide has computed itself
-        if integrated := record_of(site).integrates:
-            weighted, accounted = weighted + site["value"], accounted | set(integrated)
-    for name, site in model_trace.items():
-        if site["type"] != "sample" or name in accounted:
-            continue
-        if site["is_observed"]:
-            require_in_range(f"observed site {name!r}", site["value"], site["fn"])
-            observed.append(site)
-        else:
-            divergence = divergence + _divergence(guide_trace[name], site, in_order, strata.get(name))
-    for name, site in guide_trace.items():  # auxiliary sites of autoguides
-        if site["type"] == "sample" and name not in model_trace:
-            divergence = divergence + total_log_prob(site)
-    return Terms(weighted, divergence, observed)
-
-
-def _require_divergences(guide_trace: Trace) -> None:
-    """Refuse a temperature where a guide has integrated its divergences."""
-    for name, site in guide_trace.items():
-        if record_of(site).integrates:
-            raise ValueError(
-                f"ELBO: expected a guide whose divergences can be tempered, got one that gives its part of the bound "
-                f"as a whole at {name!r} (Collapsed): its q(v) is the optimum of the bound, leave Tempered out"
-            )
+    def _of_run(self, found: Run) -> Array:
+        """The bound of one run of guide and model."""
+        guide_trace, model_trace, groups, strata = found
+        _require_drawn(guide_trace, model_trace)
+        warn_unobserved(model_trace)
+        check_model_guide_match(model_trace, guide_trace)
+        _require_same_counts(guide_trace, model_trace)
+        in_order = _latent_names(model_trace, guide_trace) == _latent_names(guide_trace, model_trace)
+        weighted = sum((group.bound() for group in groups), jnp.zeros(()))
+        divergence = observed = jnp.zeros(())
+        accounted = set[str]().union(*(group.sites for group in groups))
+        for site in guide_trace.values():  # parts of the bound that the guide has computed itself
+            if integrated := record_of(site).integrates:
+                weighted, accounted = weighted + site["value"], accounted | set(integrated)
+        for name, site in model_trace.items():
+            if site["type"] != "sample" or name in accounted:
+                continue
+            if site["is_observed"]:
+                require_in_range(f"observed site {name!r}", site["value"], site["fn"])
+                observed = observed + total_log_prob(site)
+            else:
+                divergence = divergence + _divergence(guide_trace[name], site, in_order, strata.get(name))
+        for name, site in guide_trace.items():  # auxiliary sites of autoguides
+            if site["type"] == "sample" and name not in model_trace:
+                divergence = divergence + total_log_prob(site)
+        return weighted - divergence + observed
 
 
 def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:

@@ -81,9 +81,7 @@ def _basis(dims: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
     return tried[chosen], np.linalg.solve(R, np.eye(size))
 
 
-def degree_shares(
-    dims: int, last: int, profile: Callable[[Array], Array], dtype: jnp.dtype, end: float = math.pi
-) -> Array:
+def degree_shares(dims: int, last: int, profile: Callable[[Array], Array], dtype: jnp.dtype) -> Array:
     r"""How much of the variance of a zonal kernel is in each degree: :math:`a_0, \dots, a_L`.
 
     .. math:: \kappa(\theta) = \sum_l a_l\, P_l(\cos\theta), \qquad
@@ -97,14 +95,13 @@ def degree_shares(
         last: L.
         profile: :math:`\kappa`, of angles between 0 and pi.
         dtype: of the result.
-        end: the angle from which on :math:`\kappa` is zero.
 
     Source: Dutordoir et al. (2020b), equation 8, the formula of Funk and Hecke.
     """
     nodes, weights = np.polynomial.legendre.leggauss(_NODES + 2 * last)
-    angle = 0.5 * end * (nodes + 1)
+    angle = 0.5 * math.pi * (nodes + 1)
     whole = math.sqrt(math.pi) * math.gamma((dims - 1) / 2) / math.gamma(dims / 2)
-    weights = 0.5 * end / whole * weights * np.sin(angle) ** (dims - 2)
+    weights = 0.5 * math.pi / whole * weights * np.sin(angle) ** (dims - 2)
     polynomials = zonal_polynomials(dims, np.cos(angle))
     rows = [count(dims, degree) * weights * next(polynomials) for degree in range(last + 1)]
     return matmul(jnp.asarray(np.stack(rows), dtype), profile(jnp.asarray(angle, dtype))[:, None])[:, 0]

@@ -190,11 +190,11 @@ class StreamingBound(ELBO):
         self.fitted = dict(fitted)
         self.memory = jnp.asarray(memory)  # an array, so that compiled steps are for any
 
-    def _of_run(self, found: Run, temperature: Array | None) -> Any:
+    def _of_run(self, found: Run) -> Array:
         functions = functions_of(found.model)
         ratios = [layer.log_ratio(functions[name]) for name, layer in self.fitted.items()]
         ratio = jnp.sum(jnp.stack(ratios))
-        return super()._of_run(found, temperature) + self.memory.astype(ratio.dtype) * ratio
+        return super()._of_run(found) + self.memory.astype(ratio.dtype) * ratio
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Optimisers: natural gradients for Gaussian posteriors, tempering, quasi-Newton methods for whole data sets."""
+"""Optimisers: natural gradients for Gaussian posteriors, quasi-Newton methods for whole data sets."""
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.optim.full_batch import Minimum, minimize
 from numpyro_dgp.optim.natural import NaturalGradient, log_linear
-from numpyro_dgp.optim.tempered import Tempered
 
-__all__ = ["Minimum", "NaturalGradient", "Tempered", "log_linear", "minimize"]
+__all__ = ["Minimum", "NaturalGradient", "log_linear", "minimize"]
 __dir__ = public_dir(globals())

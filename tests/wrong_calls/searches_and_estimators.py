@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from implicit import Implicit
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive
 from programs import X, Y, Z, shallow
@@ -102,10 +103,6 @@ ONES = np.ones(30, np.float32)
 DRAWN = {"h_white": jnp.zeros((2, 30)), "h": jnp.zeros((2, 30))}
 
 
-def diffusion(**settings):
-    return lambda: guides.InducingPoint(shallow, inducing=guides.Diffusion(**settings))
-
-
 def of_classes(others):
     return lambda: dgp.likelihoods.OneVsEach(jnp.zeros((4, 3)), others=others)
 
@@ -134,10 +131,6 @@ def of_layer(opens):
 WRONG = [
     Wrong("inducing inputs of two", of_layer(lambda name: numpyro.param(name, Z)), "gp 'g': .*got 'g_Z' for both"),
     Wrong("inducing inputs, a site", of_layer(SITE), "gp 'g': expected no other site .* got 'g_Z' for both"),
-    Wrong(
-        "a diffusion in words", diffusion(smallest="a"), r"smallest, the last step, to be between 0 and 0\.7, got 'a'"
-    ),
-    Wrong("a diffusion without an end", diffusion(smallest=None), "smallest, the last step, .* got None"),
     Wrong("classes that are not there", of_classes([0, 7]), "others to be labels from 0 to 2, got one of 0 to 7"),
     Wrong("classes below zero", of_classes([-1]), "others to be labels from 0 to 2, got one of -1 to -1"),
     Wrong("no classes", of_classes(jnp.zeros(0, int)), r"others to be labels of shape \(B,\), got .* of shape \(0,\)"),
@@ -200,7 +193,7 @@ WRONG = [
     Wrong("labels of one class", lambda: regressor(DeepGPClassifier, 0 * Y), "at least two classes, got one class"),
     Wrong(
         "quantiles of samples",
-        lambda: guides.InducingPoint(shallow, inducing=guides.Implicit(draws=2)).quantiles({}, [0.5], X, Y),
+        lambda: guides.InducingPoint(shallow, inducing=Implicit(draws=2)).quantiles({}, [0.5], X, Y),
         "expected distributions with quantiles in closed form, got Sampled at 'g': take those of draws",
     ),
     Wrong("a parameter named as the guide's", lambda: start(named("g_auto_loc", PARAM)), BOTH.format("loc")),

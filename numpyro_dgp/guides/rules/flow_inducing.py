@@ -1,7 +1,4 @@
-"""A rule for inducing values whose posterior is not Gaussian: a normalising flow.
-
-What rules have in common whose distribution is bent from a Gaussian, which is their start.
-"""
+"""A rule for inducing values whose posterior is not Gaussian: a normalising flow."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,52 +19,16 @@ from numpyro.nn import AutoregressiveNN
 from numpyro_dgp._checks import require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.weights import Belief, InducingPrior
+from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.joint_inducing import MarkovInducing
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
 from numpyro_dgp.guides.rules.strata import Flowed
 
-__all__ = ["AroundGaussian", "Base", "Flow", "SinhArcsinh"]
+__all__ = ["Flow", "SinhArcsinh"]
 
 Base = Full | Diagonal | LowRank | MarkovInducing
-
-
-class AroundGaussian(Rule):
-    """A rule of inducing values with a field ``base``, the rule of the Gaussian that it starts at, and ``hidden``, the
-    units of its networks."""
-
-    least_units: ClassVar[int] = 16
-    base: Base
-    hidden: int | None
-
-    def require_base(self, purpose: str) -> None:
-        """Raise unless base and units are what they have to be; called when the rule is made.
-
-        Args:
-            purpose: what the base is for, for the message.
-        """
-        name = type(self).__name__
-        require_count(f"rule {name}", "hidden", self.units(0), "50")
-        if not isinstance(self.base, Full | Diagonal | LowRank | MarkovInducing):
-            raise ValueError(
-                f"rule {name}: expected base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...), got "
-                f"{self.base!r}: it gives the Gaussian {purpose}"
-            )
-
-    def follows(self, name: str, order: tuple[str, ...]) -> str | None:
-        return self.base.follows(name, order)
-
-    def gaussian_of(self, site: Site) -> tuple[Belief, int]:
-        """The Gaussian at a site, and how many numbers there are."""
-        require_site(InducingPrior, self, site, "inducing values")
-        base: Any = self.base(site)
-        return base, math.prod(site.fn.event_shape)
-
-    def units(self, size: int) -> int:
-        """Of a hidden layer of a network of ``size`` numbers."""
-        return max(2 * size, self.least_units) if self.hidden is None else self.hidden
 
 
 class SinhArcsinh(Transform):
@@ -107,7 +68,7 @@ class SinhArcsinh(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
-class Flow(AroundGaussian):
+class Flow(Rule):
     r"""A Gaussian whose standard normal numbers go through a learned bijection first; joint over all outputs.
 
     .. math:: v = m + R\, T(\epsilon), \qquad
@@ -160,7 +121,6 @@ class Flow(AroundGaussian):
     Source: Rezende and Mohamed (2015); Kingma et al. (2016), for the autoregressive part.
     """
 
-    least_units = 8
     bijector: Callable[[int], Transform] | None = None
     base: Base = dataclasses.field(default_factory=Full)
     depth: int = 2
@@ -176,10 +136,19 @@ class Flow(AroundGaussian):
                 f"rule Flow: expected bijector to be a function of the number of values, got "
                 f"{type(self.bijector).__name__}: lambda n: transform, or leave it out"
             )
-        self.require_base("that the flow starts at")
+        require_count("rule Flow", "hidden", 1 if self.hidden is None else self.hidden, "50")
+        if not isinstance(self.base, Base):
+            raise ValueError(
+                f"rule Flow: expected base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...), got "
+                f"{self.base!r}: it gives the Gaussian that the flow starts at"
+            )
+
+    def follows(self, name: str, order: tuple[str, ...]) -> str | None:
+        return self.base.follows(name, order)
 
     def __call__(self, site: Site) -> Flowed:
-        base, size = self.gaussian_of(site)
+        require_site(InducingPrior, self, site, "inducing values")
+        base, size = self.base(site), math.prod(site.fn.event_shape)
         transform = self._blocks(site, size) if self.bijector is None else self.bijector(size)
         if not isinstance(transform, Transform):
             raise ValueError(
@@ -210,7 +179,7 @@ class Flow(AroundGaussian):
     def _network(self, site: Site, block: int, size: int) -> Callable[[Array], Any]:
         """From vectors (..., n) to shifts and logarithms of scales, both zero at the start."""
         order = jnp.arange(size)[:: -1 if block % 2 else 1]
-        units = self.units(size)
+        units = max(2 * size, 8) if self.hidden is None else self.hidden
         init, apply = AutoregressiveNN(size, [units], permutation=order, nonlinearity=stax.Tanh)
         leaves, tree = jax.tree.flatten(init(jax.random.key(block), (size,))[1])
         last = len(leaves) - 2  # the weights and the bias of the last layer

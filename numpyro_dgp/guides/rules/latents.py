@@ -48,28 +48,19 @@ class TanhNetwork:
         return rows
 
 
-def tanh_network(
-    site: Site, widths: Sequence[int], dtype: jnp.dtype, *, prefix: str = "", starts_at_zero: bool = False
-) -> TanhNetwork:
+def tanh_network(site: Site, widths: Sequence[int], dtype: jnp.dtype) -> TanhNetwork:
     """A network with the parameters ``W0``, ``b0``, ``W1``, ... of a site.
 
     Args:
         site: whose parameters they are.
         widths: of the rows that go in, of the hidden layers, and of the rows that come out.
         dtype: of the parameters.
-        prefix: what their names begin with.
-        starts_at_zero: whether the last weights start at zero, so that all that comes out does.
     """
-    pairs = list(itertools.pairwise(widths))
-    found = []
-    for i, shape in enumerate(pairs):
-        zero = starts_at_zero and i == len(pairs) - 1
-        start = partial(jnp.zeros, shape, dtype) if zero else partial(_glorot, shape, dtype)
-        found.append(
-            (site.param(f"{prefix}W{i}", start), site.param(f"{prefix}b{i}", partial(jnp.zeros, shape[1:], dtype)))
-        )
-    weights, biases = zip(*found, strict=True)
-    return TanhNetwork(weights, biases)
+    weights, biases = [], []
+    for i, shape in enumerate(itertools.pairwise(widths)):
+        weights.append(site.param(f"W{i}", partial(_glorot, shape, dtype)))
+        biases.append(site.param(f"b{i}", partial(jnp.zeros, shape[1:], dtype)))
+    return TanhNetwork(tuple(weights), tuple(biases))
 
 
 def _glorot(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
