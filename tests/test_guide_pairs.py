@@ -99,7 +99,7 @@ ROWS = {
     "`Flow`": (with_rule(G.Flow()), ONE),
     "`Diffusion`": (with_rule(G.Diffusion(steps=2)), ONE),
     "`Implicit`": (with_rule(G.Implicit(draws=10)), ONE),
-    "`GlobalInducing`": (lambda m, h: G.GlobalInducing(m, num_inducing=4), DEEP),
+    "`GlobalInducing`": (lambda m, h: G.InducingPoint(m, inducing=G.GlobalInducing(4)), DEEP),
     "`MeanField`": (lambda m, h: G.MeanField(m), NOISY),
     "`MeanField` without process noise": (lambda m, h: G.MeanField(m), DEEP),
     "`GivenInducing`": (at_hidden(G.GivenInducing()), NOISY),

@@ -17,7 +17,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.functions.weights import FullBelief
-from numpyro_dgp.guides import Amortised, ImportanceWeighted, InducingPoint, Quadrature
+from numpyro_dgp.guides import Amortised, Importance, ImportanceWeighted, InducingPoint, Quadrature
 from numpyro_dgp.guides.importance import CopiedValues
 from numpyro_dgp.math.gaussians import kl_full
 
@@ -256,7 +256,9 @@ def test_draws_from_the_implied_posterior():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weighted", [{"num_samples": 3}, {"latent": Quadrature(5)}], ids=["samples", "nodes"])
+@pytest.mark.parametrize(
+    "weighted", [{"importance": Importance(3)}, {"latent": Quadrature(5)}], ids=["samples", "nodes"]
+)
 def test_draws_of_layers_are_those_of_the_functions_drawn(weighted):
     """h given the inducing values and latents of the same draw is the model's conditional, by dense algebra."""
 
@@ -271,7 +273,7 @@ def test_draws_of_layers_are_those_of_the_functions_drawn(weighted):
     guide = InducingPoint(uninformative, **weighted, other=dgp.guides.Normal())
     params = {"f_auto_loc": jnp.ones(5), "f_auto_scale_tril": jnp.eye(5), "g_auto_loc": jnp.zeros(5)}
     params |= {"g_auto_scale_tril": jnp.eye(5), "scale_auto_loc": jnp.zeros(()), "scale_auto_scale": jnp.ones(())}
-    if "num_samples" in weighted:
+    if "importance" in weighted:
         params |= {"w_auto_loc": jnp.zeros((6, 1)), "w_auto_scale": jnp.ones((6, 1))}
     draws = guide.sample_posterior(jax.random.key(0), params, X, Y, sample_shape=(200,))
     x = np.concatenate([np.broadcast_to(X, (200, 6, 1)), draws["w"]], -1).reshape(-1, 2)
@@ -502,12 +504,14 @@ def skipping(X, y=None, widen=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [{"num_samples": 3}, {"latent": Quadrature(4)}], ids=["importance", "quadrature"])
+@pytest.mark.parametrize(
+    "rule", [{"importance": Importance(3)}, {"latent": Quadrature(4)}], ids=["importance", "quadrature"]
+)
 def test_inputs_beside_hidden_values(rule):
     """They have to be widened by the dimension of the values; the error says how."""
 
     def loss(model):
-        guide = ImportanceWeighted(model, **rule) if "num_samples" in rule else InducingPoint(model, **rule)
+        guide = InducingPoint(model, **rule)
         params = {f"{n}_auto_{p}": a for n in "fg" for p, a in (("loc", Z1.T[:1]), ("scale_tril", jnp.eye(5)[None]))}
         params |= {"g_auto_loc": Z1[:, 0], "g_auto_scale_tril": jnp.eye(5)}
         params |= {"w_auto_loc": jnp.zeros((6, 1)), "w_auto_scale": jnp.ones((6, 1))}

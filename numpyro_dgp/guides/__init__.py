@@ -2,13 +2,15 @@
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
-from numpyro_dgp.guides.global_inducing import GlobalInducing
 from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
 from numpyro_dgp.guides.rules.as_model import Prior, Propagate
+from numpyro_dgp.guides.rules.by_kind import Rules
 from numpyro_dgp.guides.rules.diffusion_inducing import Diffusion
 from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
 from numpyro_dgp.guides.rules.flow_inducing import Flow
+from numpyro_dgp.guides.rules.global_inducing import GlobalInducing
 from numpyro_dgp.guides.rules.implicit_inducing import Implicit
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full, SparseFactor
 from numpyro_dgp.guides.rules.joint_inducing import FullJoint, MarkovInducing
@@ -43,6 +45,7 @@ __all__ = [
     "GivenInducing",
     "GlobalInducing",
     "Guide",
+    "Importance",
     "ImportanceWeighted",
     "InducingPoint",
     "JointOutputs",
@@ -56,6 +59,7 @@ __all__ = [
     "Propagate",
     "Quadrature",
     "Rule",
+    "Rules",
     "ScaledCirculant",
     "ScaledPrior",
     "ScaledProduct",

@@ -25,7 +25,9 @@ from numpyro_dgp.analysis.program import Program, initial_values, inspect_progra
 from numpyro_dgp.analysis.run_at_rows import OtherRows, with_rows
 from numpyro_dgp.analysis.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
 from numpyro_dgp.functions.joint_values import require_following
+from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
+from numpyro_dgp.guides.rules.by_kind import Rules
 from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, warn_of_rows
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import require_in_range
@@ -86,26 +88,33 @@ class Choices:
         sites: rules of single sites, by name.
         prefix: part of the names of parameters, ``"<site>_<prefix>_<parameter>"``.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
-        num_samples: K, importance samples of latents; ``None`` for the plain bound.
+        importance: importance weighting of latents; ``None`` for the plain bound.
     """
 
     owner: str
     model: Callable[..., Any]
-    rules: dict[str, Rule]
+    rules: Rules
     sites: dict[str, Rule]
     prefix: str
     init_loc_fn: Callable[..., Any]
-    num_samples: int | None
+    importance: Importance | None
 
     @property
     def has_weights(self) -> bool:
         """Whether latents have several values in a fit, with importance weights or those of quadrature."""
-        rules = (*self.rules.values(), *self.sites.values())
-        return any((self.num_samples, *(rule.num_nodes for rule in rules)))
+        rules = (*self.rules, *self.sites.values())
+        return self.importance is not None or any(isinstance(rule, Rule) and rule.num_nodes for rule in rules)
 
     def rule(self, msg: Message) -> Rule | None:
         """The rule for a latent site; ``None`` where a NumPyro autoguide draws it."""
-        return self.sites.get(msg["name"], self.rules.get(site_kind(msg)))
+        rule = self.sites.get(msg["name"], getattr(self.rules, site_kind(msg), None))
+        return rule if isinstance(rule, Rule) else None
+
+    def with_rules(self, change: Callable[[Rule], Rule]) -> Choices:
+        """The same with every rule changed by a function."""
+
+        rules = Rules(*(change(rule) if isinstance(rule, Rule) else rule for rule in self.rules))  # type: ignore[arg-type]
+        return dataclasses.replace(self, rules=rules, sites={n: change(rule) for n, rule in self.sites.items()})
 
     def are_shared(self, msg: Message) -> bool:
         """Whether a site is one of the ``other`` kind and has no rule of its own."""
@@ -152,7 +161,7 @@ class Replace(Messenger):
         if exc_type is not None:
             return
         owner = self.choices.owner
-        in_fit = self.choices.num_samples is not None and not self.predicted
+        in_fit = self.choices.importance is not None and not self.predicted
         if in_fit and self.program.observed_plates and not self.weighted:
             raise ValueError(
                 f"{owner}: expected a model with latent variables per datum, got one with "
@@ -190,7 +199,7 @@ class Replace(Messenger):
         order = self.program.inducing
         found: dict[str, tuple[str, ...]] = {}
         for name in order:
-            rule = self.choices.sites.get(name, self.choices.rules["inducing"])
+            rule = self.choices.sites.get(name, self.choices.rules.inducing)
             one, all_lower = rule.follows(name, order), self.program.lower.get(name, frozenset())
             below = all_lower if rule.follows_layers else () if one is None else (one,)
             found |= {name: tuple(n for n in order if n in below)} if below else {}
@@ -264,9 +273,9 @@ class Replace(Messenger):
             unobserved = bool(self.program.ends) and not self.program.observed_plates
             if unobserved and not rule.follows_model and self._is_at_rows_of_call(name):
                 warn_of_rows(self.choices.owner, name)
-        copies = None
+        copies, importance = None, self.choices.importance
         if kind == "latent" and self.program.is_per_datum(msg):
-            copies = rule.num_nodes or self.choices.num_samples
+            copies = rule.num_nodes or (None if importance is None else importance.num_samples)
             self.weighted |= set() if copies is None else {name}
         record = SiteRecord(
             name=name,

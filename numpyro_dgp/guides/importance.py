@@ -16,6 +16,7 @@ Source: Salimbeni (2020), equations 4.8 and 5.11.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import require_count
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.site_densities import log_prob
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
@@ -33,7 +36,36 @@ from numpyro_dgp.functions.function_values import FunctionValues, follows
 from numpyro_dgp.functions.process_values import ProcessValues
 from numpyro_dgp.guides.record import SiteRecord, record_of
 
-__all__ = ["CopiedValues", "Copies", "Weighted", "weighted"]
+__all__ = ["CopiedValues", "Copies", "Importance", "Weighted", "weighted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Importance:
+    r"""Importance weighting of the latents of every datum, in ``dgp.ELBO``.
+
+    Args:
+        num_samples: K, the number of samples of the latents of a datum.
+        doubly_reparameterised: whether the gradients of the proposals lack their term of mean zero, whose noise hides
+            the others where K is large (Tucker et al., 2019). It costs a second run without gradients.
+
+    Raises:
+        ValueError: K is not a positive integer.
+
+    Example:
+        >>> from numpyro_dgp import guides
+        >>> guides.MeanField(lambda: None, importance=guides.Importance(5)).importance
+        Importance(num_samples=5)
+
+    Source: Salimbeni (2020), equation 5.11; Tucker et al. (2019).
+    """
+
+    num_samples: int
+    doubly_reparameterised: bool = False
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        require_count("Importance", "num_samples", self.num_samples, "5")
 
 
 class CopiedValues(FunctionValues):

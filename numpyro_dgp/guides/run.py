@@ -118,7 +118,8 @@ def run(
     For doubly reparameterised gradients there are two runs: one without gradients gives the weights of the second.
     """
     once = partial(_once, key, plate_key, model=model, guide=guide, args=args, kwargs=kwargs, strata=strata or {})
-    if not getattr(guide, "doubly_reparameterised", False):
+    importance = getattr(guide, "importance", None)
+    if importance is None or not importance.doubly_reparameterised:
         return once(params)
     before = once(jax.lax.stop_gradient(params))
     known = {name: jax.lax.stop_gradient(group.normalised()) for group in before.groups for name in group.latents}

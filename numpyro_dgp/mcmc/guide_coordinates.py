@@ -275,13 +275,8 @@ def _require_drawn(sites: Trace, values: Mapping[str, Array]) -> None:
 
 def _with_spread_points(guide: Guide) -> Guide:
     """A copy of the guide with Gaussians around the points that its rules ``Delta`` have."""
-
-    def spread(rules: dict[str, Rule]) -> dict[str, Rule]:
-        return {key: _AroundPoint() if isinstance(rule, Delta) else rule for key, rule in rules.items()}
-
     copied = copy.copy(guide)
-    choices = guide.choices
-    copied.choices = dataclasses.replace(choices, rules=spread(choices.rules), sites=spread(choices.sites))
+    copied.choices = guide.choices.with_rules(lambda rule: _AroundPoint() if isinstance(rule, Delta) else rule)
     return copied
 
 

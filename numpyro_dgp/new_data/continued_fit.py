@@ -38,6 +38,7 @@ from numpyro_dgp.analysis.refusals import all_rows
 from numpyro_dgp.analysis.site_densities import scaled_log_prob
 from numpyro_dgp.analysis.sites import site_kind
 from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import Run
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.elbo import ELBO
@@ -309,12 +310,11 @@ class Continued:
 def _without_starts(guide: Guide) -> Guide:
     """The guide without initial means, which are those of the rows of the fit; what rows share has its value."""
 
-    def free(rules: dict[str, Any]) -> dict[str, Any]:
-        started = {name for name, rule in rules.items() if getattr(rule, "loc", None) is not None}
-        return {n: dataclasses.replace(rule, loc=None) if n in started else rule for n, rule in rules.items()}
+    def free(rule: Any) -> Rule:
+        return rule if getattr(rule, "loc", None) is None else dataclasses.replace(rule, loc=None)
 
-    found, choices = copy.copy(guide), guide.choices
-    found.choices = dataclasses.replace(choices, rules=free(choices.rules), sites=free(choices.sites))
+    found = copy.copy(guide)
+    found.choices = guide.choices.with_rules(free)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import is_concrete, known_keywords
+from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._data import indexable, own
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
@@ -33,13 +34,13 @@ from numpyro_dgp.guides.collapsed.gaussian_uses import (
     uses_of,
     with_open_variance,
 )
-from numpyro_dgp.guides.guide import INIT, Guide, Other
+from numpyro_dgp.guides.guide import INIT, Guide
 from numpyro_dgp.guides.handler import Choices, Replace
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.as_model import Prior
-from numpyro_dgp.guides.rules.inducing_values import Full
+from numpyro_dgp.guides.rules.by_kind import Other, Rules
 from numpyro_dgp.guides.rules.rule import Rule
-from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
+from numpyro_dgp.guides.rules.single_numbers import Normal
 from numpyro_dgp.kernels.expectations import Integrate
 
 __all__ = ["Collapsed"]
@@ -89,15 +90,14 @@ class Collapsed(Guide):
         integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
             their sums and products), ``GaussHermite(n)`` or ``MonteCarlo(n, key)`` for any kernel.
         sites: rules for single sites by name.
-        data: positional and keyword arguments that q(v) is computed from at new inputs; :meth:`on` sets them.
         prefix: part of the names of parameters.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
 
     Raises:
-        ValueError: arguments that it does not have, or a rule for hidden values without a closed form; when called,
-            predictions without data, or a program outside this class: minibatches, another likelihood, mixed outputs, a
-            hidden layer without process noise, ``GivenInducing()`` for a function that is used twice, inputs computed
-            from Gaussian values, or a layer that depends on the inducing values of another, ``dgp.Points(f(Z).loc)``.
+        ValueError: a rule for hidden values without a closed form; when called, predictions without data, or a program
+            outside this class: minibatches, another likelihood, mixed outputs, a hidden layer without process noise,
+            ``GivenInducing()`` for a function that is used twice, inputs computed from Gaussian values, or a layer that
+            depends on the inducing values of another, ``dgp.Points(f(Z).loc)``.
 
     Example:
         >>> import jax, numpyro, optax
@@ -120,18 +120,19 @@ class Collapsed(Guide):
     Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5 and 4.3.
     """
 
-    @known_keywords(inducing="theirs is the optimum; guides.MeanField() has rules for inducing and hidden values")
+    defaults = Rules(inducing=Prior(), hidden=Normal())
+    data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
     def __init__(
         self,
         model: Callable[..., Any],
         *,
-        hidden: Rule = Normal(),
+        hidden: Rule | None = None,
         hidden_density: Literal["bound", "marginal"] = "bound",
-        latent: Rule = Normal(),
-        other: Other = Delta(),
+        latent: Rule | None = None,
+        other: Other | None = None,
         integrate: Integrate = None,
         sites: Mapping[str, Rule] | None = None,
-        data: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = INIT,
     ) -> None:
@@ -140,19 +141,12 @@ class Collapsed(Guide):
                 f'Collapsed: expected hidden_density="bound" or "marginal", got {hidden_density!r}: leave it out for '
                 "the first"
             )
-        super().__init__(
-            model,
-            inducing=Prior(),
-            hidden=closed_form("hidden", hidden),
-            exact=Full(),
-            latent=latent,
-            other=other,
-            sites={name: closed_form(name, rule) for name, rule in (sites or {}).items()},
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-        )
+        rules: Any = {"hidden": hidden, "latent": latent, "other": other, "sites": sites}
+        super().__init__(model, **rules, prefix=prefix, init_loc_fn=init_loc_fn)
+        by_kind = self.choices.rules._replace(hidden=closed_form("hidden", self.choices.rules.hidden))
+        by_name = {name: closed_form(name, rule) for name, rule in self.choices.sites.items()}
+        self.choices = dataclasses.replace(self.choices, rules=by_kind, sites=by_name)
         self.integrate, self.hidden_density = integrate, hidden_density
-        self.data: tuple[tuple[Any, ...], dict[str, Any]] | None = own(data)
 
     def on(self, *args: Any, **kwargs: Any) -> Collapsed:
         """The guide with the data that q(v) is computed from: ``dgp.Posterior(model, guide.on(X, y), params)``.
