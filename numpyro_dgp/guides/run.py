@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -117,27 +117,7 @@ def run(
     ``strata`` are the parts that ``Stratified`` posteriors take, by site; without it they are drawn as a whole.
     For doubly reparameterised gradients there are two runs: one without gradients gives the weights of the second.
     """
-    once = partial(_once, key, plate_key, model=model, guide=guide, args=args, kwargs=kwargs, strata=strata or {})
     importance = getattr(guide, "importance", None)
-    if importance is None or not importance.doubly_reparameterised:
-        return once(params)
-    before = once(jax.lax.stop_gradient(params))
-    known = {name: jax.lax.stop_gradient(group.normalised()) for group in before.groups for name in group.latents}
-    return once(params, known)
-
-
-def _once(
-    key: Array,
-    plate_key: Array,
-    params: dict[str, Array],
-    weights: dict[str, Array] | None = None,
-    *,
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    strata: Mapping[str, Array],
-) -> Run:
     model_key, guide_key = jax.random.split(key)
 
     def seeded(program: Callable[..., Any], key: Array) -> Callable[..., Any]:
@@ -150,22 +130,29 @@ def _once(
     def nesting() -> int:
         return program().nesting
 
-    given = [substitute(seeded(*pair), data=params) for pair in ((model, model_key), (guide, guide_key))]
-    integrated = marginal(Copies(given[1], nesting, weights=weights), strata)
-    guide_trace, model_trace = traces(
-        given[0], integrated, args, kwargs, lambda fn, guide_trace: Copies(fn, nesting, guide_trace)
-    )
-    if not any(record_of(site).name for site in guide_trace.values()):  # guides of this package inspect the program
-        require_sound(model, args, kwargs)
-        require_observations_apart(model, args, kwargs)
-    groups = weighted(guide_trace, model_trace, nesting)
-    if groups and program().aggregates:
-        raise ValueError(
-            f"importance weighting: expected densities that see one row of a hidden layer each, got "
-            f"{sorted(program().aggregates)}, which see several: the weights of one datum would depend on the others; "
-            "use guides.InducingPoint"
+    def once(params: dict[str, Array], weights: dict[str, Array] | None = None) -> Run:
+        given = [substitute(seeded(*pair), data=params) for pair in ((model, model_key), (guide, guide_key))]
+        integrated = marginal(Copies(given[1], nesting, weights=weights), strata)
+        guide_trace, model_trace = traces(
+            given[0], integrated, args, kwargs, lambda fn, guide_trace: Copies(fn, nesting, guide_trace)
         )
-    return Run(guide_trace, model_trace, groups, strata)
+        if not any(record_of(site).name for site in guide_trace.values()):  # guides of this package do that themselves
+            require_sound(model, args, kwargs)
+            require_observations_apart(model, args, kwargs)
+        groups = weighted(guide_trace, model_trace, nesting)
+        if groups and program().aggregates:
+            raise ValueError(
+                f"importance weighting: expected densities that see one row of a hidden layer each, got "
+                f"{sorted(program().aggregates)}, which see several: the weights of one datum would depend on the "
+                "others; use guides.InducingPoint"
+            )
+        return Run(guide_trace, model_trace, groups, strata or {})
+
+    if importance is None or not importance.doubly_reparameterised:
+        return once(params)
+    before = once(jax.lax.stop_gradient(params))
+    known = {name: jax.lax.stop_gradient(group.normalised()) for group in before.groups for name in group.latents}
+    return once(params, known)
 
 
 def shared_by_weights(sites: Trace, values: Mapping[str, Any], inner: frozenset[str]) -> dict[str, Any]:
