@@ -19,7 +19,7 @@ from numpyro_dgp.functions.weights import (
     project,
     whitened_values,
 )
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, SiteContext, initial_scale, require_site
 from numpyro_dgp.guides.rules.structured import ConditionalValues
 from numpyro_dgp.jaxprs.dependence import Dependence
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
@@ -48,7 +48,7 @@ __all__ = [
     "RandomFunction",
     "Representation",
     "Rule",
-    "Site",
+    "SiteContext",
     "StateSpaceForm",
     "Term",
     "Weights",

@@ -319,7 +319,7 @@ def test_programs_of_other_kinds(name):
     def look(params):
         given = handlers.substitute(handlers.seed(guide, 0), data=params)
         sites = handlers.trace(given).get_trace(y=Y, X=X)
-        found.update(n for n, site in sites.items() if record_of(site).drawn)
+        found.update(n for n, site in sites.items() if record_of(site).sample_inducing)
 
     jax.eval_shape(look, params)
     assert found == drawn

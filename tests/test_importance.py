@@ -18,7 +18,7 @@ from sizes import mostly_long
 import numpyro_dgp as dgp
 from numpyro_dgp.functions.weights import FullBelief
 from numpyro_dgp.guides import Amortised, Importance, ImportanceWeighted, InducingPoint, Quadrature
-from numpyro_dgp.guides.importance import CopiedValues
+from numpyro_dgp.guides.importance import ReplicatedValues
 from numpyro_dgp.math.gaussians import kl_full
 
 rng = np.random.default_rng(1)
@@ -77,7 +77,7 @@ def test_copies_have_the_covariance_of_one_function(noise):
     xs = jnp.array(rng.normal(size=(4, 3, 2)))  # K = 4 inputs of each of 3 data
     with numpyro.handlers.substitute(data={"f": FULL}):
         f = dgp.gp("f", kernel, dgp.Points(Z1), outputs=2)
-    copied = CopiedValues(f(xs, noise=noise).propagated())
+    copied = ReplicatedValues(f(xs, noise=noise).propagated())
     values = np.asarray(jax.vmap(copied.sample)(jax.random.split(jax.random.key(0), 40_000)))
     joint = f.joint(jnp.moveaxis(xs, 0, 1))
     for n in range(3):
@@ -100,7 +100,7 @@ def test_copies_of_outputs_with_kernels_of_their_own():
     xs = jnp.array(rng.normal(size=(3, 1, 2)))
     with numpyro.handlers.substitute(data={"f": FULL}):
         f = dgp.gp("f", kernels, dgp.Points(Z1), outputs=2)
-    values = jax.vmap(CopiedValues(f(xs).propagated()).sample)(jax.random.split(jax.random.key(1), 40_000))
+    values = jax.vmap(ReplicatedValues(f(xs).propagated()).sample)(jax.random.split(jax.random.key(1), 40_000))
     want = f.joint(xs[:, 0]).covariance
     for p in range(2):
         assert np.allclose(np.cov(np.asarray(values[:, :, 0, p]).T), want[p], atol=0.05)
@@ -146,7 +146,7 @@ def test_toy_is_never_above_the_evidence(K, monkeypatch):
     found = draws(toy, guide, params, 20_000, X=jnp.zeros((1, 1)), y=jnp.ones(1))
     assert abs(found.mean() - evidence) < 4 * found.std() / np.sqrt(len(found)) + 1e-6
     if K > 1:
-        monkeypatch.setattr("numpyro_dgp.guides.importance.CopiedValues", lambda values: values)
+        monkeypatch.setattr("numpyro_dgp.guides.importance.ReplicatedValues", lambda values: values)
         apart = draws(toy, guide, params, 20_000, X=jnp.zeros((1, 1)), y=jnp.ones(1))
         assert apart.mean() > evidence + 4 * apart.std() / np.sqrt(len(apart))
 

@@ -32,7 +32,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import full_plates, inspect_program
 from numpyro_dgp.analysis.refusals import initialised
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
-from numpyro_dgp.guides.handler import Choices, Replace
+from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.by_kind import Other, Rules
@@ -124,7 +124,7 @@ class Guide:
         rules = Rules(*(default if rule is None else rule for rule, default in given))  # type: ignore[arg-type]
         _require_rules(owner, rules, sites or {})
         self.model, self.prefix, self.importance = model, prefix, importance
-        self.choices = Choices(owner, model, rules, dict(sites or {}), prefix, init_loc_fn, importance)
+        self.config = GuideConfig(owner, model, rules, dict(sites or {}), prefix, init_loc_fn, importance)
         self.companion: Any = None
         if not isinstance(rules.other, Rule):
             exposed = handlers.block(model, hide_fn=self._is_not_other)
@@ -140,14 +140,14 @@ class Guide:
     def _settings(self) -> dict[str, Any]:
         """The arguments of the constructors of the class and its bases."""
         companion = {} if self.companion is None else {"other": type(self.companion)}
-        rules = self.choices.rules._asdict() | companion | {"sites": self.choices.sites or None}
-        return vars(self.choices) | vars(self) | rules
+        rules = self.config.rules._asdict() | companion | {"sites": self.config.sites or None}
+        return vars(self.config) | vars(self) | rules
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
         args, kwargs = indexable((args, kwargs))
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
-        with Replace(self.choices, args, kwargs, drawn, self.predicted) as values, initialised():
+        with GuideHandler(self.config, args, kwargs, drawn, self.predicted) as values, initialised():
             self.model(*args, **kwargs)
         return values
 
@@ -192,7 +192,7 @@ class Guide:
         def draw(key: Array) -> dict[str, Array]:
             with handlers.trace() as sites:
                 values = handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
-            if not self.choices.has_weights:
+            if not self.config.has_weights:
                 return values
             inner = inspect_program(self.model, args, kwargs).hidden
             given = handlers.substitute(self, data=shared_by_weights(sites, values, inner))
@@ -271,7 +271,7 @@ class Guide:
     def _own(self, sites: Trace) -> list[str]:
         """The sites that have a distribution of their own with quantiles."""
         records = {name: record_of(site) for name, site in sites.items()}
-        own = [name for name, record in records.items() if record.learned and not record.follows]
+        own = [name for name, record in records.items() if record.is_variational and not record.follows]
         own = [name for name in own if not isinstance(unwrap(sites[name]["fn"]), Stratified)]
         for name in own:
             base: Any = unwrap(sites[name]["fn"])
@@ -286,7 +286,7 @@ class Guide:
 
     def _is_not_other(self, msg: Message) -> bool:
         """Whether this site is hidden from the autoguide for the ``other`` sites, because it has a rule."""
-        return msg["type"] == "sample" and not self.choices.are_shared(msg)
+        return msg["type"] == "sample" and not self.config.are_shared(msg)
 
 
 def _require_rules(owner: str, rules: Rules, sites: Mapping[str, Any]) -> None:

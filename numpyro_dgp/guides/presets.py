@@ -9,8 +9,8 @@ from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.rules.by_kind import Other, Rules
 from numpyro_dgp.guides.rules.inducing_values import Diagonal
+from numpyro_dgp.guides.rules.pointwise import Normal
 from numpyro_dgp.guides.rules.rule import Rule
-from numpyro_dgp.guides.rules.single_numbers import Normal
 
 __all__ = ["ImportanceWeighted", "InducingPoint", "MeanField"]
 

@@ -61,7 +61,7 @@ class QuasiRandom(Messenger):
     def process_message(self, msg: Message) -> None:
         if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None or not msg["cond_indep_stack"]:
             return
-        if record_of(msg).copies is not None:
+        if record_of(msg).num_replicates is not None:
             raise ValueError(
                 f"ELBO(quasi_random=True): expected one draw of the latents of a row per particle, got several of "
                 f"{msg['name']!r}: leave quasi_random out, or num_samples and Quadrature"

@@ -157,8 +157,8 @@ def moved_parameters(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenL
         else:
             scale = cholesky(covariance, f"the covariance of q(v) of {name!r} at its new inducing points")
         shape = layer.belief.loc.shape
-        found[f"{record.stem}_loc"] = loc.reshape(shape)
-        found[f"{record.stem}_{record.gaussian.scale}"] = scale.reshape(*shape, *scale.shape[2:])
+        found[f"{record.param_prefix}_loc"] = loc.reshape(shape)
+        found[f"{record.param_prefix}_{record.gaussian.scale}"] = scale.reshape(*shape, *scale.shape[2:])
     return found
 
 
@@ -314,7 +314,7 @@ def _without_starts(guide: Guide) -> Guide:
         return rule if getattr(rule, "loc", None) is None else dataclasses.replace(rule, loc=None)
 
     found = copy.copy(guide)
-    found.choices = guide.choices.with_rules(free)
+    found.config = guide.config.with_rules(free)
     return found
 
 

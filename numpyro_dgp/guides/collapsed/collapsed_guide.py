@@ -35,12 +35,12 @@ from numpyro_dgp.guides.collapsed.gaussian_uses import (
     with_open_variance,
 )
 from numpyro_dgp.guides.guide import INIT, Guide
-from numpyro_dgp.guides.handler import Choices, Replace
+from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
-from numpyro_dgp.guides.rules.as_model import Prior
 from numpyro_dgp.guides.rules.by_kind import Other, Rules
+from numpyro_dgp.guides.rules.model_conditional import Prior
+from numpyro_dgp.guides.rules.pointwise import Normal
 from numpyro_dgp.guides.rules.rule import Rule
-from numpyro_dgp.guides.rules.single_numbers import Normal
 from numpyro_dgp.kernels.expectations import Integrate
 
 __all__ = ["Collapsed"]
@@ -143,9 +143,9 @@ class Collapsed(Guide):
             )
         rules: Any = {"hidden": hidden, "latent": latent, "other": other, "sites": sites}
         super().__init__(model, **rules, prefix=prefix, init_loc_fn=init_loc_fn)
-        by_kind = self.choices.rules._replace(hidden=closed_form("hidden", self.choices.rules.hidden))
-        by_name = {name: closed_form(name, rule) for name, rule in self.choices.sites.items()}
-        self.choices = dataclasses.replace(self.choices, rules=by_kind, sites=by_name)
+        by_kind = self.config.rules._replace(hidden=closed_form("hidden", self.config.rules.hidden))
+        by_name = {name: closed_form(name, rule) for name, rule in self.config.sites.items()}
+        self.config = dataclasses.replace(self.config, rules=by_kind, sites=by_name)
         self.integrate, self.hidden_density = integrate, hidden_density
 
     def on(self, *args: Any, **kwargs: Any) -> Collapsed:
@@ -177,8 +177,8 @@ class Collapsed(Guide):
         if on_data:
             _require_resolved(solution.bound)
             with _Announce(solution):
-                numpyro.deterministic(f"_{self.choices.prefix}_integrated", solution.bound)
-        with _Optimal(self.choices, args, kwargs, companion, self.predicted, solution, on_data) as values:
+                numpyro.deterministic(f"_{self.config.prefix}_integrated", solution.bound)
+        with _Optimal(self.config, args, kwargs, companion, self.predicted, solution, on_data) as values:
             self.model(*args, **kwargs)
         return values
 
@@ -186,7 +186,7 @@ class Collapsed(Guide):
         """Run the other rules and the model on data and maximise over every q(v)."""
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
-        seeded, rules = handlers.seed(rng_seed=key), Replace(self.choices, args, kwargs, companion)
+        seeded, rules = handlers.seed(rng_seed=key), GuideHandler(self.config, args, kwargs, companion)
         every, whole = all_rows(owner="Collapsed"), whole_data(owner="Collapsed")
         with hidden, handlers.trace() as guide_sites, seeded, rules, every, whole:
             self.model(*args, **kwargs)
@@ -258,20 +258,27 @@ class Collapsed(Guide):
         return _Solution(beliefs, followed, bound, tuple(done), drawn, kinds)
 
 
-class _Optimal(Replace):
+class _Optimal(GuideHandler):
     """Gives inducing sites their optimal q(v), and all other sites the values that it was computed from."""
 
     def __init__(
-        self, choices: Choices, args: Any, kwargs: Any, drawn: Any, predicted: Any, solution: _Solution, on_data: bool
+        self,
+        config: GuideConfig,
+        args: Any,
+        kwargs: Any,
+        drawn: Any,
+        predicted: Any,
+        solution: _Solution,
+        on_data: bool,
     ) -> None:
         self.solution, self.on_data = solution, on_data
-        super().__init__(choices, args, kwargs, drawn, predicted)
+        super().__init__(config, args, kwargs, drawn, predicted)
 
     def replace(self, msg: Message, rule: Rule | None) -> None:
         name = msg["name"]
         if name in self.solution.beliefs:
             msg["fn"] = self.solution.beliefs[name]
-            attach(msg, SiteRecord(name, "inducing", learned=True))
+            attach(msg, SiteRecord(name, "inducing", is_variational=True))
             return
         super().replace(msg, self.solution.followed.get(name, rule))
         if self.on_data or self.solution.kinds.get(name) == "other":
@@ -308,12 +315,12 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
             continue
         fn, record, value = unwrap(site["fn"]), record_of(site), site["value"]
         kind = record.kind
-        if kind == "inducing" and record.learned:
+        if kind == "inducing" and record.is_variational:
             raise ValueError(
                 f"Collapsed: expected no rule for inducing values, got one for {name!r}: theirs is the optimum; "
                 "guides.MeanField() has rules for both"
             )
-        if kind == "hidden" and not (record.learned and isinstance(fn, FunctionValues | dist.Delta)):
+        if kind == "hidden" and not (record.is_variational and isinstance(fn, FunctionValues | dist.Delta)):
             raise ValueError(
                 f"Collapsed: expected a mean-field rule for hidden layer {name!r}, guides.Normal() or guides.Delta(), "
                 f"got {'one that follows the model' if follows(fn) else type(fn).__name__}: guides.InducingPoint() has "

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numpyro_dgp._repr import brief
-from numpyro_dgp.guides.rules.as_model import Propagate
 from numpyro_dgp.guides.rules.inducing_values import Full
+from numpyro_dgp.guides.rules.model_conditional import Propagate
+from numpyro_dgp.guides.rules.pointwise import Delta, Normal
 from numpyro_dgp.guides.rules.rule import Rule
-from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 
 __all__ = ["Other", "Rules"]
 
@@ -35,7 +35,7 @@ class Rules(NamedTuple):
         Rules(inducing=Diagonal(), hidden=Normal(), exact=Normal())
         >>> class Diagonals(guides.InducingPoint):
         ...     defaults = guides.Rules(inducing=guides.Diagonal())
-        >>> Diagonals(lambda: None).choices.rules.inducing
+        >>> Diagonals(lambda: None).config.rules.inducing
         Diagonal()
     """
 

@@ -20,7 +20,7 @@ from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.rules.flow_inducing import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.latents import TanhNetwork, tanh_network
-from numpyro_dgp.guides.rules.rule import Site
+from numpyro_dgp.guides.rules.rule import SiteContext
 
 __all__ = ["Diffused", "Diffusion"]
 
@@ -160,7 +160,7 @@ class Diffusion(AroundGaussian):
             )
         self.require_base("that the diffusion starts at")
 
-    def __call__(self, site: Site) -> Diffused:
+    def __call__(self, site: SiteContext) -> Diffused:
         base, size = self.gaussian_of(site)
         dtype = site.fn.dtype
         widths = [size + self.steps, self.units(size), size]

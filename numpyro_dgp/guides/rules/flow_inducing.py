@@ -26,7 +26,7 @@ from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.joint_inducing import MarkovInducing
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_site
 from numpyro_dgp.guides.rules.strata import Flowed
 
 __all__ = ["AroundGaussian", "Base", "Flow", "SinhArcsinh"]
@@ -59,7 +59,7 @@ class AroundGaussian(Rule):
     def follows(self, name: str, order: tuple[str, ...]) -> str | None:
         return self.base.follows(name, order)
 
-    def gaussian_of(self, site: Site) -> tuple[Belief, int]:
+    def gaussian_of(self, site: SiteContext) -> tuple[Belief, int]:
         """The Gaussian at a site, and how many numbers there are."""
         require_site(InducingPrior, self, site, "inducing values")
         base: Any = self.base(site)
@@ -178,7 +178,7 @@ class Flow(AroundGaussian):
             )
         self.require_base("that the flow starts at")
 
-    def __call__(self, site: Site) -> Flowed:
+    def __call__(self, site: SiteContext) -> Flowed:
         base, size = self.gaussian_of(site)
         transform = self._blocks(site, size) if self.bijector is None else self.bijector(size)
         if not isinstance(transform, Transform):
@@ -197,7 +197,7 @@ class Flow(AroundGaussian):
             )
         return Flowed(base, transform, (1, -1) if self.antithetic else (1,))
 
-    def _blocks(self, site: Site, size: int) -> Transform:
+    def _blocks(self, site: SiteContext, size: int) -> Transform:
         parts: list[Transform] = []
         zeros = lambda: jnp.zeros(size, site.fn.dtype)  # noqa: E731
         for block in range(self.depth):
@@ -207,7 +207,7 @@ class Flow(AroundGaussian):
                 parts.append(InverseAutoregressiveTransform(self._network(site, block, size)))
         return ComposeTransform(parts)
 
-    def _network(self, site: Site, block: int, size: int) -> Callable[[Array], Any]:
+    def _network(self, site: SiteContext, block: int, size: int) -> Callable[[Array], Any]:
         """From vectors (..., n) to shifts and logarithms of scales, both zero at the start."""
         order = jnp.arange(size)[:: -1 if block % 2 else 1]
         units = self.units(size)

@@ -29,7 +29,7 @@ from numpyro_dgp.analysis.sites import unwrap
 from numpyro_dgp.functions.layer_starts import kmeans
 from numpyro_dgp.functions.weights import FullBelief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_scale, require_site
 from numpyro_dgp.math.gaussians import given_observations
 from numpyro_dgp.math.linalg import matmul
 
@@ -117,7 +117,7 @@ class GlobalInducing(Rule):
         require_scale("GlobalInducing", 1.0 if self.scale is None else self.scale)
         object.__setattr__(self, "labels", tuple(np.atleast_1d(self.labels).tolist()))
 
-    def __call__(self, site: Site) -> FullBelief:
+    def __call__(self, site: SiteContext) -> FullBelief:
         require_site(InducingPrior, self, site, "inducing values")
 
         def pseudo_inputs(X: Array) -> Array:
@@ -164,7 +164,7 @@ class GlobalInducing(Rule):
         loc, scale_tril = given_observations(half, white, f"the precision of {site.name!r}")
         return FullBelief(loc.reshape(site.fn.event_shape), scale_tril.reshape(*site.fn.event_shape, -1))
 
-    def _root(self, site: Site, rows: int, variance: Array) -> Array:
+    def _root(self, site: SiteContext, rows: int, variance: Array) -> Array:
         """The root of the precision of every output, lower triangular (P, G, G), or its diagonal (P, G)."""
 
         def start() -> Array:

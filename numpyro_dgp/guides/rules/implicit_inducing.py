@@ -18,7 +18,7 @@ from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.rules.flow_inducing import AroundGaussian, Base
 from numpyro_dgp.guides.rules.inducing_values import Full
 from numpyro_dgp.guides.rules.latents import TanhNetwork, tanh_network
-from numpyro_dgp.guides.rules.rule import Site
+from numpyro_dgp.guides.rules.rule import SiteContext
 
 __all__ = ["Implicit", "Sampled"]
 
@@ -176,7 +176,7 @@ class Implicit(AroundGaussian):
             raise ValueError("rule Implicit: expected draws of at least 2, for their variances, got 1: try 500")
         self.require_base("that draws start at")
 
-    def __call__(self, site: Site) -> Sampled:
+    def __call__(self, site: SiteContext) -> Sampled:
         base, size = self.gaussian_of(site)
         dtype, units = site.fn.dtype, self.units(size)
         generator = tanh_network(
