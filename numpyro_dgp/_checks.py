@@ -8,12 +8,11 @@ are tracers and only shapes are checked, so checking costs nothing in a compiled
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -29,7 +28,6 @@ __all__ = [
     "is_concrete",
     "is_count",
     "kept",
-    "known_keywords",
     "nearest",
     "require_call",
     "require_count",
@@ -52,8 +50,6 @@ __all__ = [
 ]
 
 _OF_LINE_SEARCHES = "value_fn", "grad_fn", "obj_fn", "grad"
-
-T = TypeVar("T", bound=Callable[..., Any])
 
 MISSING = (
     "drop or impute rows with missing inputs; of observations with gaps, y, observed = dgp.likelihoods.missing(y) "
@@ -325,48 +321,6 @@ def with_nearest(missing: Iterable[str], given: Iterable[str]) -> str:
         near = nearest(name, given)
         listed.append(f"{name!r} (nearest: {near!r})" if near else repr(name))
     return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
-
-
-def known_keywords(**instead: str) -> Callable[[T], T]:
-    """Refuse keyword arguments that a constructor does not have, with the names that it has; its signature stays.
-
-    Args:
-        **instead: what to do instead of giving an argument that it is natural to look for here, by name.
-
-    Example:
-        >>> class Walk:
-        ...     @known_keywords()
-        ...     def __init__(self, *, steps=10, scale=1.0): ...
-        >>> Walk(step=5)
-        Traceback (most recent call last):
-        ValueError: Walk: expected arguments among steps, scale, got 'step' (nearest: 'steps')
-    """
-
-    def decorate(constructor: T) -> T:
-        parameters = [p for p in inspect.signature(constructor).parameters.values() if p.name != "self"]
-        names = [p.name for p in parameters]
-        by_place = [p.name for p in parameters if p.kind != p.KEYWORD_ONLY]
-
-        @functools.wraps(constructor)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for name in instead.keys() & kwargs.keys():
-                raise ValueError(f"{type(self).__name__}: expected no {name}=..., got it: {instead[name]}")
-            if unknown := kwargs.keys() - set(names):
-                raise ValueError(
-                    f"{type(self).__name__}: expected arguments among {', '.join(names)}, got "
-                    f"{with_nearest(unknown, names)}"
-                )
-            if len(args) > len(by_place):
-                raise ValueError(
-                    f"{type(self).__name__}: expected {len(by_place)} argument without a name, "
-                    f"{', '.join(by_place)}, got {len(args)}, with {args[len(by_place)]!r}: give the others by name, "
-                    f"{'=..., '.join(names[len(by_place) :])}=..."
-                )
-            return constructor(self, *args, **kwargs)
-
-        return checked  # type: ignore[return-value]
-
-    return decorate
 
 
 def require_keywords(

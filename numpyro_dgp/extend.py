@@ -18,7 +18,7 @@ from numpyro_dgp.functions.weights import (
     matvec,
     whitened_values,
 )
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, SiteContext, initial_scale, require_site
 from numpyro_dgp.guides.rules.structured import ConditionalValues
 from numpyro_dgp.inference.streams import BatchSource
 from numpyro_dgp.jaxprs.dependence import Dependence
@@ -49,7 +49,7 @@ __all__ = [
     "RandomFunction",
     "Representation",
     "Rule",
-    "Site",
+    "SiteContext",
     "StateSpaceForm",
     "Term",
     "Weights",

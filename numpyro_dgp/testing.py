@@ -229,7 +229,7 @@ def check_guide(
     stock = jax.lax.map(lambda key: loss(Trace_ELBO(), params, key), keys, batch_size=50)
     slack = 5 * jnp.sqrt((ours.var() + stock.var()) / num) + 1e-3 * jnp.abs(ours.mean())
     gap = ours.mean() - stock.mean()
-    tighter = any(record_of(s).copies is not None for s in guide_trace.values())
+    tighter = any(record_of(s).num_replicates is not None for s in guide_trace.values())
     _require(
         gap > -slack if tighter else jnp.abs(gap) < slack,
         f"dgp.ELBO to {'be no lower than' if tighter else 'agree in expectation with'} Trace_ELBO, got "

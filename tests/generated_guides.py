@@ -32,8 +32,7 @@ def _inducing_point(**options):
 
     def make(program, model):
         rules = {"latent": G.Amortised(hidden=(3,))} if program.batch == "arguments" else {}
-        make = G.ImportanceWeighted if "num_samples" in options else G.InducingPoint
-        return make(model, **(rules | options), sites={"lengths": G.Normal()} if program.lengths else {})
+        return G.InducingPoint(model, **(rules | options), sites={"lengths": G.Normal()} if program.lengths else {})
 
     return make
 
@@ -98,7 +97,7 @@ GUIDES = {
     "given below": Choice(_hidden(G.GivenBelow()), _free),
     "Markov": Choice(_markov, _layers, turns=False),
     "amortised": Choice(_inducing_point(latent=G.Amortised(hidden=(3,))), lambda p: p.latent > 0),
-    "importance": Choice(_inducing_point(num_samples=3), lambda p: p.latent > 0, objectives="above"),
+    "importance": Choice(_inducing_point(importance=G.Importance(3)), lambda p: p.latent > 0, objectives="above"),
     "quadrature": Choice(_inducing_point(latent=G.Quadrature(15)), lambda p: p.latent == 1, objectives="above"),
     "collapsed": Choice(_collapsed, _can_collapse, objectives=None, turns=False),
 }

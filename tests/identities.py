@@ -75,7 +75,7 @@ GUIDES = {
         lambda m: G.InducingPoint(m, sites={"g": G.MarkovInducing(below="f"), "h": G.GivenInducing("free")}),
         {},
     ),
-    "global": (lambda m: G.GlobalInducing(m, num_inducing=3), {}),
+    "global": (lambda m: G.InducingPoint(m, inducing=G.GlobalInducing(3)), {}),
     "collapsed": (G.Collapsed, {}),
     "amortised": (lambda m: G.InducingPoint(m, latent=G.Amortised(hidden=(3,))), {"latents": 1}),
     "importance": (lambda m: G.ImportanceWeighted(m, num_samples=2), {"latents": 1}),

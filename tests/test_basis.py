@@ -367,7 +367,7 @@ WORKS = {
     "LowRank": (deep, partial(G.InducingPoint, inducing=G.LowRank(2))),
     "MixtureOfGaussians": (deep, partial(G.InducingPoint, inducing=G.MixtureOfGaussians(2))),
     "Flow": (deep, partial(G.InducingPoint, inducing=G.Flow(depth=1))),
-    "GlobalInducing": (deep, partial(G.GlobalInducing, num_inducing=6)),
+    "GlobalInducing": (deep, partial(G.InducingPoint, inducing=G.GlobalInducing(6))),
     "MarkovInducing": (deep, partial(G.InducingPoint, sites={"g": G.MarkovInducing(below="f")})),
     "MeanField, Propagate": (deep, partial(G.MeanField, hidden=G.Propagate())),
     "MeanField, noise": (noisy, G.MeanField),

@@ -211,7 +211,7 @@ def test_a_deep_program_learns_and_predicts_with_labels():
     ("guide", "noise"),
     [
         (dgp.guides.MeanField, None),
-        (lambda m: dgp.guides.GlobalInducing(m, num_inducing=10, labels=[1]), None),
+        (lambda m: dgp.guides.InducingPoint(m, inducing=dgp.guides.GlobalInducing(10, labels=[1])), None),
         (dgp.guides.Collapsed, 0.3),
         (lambda m: dgp.guides.Collapsed(m, integrate=dgp.likelihoods.MonteCarlo(20, jax.random.key(1))), 0.3),
     ],
@@ -242,8 +242,14 @@ def test_a_chain_takes_labels():
 @pytest.mark.parametrize(
     ("guide", "message"),
     [
-        (lambda m: dgp.guides.GlobalInducing(m, num_inducing=7), r"labels 0 to 2 .*GlobalInducing\(model, labels="),
-        (lambda m: dgp.guides.GlobalInducing(m, num_inducing=7, labels=[9]), "kmeans: expected labels to be numbers"),
+        (
+            lambda m: dgp.guides.InducingPoint(m, inducing=dgp.guides.GlobalInducing(7)),
+            r"labels 0 to 2 .*GlobalInducing\(M, labels=",
+        ),
+        (
+            lambda m: dgp.guides.InducingPoint(m, inducing=dgp.guides.GlobalInducing(7, labels=[9])),
+            "kmeans: expected labels to be numbers",
+        ),
     ],
 )
 def test_guides_that_refuse_labels(guide, message):

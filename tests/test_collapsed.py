@@ -1,7 +1,5 @@
 """Collapsed bounds against dense algebra, exact evidence, and sampled bounds."""
 
-from functools import partial
-
 import dense
 import jax
 import jax.numpy as jnp
@@ -35,7 +33,7 @@ def grams(kernel, X, Z):
 @pytest.mark.smoke
 def test_titsias_bound_optimum_and_predictions():
     whiten, A, variances = features(RBF, X, Z)
-    data = C.from_features(A, variances, Y, NOISE)
+    data = C.from_features(A, variances, C.Observations(Y, NOISE))
     bound, mean, covariance = dense.titsias(np.asarray(Y), NOISE, *grams(RBF, X, Z))
     np.testing.assert_allclose(data.bound(), bound, rtol=1e-9)
     loc, root = data.optimum()
@@ -59,7 +57,7 @@ def test_titsias_bound_optimum_and_predictions():
 def test_the_bound_of_the_program_at_the_optimum_and_below_it_elsewhere():
     """The collapsed bound is that of dgp.ELBO at the closed-form q(v), and one at random is below it."""
     _, A, variances = features(RBF, X, Z)
-    data = C.from_features(A, variances, Y, NOISE)
+    data = C.from_features(A, variances, C.Observations(Y, NOISE))
     guide = dgp.guides.InducingPoint(shallow)
     loc, root = data.optimum()
     evaluate = lambda params: -dgp.ELBO().loss(jax.random.key(0), params, shallow, guide, X, Y)  # noqa: E731
@@ -73,12 +71,12 @@ def test_evidence_between_the_bounds():
     for M in (2, 4, 8):
         points = jnp.linspace(-2, 2, M)[:, None]
         _, A, variances = features(RBF, X, points)
-        lower = C.from_features(A, variances, Y, NOISE).bound()
+        lower = C.from_features(A, variances, C.Observations(Y, NOISE)).bound()
         upper = C.upper_bound(A, variances, Y, NOISE)
         np.testing.assert_allclose(upper, dense.titsias_upper(np.asarray(Y), NOISE, *grams(RBF, X, points)), rtol=1e-8)
         assert lower < exact < upper
     _, A, variances = features(RBF, X, X)
-    np.testing.assert_allclose(C.from_features(A, variances, Y, NOISE).bound(), exact, rtol=1e-6)
+    np.testing.assert_allclose(C.from_features(A, variances, C.Observations(Y, NOISE)).bound(), exact, rtol=1e-6)
     np.testing.assert_allclose(C.upper_bound(A, variances, Y, NOISE), exact, rtol=1e-6)
 
 
@@ -86,19 +84,22 @@ def test_evidence_between_the_bounds():
 def test_slopes_weights_and_sums():
     _, A, variances = features(RBF, X, Z)
     slope, noise = jnp.array(rng.normal(size=30)), jnp.array(rng.uniform(0.2, 0.5, size=30))
-    data = C.from_features(A, variances, Y, noise, slope=slope, y_variance=0.1)
+    data = C.from_features(A, variances, C.Observations(Y, noise, slope, 0.1))
     loc, root = data.b * 0.1, 0.3 * jnp.eye(8)
     mean, variance = C.predict(A, variances, loc, root)
     square = (Y - slope * mean) ** 2 + slope**2 * variance + 0.1
     expected = (-0.5 * square / noise**2 - np.log(np.sqrt(2 * np.pi) * noise)).sum()
     np.testing.assert_allclose(data.expected(loc, root), expected, rtol=1e-10)
-    part = partial(C.from_features, A, variances, Y, noise, slope=slope, y_variance=0.1)
+
+    def part(weights):
+        return C.from_features(A, variances, C.Observations(Y, noise, slope, 0.1, weights))
+
     keep = jnp.arange(30) < 12
-    total = part(weights=keep).plus(part(weights=~keep))
+    total = part(keep).plus(part(~keep))
     for a, b in zip(total, data, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
-    cut = C.from_features(A[:12], variances[:12], Y[:12], noise[:12], slope=slope[:12], y_variance=0.1)
-    np.testing.assert_allclose(part(weights=keep).bound(), cut.bound(), rtol=1e-10)
+    cut = C.from_features(A[:12], variances[:12], C.Observations(Y[:12], noise[:12], slope[:12], 0.1))
+    np.testing.assert_allclose(part(keep).bound(), cut.bound(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("full", mostly_long([True], [False, True]))
@@ -115,13 +116,13 @@ def test_gaussian_inputs_against_draws_of_them(full):
     whiten = inverse_cholesky(kernel.gram(points))
     kwargs = {"slope": jnp.array(rng.normal(size=N)), "y_variance": 0.2}
     variance = variance if full else jnp.diagonal(variance, axis1=-2, axis2=-1)
-    data = C.from_moments(kernel, points, whiten, loc, variance, y, 0.6, tilt=tilt, **kwargs)
+    data = C.from_moments(kernel, points, whiten, loc, variance, C.Observations(y, 0.6, **kwargs), tilt=tilt)
     v, root = jnp.array(rng.normal(size=4)), 0.5 * jnp.eye(4)
 
     def draw(key):
         h = loc + (roots @ jax.random.normal(key, (N, D, 1)))[..., 0]
         A, variances = matmul(kernel(h, points), whiten.T), kernel.diag(h)
-        return C.from_features(A, variances, y + (tilt * h).sum(-1), 0.6, **kwargs).at(v, root)
+        return C.from_features(A, variances, C.Observations(y + (tilt * h).sum(-1), 0.6, **kwargs)).at(v, root)
 
     draws = jax.vmap(draw)(jax.random.split(jax.random.key(0), 20_000))
     assert abs(draws.mean() - data.at(v, root)) < 3 * draws.std() / np.sqrt(len(draws))
@@ -132,8 +133,9 @@ def test_gaussian_inputs_against_draws_of_them(full):
 def test_inputs_without_variance_are_exact_inputs():
     whiten, A, variances = features(RBF, X, Z)
     W, noise = 0.7, jnp.linspace(0.2, 0.5, 30)
-    moments = C.from_moments(RBF, Z, whiten, X, 0 * X, Y, noise, tilt=jnp.full_like(X, -W))
-    for a, b in zip(moments, C.from_features(A, variances, Y - W * X[:, 0], noise), strict=True):
+    moments = C.from_moments(RBF, Z, whiten, X, 0 * X, C.Observations(Y, noise), tilt=jnp.full_like(X, -W))
+    exact = C.from_features(A, variances, C.Observations(Y - W * X[:, 0], noise))
+    for a, b in zip(moments, exact, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -141,15 +143,15 @@ def test_inputs_without_variance_are_exact_inputs():
 def test_small_noise_and_a_smooth_kernel():
     """The precision of v has no negative eigenvalue beyond rounding, and the bound is that of q(v) in the layer."""
     points, inputs = jnp.linspace(-3, 3, 60)[:, None], jnp.array(rng.normal(size=(200, 1)))
-    y = jnp.sin(inputs[:, 0])
+    data = C.Observations(jnp.sin(inputs[:, 0]), 0.05)
     whiten, A, variances = features(k.RBF(), inputs, points)
-    moments = C.from_moments(k.RBF(), points, whiten, inputs, 0 * inputs, y, 0.05)
+    moments = C.from_moments(k.RBF(), points, whiten, inputs, 0 * inputs, data)
     assert jnp.linalg.eigvalsh(moments.Phi)[0] > -0.5
-    exact = C.from_features(A, variances, y, 0.05)
+    exact = C.from_features(A, variances, data)
     np.testing.assert_allclose(moments.bound(), exact.bound(), rtol=1e-6)
     np.testing.assert_allclose(moments.bound(), exact.at(*moments.optimum()), rtol=1e-6)
     slope = jax.grad(lambda z: C.from_moments(
-        k.RBF(), z, features(k.RBF(), inputs, z)[0], inputs, 0 * inputs + 0.1, y, 0.05).bound()
+        k.RBF(), z, features(k.RBF(), inputs, z)[0], inputs, 0 * inputs + 0.1, data).bound()
     )(points)  # fmt: skip
     assert np.isfinite(slope).all()
 
@@ -170,7 +172,7 @@ def test_gplvm_bound_against_the_sampled_one():
     w, s = params["w_auto_loc"], params["w_auto_scale"]
     whiten = inverse_cholesky(kernel.gram(points))
     inputs = jnp.hstack([X, w]), jnp.hstack([0 * X, s**2])
-    data = C.from_moments(kernel, points, whiten, *inputs, Y, NOISE)
+    data = C.from_moments(kernel, points, whiten, *inputs, C.Observations(Y, NOISE))
     loc, root = data.optimum()
     bound = data.bound() - 0.5 * (s**2 + w**2 - 1 - 2 * jnp.log(s)).sum()
     params = params | {"g_auto_loc": loc, "g_auto_scale_tril": root}
@@ -182,11 +184,12 @@ def test_gplvm_bound_against_the_sampled_one():
 def test_single_precision(x32):
     single = [jnp.asarray(a, jnp.float32) for a in (X, Y, Z)]
     whiten, A, variances = features(RBF, single[0], single[2])
-    data = C.from_features(A, variances, single[1], NOISE)
+    observed = C.Observations(single[1], NOISE)
+    data = C.from_features(A, variances, observed)
     bound, _, _ = dense.titsias(np.asarray(Y), NOISE, *grams(RBF, *single[::2]))
     assert data.bound().dtype == jnp.float32
     np.testing.assert_allclose(data.bound(), bound, rtol=1e-3)
-    moments = C.from_moments(RBF, single[2], whiten, single[0], 0 * single[0], single[1], NOISE)
+    moments = C.from_moments(RBF, single[2], whiten, single[0], 0 * single[0], observed)
     assert moments.bound().dtype == jnp.float32
     np.testing.assert_allclose(moments.bound(), bound, rtol=1e-3)
 
@@ -195,11 +198,14 @@ def test_single_precision(x32):
     ("call", "message"),
     [
         (
-            lambda A, v: C.from_features(A, v, Y[:, None], 0.1),
+            lambda A, v: C.from_features(A, v, C.Observations(Y[:, None], 0.1)),
             r"from_features: expected y of shape \(N,\) .* y \(30, 1\)",
         ),
-        (lambda A, v: C.from_features(A, v[:3], Y, 0.1), "from_features: expected y of .* 'variances': "),
-        (lambda A, v: C.from_moments(RBF, Z, A, X, X[:3], Y, 0.1), "from_moments: expected y of shape"),
+        (
+            lambda A, v: C.from_features(A, v[:3], C.Observations(Y, 0.1)),
+            "from_features: expected y of .* 'variances': ",
+        ),
+        (lambda A, v: C.from_moments(RBF, Z, A, X, X[:3], C.Observations(Y, 0.1)), "from_moments: expected y of shape"),
         (lambda A, v: C.upper_bound(A[:4], v, Y, 0.1), "upper_bound: expected y of shape"),
         (lambda A, v: C.upper_bound(A, v, Y, Y), "upper_bound: expected noise to be a single number"),
     ],

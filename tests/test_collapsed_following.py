@@ -15,7 +15,7 @@ from programs import X, Y, Z, agree, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.bounds.collapsed import from_features
+from numpyro_dgp.bounds.collapsed import Observations, from_features
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.math.whitening import inverse_cholesky
@@ -176,7 +176,7 @@ def test_open_variance_is_not_paid_twice():
     A = inner(X, points) @ inverse_cholesky(inner.gram(points)).T
     open_ = inner.diag(X) - jnp.square(A).sum(-1)
     by_hand = [
-        from_features(A, v, loc[:, 0], jnp.sqrt(s), y_variance=scale[:, 0] ** 2).bound()
+        from_features(A, v, Observations(loc[:, 0], jnp.sqrt(s), y_variance=scale[:, 0] ** 2)).bound()
         for v, s in ((jnp.square(A).sum(-1), open_ + 0.01), (inner.diag(X), 0.01 * jnp.ones(N)))
     ]
     np.testing.assert_allclose(marginal - bound, by_hand[0] - by_hand[1], rtol=1e-7)
@@ -244,7 +244,7 @@ def test_between_mean_field_and_the_evidence():
     def log_weight(key):
         v, white = jax.random.normal(key, (4,)), jax.random.normal(jax.random.fold_in(key, 1), (8,))
         h = (A @ v + scale * white)[:, None]
-        return from_features(outer(h, last) @ whiten.T, outer.diag(h), y, 0.4).bound()
+        return from_features(outer(h, last) @ whiten.T, outer.diag(h), Observations(y, 0.4)).bound()
 
     keys = jax.random.split(jax.random.key(1), 100_000)
     weights = np.exp(np.asarray(jax.lax.map(log_weight, keys, batch_size=5000)))

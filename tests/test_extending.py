@@ -20,7 +20,7 @@ from toys.probit import probit
 from toys.sloped_kernel import Sloped
 
 import numpyro_dgp as dgp
-from numpyro_dgp.bounds import from_moments
+from numpyro_dgp.bounds import Observations, from_moments
 from numpyro_dgp.kernels.expectations import psi1, psi2
 
 TOYS = Path(__file__).parent / "toys"
@@ -125,7 +125,7 @@ def test_psi_statistics_of_the_kernel():
     for statistic in (psi1, psi2):
         exact = statistic(kernel, loc, variance, at)
         np.testing.assert_allclose(exact, statistic(kernel, loc, variance, at, integrate=nodes), atol=1e-6)
-    data = from_moments(kernel, at, jnp.eye(3), loc, variance, jnp.zeros(4), 0.5)
+    data = from_moments(kernel, at, jnp.eye(3), loc, variance, Observations(jnp.zeros(4), 0.5))
     assert np.isfinite(data.bound())
 
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
-from numpyro_dgp.bounds.collapsed import Quadratic, from_features
+from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features
 from numpyro_dgp.bounds.given_inducing import follow
 from numpyro_dgp.math.gaussians import kl_full
 
@@ -45,8 +45,8 @@ def quadratic(layer, mu, T=0.0, variance=0.0):
         alpha = layer["alpha"][:, j]
         variances = 4 - jnp.square(alpha).sum(-1) + jnp.square(alpha - T).sum(-1)
         target = mu - layer["mean"][:, j]
-        args = (alpha - T, variances, target, layer["noise"])
-        data.append(from_features(*args, y_variance=variance, weights=layer["w"]))
+        observed = Observations(target, layer["noise"], y_variance=variance, weights=layer["w"])
+        data.append(from_features(alpha - T, variances, observed))
     return Quadratic(*(sum(leaves) / J for leaves in zip(*data, strict=True)))
 
 
@@ -140,7 +140,7 @@ def test_single_precision(x32):
     ratio = jax.nn.sigmoid(3 * ratio)
 
     def bound(mu, ratio):
-        return follow(from_features(A, jnp.full(30, 6.0), mu, 0.02), A, 0.02, ratio).bound
+        return follow(from_features(A, jnp.full(30, 6.0), Observations(mu, 0.02)), A, 0.02, ratio).bound
 
     value, slopes = jax.value_and_grad(bound, (0, 1))(mu, ratio)
     assert value.dtype == jnp.float32

@@ -102,7 +102,7 @@ def beliefs(model, guide, *args):
 
 @functools.cache
 def of_two():
-    guide = G.GlobalInducing(two, num_inducing=5)
+    guide = G.InducingPoint(two, inducing=G.GlobalInducing(5))
     return guide, moved(two, guide, X, Y), beliefs(two, guide, X, Y)
 
 
@@ -121,7 +121,7 @@ def dense_posterior(A, root, residual):
 @pytest.mark.long
 def test_one_layer_holds_the_exact_posterior():
     """Pseudo-observations that are the data: the bound is the evidence."""
-    guide = G.GlobalInducing(one, num_inducing=len(X))
+    guide = G.InducingPoint(one, inducing=G.GlobalInducing(len(X)))
     params = initial(one, guide, X, Y)
     order = np.argsort(X[:, 0])
     np.testing.assert_allclose(params["auto_pseudo_inputs"], X[order])
@@ -187,7 +187,7 @@ def test_the_order_of_pseudo_points_does_not_matter():
 CASES = {
     "two": (two, {}, {}),
     "minibatch": (two, {}, {"batch": 4}),
-    "diagonal": (two, {"diagonal": True}, {}),
+    "diagonal": (two, {"inducing": G.GlobalInducing(5, diagonal=True)}, {}),
     "three": (latents, {}, {}),
     "three, minibatch": (latents, {}, {"batch": 4}),
     "one rule apart": (two, {"sites": {"f": G.Full(0.3)}}, {}),
@@ -198,7 +198,7 @@ CASES = {
 @pytest.mark.long
 def test_same_bound_as_with_everything_drawn(name):
     model, options, kwargs = CASES[name]
-    guide = G.GlobalInducing(model, num_inducing=5, **options)
+    guide = G.InducingPoint(model, **({"inducing": G.GlobalInducing(5)} | options))
     params = moved(model, guide, X, Y, scale=0.2, **kwargs)
     ours = draws_of_bound(dgp.ELBO(), params, model, guide, X, Y, **kwargs)
     stock = draws_of_bound(Trace_ELBO(), params, model, guide, X, Y, num=6000, **kwargs)
@@ -216,7 +216,7 @@ def test_only_what_others_depend_on_is_drawn():
 @pytest.mark.long
 @pytest.mark.parametrize("model", [two, pytest.param(latents, marks=pytest.mark.long)])
 def test_gradients_are_slopes_for_every_parameter(model):
-    guide = G.GlobalInducing(model, num_inducing=5)
+    guide = G.InducingPoint(model, inducing=G.GlobalInducing(5))
     params = moved(model, guide, X, Y)
     loss = jax.jit(jax.value_and_grad(lambda params: bound(dgp.ELBO(), params, model, guide, X, Y)))
     _, gradient = loss(params)
@@ -234,7 +234,7 @@ def test_single_precision_is_enough_at_the_start(x32):
     """Inner layers start with precisions of 10^4."""
     X32, Y32 = X.astype(np.float32), Y.astype(np.float32)
     model = functools.partial(two, dtype=jnp.float32)
-    guide = G.GlobalInducing(model, num_inducing=5)
+    guide = G.InducingPoint(model, inducing=G.GlobalInducing(5))
     params = initial(model, guide, X32, Y32)
     assert {value.dtype for value in params.values()} == {np.dtype("float32")}
     np.testing.assert_allclose(params["f_auto_pseudo_outputs"], params["auto_pseudo_inputs"] * np.ones(2), atol=1e-6)
@@ -252,7 +252,7 @@ def at_shapes(model, guide, *args, **kwargs):
 def test_single_precision_stays(x32):
     X32, Y32 = X.astype(np.float32), Y.astype(np.float32)
     model = functools.partial(two, dtype=jnp.float32)
-    guide = G.GlobalInducing(model, num_inducing=5)
+    guide = G.InducingPoint(model, inducing=G.GlobalInducing(5))
     params, drawn = jax.eval_shape(lambda: (initial(model, guide, X32, Y32), handlers.seed(guide, 0)(X32, Y32)))
     assert {value.dtype for value in jax.tree.leaves((params, drawn))} == {np.dtype("float32")}
 
@@ -260,7 +260,7 @@ def test_single_precision_stays(x32):
 @pytest.mark.slow
 def test_start_is_at_centres_of_the_data():
     """Also where the first step is compiled, as in dgp.fit."""
-    guide = G.GlobalInducing(one, num_inducing=3)
+    guide = G.InducingPoint(one, inducing=G.GlobalInducing(3))
     eager, traced = initial(one, guide, X, Y), jax.jit(lambda X: initial(one, guide, X, Y))(X)
     expected = dgp.initial.kmeans(X, 3)
     for params in (eager, traced):
@@ -303,7 +303,7 @@ KINDS = {
     "shared layer": (shared, {}, ROOTS, {"f"}),
     "scopes": (scoped, {}, {"a/f_auto_root": (1, 5, 5), "b/g_auto_root": (5, 5), "a/f_Z": (4, 1)}, {"a/f"}),
     "rows as arguments": (dgp.minibatch(shared, data=100), {}, ROOTS, {"f"}),
-    "inputs named": (beside, {"inputs": "X"}, ROOTS | {"s_auto_root": (5, 5)}, {"f"}),
+    "inputs named": (beside, {"inducing": G.GlobalInducing(5, inputs="X")}, ROOTS | {"s_auto_root": (5, 5)}, {"f"}),
 }
 
 
@@ -311,7 +311,7 @@ KINDS = {
 def test_programs_of_other_kinds(name):
     """On shapes: the parameters, and which inducing values are drawn and not integrated."""
     model, options, expected, drawn = KINDS[name]
-    guide = G.GlobalInducing(model, num_inducing=5, **options)
+    guide = G.InducingPoint(model, **({"inducing": G.GlobalInducing(5)} | options))
     params = jax.eval_shape(lambda: initial(model, guide, y=Y, X=X))
     outputs = {n.replace("_root", "_pseudo_outputs"): s[-1:] + s[:-2] for n, s in expected.items() if "root" in n}
     shapes = expected | outputs | {"auto_pseudo_inputs": (5, 1)}
@@ -321,7 +321,7 @@ def test_programs_of_other_kinds(name):
     def look(params):
         given = handlers.substitute(handlers.seed(guide, 0), data=params)
         sites = handlers.trace(given).get_trace(y=Y, X=X)
-        found.update(n for n, site in sites.items() if record_of(site).drawn)
+        found.update(n for n, site in sites.items() if record_of(site).sample_inducing)
 
     jax.eval_shape(look, params)
     assert found == drawn
@@ -335,7 +335,7 @@ def elsewhere(X, places, y=None):
 
 def test_layers_must_see_the_pseudo_inputs():
     """In the fit the layer sees four places, whatever the pseudo-inputs are, in the call six."""
-    guide = G.GlobalInducing(elsewhere, num_inducing=5)
+    guide = G.InducingPoint(elsewhere, inducing=G.GlobalInducing(5))
     params = jax.eval_shape(lambda: initial(elsewhere, guide, X, X[:4], Y[:4]))
     with pytest.raises(ValueError, match=r"expected 4 pseudo-inputs at layer 'g', as in the fit, got 6: .* inputs='X'"):
         jax.eval_shape(lambda given: handlers.seed(handlers.substitute(guide, data=given), 0)(X, X[:6]), params)
@@ -343,7 +343,7 @@ def test_layers_must_see_the_pseudo_inputs():
 
 @pytest.mark.slow
 def test_natural_gradients_are_refused():
-    guide = G.GlobalInducing(two, num_inducing=5)
+    guide = G.InducingPoint(two, inducing=G.GlobalInducing(5))
     svi = SVI(two, guide, dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01)), dgp.ELBO())
     with pytest.raises(ValueError, match=r"the guide has none: give the site guides\.Full"):
         jax.eval_shape(lambda: svi.update(svi.init(jax.random.key(0), X, Y), X, Y))
@@ -375,38 +375,47 @@ def projected(X, y=None):
     ("call", "message"),
     [
         (
-            lambda: G.GlobalInducing(one, num_inducing=0),
+            lambda: G.GlobalInducing(0),
             "GlobalInducing: expected num_inducing to be a positive integer",
         ),
-        (lambda: G.GlobalInducing(one, num_inducing=5, scale=-1.0), "scale of GlobalInducing to be positive, got -1"),
         (
-            lambda: G.GlobalInducing(one, num_inducing=5, inducing=G.Full()),
-            "GlobalInducing: expected no inducing=..., got it: pseudo-observations say what they are here",
+            lambda: G.GlobalInducing(5, scale=-1.0),
+            "scale of GlobalInducing to be positive, got -1",
         ),
         (
-            lambda: G.GlobalInducing(one, num_inducing=5, nodes=3),
-            "GlobalInducing: expected arguments among model, ",
+            lambda: initial(two, G.InducingPoint(two, inducing=G.GlobalInducing(5), hidden=G.Full()), X, Y),
+            "rule Full: expected site 'h' to be",
         ),
-        (lambda: G.GlobalInducing(one, num_inducing=5, hidden=G.Full()), "hidden layers follow the model here"),
         (
-            lambda: at_shapes(reversed_layers, G.GlobalInducing(reversed_layers, num_inducing=5), X, Y),
+            lambda: at_shapes(
+                two,
+                handlers.substitute(
+                    G.InducingPoint(two, inducing=G.GlobalInducing(5)), data={"auto_pseudo_inputs": X[:4]}
+                ),
+                X,
+                Y,
+            ),
+            "GlobalInducing: expected 5 pseudo-inputs at layer 'f', got 4 of 'auto_pseudo_inputs', which all layers",
+        ),
+        (
+            lambda: at_shapes(reversed_layers, G.InducingPoint(reversed_layers, inducing=G.GlobalInducing(5)), X, Y),
             "layers opened in the order in which values go through them, got 'g' before .'f'., .*: move its dgp.gp",
         ),
         (
-            lambda: at_shapes(one, G.GlobalInducing(one, num_inducing=5, inputs="x"), X, Y),
+            lambda: at_shapes(one, G.InducingPoint(one, inducing=G.GlobalInducing(5, inputs="x")), X, Y),
             "expected the inputs, an array with one row per datum, in argument 'x' of the model, got NoneType: the "
             "arguments are .'X', 'y'.",
         ),
         (
-            lambda: at_shapes(given_points, G.GlobalInducing(given_points, num_inducing=5), X, Y, X),
+            lambda: at_shapes(given_points, G.InducingPoint(given_points, inducing=G.GlobalInducing(5)), X, Y, X),
             r"expected layer 'g' with inducing values of shape \(9,\) at any rows, got \(5,\) at 5 rows: arguments",
         ),
         (
-            lambda: at_shapes(projected, G.GlobalInducing(projected, num_inducing=5), X, Y),
+            lambda: at_shapes(projected, G.InducingPoint(projected, inducing=G.GlobalInducing(5)), X, Y),
             "expected layer 'p' to be a function with features .*, got Projection: give it sites={'p': guides.Full",
         ),
         (
-            lambda: initial(one, G.GlobalInducing(one, num_inducing=20), X, Y),
+            lambda: initial(one, G.InducingPoint(one, inducing=G.GlobalInducing(20)), X, Y),
             "expected num_inducing of at most 9, the number of distinct rows of the inputs, got 20",
         ),
     ],

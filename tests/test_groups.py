@@ -353,7 +353,7 @@ def test_refusals(build, message):
             "Collapsed: expected hidden layer 'h', .* of a function that was opened outside of plates, got one for",
         ),
         (
-            lambda: loss(flat, G.GlobalInducing(flat, num_inducing=4, labels=[1])),
+            lambda: loss(flat, G.InducingPoint(flat, inducing=G.GlobalInducing(4, labels=[1]))),
             r"GlobalInducing: expected layer 'f' to be opened outside of plates, .* sites=\{'f': guides.Full\(\)\}",
         ),
         (

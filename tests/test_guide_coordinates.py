@@ -42,7 +42,7 @@ GUIDES = {
     "given inducing": lambda model: G.InducingPoint(
         model, sites={"h": G.GivenInducing("free"), "g": G.MarkovInducing()}, other=AutoNormal
     ),
-    "global inducing": lambda model: G.GlobalInducing(model, num_inducing=3),
+    "global inducing": lambda model: G.InducingPoint(model, inducing=G.GlobalInducing(3)),
     "joint outputs": lambda model: G.InducingPoint(
         model, sites={"h": G.JointOutputs()}, other=AutoMultivariateNormal, num_samples=2
     ),

@@ -97,7 +97,7 @@ ROWS = {
     "`FullJoint`": (with_rule(G.FullJoint()), ONE),
     "`MixtureOfGaussians`": (with_rule(G.MixtureOfGaussians(2)), ONE),
     "`Flow`": (with_rule(G.Flow()), ONE),
-    "`GlobalInducing`": (lambda m, h: G.GlobalInducing(m, num_inducing=4), DEEP),
+    "`GlobalInducing`": (lambda m, h: G.InducingPoint(m, inducing=G.GlobalInducing(4)), DEEP),
     "`MeanField`": (lambda m, h: G.MeanField(m), NOISY),
     "`MeanField` without process noise": (lambda m, h: G.MeanField(m), DEEP),
     "`GivenInducing`": (at_hidden(G.GivenInducing()), NOISY),

@@ -17,8 +17,8 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp.functions.weights import FullBelief
-from numpyro_dgp.guides import Amortised, ImportanceWeighted, InducingPoint, Quadrature
-from numpyro_dgp.guides.importance import CopiedValues
+from numpyro_dgp.guides import Amortised, Importance, ImportanceWeighted, InducingPoint, Quadrature
+from numpyro_dgp.guides.importance import ReplicatedValues
 from numpyro_dgp.math.gaussians import kl_full
 
 rng = np.random.default_rng(1)
@@ -77,7 +77,7 @@ def test_copies_have_the_covariance_of_one_function(noise):
     xs = jnp.array(rng.normal(size=(4, 3, 2)))  # K = 4 inputs of each of 3 data
     with numpyro.handlers.substitute(data={"f": FULL}):
         f = dgp.gp("f", kernel, dgp.Points(Z1), outputs=2)
-    copied = CopiedValues(f(xs, noise=noise).propagated())
+    copied = ReplicatedValues(f(xs, noise=noise).propagated())
     values = np.asarray(jax.vmap(copied.sample)(jax.random.split(jax.random.key(0), 40_000)))
     joint = f.joint(jnp.moveaxis(xs, 0, 1))
     for n in range(3):
@@ -100,7 +100,7 @@ def test_copies_of_outputs_with_kernels_of_their_own():
     xs = jnp.array(rng.normal(size=(3, 1, 2)))
     with numpyro.handlers.substitute(data={"f": FULL}):
         f = dgp.gp("f", kernels, dgp.Points(Z1), outputs=2)
-    values = jax.vmap(CopiedValues(f(xs).propagated()).sample)(jax.random.split(jax.random.key(1), 40_000))
+    values = jax.vmap(ReplicatedValues(f(xs).propagated()).sample)(jax.random.split(jax.random.key(1), 40_000))
     want = f.joint(xs[:, 0]).covariance
     for p in range(2):
         assert np.allclose(np.cov(np.asarray(values[:, :, 0, p]).T), want[p], atol=0.05)
@@ -146,7 +146,7 @@ def test_toy_is_never_above_the_evidence(K, monkeypatch):
     found = draws(toy, guide, params, 20_000, X=jnp.zeros((1, 1)), y=jnp.ones(1))
     assert abs(found.mean() - evidence) < 4 * found.std() / np.sqrt(len(found)) + 1e-6
     if K > 1:
-        monkeypatch.setattr("numpyro_dgp.guides.importance.CopiedValues", lambda values: values)
+        monkeypatch.setattr("numpyro_dgp.guides.importance.ReplicatedValues", lambda values: values)
         apart = draws(toy, guide, params, 20_000, X=jnp.zeros((1, 1)), y=jnp.ones(1))
         assert apart.mean() > evidence + 4 * apart.std() / np.sqrt(len(apart))
 
@@ -256,7 +256,9 @@ def test_draws_from_the_implied_posterior():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weighted", [{"num_samples": 3}, {"latent": Quadrature(5)}], ids=["samples", "nodes"])
+@pytest.mark.parametrize(
+    "weighted", [{"importance": Importance(3)}, {"latent": Quadrature(5)}], ids=["samples", "nodes"]
+)
 def test_draws_of_layers_are_those_of_the_functions_drawn(weighted):
     """h given the inducing values and latents of the same draw is the model's conditional, by dense algebra."""
 
@@ -271,7 +273,7 @@ def test_draws_of_layers_are_those_of_the_functions_drawn(weighted):
     guide = InducingPoint(uninformative, **weighted, other=dgp.guides.Normal())
     params = {"f_auto_loc": jnp.ones(5), "f_auto_scale_tril": jnp.eye(5), "g_auto_loc": jnp.zeros(5)}
     params |= {"g_auto_scale_tril": jnp.eye(5), "scale_auto_loc": jnp.zeros(()), "scale_auto_scale": jnp.ones(())}
-    if "num_samples" in weighted:
+    if "importance" in weighted:
         params |= {"w_auto_loc": jnp.zeros((6, 1)), "w_auto_scale": jnp.ones((6, 1))}
     draws = guide.sample_posterior(jax.random.key(0), params, X, Y, sample_shape=(200,))
     x = np.concatenate([np.broadcast_to(X, (200, 6, 1)), draws["w"]], -1).reshape(-1, 2)
@@ -502,12 +504,14 @@ def skipping(X, y=None, widen=True):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [{"num_samples": 3}, {"latent": Quadrature(4)}], ids=["importance", "quadrature"])
+@pytest.mark.parametrize(
+    "rule", [{"importance": Importance(3)}, {"latent": Quadrature(4)}], ids=["importance", "quadrature"]
+)
 def test_inputs_beside_hidden_values(rule):
     """They have to be widened by the dimension of the values; the error says how."""
 
     def loss(model):
-        guide = ImportanceWeighted(model, **rule) if "num_samples" in rule else InducingPoint(model, **rule)
+        guide = InducingPoint(model, **rule)
         params = {f"{n}_auto_{p}": a for n in "fg" for p, a in (("loc", Z1.T[:1]), ("scale_tril", jnp.eye(5)[None]))}
         params |= {"g_auto_loc": Z1[:, 0], "g_auto_scale_tril": jnp.eye(5)}
         params |= {"w_auto_loc": jnp.zeros((6, 1)), "w_auto_scale": jnp.ones((6, 1))}

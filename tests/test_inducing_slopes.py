@@ -207,7 +207,7 @@ GUIDES = {
     "GivenBelow": (deep, G.MeanField(deep, hidden=G.GivenBelow())),
     "JointOutputs": (deep, G.MeanField(deep, hidden=G.JointOutputs())),
     "MarkovInducing": (deep, G.InducingPoint(deep, sites={"g": G.MarkovInducing()})),
-    "GlobalInducing": (deep, G.GlobalInducing(deep, num_inducing=5)),
+    "GlobalInducing": (deep, G.InducingPoint(deep, inducing=G.GlobalInducing(5))),
     "ImportanceWeighted": (latent, G.ImportanceWeighted(latent, num_samples=4)),
 }
 

@@ -298,7 +298,7 @@ GUIDES = {
     "importance-weighted": partial(G.ImportanceWeighted, num_samples=3),
     "doubly-reparameterised": partial(G.ImportanceWeighted, num_samples=3, doubly_reparameterised=True),
     "quadrature": partial(G.InducingPoint, latent=G.Quadrature(4)),
-    "global-inducing": partial(G.GlobalInducing, num_inducing=6),
+    "global-inducing": partial(G.InducingPoint, inducing=G.GlobalInducing(6)),
     "autoguide-hyperparameters": partial(G.InducingPoint, other=AutoNormal),
     "stock-auto-normal": AutoNormal,
 }

@@ -347,7 +347,7 @@ REFUSES = {type(rule).__name__: lambda model, rule=rule: G.InducingPoint(model, 
 REFUSES |= {
     "InducingPoint": G.InducingPoint,
     "Collapsed": G.Collapsed,
-    "GlobalInducing": lambda model: G.GlobalInducing(model, num_inducing=4),
+    "GlobalInducing": lambda model: G.InducingPoint(model, inducing=G.GlobalInducing(4)),
     "ImportanceWeighted": lambda model: G.ImportanceWeighted(model, num_samples=2),
 }
 

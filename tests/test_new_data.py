@@ -14,7 +14,7 @@ from sizes import mostly_long
 from wrong_calls.new_data import TRACED
 
 import numpyro_dgp as dgp
-from numpyro_dgp.bounds import from_features
+from numpyro_dgp.bounds import Observations, from_features
 from numpyro_dgp.functions.weights import FullBelief, InducingPrior
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.math.gaussians import expected_log_ratio
@@ -38,7 +38,7 @@ def optimum(rows, kernel=dgp.kernels.RBF(1.2, 0.7), Z=Z, noise=NOISE):
     """The optimal q(v) of one layer given some of the rows, and its bound."""
     K = np.asarray(kernel.gram(Z))
     A = np.linalg.solve(np.linalg.cholesky(K + 1e-10 * K[0, 0] * np.eye(len(Z))), np.asarray(kernel(Z, X[rows]))).T
-    data = from_features(jnp.array(A), kernel.diag(X[rows]), Y[rows], noise)
+    data = from_features(jnp.array(A), kernel.diag(X[rows]), Observations(Y[rows], noise))
     loc, root = data.optimum()
     return {"g_auto_loc": loc, "g_auto_scale_tril": root}, data.bound()
 
@@ -322,7 +322,7 @@ def test_single_precision(x32):
         fitted = dgp.condition(fitted, key, x[i::3], y[i::3], num_steps=3, progress_bar=False)
     assert fitted.params["g_auto_loc"].dtype == jnp.float32
     A = jnp.linalg.solve(jnp.linalg.cholesky(with_jitter(kernel.gram(z))), kernel(z, x)).T
-    loc, _ = from_features(A, kernel.diag(x), jnp.array(y), NOISE).optimum()
+    loc, _ = from_features(A, kernel.diag(x), Observations(jnp.array(y), NOISE)).optimum()
     np.testing.assert_allclose(fitted.params["g_auto_loc"], loc, atol=1e-3)
 
 

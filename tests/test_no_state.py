@@ -26,7 +26,7 @@ GUIDES = {
     "importance-weighted": (bayesian, lambda model: G.ImportanceWeighted(model, num_samples=3)),
     "mean-field": (bayesian, G.MeanField),
     "collapsed": (shallow, G.Collapsed),
-    "global": (deep, lambda model: G.GlobalInducing(model, num_inducing=5)),
+    "global": (deep, lambda model: G.InducingPoint(model, inducing=G.GlobalInducing(5))),
     "markov": (deep, lambda model: G.InducingPoint(model, sites={"g": G.MarkovInducing()})),
 }
 

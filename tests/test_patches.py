@@ -243,7 +243,7 @@ def test_the_bound_of_a_hidden_layer_is_the_stock_one(how):
 GUIDES = {
     "InducingPoint": G.InducingPoint,
     "MeanField": G.MeanField,
-    "GlobalInducing": lambda program: G.GlobalInducing(program, num_inducing=5),
+    "GlobalInducing": lambda program: G.InducingPoint(program, inducing=G.GlobalInducing(5)),
 }
 
 

@@ -104,8 +104,12 @@ def step(pair_m, pair_L, by_m, by_L, size):
     return coordinates.natural_step((pair_m, pair_L), (by_m, by_L), size, "natural")
 
 
+def from_features(A, variances, y, noise):
+    return B.from_features(A, variances, B.Observations(y, noise))
+
+
 def from_moments(Z, whiten, loc, variance, y, noise):
-    return B.from_moments(RBF, Z, whiten, loc, variance, y, noise)
+    return B.from_moments(RBF, Z, whiten, loc, variance, B.Observations(y, noise))
 
 
 def psi(name):
@@ -166,7 +170,7 @@ TABLE = {
     "psi2": (psi("psi2"), "loc: N D, variance: N D, Z: M D", "M M"),
     "psi2 of covariances": (psi("psi2"), "loc: N D, variance: N D D, Z: M D", "M M"),
     # bounds
-    "from_features": (B.from_features, "A: N M, variances: N, y: N, noise: N", "M M, M, , "),
+    "from_features": (from_features, "A: N M, variances: N, y: N, noise: N", "M M, M, , "),
     "from_moments": (from_moments, "Z: M D, whiten: M M, loc: N D, variance: N D, y: N, noise: N", "M M, M, , "),
     "optimum": (optimum, "Phi: M M, b: M, c: ", "M, M M, "),
     "predict": (B.predict, "A: N M, variances: N, loc: M, scale_tril: M M", "N, N"),

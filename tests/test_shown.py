@@ -32,31 +32,31 @@ def schedule(step):
     return 0.1
 
 
-GUIDE = "inducing=Full(), latent=Normal(), other=Delta(), exact=Full()"
+GUIDE = "inducing=Full(), hidden=Propagate(), latent=Normal(), exact=Full(), other=Delta()"
 SHOWN = [
     (G.InducingPoint(toy), f"InducingPoint(model=toy, {GUIDE})"),
     (
-        G.InducingPoint(toy, sites={"f": G.Diagonal(0.1)}, other=AutoNormal, num_samples=3),
-        "InducingPoint(model=toy, inducing=Full(), latent=Normal(), other=AutoNormal, exact=Full(), "
-        "sites={'f': Diagonal(scale=0.1)}, num_samples=3)",
+        G.InducingPoint(toy, sites={"f": G.Diagonal(0.1)}, other=AutoNormal, importance=G.Importance(3)),
+        "InducingPoint(model=toy, inducing=Full(), hidden=Propagate(), latent=Normal(), exact=Full(), "
+        "other=AutoNormal, sites={'f': Diagonal(scale=0.1)}, importance=Importance(num_samples=3))",
     ),
     (
         G.MeanField(toy, prefix="p", hidden=G.Normal(0.2)),
-        "MeanField(model=toy, inducing=Diagonal(), hidden=Normal(scale=0.2), latent=Normal(), other=Delta(), "
-        "exact=Normal(), prefix='p')",
+        "MeanField(model=toy, inducing=Diagonal(), hidden=Normal(scale=0.2), latent=Normal(), exact=Normal(), "
+        "other=Delta(), prefix='p')",
     ),
     (
         G.ImportanceWeighted(toy, num_samples=5),
-        "ImportanceWeighted(model=toy, num_samples=5, latent=Normal(), inducing=Full(), other=Delta(), exact=Full())",
+        "ImportanceWeighted(model=toy, num_samples=5, inducing=Full(), latent=Normal(), other=Delta())",
     ),
     (
         G.Collapsed(toy).on(X, X[:, 0]),
-        "Collapsed(model=toy, hidden=Normal(), latent=Normal(), other=Delta(), "
-        "data=((float64[1000,1], float64[1000]), {}))",
+        "Collapsed(model=toy, hidden=Normal(), latent=Normal(), other=Delta())",
     ),
     (
-        G.GlobalInducing(toy, num_inducing=7, diagonal=True),
-        "GlobalInducing(model=toy, num_inducing=7, diagonal=True, latent=Normal(), other=Delta(), exact=Full())",
+        G.InducingPoint(toy, inducing=G.GlobalInducing(7, diagonal=True)),
+        "InducingPoint(model=toy, inducing=GlobalInducing(num_inducing=7, diagonal=True), hidden=Propagate(), "
+        "latent=Normal(), exact=Full(), other=Delta())",
     ),
     (
         G.Amortised(lambda x: x, hidden=(4,)),
@@ -67,7 +67,7 @@ SHOWN = [
     (
         dgp.optim.NaturalGradient(G.MeanField(toy), schedule, optax.adam(0.1), sites=["f"]),
         "NaturalGradient(guide=MeanField(model=toy, inducing=Diagonal(), hidden=Normal(), latent=Normal(), "
-        "other=Delta(), exact=Normal()), step_size=schedule, "
+        "exact=Normal(), other=Delta()), step_size=schedule, "
         "optimizer=GradientTransformationExtraArgs(init=init_fn, update=update_fn), sites=['f'])",
     ),
     (
@@ -84,7 +84,7 @@ SHOWN = [
     (
         dgp.Posterior(toy, G.MeanField(toy), {"f_auto_loc": jnp.zeros(5), "noise": jnp.array(0.25)}),
         "Posterior(model=toy, guide=MeanField(model=toy, inducing=Diagonal(), hidden=Normal(), latent=Normal(), "
-        "other=Delta(), exact=Normal()), params={'f_auto_loc': [0, 0, 0, 0, 0], 'noise': 0.25})",
+        "exact=Normal(), other=Delta()), params={'f_auto_loc': [0, 0, 0, 0, 0], 'noise': 0.25})",
     ),
     (
         dgp.Posterior(toy, samples={f"s{i}": np.zeros(9) for i in range(9)}),

@@ -252,7 +252,7 @@ def test_deep_bound_is_that_of_numpyro():
     "guide",
     [
         dgp.guides.MeanField(deep, hidden=dgp.guides.GivenInducing()),
-        dgp.guides.GlobalInducing(deep, num_inducing=5),
+        dgp.guides.InducingPoint(deep, inducing=dgp.guides.GlobalInducing(5)),
     ],
 )
 def test_guides(guide):

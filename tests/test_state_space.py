@@ -469,7 +469,7 @@ GUIDES = {
         lambda m: G.InducingPoint(m, sites={"g": G.MarkovInducing(below="f"), "h": G.GivenInducing("free")}),
         deep,
     ),
-    "GlobalInducing": (lambda m: G.GlobalInducing(m, num_inducing=5), deep),
+    "GlobalInducing": (lambda m: G.InducingPoint(m, inducing=G.GlobalInducing(5)), deep),
     "Collapsed": (G.Collapsed, shallow),
 }
 

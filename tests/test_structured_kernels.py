@@ -293,7 +293,12 @@ def lengthscale_of_a_layer(X, y=None, *, thin=False, grid=False, noise=None):
 @pytest.mark.long
 @pytest.mark.parametrize("thin", [False, True])
 @pytest.mark.parametrize(
-    "guide", [dgp.guides.InducingPoint, dgp.guides.MeanField, lambda m: dgp.guides.GlobalInducing(m, num_inducing=5)]
+    "guide",
+    [
+        dgp.guides.InducingPoint,
+        dgp.guides.MeanField,
+        lambda m: dgp.guides.InducingPoint(m, inducing=dgp.guides.GlobalInducing(5)),
+    ],
 )
 def test_guides_of_a_lengthscale_from_a_layer(guide, thin):
     X = jnp.linspace(-1, 1, 12)[:, None]

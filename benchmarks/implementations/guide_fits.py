@@ -52,11 +52,13 @@ BY_ADAM: dict[str, Callable[[Any], G.Guide]] = {
     "InducingPoint, LowRank 5": lambda m: G.InducingPoint(m, inducing=G.LowRank(5)),
     "InducingPoint, mixture of 2": lambda m: G.InducingPoint(m, sites={"f0": G.MixtureOfGaussians(2)}),
     "InducingPoint, flow": lambda m: G.InducingPoint(m, inducing=G.Flow()),
-    "GlobalInducing": lambda m: G.GlobalInducing(m, num_inducing=20),
-    "GlobalInducing, 16 draws": lambda m: G.GlobalInducing(m, num_inducing=20),
-    "GlobalInducing and GivenInducing": lambda m: G.GlobalInducing(m, num_inducing=20, sites={"h0": G.GivenInducing()}),
-    "GlobalInducing and GivenInducing, 16 draws": lambda m: G.GlobalInducing(
-        m, num_inducing=20, sites={"h0": G.GivenInducing()}
+    "GlobalInducing": lambda m: G.InducingPoint(m, inducing=G.GlobalInducing(20)),
+    "GlobalInducing, 16 draws": lambda m: G.InducingPoint(m, inducing=G.GlobalInducing(20)),
+    "GlobalInducing and GivenInducing": lambda m: G.InducingPoint(
+        m, inducing=G.GlobalInducing(20), sites={"h0": G.GivenInducing()}
+    ),
+    "GlobalInducing and GivenInducing, 16 draws": lambda m: G.InducingPoint(
+        m, inducing=G.GlobalInducing(20), sites={"h0": G.GivenInducing()}
     ),
     "GivenInducing, Adam": lambda m: per_layer(m, G.GivenInducing()),
     "GivenInducing, mixture of 2": lambda m: G.MeanField(

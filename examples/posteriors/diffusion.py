@@ -113,7 +113,7 @@ class Diffusion(dgp.guides.Rule):
     smallest: float = 0.1
     hidden: int | None = None
 
-    def __call__(self, site: dgp.guides.Site) -> Diffused:
+    def __call__(self, site: dgp.guides.SiteContext) -> Diffused:
         dgp.extend.require_site(dgp.extend.InducingPrior, self, site, "inducing values")
         dtype, size = site.fn.dtype, math.prod(site.fn.event_shape)
         units = self.hidden or max(2 * size, 16)
@@ -126,7 +126,7 @@ class Diffusion(dgp.guides.Rule):
         return self.base.follows(name, order)
 
 
-def network(site: dgp.guides.Site, name: str, widths: list[int], dtype: Any) -> tuple[jax.Array, ...]:
+def network(site: dgp.guides.SiteContext, name: str, widths: list[int], dtype: Any) -> tuple[jax.Array, ...]:
     """Weights and biases of a site, W0, b0, W1, ...; the last are zero at the start, and so is all that comes out."""
     found: list[jax.Array] = []
     for i, shape in enumerate(itertools.pairwise(widths)):

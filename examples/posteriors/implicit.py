@@ -136,7 +136,7 @@ class Implicit(dgp.guides.Rule):
     hidden: int | None = None
     draws: int = 500
 
-    def __call__(self, site: dgp.guides.Site) -> Sampled:
+    def __call__(self, site: dgp.guides.SiteContext) -> Sampled:
         dgp.extend.require_site(dgp.extend.InducingPrior, self, site, "inducing values")
         dtype, size = site.fn.dtype, math.prod(site.fn.event_shape)
         units = self.hidden or max(2 * size, 16)

@@ -1,7 +1,7 @@
 """Bounds in closed form, as functions of arrays: for your own models, and as references in tests."""
 
 from numpyro_dgp._repr import public_dir
-from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_moments, predict, upper_bound
+from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, from_moments, predict, upper_bound
 from numpyro_dgp.bounds.given_inducing import Following, follow
 from numpyro_dgp.bounds.markov_layers import (
     Coupled,
@@ -28,6 +28,7 @@ __all__ = [
     "LowRankTransition",
     "MarkovLayer",
     "NestedLayer",
+    "Observations",
     "Quadratic",
     "Target",
     "expected_product",

@@ -47,39 +47,54 @@ __all__ = [
 ]
 
 
-class Observations:
-    r"""The factors of the expectations of f in an expected log density of observations.
+class Observations(NamedTuple):
+    r"""Observations with Gaussian noise, :math:`y_n \sim N(\kappa_n f(x_n), s_n^2)`, and the factors of f in
 
     .. math:: \sum_n \beta_n \log N(y_n; \kappa_n f_n, s_n^2)
               = \sum_n \frac{\beta_n}{s_n^2} \Bigl( \kappa_n y_n f_n - \tfrac12 \kappa_n^2 f_n^2 - \tfrac12 y_n^2 \Bigr)
                 - \beta_n \log (\sqrt{2 \pi}\, s_n)
 
     Args:
-        y: observations (N,), or of any other shape.
+        y: observations minus :math:`\kappa` times the mean function (N,), or of any other shape.
         noise: standard deviation s, a number or one per observation, as are the others.
         slope: :math:`\kappa`.
+        y_variance: variance of observations that are Gaussian themselves.
         weights: how much each observation counts, :math:`\beta`.
-
-    Attributes:
-        precision: :math:`\beta_n / s_n^2`.
-        linear: :math:`\kappa_n \beta_n / s_n^2`, the factor of :math:`y_n f_n`.
-        quadratic: :math:`\kappa_n^2 \beta_n / s_n^2`, the factor of :math:`-\tfrac12 f_n^2`.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> y = jnp.array([1.0, 2.0])
-        >>> print(f"{Observations(y, 1.0).log_density(jnp.square(y)):.3f}")  # log N(1; 0, 1) + log N(2; 0, 1)
-        -4.338
+        >>> from numpyro_dgp.bounds import Observations
+        >>> data = Observations(jnp.array([1.0, 2.0]), 0.5, slope=3.0)
+        >>> print(data.precision, data.linear)
+        [4. 4.] [12. 12.]
     """
 
-    def __init__(self, y: Array, noise: ArrayLike, slope: ArrayLike = 1.0, weights: ArrayLike = 1.0) -> None:
-        def rows(value: ArrayLike) -> Array:
-            return jnp.broadcast_to(jnp.asarray(value, y.dtype), y.shape)
+    y: Array
+    noise: ArrayLike
+    slope: ArrayLike = 1.0
+    y_variance: ArrayLike = 0.0
+    weights: ArrayLike = 1.0
 
-        self.slope, self.noise, self.weights = rows(slope), rows(noise), rows(weights)
-        self.precision = self.weights / jnp.square(self.noise)
-        self.linear = self.precision * self.slope
-        self.quadratic = self.linear * self.slope
+    def __repr__(self) -> str:
+        return brief(self)
+
+    def _rows(self, value: ArrayLike) -> Array:
+        return jnp.broadcast_to(jnp.asarray(value, self.y.dtype), self.y.shape)
+
+    @property
+    def precision(self) -> Array:
+        r""":math:`\beta_n / s_n^2`."""
+        return self._rows(self.weights) / jnp.square(self._rows(self.noise))
+
+    @property
+    def linear(self) -> Array:
+        r""":math:`\kappa_n \beta_n / s_n^2`, the factor of :math:`y_n f_n`."""
+        return self.precision * self._rows(self.slope)
+
+    @property
+    def quadratic(self) -> Array:
+        r""":math:`\kappa_n^2 \beta_n / s_n^2`, the factor of :math:`-\tfrac12 f_n^2`."""
+        return self.linear * self._rows(self.slope)
 
     def log_density(self, square: Array) -> Array:
         """The weighted sum of log densities where the expected squares of the residuals are ``square``."""
@@ -87,7 +102,7 @@ class Observations:
 
     def peak(self) -> Array:
         """The same where the residuals are zero: the greatest value it can have."""
-        return -(self.weights * jnp.log(math.sqrt(2 * math.pi) * self.noise)).sum()
+        return -(self._rows(self.weights) * jnp.log(math.sqrt(2 * math.pi) * self._rows(self.noise))).sum()
 
 
 def require_rows(owner: str, y: Array, **arrays: Array) -> None:
@@ -199,16 +214,7 @@ def _half_square(column: Array) -> Array:
     return 0.5 * jnp.square(column[..., 0]).sum(-1)
 
 
-def from_features(
-    A: Array,
-    variances: Array,
-    y: Array,
-    noise: ArrayLike,
-    *,
-    slope: ArrayLike = 1.0,
-    y_variance: ArrayLike = 0.0,
-    weights: ArrayLike = 1.0,
-) -> Quadratic:
+def from_features(A: Array, variances: Array, data: Observations) -> Quadratic:
     r"""The quadratic of data at inputs known exactly, :math:`y_n \sim N(\kappa_n f(x_n), s_n^2)`.
 
     .. math::
@@ -218,11 +224,7 @@ def from_features(
     Args:
         A: rows :math:`a_n = L^{-1} k(Z, x_n)` with :math:`L L^\top = k(Z, Z)` (N, M).
         variances: :math:`k(x_n, x_n)` (N,).
-        y: observations minus :math:`\kappa` times the mean function (N,).
-        noise: standard deviation s, a number or (N,).
-        slope: :math:`\kappa`, a number or (N,).
-        y_variance: variance of observations that are Gaussian themselves, a number or (N,).
-        weights: how much each datum counts, a number or (N,).
+        data: observations (N,).
 
     Returns:
         The expected log-likelihood as a :class:`Quadratic` in v.
@@ -232,27 +234,19 @@ def from_features(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.bounds import from_features
-        >>> print(from_features(jnp.ones((2, 1)), jnp.ones(2), jnp.array([1.0, 2.0]), 0.5).b)
+        >>> from numpyro_dgp.bounds import Observations, from_features
+        >>> print(from_features(jnp.ones((2, 1)), jnp.ones(2), Observations(jnp.array([1.0, 2.0]), 0.5)).b)
         [12.]
 
     Source: Chamberlin (2016), equations 2.2 and 2.3.
     """
-    require_rows("from_features", y, A=A, variances=variances)
+    require_rows("from_features", data.y, A=A, variances=variances)
+    # Var[f(x_n) | v] = k(x_n, x_n) - a_n' a_n
     open_ = open_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
-    doubt = y_variance + jnp.square(jnp.asarray(slope)) * open_
-    return from_rows(A, y, noise, slope=slope, y_variance=doubt, weights=weights)
+    return from_rows(A, data._replace(y_variance=data.y_variance + jnp.square(jnp.asarray(data.slope)) * open_))
 
 
-def from_rows(
-    A: Array,
-    y: Array,
-    noise: ArrayLike,
-    *,
-    slope: ArrayLike = 1.0,
-    y_variance: ArrayLike = 0.0,
-    weights: ArrayLike = 1.0,
-) -> Quadratic:
+def from_rows(A: Array, data: Observations) -> Quadratic:
     r"""The quadratic of :math:`E[\log N(y_n;\; \kappa_n a_n^\top v, s_n^2)]` where :math:`y_n` has a variance.
 
     The variance may be that of the function given v, times :math:`\kappa_n^2`: then this is :func:`from_features`. With
@@ -261,26 +255,20 @@ def from_rows(
 
     Args:
         A: rows :math:`a_n` (N, M).
-        y: observations minus :math:`\kappa` times the mean function (N,).
-        noise: standard deviation s, a number or (N,).
-        slope: :math:`\kappa`, a number or (N,).
-        y_variance: a number or (N,).
-        weights: how much each datum counts, a number or (N,).
+        data: observations (N,).
 
     Raises:
         ValueError: arrays that do not have one row per datum.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.bounds.collapsed import from_rows
-        >>> print(from_rows(jnp.ones((2, 1)), jnp.array([1.0, 2.0]), 0.5).Phi)
+        >>> from numpyro_dgp.bounds.collapsed import Observations, from_rows
+        >>> print(from_rows(jnp.ones((2, 1)), Observations(jnp.array([1.0, 2.0]), 0.5)).Phi)
         [[8.]]
     """
-    require_rows("from_rows", y, A=A)
-    datum = Observations(y, noise, slope, weights)
-    square = jnp.square(y) + y_variance
-    c = datum.log_density(square)
-    return Quadratic(matmul((datum.quadratic * A.T), A), matmul(datum.linear * y, A), c, datum.peak())
+    require_rows("from_rows", data.y, A=A)
+    c = data.log_density(jnp.square(data.y) + data.y_variance)
+    return Quadratic(matmul((data.quadratic * A.T), A), matmul(data.linear * data.y, A), c, data.peak())
 
 
 def from_moments(
@@ -289,13 +277,9 @@ def from_moments(
     whiten: Array,
     loc: Array,
     variance: Array,
-    y: Array,
-    noise: ArrayLike,
+    data: Observations,
     *,
     tilt: Array | None = None,
-    slope: ArrayLike = 1.0,
-    y_variance: ArrayLike = 0.0,
-    weights: ArrayLike = 1.0,
     integrate: Integrate = None,
 ) -> Quadratic:
     r"""The same at Gaussian inputs :math:`h_n`, and observations that may depend on them:
@@ -311,12 +295,8 @@ def from_moments(
         whiten: :math:`L^{-1}` with :math:`L L^\top = k(Z, Z)` (M, M).
         loc: means of the inputs h (N, D).
         variance: their variances (N, D), or covariances (N, D, D).
-        y: observations (N,), without the part that depends on h.
-        noise: standard deviation s, a number or (N,).
+        data: observations (N,), without the part that depends on h; their variance is that given h.
         tilt: :math:`\zeta` (N, D); zero by default.
-        slope: :math:`\kappa`, a number or (N,).
-        y_variance: variance of y given h, a number or (N,).
-        weights: how much each datum counts, a number or (N,).
         integrate: how expectations of k are taken, as in :func:`numpyro_dgp.kernels.expectations.psi0`.
 
     Returns:
@@ -327,17 +307,18 @@ def from_moments(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.bounds import from_features, from_moments
+        >>> from numpyro_dgp.bounds import Observations, from_moments
         >>> from numpyro_dgp.kernels import Linear
         >>> one, mu = jnp.ones((1, 1)), jnp.array([[1.0], [2.0]])
-        >>> certain = from_moments(Linear(), one, one, mu, 0 * mu, mu[:, 0], 1.0)
-        >>> uncertain = from_moments(Linear(), one, one, mu, 0 * mu + 0.5, mu[:, 0], 1.0)
+        >>> data = Observations(mu[:, 0], 1.0)
+        >>> certain = from_moments(Linear(), one, one, mu, 0 * mu, data)
+        >>> uncertain = from_moments(Linear(), one, one, mu, 0 * mu + 0.5, data)
         >>> print(certain.Phi, uncertain.Phi)  # the sums over data of E[h]^2 and of E[h^2]
         [[5.]] [[6.]]
 
     Source: Chamberlin (2016), sections 2.5 and 4.6; the Bayesian GPLVM of Titsias and Lawrence (2010).
     """
-    return with_features(kernel, Z, whiten, loc, variance, y, noise, tilt, slope, y_variance, weights, integrate)[0]
+    return with_features(kernel, Z, whiten, loc, variance, data, tilt=tilt, integrate=integrate)[0]
 
 
 def with_features(
@@ -346,35 +327,32 @@ def with_features(
     whiten: Array,
     loc: Array,
     variance: Array,
-    y: Array,
-    noise: ArrayLike,
+    data: Observations,
+    *,
     tilt: Array | None = None,
-    slope: ArrayLike = 1.0,
-    y_variance: ArrayLike = 0.0,
-    weights: ArrayLike = 1.0,
     integrate: Integrate = None,
 ) -> tuple[Quadratic, Array]:
     r""":func:`from_moments` and the expected features :math:`\langle a_n \rangle` (N, M) behind it."""
-    require_rows("from_moments", y, loc=loc, variance=variance)
-    datum = Observations(y, noise, slope, weights)
+    require_rows("from_moments", data.y, loc=loc, variance=variance)
+    y, y_variance = data.y, data.y_variance
     square = jnp.square(y) + y_variance
     first = psi1(kernel, loc, variance, Z, integrate=integrate)
-    linear = matmul(datum.linear * y, first)
+    linear = matmul(data.linear * y, first)
     if tilt is not None:
         tilted = DenseOperations.apply(variance, tilt) if variance.ndim == 3 else variance * tilt
         square = jnp.square(y + (tilt * loc).sum(-1)) + (tilt * tilted).sum(-1) + y_variance
         values = psi1_times_h(kernel, loc, variance, Z, integrate=integrate)
-        linear = linear + einsum("n,nd,nmd->m", datum.linear, tilt, values)
-    second = psi2(kernel, loc, variance, Z, weights=datum.quadratic, integrate=integrate)
+        linear = linear + einsum("n,nd,nmd->m", data.linear, tilt, values)
+    second = psi2(kernel, loc, variance, Z, weights=data.quadratic, integrate=integrate)
     whiten = resolved(whiten, second)
     Phi = matmul(matmul(whiten, second), whiten.T)
     Phi = 0.5 * (Phi + Phi.T)
     variances = psi0(kernel, loc, variance, integrate=integrate)
     # Not clipped, unlike open_variance: rounding errors of the trace are those of Phi, and cancel in the bound.
-    open_ = (datum.quadratic * variances).sum() - jnp.trace(Phi)
+    open_ = (data.quadratic * variances).sum() - jnp.trace(Phi)
     features = matmul(first, whiten.T)
-    c = datum.log_density(square) - 0.5 * open_
-    return Quadratic(Phi, matmul(whiten, linear), c, datum.peak()), features
+    c = data.log_density(square) - 0.5 * open_
+    return Quadratic(Phi, matmul(whiten, linear), c, data.peak()), features
 
 
 def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[Array, Array]:
@@ -424,9 +402,10 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.bounds import from_features, upper_bound
+        >>> from numpyro_dgp.bounds import Observations, from_features, upper_bound
         >>> A, variances, y = 0.8 * jnp.ones((2, 1)), jnp.ones(2), jnp.array([1.0, 1.2])
-        >>> print(f"{from_features(A, variances, y, 0.5).bound():.2f} {upper_bound(A, variances, y, 0.5):.2f}")
+        >>> lower = from_features(A, variances, Observations(y, 0.5)).bound()
+        >>> print(f"{lower:.2f} {upper_bound(A, variances, y, 0.5):.2f}")
         -3.63 -1.91
 
     Source: Titsias (2014).

@@ -48,9 +48,9 @@ class Following(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.bounds import follow, from_features
+        >>> from numpyro_dgp.bounds import Observations, follow, from_features
         >>> A, mu = jnp.ones((1, 1)), jnp.array([0.5])
-        >>> layer = follow(from_features(A, jnp.ones(1), mu, 1.0), A, 1.0, jnp.array([0.5]))
+        >>> layer = follow(from_features(A, jnp.ones(1), Observations(mu, 1.0)), A, 1.0, jnp.array([0.5]))
         >>> total = layer.variance + layer.weights**2 @ layer.scale_tril[0] ** 2
         >>> bool(jnp.allclose(layer.marginal_variance, total))  # Omega + T Sigma T'
         True
@@ -82,10 +82,9 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.bounds.collapsed import from_features
-        >>> from numpyro_dgp.bounds import follow
+        >>> from numpyro_dgp.bounds import Observations, follow, from_features
         >>> A, mu = jnp.ones((1, 1)), jnp.array([0.5])
-        >>> layer = follow(from_features(A, jnp.ones(1), mu, 1.0), A, 1.0, jnp.array([0.5]))
+        >>> layer = follow(from_features(A, jnp.ones(1), Observations(mu, 1.0)), A, 1.0, jnp.array([0.5]))
         >>> print(f"{layer.loc[0]:.4f} {layer.weights[0, 0]:.4f} {layer.marginal_variance[0]:.4f}")
         0.2500 0.5000 0.6667
 

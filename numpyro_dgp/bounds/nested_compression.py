@@ -137,14 +137,14 @@ def _data(
     whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of a layer")
     if variance is None:
         A, k = matmul(layer.kernel(loc, layer.Z), whiten.T), layer.kernel.diag(loc)
-        one = lambda t: from_features(A, k, t, layer.noise)  # noqa: E731
+        one = lambda t: from_features(A, k, Observations(t, layer.noise))  # noqa: E731
         return jax.vmap(one, 1, _SHARED_PHI)(y - _mean(layer, loc)), A  # type: ignore[arg-type]
     W = jnp.zeros((loc.shape[-1], y.shape[-1]), loc.dtype) if layer.W is None else layer.W
 
     def output(t: Array, w: Array) -> tuple[Quadratic, Array]:
         tilt = None if layer.W is None else jnp.broadcast_to(-w, loc.shape)
         where = layer.kernel, layer.Z, whiten, loc, variance
-        return with_features(*where, t, layer.noise, tilt=tilt, integrate=integrate)  # type: ignore[arg-type]
+        return with_features(*where, Observations(t, layer.noise), tilt=tilt, integrate=integrate)  # type: ignore[arg-type]
 
     return jax.vmap(output, 1, (_SHARED_PHI, None))(y - layer.b, W)  # type: ignore[arg-type]
 

@@ -335,7 +335,7 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
         and site_kind(site) == "hidden"
         and getattr(values_of(site["fn"]).function, "site", None) in inducing
     )
-    if own := [name for name in hidden if record_of(guide[name]).learned]:
+    if own := [name for name in hidden if record_of(guide[name]).is_variational]:
         raise ValueError(
             f"deepen: expected values of a new layer that follow the model, got {own[0]!r} with a posterior of its "
             f"own: give it sites={{{own[0]!r}: dgp.guides.Propagate()}}"
@@ -367,7 +367,7 @@ def with_prior_values(params: dict[str, Array], layers: NewLayers) -> dict[str, 
     for record in layers.inducing.values():
         if record.gaussian is None or record.follows:
             continue
-        loc, scale = f"{record.stem}_loc", f"{record.stem}_{record.gaussian.scale}"
+        loc, scale = f"{record.param_prefix}_loc", f"{record.param_prefix}_{record.gaussian.scale}"
         like = params[scale]
         one = jnp.ones_like(like) if record.gaussian.diagonal else jnp.eye(like.shape[-1], dtype=like.dtype)
         changed |= {loc: jnp.zeros_like(params[loc]), scale: jnp.broadcast_to(one, like.shape)}

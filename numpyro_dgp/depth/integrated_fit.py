@@ -39,7 +39,7 @@ from numpyro_dgp.analysis.program import Program, inspect_program
 from numpyro_dgp.analysis.sites import Message, Trace, total_log_prob, unwrap
 from numpyro_dgp.functions.weights import InducingPrior, StandardNormal
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
-from numpyro_dgp.guides.rules.single_numbers import Delta
+from numpyro_dgp.guides.rules.pointwise import Delta
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.mcmc.for_mcmc import for_mcmc
 from numpyro_dgp.mcmc.integrated_layers import integrated_in

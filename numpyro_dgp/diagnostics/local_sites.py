@@ -116,7 +116,7 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
         beside = [y for y, plates in frames.items() if plates and set(plates) <= set(site["cond_indep_stack"])]
         if beside and name not in frames and not joint:
             local[name] = beside[0]
-    weighted = any(record_of(site).copies is not None for site in guide_trace.values())
+    weighted = any(record_of(site).num_replicates is not None for site in guide_trace.values())
     dims = {name: _dims(name, site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
     centred = [name for name, site in samples.items() if site_kind(site) == "hidden"]
     return LocalSites(frames, first, local, weighted, dims, centred)

@@ -2,17 +2,20 @@
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
-from numpyro_dgp.guides.global_inducing import GlobalInducing
 from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
-from numpyro_dgp.guides.rules.as_model import Prior, Propagate
-from numpyro_dgp.guides.rules.exact_values import OpperArchambeau
+from numpyro_dgp.guides.rules.by_kind import Rules
+from numpyro_dgp.guides.rules.exact_gp import OpperArchambeau
 from numpyro_dgp.guides.rules.flow_inducing import Flow
+from numpyro_dgp.guides.rules.global_inducing import GlobalInducing
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full, SparseFactor
 from numpyro_dgp.guides.rules.joint_inducing import FullJoint, MarkovInducing
 from numpyro_dgp.guides.rules.latents import Amortised, Quadrature
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
 from numpyro_dgp.guides.rules.mixture_inducing import MixtureOfGaussians
+from numpyro_dgp.guides.rules.model_conditional import Prior, Propagate
+from numpyro_dgp.guides.rules.pointwise import Delta, Normal
 from numpyro_dgp.guides.rules.ring_families import (
     Circulant,
     ScaledCirculant,
@@ -21,8 +24,7 @@ from numpyro_dgp.guides.rules.ring_families import (
     SiteDiagonal,
     WhitenedSites,
 )
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site
-from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, SiteContext
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "GivenInducing",
     "GlobalInducing",
     "Guide",
+    "Importance",
     "ImportanceWeighted",
     "InducingPoint",
     "JointOutputs",
@@ -52,10 +55,11 @@ __all__ = [
     "Propagate",
     "Quadrature",
     "Rule",
+    "Rules",
     "ScaledCirculant",
     "ScaledPrior",
     "ScaledProduct",
-    "Site",
+    "SiteContext",
     "SiteDiagonal",
     "SparseFactor",
     "WhitenedSites",

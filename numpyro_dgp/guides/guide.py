@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
 
-from numpyro_dgp._checks import known_keywords, require_count, require_key, require_levels
+from numpyro_dgp._checks import require_key, require_levels
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
 from numpyro_dgp._numpyro import apart
@@ -32,19 +32,18 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import INITIAL_VALUES, require
 from numpyro_dgp.analysis.program import full_plates, inspect_program
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
-from numpyro_dgp.guides.handler import Choices, Replace
+from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
+from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.record import record_of
+from numpyro_dgp.guides.rules.by_kind import Other, Rules
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.rules.strata import Stratified
 from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
 
-__all__ = ["INIT", "Guide", "Other", "require_drawing"]
+__all__ = ["INIT", "Guide", "require_drawing"]
 
 INIT: Callable[..., Any] = partial(init_to_median, num_samples=1000)
 """Where sites that are not function values start."""
-
-Other = Rule | Callable[[Callable[..., Any]], Any]
-"""A rule, or what makes a guide of a program, such as a NumPyro autoguide class."""
 
 
 class Guide:
@@ -58,18 +57,21 @@ class Guide:
         model: the program.
         inducing: rule for whitened inducing values.
         hidden: rule for values of hidden layers.
-        exact: rule for values of exact processes.
         latent: rule for other sites inside plates.
+        exact: rule for values of exact processes.
         other: rule for every other site, or a NumPyro autoguide class such as ``AutoMultivariateNormal``
             (any callable from a model to a guide), applied to all of them together.
         sites: rules for single sites by name.
+        importance: importance weighting of the latents of every datum in ``dgp.ELBO``; ``None`` for the plain bound.
         prefix: part of the names of parameters, ``"<site>_<prefix>_<parameter>"``.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
-        num_samples: K, importance samples of the latents of every datum in ``dgp.ELBO``; ``None`` for the plain bound.
-        doubly_reparameterised: whether the proposals of importance samples have doubly reparameterised gradients.
+
+    Attributes:
+        defaults: the rules of the class, for the kinds of sites that the constructor is given no rule for.
 
     Raises:
-        ValueError: no program or no rules; on the first call, when ``sites`` names a site that the model does not have.
+        ValueError: no program, or something else in the place of a rule; on the first call, a name in ``sites`` that
+            the model does not have, or ``importance`` for a model without latents per datum.
 
     Example:
         >>> import jax, numpyro, numpyro_dgp as dgp
@@ -81,31 +83,28 @@ class Guide:
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> X = jnp.linspace(0, 1, 20)[:, None]
         >>> y = X[:, 0] ** 2
-        >>> G = dgp.guides
-        >>> rules = {"inducing": G.Full(), "hidden": G.Propagate(), "exact": G.Full(), "latent": G.Normal()}
-        >>> guide = G.Guide(model, **rules, other=G.Delta())
+        >>> guide = dgp.guides.Guide(model, inducing=dgp.guides.Diagonal())
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     print({name: value.shape for name, value in guide(X, y).items()})
         {'f': (5,)}
     """
 
+    defaults: ClassVar[Rules] = Rules()
     predicted: tuple[frozenset[str], ...] = ()
 
-    @known_keywords()
     def __init__(
         self,
         model: Callable[..., Any],
         *,
-        inducing: Rule,
-        hidden: Rule,
-        exact: Rule,
-        latent: Rule,
-        other: Other,
+        inducing: Rule | None = None,
+        hidden: Rule | None = None,
+        latent: Rule | None = None,
+        exact: Rule | None = None,
+        other: Other | None = None,
         sites: Mapping[str, Rule] | None = None,
+        importance: Importance | None = None,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = INIT,
-        num_samples: int | None = None,
-        doubly_reparameterised: bool = False,
     ) -> None:
         owner = type(self).__name__
         if not callable(model):
@@ -116,49 +115,40 @@ class Guide:
             raise ValueError(f"{owner}: expected init_loc_fn to be a function, got {type(init_loc_fn).__name__}")
         if not isinstance(sites, Mapping | None):
             raise ValueError(f"{owner}: expected sites as a dict, got {type(sites).__name__}: sites={{'h': rule}}")
-        if num_samples is not None:
-            require_count(owner, "num_samples", num_samples, "5")
-        self.model, self.prefix, self.doubly_reparameterised = model, prefix, doubly_reparameterised
-        rules: dict[str, Any] = {"inducing": inducing, "hidden": hidden, "exact": exact, "latent": latent}
-        is_class_of_rules = isinstance(other, type) and issubclass(other, Rule)
-        if isinstance(other, Rule) or is_class_of_rules or not callable(other):
-            rules["other"] = other
-        for name, rule in [*rules.items(), *(sites or {}).items()]:
-            if not isinstance(rule, Rule):
-                raise ValueError(
-                    f"{owner}: expected a rule for {name!r}, got {type(rule).__name__}: "
-                    "for example dgp.guides.Normal(), an instance"
-                )
-        for name, rule in rules.items():
-            if rule.only_for not in (None, name):
-                raise ValueError(
-                    f"{owner}: expected {name} to be a rule for {name} values, got {type(rule).__name__}, a rule for "
-                    f"{rule.only_for} ones: {owner}(model, sites={{'h': {rule}}}), with the name of the site"
-                )
-        self.choices = Choices(owner, model, rules, dict(sites or {}), prefix, init_loc_fn, num_samples)
+        if not isinstance(importance, Importance | None):
+            raise ValueError(
+                f"{owner}: expected importance to be dgp.guides.Importance, got {type(importance).__name__}: "
+                "importance=dgp.guides.Importance(num_samples=5)"
+            )
+        given = zip((inducing, hidden, latent, exact, other), self.defaults, strict=True)
+        rules = Rules(*(default if rule is None else rule for rule, default in given))  # type: ignore[arg-type]
+        _require_rules(owner, rules, sites or {})
+        self.model, self.prefix, self.importance = model, prefix, importance
+        self.config = GuideConfig(owner, model, rules, dict(sites or {}), prefix, init_loc_fn, importance)
         self.companion: Any = None
-        if not isinstance(other, Rule):
+        if not isinstance(rules.other, Rule):
             exposed = handlers.block(model, hide_fn=self._is_not_other)
-            self.companion = other if isinstance(other, AutoGuide) else other(exposed)
+            self.companion = rules.other if isinstance(rules.other, AutoGuide) else rules.other(exposed)
             require_drawing(f"{owner}(other=...)", self.companion, "AutoMultivariateNormal, or Delta() for a mode")
 
     def __repr__(self) -> str:
         """The rules by kind of site, and the settings that are not defaults."""
-        names, held = inspect.signature(type(self)).parameters, self._settings()
-        rules = ("inducing", "hidden", "exact", "latent", "other")
-        return described(self, {name: held[name] for name in names if name in held}, always=rules)
+        held = self._settings()
+        names = [name for name in inspect.signature(type(self)).parameters if name in held]
+        return described(self, {name: held[name] for name in names}, always=Rules._fields)
 
     def _settings(self) -> dict[str, Any]:
         """The arguments of the constructors of the class and its bases."""
-        rules = {"other": type(self.companion), **self.choices.rules}
-        return vars(self.choices) | vars(self) | rules | {"sites": self.choices.sites or None}
+        companion = {} if self.companion is None else {"other": type(self.companion)}
+        rules = self.config.rules._asdict() | companion | {"sites": self.config.sites or None}
+        return vars(self.config) | vars(self) | rules
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
         args, kwargs = indexable((args, kwargs))
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
         checked = require(type(self).__name__, INITIAL_VALUES)
-        with Replace(self.choices, args, kwargs, drawn, self.predicted) as values, checked:
+        with GuideHandler(self.config, args, kwargs, drawn, self.predicted) as values, checked:
             self.model(*args, **kwargs)
         return values
 
@@ -203,7 +193,7 @@ class Guide:
         def draw(key: Array) -> dict[str, Array]:
             with handlers.trace() as sites:
                 values = handlers.substitute(handlers.seed(self, key), data=params)(*args, **kwargs)
-            if not self.choices.has_weights:
+            if not self.config.has_weights:
                 return values
             inner = inspect_program(self.model, args, kwargs).hidden
             given = handlers.substitute(self, data=shared_by_weights(sites, values, inner))
@@ -282,7 +272,7 @@ class Guide:
     def _own(self, sites: Trace) -> list[str]:
         """The sites that have a distribution of their own with quantiles."""
         records = {name: record_of(site) for name, site in sites.items()}
-        own = [name for name, record in records.items() if record.learned and not record.follows]
+        own = [name for name, record in records.items() if record.is_variational and not record.follows]
         own = [name for name in own if not isinstance(unwrap(sites[name]["fn"]), Stratified)]
         for name in own:
             base: Any = unwrap(sites[name]["fn"])
@@ -297,7 +287,27 @@ class Guide:
 
     def _is_not_other(self, msg: Message) -> bool:
         """Whether this site is hidden from the autoguide for the ``other`` sites, because it has a rule."""
-        return msg["type"] == "sample" and not self.choices.are_shared(msg)
+        return msg["type"] == "sample" and not self.config.are_shared(msg)
+
+
+def _require_rules(owner: str, rules: Rules, sites: Mapping[str, Any]) -> None:
+    """Raise for what is no rule, and for a rule of one kind of site that is given for another kind."""
+    by_kind: dict[str, Any] = rules._asdict()
+    is_class_of_rules = isinstance(rules.other, type) and issubclass(rules.other, Rule)
+    if callable(rules.other) and not isinstance(rules.other, Rule) and not is_class_of_rules:
+        del by_kind["other"]
+    for name, rule in [*by_kind.items(), *sites.items()]:
+        if not isinstance(rule, Rule):
+            raise ValueError(
+                f"{owner}: expected a rule for {name!r}, got {type(rule).__name__}: "
+                "for example dgp.guides.Normal(), an instance"
+            )
+    for name, rule in by_kind.items():
+        if rule.only_for not in (None, name):
+            raise ValueError(
+                f"{owner}: expected {name} to be a rule for {name} values, got {type(rule).__name__}, a rule for "
+                f"{rule.only_for} ones: {owner}(model, sites={{'h': {rule}}}), with the name of the site"
+            )
 
 
 def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:

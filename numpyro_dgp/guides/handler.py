@@ -25,12 +25,14 @@ from numpyro_dgp.analysis.program import Program, initial_values, inspect_progra
 from numpyro_dgp.analysis.run_at_rows import OtherRows, with_rows
 from numpyro_dgp.analysis.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
 from numpyro_dgp.functions.joint_values import require_following
+from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, warn_of_rows
+from numpyro_dgp.guides.rules.by_kind import Rules
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_rows, warn_of_rows
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import require_in_range
 
-__all__ = ["Choices", "NamesApart", "Replace"]
+__all__ = ["GuideConfig", "NamesApart", "GuideHandler"]
 
 
 class NamesApart:
@@ -76,7 +78,7 @@ class NamesApart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choices:
+class GuideConfig:
     """The arguments of the constructor of a guide.
 
     Args:
@@ -86,39 +88,46 @@ class Choices:
         sites: rules of single sites, by name.
         prefix: part of the names of parameters, ``"<site>_<prefix>_<parameter>"``.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
-        num_samples: K, importance samples of latents; ``None`` for the plain bound.
+        importance: importance weighting of latents; ``None`` for the plain bound.
     """
 
     owner: str
     model: Callable[..., Any]
-    rules: dict[str, Rule]
+    rules: Rules
     sites: dict[str, Rule]
     prefix: str
     init_loc_fn: Callable[..., Any]
-    num_samples: int | None
+    importance: Importance | None
 
     @property
     def has_weights(self) -> bool:
         """Whether latents have several values in a fit, with importance weights or those of quadrature."""
-        rules = (*self.rules.values(), *self.sites.values())
-        return any((self.num_samples, *(rule.num_nodes for rule in rules)))
+        rules = (*self.rules, *self.sites.values())
+        return self.importance is not None or any(isinstance(rule, Rule) and rule.num_nodes for rule in rules)
 
     def rule(self, msg: Message) -> Rule | None:
         """The rule for a latent site; ``None`` where a NumPyro autoguide draws it."""
-        return self.sites.get(msg["name"], self.rules.get(site_kind(msg)))
+        rule = self.sites.get(msg["name"], getattr(self.rules, site_kind(msg), None))
+        return rule if isinstance(rule, Rule) else None
+
+    def with_rules(self, change: Callable[[Rule], Rule]) -> GuideConfig:
+        """The same with every rule changed by a function."""
+
+        rules = Rules(*(change(rule) if isinstance(rule, Rule) else rule for rule in self.rules))  # type: ignore[arg-type]
+        return dataclasses.replace(self, rules=rules, sites={n: change(rule) for n, rule in self.sites.items()})
 
     def are_shared(self, msg: Message) -> bool:
         """Whether a site is one of the ``other`` kind and has no rule of its own."""
         return msg["name"] not in self.sites and site_kind(msg) == "other"
 
 
-class Replace(Messenger):
-    """Replaces the model's distributions by the guide's. ``with Replace(...) as values`` collects the values drawn.
+class GuideHandler(Messenger):
+    """Replaces the model's distributions by the guide's; ``with GuideHandler(...) as values`` collects what is drawn.
 
     Every run of a guide makes a new instance.
 
     Args:
-        choices: the settings of the guide.
+        config: the settings of the guide.
         args: positional arguments of the model.
         kwargs: its keyword arguments.
         drawn: values of sites that another guide has drawn.
@@ -128,19 +137,19 @@ class Replace(Messenger):
 
     def __init__(
         self,
-        choices: Choices,
+        config: GuideConfig,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         drawn: dict[str, Any],
         predicted: tuple[frozenset[str], ...] = (),
     ) -> None:
-        self.choices, self.args, self.kwargs, self.drawn, self.predicted = choices, args, kwargs, drawn, predicted
+        self.config, self.args, self.kwargs, self.drawn, self.predicted = config, args, kwargs, drawn, predicted
         self.values: dict[str, Any] = {}
         self.found: dict[str, Array] = {}
         self.met: set[str] = set()
         self.indices: dict[str, Array] = {}
-        self.weighted: set[str] = set()
-        self._names = NamesApart(choices.owner)
+        self.replicated: set[str] = set()
+        self._names = NamesApart(config.owner)
         super().__init__()
 
     def __enter__(self) -> dict[str, Any]:
@@ -151,14 +160,14 @@ class Replace(Messenger):
         super().__exit__(exc_type, *exc)
         if exc_type is not None:
             return
-        owner = self.choices.owner
-        in_fit = self.choices.num_samples is not None and not self.predicted
-        if in_fit and self.program.observed_plates and not self.weighted:
+        owner = self.config.owner
+        in_fit = self.config.importance is not None and not self.predicted
+        if in_fit and self.program.observed_plates and not self.replicated:
             raise ValueError(
                 f"{owner}: expected a model with latent variables per datum, got one with "
                 f"{sorted(self.met)}: draw them by dgp.latent inside the data plate, or use guides.InducingPoint"
             )
-        unknown = sorted(set(self.choices.sites) - self.met)
+        unknown = sorted(set(self.config.sites) - self.met)
         if unknown:
             raise ValueError(
                 f"{owner}(sites=...): expected names of latent sites of the model, got "
@@ -168,11 +177,11 @@ class Replace(Messenger):
     @cached_property
     def program(self) -> Program:
         """The structure of the model for these arguments."""
-        return inspect_program(self.choices.model, self.args, self.kwargs)
+        return inspect_program(self.config.model, self.args, self.kwargs)
 
     @cached_property
     def _sound(self) -> bool:
-        require_observations_apart(self.choices.model, self.args, self.kwargs)
+        require_observations_apart(self.config.model, self.args, self.kwargs)
         return True
 
     def require_sound(self) -> None:
@@ -182,7 +191,7 @@ class Replace(Messenger):
     @cached_property
     def initial(self) -> dict[str, Array]:
         """A value for every latent site, where parameters are created."""
-        return initial_values(self.choices.model, self.args, self.kwargs, self.choices.init_loc_fn)
+        return initial_values(self.config.model, self.args, self.kwargs, self.config.init_loc_fn)
 
     @cached_property
     def below(self) -> dict[str, tuple[str, ...]]:
@@ -190,7 +199,7 @@ class Replace(Messenger):
         order = self.program.inducing
         found: dict[str, tuple[str, ...]] = {}
         for name in order:
-            rule = self.choices.sites.get(name, self.choices.rules["inducing"])
+            rule = self.config.sites.get(name, self.config.rules.inducing)
             one, all_lower = rule.follows(name, order), self.program.lower.get(name, frozenset())
             below = all_lower if rule.follows_layers else () if one is None else (one,)
             found |= {name: tuple(n for n in order if n in below)} if below else {}
@@ -202,7 +211,7 @@ class Replace(Messenger):
             msg["stop"] = True
         if msg["type"] == "control_flow":
             raise ValueError(
-                f"{self.choices.owner}: expected sites that the guide meets one by one, got those of "
+                f"{self.config.owner}: expected sites that the guide meets one by one, got those of "
                 "numpyro.contrib.control_flow: write a Python loop with a name for every step, or use a guide of "
                 "NumPyro, such as AutoNormal(model), or NUTS"
             )
@@ -217,7 +226,7 @@ class Replace(Messenger):
         if name in self.drawn:
             self.values[name] = msg["value"] = self.drawn[name]
             return hide(msg)
-        self.replace(msg, self.choices.rule(msg))
+        self.replace(msg, self.config.rule(msg))
 
     def _is_observation(self, msg: Message) -> bool:
         """Whether a site is observed, or would be in a call with data: then there is nothing to infer."""
@@ -229,7 +238,7 @@ class Replace(Messenger):
     def _is_at_rows_of_call(self, name: str) -> bool:
         """Whether the inputs of an exact process come from the arguments of this call, as far as this can be told."""
         try:
-            return name in inspect_call(self.choices.model, None, self.args, self.kwargs).exact
+            return name in inspect_call(self.config.model, None, self.args, self.kwargs).exact
         except ValueError:  # a model that turns its arguments into NumPy arrays
             return True
 
@@ -243,10 +252,10 @@ class Replace(Messenger):
             if kind == "latent":
                 return hide(msg)
             follows_model = True
-        site = Site(
+        site = SiteContext(
             name=self._local_name(name),
             fn=fn,
-            prefix=self.choices.prefix,
+            prefix=self.config.prefix,
             in_plate=bool(msg["cond_indep_stack"]),
             rows_in_event=msg["fn"].event_dim - fn.event_dim,
             is_inner=lambda: name in self.program.inner,
@@ -258,26 +267,26 @@ class Replace(Messenger):
         )
         with self._names.of_guide():
             q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
-        require_following(self.choices.owner, name, fn, q)
+        require_following(self.config.owner, name, fn, q)
         if kind == "exact":
             require_rows(rule, site, q.shape(), fn.shape())
             unobserved = bool(self.program.ends) and not self.program.observed_plates
             if unobserved and not rule.follows_model and self._is_at_rows_of_call(name):
-                warn_of_rows(self.choices.owner, name)
-        copies = None
+                warn_of_rows(self.config.owner, name)
+        replicates, importance = None, self.config.importance
         if kind == "latent" and self.program.is_per_datum(msg):
-            copies = rule.num_nodes or self.choices.num_samples
-            self.weighted |= set() if copies is None else {name}
+            replicates = rule.num_nodes or (None if importance is None else importance.num_samples)
+            self.replicated |= set() if replicates is None else {name}
         record = SiteRecord(
             name=name,
             kind=kind,
-            learned=not follows_model,
-            inner=name in self.program.inner,
+            is_variational=not follows_model,
+            is_inner_layer=name in self.program.inner,
             gaussian=None if follows_model else rule.gaussian,
-            stem=f"{name}_{self.choices.prefix}",
+            param_prefix=f"{name}_{self.config.prefix}",
             follows=self.below.get(name, ()),
-            drawn=any(name in below for below in self.below.values()) or name in self.program.coupled,
-            copies=copies,
+            sample_inducing=any(name in below for below in self.below.values()) or name in self.program.coupled,
+            num_replicates=replicates,
             rule=None if rule.num_nodes is None else rule,
         )
         attach(msg, record)
@@ -292,7 +301,7 @@ class Replace(Messenger):
 
     def _data(self, msg: Message) -> Array:
         """The inputs of a latent and the observations in its plates, as columns, for the rows of this minibatch."""
-        sites = observations(self.choices.model, self.args, self.kwargs, self.indices)
+        sites = observations(self.config.model, self.args, self.kwargs, self.indices)
         mine = [site for site in sites if site["cond_indep_stack"] == msg["cond_indep_stack"]]
         beside = getattr(unwrap(msg["fn"]), "inputs", None)
         columns = [] if beside is None else [beside]
@@ -318,21 +327,21 @@ class Replace(Messenger):
     ) -> list[Any]:
         """The values of a layer's function in a run of the model at other rows, with its own inducing values zero and
         others as this run has drawn them so far."""
-        choices, program = self.choices, self.program
+        config, program = self.config, self.program
         lower = self.below.get(name, ())
         if later := [below for below in lower if below not in self.found]:
             raise ValueError(
-                f"{choices.owner}: expected layers opened in the order in which values go through them, got {name!r} "
+                f"{config.owner}: expected layers opened in the order in which values go through them, got {name!r} "
                 f"before {later}, on which its inputs depend: move its dgp.gp below theirs"
             )
         given = self.drawn | {n: v for n, v in self.found.items() if n in lower or n not in program.inducing}
         given[name] = jnp.zeros(fn.shape(), fn.dtype)
         with outside(self):
-            args, kwargs, *counts = with_rows(choices.owner, choices.model, self.args, self.kwargs, inputs, rows)
-            run = OtherRows(choices.owner, given, latent, program.ends, *counts)
+            args, kwargs, *counts = with_rows(config.owner, config.model, self.args, self.kwargs, inputs, rows)
+            run = OtherRows(config.owner, given, latent, program.ends, *counts)
             with run, handlers.seed(rng_seed=0), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # given at the rows of the call
-                choices.model(*args, **kwargs)
+                config.model(*args, **kwargs)
         return [values for values in run.values if values.function.site == name]
 
     def _local_name(self, name: str) -> str:

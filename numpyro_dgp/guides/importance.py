@@ -6,16 +6,17 @@ With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the n
 .. math:: \log \sum_k \omega_k, \qquad \omega_k = \tfrac1K e^{\mathcal L_n(w^{(k)})}\, p(w^{(k)}) / q(w^{(k)})
           \quad\text{or, at a node,}\quad \omega_k = \nu_k\, e^{\mathcal L_n(w^{(k)})} .
 
-The K values, here called copies, lie along a new first batch dimension, left of all plates. The layers above are drawn
-jointly over that dimension.
+The K values, here called replicates, lie along a new first batch dimension, left of all plates. The layers above are
+drawn jointly over that dimension.
 
-``CopiedValues`` are those of a layer per datum, all from one draw of its function.
+``ReplicatedValues`` are those of a layer per datum, all from one draw of its function.
 
 Source: Salimbeni (2020), equations 4.8 and 5.11.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,15 +27,46 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import require_count
+from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, Trace, log_prob, unwrap
 from numpyro_dgp.functions.function_values import FunctionValues, ProcessValues, follows
 from numpyro_dgp.guides.record import SiteRecord, record_of
 
-__all__ = ["CopiedValues", "Copies", "Weighted", "weighted"]
+__all__ = ["ReplicatedValues", "ReplicateLatents", "Importance", "ImportanceWeights", "importance_weights"]
 
 
-class CopiedValues(FunctionValues):
+@dataclasses.dataclass(frozen=True)
+class Importance:
+    r"""Importance weighting of the latents of every datum, in ``dgp.ELBO``.
+
+    Args:
+        num_samples: K, the number of samples of the latents of a datum.
+        doubly_reparameterised: whether the gradients of the proposals lack their term of mean zero, whose noise hides
+            the others where K is large (Tucker et al., 2019). It costs a second run without gradients.
+
+    Raises:
+        ValueError: K is not a positive integer.
+
+    Example:
+        >>> from numpyro_dgp import guides
+        >>> guides.MeanField(lambda: None, importance=guides.Importance(5)).importance
+        Importance(num_samples=5)
+
+    Source: Salimbeni (2020), equation 5.11; Tucker et al. (2019).
+    """
+
+    num_samples: int
+    doubly_reparameterised: bool = False
+
+    __repr__ = brief
+
+    def __post_init__(self) -> None:
+        require_count("Importance", "num_samples", self.num_samples, "5")
+
+
+class ReplicatedValues(FunctionValues):
     """Values of batch shape (K, ..., N), dependent over the first axis as the values of one function are.
 
     Importance weighting compares K latent values of one datum. The functions of the layers above must be the same draw
@@ -69,15 +101,15 @@ class CopiedValues(FunctionValues):
         return drawn + self.noise * jax.random.normal(noise_key, drawn.shape, drawn.dtype)
 
 
-class Copies(Messenger):
-    """Draws several values (copies) of every latent whose record says so, and the layers above jointly over them.
+class ReplicateLatents(Messenger):
+    """Draws several values (replicates) of every latent whose record says so, and the layers above jointly over them.
 
     Args:
         fn: guide or model.
         nesting: gives the number of batch dimensions that plates take.
         drawn: the trace of the guide, when ``fn`` is the model that takes its values.
-        weights: normalised weights of the copies of every latent, from an earlier run, for doubly reparameterised
-            gradients: the gradient that reaches a copy is multiplied by its weight, and its density held fixed.
+        weights: normalised weights of the replicates of every latent, from an earlier run, for doubly reparameterised
+            gradients: the gradient that reaches a replicate is multiplied by its weight, and its density held fixed.
 
     Raises:
         ValueError: when it runs: a program whose arrays above the latent do not fit it with several values.
@@ -108,19 +140,19 @@ class Copies(Messenger):
             return
         site = msg if self.drawn is None else self.drawn.get(msg["name"], msg)
         record = record_of(site)
-        if record.copies is not None:
+        if record.num_replicates is not None:
             self.active = True
-            self._copy(msg, record)
+            self._replicate(msg, record)
         elif self.active and self.drawn is None and len(msg["fn"].batch_shape) > self.nesting():
             self._join(msg)
 
-    def _copy(self, msg: Message, record: SiteRecord) -> None:
+    def _replicate(self, msg: Message, record: SiteRecord) -> None:
         fn, nesting = msg["fn"], self.nesting()
-        # If the inputs of a latent already have a dimension of copies, the latent shares that dimension.
+        # If the inputs of a latent already have a dimension of replicates, the latent shares that dimension.
         batch = fn.batch_shape[max(0, len(fn.batch_shape) - nesting) :]
         batch = (1,) * (nesting - len(batch)) + batch
         if record.rule is None:
-            msg["fn"] = fn.expand((record.copies, *batch))
+            msg["fn"] = fn.expand((record.num_replicates, *batch))
             if msg["name"] in self.weights:
                 self._weigh_gradient(msg)
             return
@@ -140,7 +172,7 @@ class Copies(Messenger):
     def _join(self, msg: Message) -> None:
         values = unwrap(msg["fn"])
         if isinstance(values, FunctionValues) and values.follows_model:
-            msg["fn"] = CopiedValues(values)
+            msg["fn"] = ReplicatedValues(values)
         elif isinstance(values, FunctionValues | ProcessValues):
             raise ValueError(
                 f"importance weighting: expected hidden layer {msg['name']!r} to follow the model, got a "
@@ -148,8 +180,8 @@ class Copies(Messenger):
             )
 
 
-class Weighted(NamedTuple):
-    """Copies of the latents of some data, with their weights.
+class ImportanceWeights(NamedTuple):
+    """The weights of the replicates of the latents of some data.
 
     Args:
         log_weights: logarithms of :math:`\\omega_k`, (K, ...) over the plates of the latents.
@@ -164,7 +196,7 @@ class Weighted(NamedTuple):
     sites: frozenset[str]
 
     def normalised(self) -> Array:
-        """Weights that sum to one over the copies, (K, ...)."""
+        """Weights that sum to one over the replicates, (K, ...)."""
         return jax.nn.softmax(self.log_weights, axis=0)
 
     def bound(self) -> Array:
@@ -172,13 +204,13 @@ class Weighted(NamedTuple):
         return jnp.sum(scale_and_mask(logsumexp(self.log_weights, axis=0), self.scale))
 
 
-def weighted(guide_trace: Trace, model_trace: Trace, nesting: Callable[[], int]) -> list[Weighted]:
-    """The copies of latents of a run, one :class:`Weighted` for the latents of each set of plates.
+def importance_weights(guide_trace: Trace, model_trace: Trace, nesting: Callable[[], int]) -> list[ImportanceWeights]:
+    """The weights of the latents of a run, one :class:`ImportanceWeights` for the latents of each set of plates.
 
     Raises:
         ValueError: latents or observations whose plates overlap without being the same.
     """
-    names = [name for name, site in guide_trace.items() if record_of(site).copies is not None]
+    names = [name for name, site in guide_trace.items() if record_of(site).num_replicates is not None]
     groups: dict[frozenset[Any], list[str]] = {}
     for name in names:
         groups.setdefault(frozenset(guide_trace[name]["cond_indep_stack"]), []).append(name)
@@ -187,9 +219,9 @@ def weighted(guide_trace: Trace, model_trace: Trace, nesting: Callable[[], int])
 
 def _weigh(
     frames: frozenset[Any], latents: list[str], guide_trace: Trace, model_trace: Trace, nesting: int, groups: Any
-) -> Weighted:
+) -> ImportanceWeights:
     first, scale = record_of(guide_trace[latents[0]]), guide_trace[latents[0]]["scale"]
-    rule, copies = first.rule, first.copies or 1
+    rule, replicates = first.rule, first.num_replicates or 1
     at_nodes = rule is not None
     if len(latents) > 1 and any(record_of(guide_trace[name]).rule is not None for name in latents):
         raise ValueError(
@@ -200,7 +232,7 @@ def _weigh(
         nodes = rule.nodes(guide_trace[latents[0]]["fn"].event_shape[0], guide_trace[latents[0]]["value"].dtype)
         total = nodes.log_weights.reshape(-1, *(1,) * nesting)
     else:
-        total = jnp.asarray(-math.log(copies))
+        total = jnp.asarray(-math.log(replicates))
     inside = []
     for name, site in model_trace.items():
         plates = frozenset(site["cond_indep_stack"]) if site["type"] == "sample" else frozenset()
@@ -215,7 +247,7 @@ def _weigh(
             total = total + _over(relative * log_prob(site), extra)
         elif not (at_nodes and name in latents):
             total = total + _over(log_prob(site) - log_prob(guide_trace[name]), extra)
-    return Weighted(total, scale, tuple(latents), frozenset(inside))
+    return ImportanceWeights(total, scale, tuple(latents), frozenset(inside))
 
 
 def _require_nested(name: str, latents: list[str], frames: Any, plates: Any, others: list[Any]) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpyro_dgp._checks import known_keywords
-from numpyro_dgp.guides.guide import INIT, Guide, Other
-from numpyro_dgp.guides.rules.as_model import Propagate
-from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
+from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.importance import Importance
+from numpyro_dgp.guides.rules.by_kind import Other, Rules
+from numpyro_dgp.guides.rules.inducing_values import Diagonal
+from numpyro_dgp.guides.rules.pointwise import Normal
 from numpyro_dgp.guides.rules.rule import Rule
-from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 
 __all__ = ["ImportanceWeighted", "InducingPoint", "MeanField"]
-_FOLLOWS = (
-    "hidden layers follow the model here; use guides.MeanField(model, hidden=...), or give one layer a rule by "
-    "sites={'h': ...}"
-)
 
 
 class InducingPoint(Guide):
@@ -24,20 +20,9 @@ class InducingPoint(Guide):
 
     .. math:: q = \prod_\ell q(v^\ell) \prod_n p(h^\ell_n \mid v^\ell, h^{\ell-1}_n)
 
-    Args:
-        model: the program.
-        inducing: ``Full()`` (default) or ``Diagonal()``.
-        latent: rule for latents per datum; ``Normal()`` by default.
-        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
-        exact: rule for exact layers; ``Full()`` by default.
-        sites: rules for single sites by name.
-        prefix: part of the names of parameters.
-        init_loc_fn: NumPyro init strategy for sites that are not function values.
-        num_samples: K, importance samples of the latents of every datum; ``None`` for the plain bound.
-        doubly_reparameterised: whether their proposals have doubly reparameterised gradients.
-
-    Raises:
-        ValueError: arguments that it does not have, ``hidden`` among them.
+    It has the rules that are the defaults of :class:`~numpyro_dgp.guides.Rules`: ``inducing=Full()``,
+    ``hidden=Propagate()``, ``latent=Normal()``, ``exact=Full()``, ``other=Delta()``. Its arguments are those of
+    :class:`~numpyro_dgp.guides.Guide`.
 
     Example:
         >>> import jax, numpyro, optax
@@ -53,7 +38,7 @@ class InducingPoint(Guide):
         >>> X = jnp.linspace(0, 1, 20)[:, None]
         >>> guide = InducingPoint(model)
         >>> guide
-        InducingPoint(model=model, inducing=Full(), latent=Normal(), other=Delta(), exact=Full())
+        InducingPoint(model=model, inducing=Full(), hidden=Propagate(), latent=Normal(), exact=Full(), other=Delta())
         >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
         >>> result = svi.run(jax.random.key(0), 200, X, X[:, 0] ** 2, progress_bar=False)
         >>> sorted(result.params)
@@ -61,35 +46,6 @@ class InducingPoint(Guide):
 
     Source: Salimbeni (2020), section 2.3.
     """
-
-    @known_keywords(hidden=_FOLLOWS)
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        *,
-        inducing: Rule = Full(),
-        latent: Rule = Normal(),
-        other: Other = Delta(),
-        exact: Rule = Full(),
-        sites: Mapping[str, Rule] | None = None,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = INIT,
-        num_samples: int | None = None,
-        doubly_reparameterised: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            inducing=inducing,
-            hidden=Propagate(),
-            exact=exact,
-            latent=latent,
-            other=other,
-            sites=sites,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            num_samples=num_samples,
-            doubly_reparameterised=doubly_reparameterised,
-        )
 
 
 class ImportanceWeighted(InducingPoint):
@@ -106,17 +62,16 @@ class ImportanceWeighted(InducingPoint):
     ``sample_posterior`` gives draws of the latents from the posterior that the bound implies: of K draws from q one is
     chosen with probability proportional to its weight (section 5.2.4). Predictions take latents from their prior.
 
+    It is short for ``InducingPoint(model, importance=Importance(num_samples))``, which has more settings.
+
     Args:
         model: the program, with ``dgp.latent`` inside its data plate.
         num_samples: the number of samples, K.
-        latent: rule for the proposal q(w), ``Normal()`` (default), ``Amortised()`` or ``Prior()``.
-        inducing: ``Full()`` (default) or ``Diagonal()``.
-        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
-        exact: rule for exact layers; ``Full()`` by default.
-        sites: rules for single sites by name.
-        prefix: part of the names of parameters.
-        init_loc_fn: NumPyro init strategy for sites that are not function values.
         doubly_reparameterised: whether the proposals have doubly reparameterised gradients.
+        inducing: ``Full()`` (default) or another rule for inducing values.
+        latent: rule for the proposal q(w), ``Normal()`` (default), ``Amortised()`` or ``Prior()``.
+        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
+        sites: rules for single sites by name.
 
     Raises:
         ValueError: K is not a positive integer; in the first call, a model without latents per datum.
@@ -143,33 +98,22 @@ class ImportanceWeighted(InducingPoint):
     Source: Salimbeni (2020), equation 5.11.
     """
 
-    @known_keywords(hidden=_FOLLOWS)
     def __init__(
         self,
         model: Callable[..., Any],
-        *,
         num_samples: int,
-        latent: Rule = Normal(),
-        inducing: Rule = Full(),
-        other: Other = Delta(),
-        exact: Rule = Full(),
-        sites: Mapping[str, Rule] | None = None,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = INIT,
+        *,
         doubly_reparameterised: bool = False,
+        inducing: Rule | None = None,
+        latent: Rule | None = None,
+        other: Other | None = None,
+        sites: Mapping[str, Rule] | None = None,
     ) -> None:
-        super().__init__(
-            model,
-            num_samples=num_samples,
-            latent=latent,
-            inducing=inducing,
-            other=other,
-            exact=exact,
-            sites=sites,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            doubly_reparameterised=doubly_reparameterised,
-        )
+        importance = Importance(num_samples, doubly_reparameterised)
+        super().__init__(model, inducing=inducing, latent=latent, other=other, sites=sites, importance=importance)
+
+    def _settings(self) -> dict[str, Any]:
+        return super()._settings() | vars(self.importance)
 
 
 class MeanField(Guide):
@@ -181,21 +125,8 @@ class MeanField(Guide):
     The hidden values are one pair of numbers per datum, created inside the data plate. Give such models process noise,
     ``f(x, noise=s)``: without it p(h | u, x) is nearly a point next to inducing inputs and the bound is poor.
 
-    Args:
-        model: the program.
-        inducing: ``Diagonal()`` (default) or ``Full()``.
-        hidden: rule for hidden values; ``Normal()`` by default.
-        latent: rule for latents per datum; ``Normal()`` by default.
-        other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
-        exact: rule for exact layers; ``Normal()`` by default.
-        sites: rules for single sites by name.
-        prefix: part of the names of parameters.
-        init_loc_fn: NumPyro init strategy for sites that are not function values.
-        num_samples: K, importance samples of the latents of every datum; ``None`` for the plain bound.
-        doubly_reparameterised: whether their proposals have doubly reparameterised gradients.
-
-    Raises:
-        ValueError: arguments that it does not have.
+    It differs from :class:`InducingPoint` in ``inducing=Diagonal()``, ``hidden=Normal()`` and ``exact=Normal()``. Its
+    arguments are those of :class:`~numpyro_dgp.guides.Guide`.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
@@ -216,32 +147,4 @@ class MeanField(Guide):
     Source: Chamberlin (2016), section 2.3 (there with the optimal q(v)).
     """
 
-    @known_keywords()
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        *,
-        inducing: Rule = Diagonal(),
-        hidden: Rule = Normal(),
-        latent: Rule = Normal(),
-        other: Other = Delta(),
-        exact: Rule = Normal(),
-        sites: Mapping[str, Rule] | None = None,
-        prefix: str = "auto",
-        init_loc_fn: Callable[..., Any] = INIT,
-        num_samples: int | None = None,
-        doubly_reparameterised: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            inducing=inducing,
-            hidden=hidden,
-            exact=exact,
-            latent=latent,
-            other=other,
-            sites=sites,
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-            num_samples=num_samples,
-            doubly_reparameterised=doubly_reparameterised,
-        )
+    defaults = Rules(inducing=Diagonal(), hidden=Normal(), exact=Normal())

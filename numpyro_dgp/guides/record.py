@@ -21,27 +21,27 @@ class SiteRecord:
     Args:
         name: the site's name where the guide met it; a scope around the guide adds its prefix after that.
         kind: ``inducing``, ``exact``, ``hidden``, ``latent`` or ``other``.
-        learned: whether the guide has a distribution of its own there, rather than the model's.
-        inner: whether it holds the inducing values of an inner layer.
+        is_variational: whether the guide has a distribution of its own there, rather than the model's.
+        is_inner_layer: whether it holds the inducing values of an inner layer.
         gaussian: which parameters are the mean and the scale of a Gaussian; ``None`` if the rule has no Gaussian.
-        stem: what the names of the site's parameters begin with, ``"<site>_<prefix>"``.
+        param_prefix: what the names of the site's parameters begin with, ``"<site>_<prefix>"``.
         follows: the inducing sites of lower layers that the posterior of this one depends on.
-        drawn: whether its values are drawn even in marginal mode, because other posteriors depend on them or because a
-            density depends on several rows of their function.
-        copies: how many values a latent per datum gets: importance samples, or the nodes of a rule.
+        sample_inducing: whether its values are drawn even in marginal mode, because other posteriors depend on them or
+            because a density depends on several rows of their function.
+        num_replicates: how many values a latent per datum gets: importance samples, or the nodes of a rule.
         rule: the rule with those nodes.
         integrates: sites whose part of the bound is in the value of this one (``guides.Collapsed``).
     """
 
     name: str
     kind: str
-    learned: bool = False
-    inner: bool = False
+    is_variational: bool = False
+    is_inner_layer: bool = False
     gaussian: GaussianParameters | None = None
-    stem: str = ""
+    param_prefix: str = ""
     follows: tuple[str, ...] = ()
-    drawn: bool = False
-    copies: int | None = None
+    sample_inducing: bool = False
+    num_replicates: int | None = None
     rule: Rule | None = None
     integrates: tuple[str, ...] = ()
 
@@ -62,4 +62,4 @@ def record_of(site: dict[str, Any]) -> SiteRecord:
 def follows_model(site: Message) -> bool:
     """Whether the distribution of a guide of this package at a site is the model's, so that the two cancel."""
     known = record_of(site)
-    return bool(known.name) and (not known.learned or follows(unwrap(site["fn"])))
+    return bool(known.name) and (not known.is_variational or follows(unwrap(site["fn"])))

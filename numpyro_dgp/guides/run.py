@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import Program, inspect_program, require_sound
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.functions.weights import Belief
-from numpyro_dgp.guides.importance import Copies, Weighted, weighted
+from numpyro_dgp.guides.importance import ImportanceWeights, ReplicateLatents, importance_weights
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.strata import BeliefMixture, Stratified
 
@@ -48,7 +48,7 @@ class marginal(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         fn: Any = unwrap(msg["fn"])
         if msg["name"] in self.strata:
             fn = fn.stratum(self.strata[msg["name"]])
-        if isinstance(fn, Belief) and not record_of(msg).drawn:
+        if isinstance(fn, Belief) and not record_of(msg).sample_inducing:
             msg["value"] = fn
         elif msg["name"] in self.strata:
             msg["value"], msg["intermediates"] = fn(rng_key=msg["kwargs"]["rng_key"], sample_intermediates=True)
@@ -88,7 +88,7 @@ class Run(NamedTuple):
 
     guide: Trace
     model: Trace
-    groups: list[Weighted]
+    groups: list[ImportanceWeights]
     strata: Mapping[str, Array]
 
     def stratified(self) -> dict[str, int]:
@@ -117,26 +117,7 @@ def run(
     ``strata`` are the parts that ``Stratified`` posteriors take, by site; without it they are drawn as a whole.
     For doubly reparameterised gradients there are two runs: one without gradients gives the weights of the second.
     """
-    once = partial(_once, key, plate_key, model=model, guide=guide, args=args, kwargs=kwargs, strata=strata or {})
-    if not getattr(guide, "doubly_reparameterised", False):
-        return once(params)
-    before = once(jax.lax.stop_gradient(params))
-    known = {name: jax.lax.stop_gradient(group.normalised()) for group in before.groups for name in group.latents}
-    return once(params, known)
-
-
-def _once(
-    key: Array,
-    plate_key: Array,
-    params: dict[str, Array],
-    weights: dict[str, Array] | None = None,
-    *,
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    strata: Mapping[str, Array],
-) -> Run:
+    importance = getattr(guide, "importance", None)
     model_key, guide_key = jax.random.split(key)
 
     def seeded(program: Callable[..., Any], key: Array) -> Callable[..., Any]:
@@ -149,22 +130,29 @@ def _once(
     def nesting() -> int:
         return program().nesting
 
-    given = [substitute(seeded(*pair), data=params) for pair in ((model, model_key), (guide, guide_key))]
-    integrated = marginal(Copies(given[1], nesting, weights=weights), strata)
-    guide_trace, model_trace = traces(
-        given[0], integrated, args, kwargs, lambda fn, guide_trace: Copies(fn, nesting, guide_trace)
-    )
-    if not any(record_of(site).name for site in guide_trace.values()):  # guides of this package inspect the program
-        require_sound(model, args, kwargs)
-        require_observations_apart(model, args, kwargs)
-    groups = weighted(guide_trace, model_trace, nesting)
-    if groups and program().aggregates:
-        raise ValueError(
-            f"importance weighting: expected densities that see one row of a hidden layer each, got "
-            f"{sorted(program().aggregates)}, which see several: the weights of one datum would depend on the others; "
-            "use guides.InducingPoint"
+    def once(params: dict[str, Array], weights: dict[str, Array] | None = None) -> Run:
+        given = [substitute(seeded(*pair), data=params) for pair in ((model, model_key), (guide, guide_key))]
+        integrated = marginal(ReplicateLatents(given[1], nesting, weights=weights), strata)
+        guide_trace, model_trace = traces(
+            given[0], integrated, args, kwargs, lambda fn, guide_trace: ReplicateLatents(fn, nesting, guide_trace)
         )
-    return Run(guide_trace, model_trace, groups, strata)
+        if not any(record_of(site).name for site in guide_trace.values()):  # guides of this package do that themselves
+            require_sound(model, args, kwargs)
+            require_observations_apart(model, args, kwargs)
+        groups = importance_weights(guide_trace, model_trace, nesting)
+        if groups and program().aggregates:
+            raise ValueError(
+                f"importance weighting: expected densities that see one row of a hidden layer each, got "
+                f"{sorted(program().aggregates)}, which see several: the weights of one datum would depend on the "
+                "others; use guides.InducingPoint"
+            )
+        return Run(guide_trace, model_trace, groups, strata or {})
+
+    if importance is None or not importance.doubly_reparameterised:
+        return once(params)
+    before = once(jax.lax.stop_gradient(params))
+    known = {name: jax.lax.stop_gradient(group.normalised()) for group in before.groups for name in group.latents}
+    return once(params, known)
 
 
 def shared_by_weights(sites: Trace, values: Mapping[str, Any], inner: frozenset[str]) -> dict[str, Any]:
@@ -176,14 +164,14 @@ def shared_by_weights(sites: Trace, values: Mapping[str, Any], inner: frozenset[
         values: its values by site.
         inner: inducing sites of functions of which hidden sites hold values.
     """
-    weighted = [site for site in sites.values() if record_of(site).copies is not None]
+    weighted = [site for site in sites.values() if record_of(site).num_replicates is not None]
     frames = {frame for site in weighted for frame in site["cond_indep_stack"]}
 
     def shared(name: str) -> bool:
         site = sites.get(name)
         if site is None or name in inner:
             return True
-        integrated = isinstance(unwrap(site["fn"]), Belief | BeliefMixture) and not record_of(site).drawn
+        integrated = isinstance(unwrap(site["fn"]), Belief | BeliefMixture) and not record_of(site).sample_inducing
         return not integrated and not frames & set(site["cond_indep_stack"])
 
     return {name: value for name, value in values.items() if shared(name)}
@@ -197,14 +185,14 @@ def resample(key: Array, found: Run) -> dict[str, Array]:
     """
     values = {}
     for i, group in enumerate(found.groups):
-        copies = group.log_weights.ndim
+        replicates = group.log_weights.ndim
         index = jax.random.categorical(jax.random.fold_in(key, i), group.log_weights, axis=0)[None]
         frames = set(found.guide[group.latents[0]]["cond_indep_stack"])
         for name, site in found.guide.items():
             if site["type"] != "sample" or not frames <= set(site["cond_indep_stack"]):
                 continue
             batch = jnp.ndim(site["value"]) - site["fn"].event_dim
-            if batch == copies:
+            if batch == replicates:
                 which = index.reshape(index.shape + (1,) * site["fn"].event_dim)
                 chosen = jnp.take_along_axis(site["value"], which, axis=0)[0]
                 plates = max(-frame.dim for frame in site["cond_indep_stack"])

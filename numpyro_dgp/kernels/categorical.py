@@ -53,7 +53,7 @@ def require_labels(owner: str, X: Any, levels: tuple[int, ...], where: str | Non
         "count them with levels; a missing entry, -1 in pandas, is a level of its own"
         if worst % 1 == 0
         else "say which columns are not numbers, dgp.initial.Standardizer.fit(X, keep=[...]), "
-        "dgp.initial.kmeans(X, M, labels=[...]), dgp.guides.GlobalInducing(model, labels=[...])"
+        "dgp.initial.kmeans(X, M, labels=[...]), dgp.guides.GlobalInducing(M, labels=[...])"
     )
     before = f"kernel {owner}: expected labels 0 to {levels[column] - 1} in"
     after = f", got {worst:g} ({int(bad.sum())} such value(s)): {advice}"

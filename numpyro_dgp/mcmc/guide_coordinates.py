@@ -37,8 +37,8 @@ from numpyro_dgp.functions.weights import Belief, StandardNormal
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import follows_model, record_of
-from numpyro_dgp.guides.rules.rule import Rule, Site
-from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
+from numpyro_dgp.guides.rules.pointwise import Delta, Normal
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext
 from numpyro_dgp.inference.white_numbers import Coordinates, coordinates_of
 from numpyro_dgp.mcmc.integrated_layers import Integrate
 
@@ -273,13 +273,8 @@ def _require_drawn(sites: Trace, values: Mapping[str, Array]) -> None:
 
 def _with_spread_points(guide: Guide) -> Guide:
     """A copy of the guide with Gaussians around the points that its rules ``Delta`` have."""
-
-    def spread(rules: dict[str, Rule]) -> dict[str, Rule]:
-        return {key: _AroundPoint() if isinstance(rule, Delta) else rule for key, rule in rules.items()}
-
     copied = copy.copy(guide)
-    choices = guide.choices
-    copied.choices = dataclasses.replace(choices, rules=spread(choices.rules), sites=spread(choices.sites))
+    copied.config = guide.config.with_rules(lambda rule: _AroundPoint() if isinstance(rule, Delta) else rule)
     return copied
 
 
@@ -287,14 +282,14 @@ def _with_spread_points(guide: Guide) -> Guide:
 class _AroundPoint(Rule):
     """A Gaussian on the unconstrained scale around the point of ``Delta``."""
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         loc = biject_to(site.fn.support).inv(Delta()(site).v)  # type: ignore[attr-defined]
         given = {"loc": loc, "scale": jnp.full_like(loc, _POINT_SCALE)}
         return Normal()(_Given(**{f.name: getattr(site, f.name) for f in dataclasses.fields(site)}, given=given))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Given(Site):
+class _Given(SiteContext):
     """A site with values for the parameters of its rule."""
 
     given: dict[str, Array]

@@ -77,7 +77,7 @@ def condition(
     def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
         for name, layer in layers.items():
             gaussian = layer.record.gaussian
-            if not layer.record.inner and (gaussian is None or gaussian.diagonal):
+            if not layer.record.is_inner_layer and (gaussian is None or gaussian.diagonal):
                 raise ValueError(
                     f"condition: expected a q(v) of layer {name!r} that is Full(), got one "
                     f"{'with other parameters' if gaussian is None else 'of independent numbers, Diagonal()'}: fit "

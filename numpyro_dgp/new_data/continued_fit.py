@@ -37,6 +37,7 @@ from numpyro_dgp.analysis.calls import inspect_call
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.sites import scaled_log_prob, site_kind
 from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import Run
 from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.elbo import ELBO
@@ -155,8 +156,8 @@ def moved_parameters(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenL
         else:
             scale = cholesky(covariance, f"the covariance of q(v) of {name!r} at its new inducing points")
         shape = layer.belief.loc.shape
-        found[f"{record.stem}_loc"] = loc.reshape(shape)
-        found[f"{record.stem}_{record.gaussian.scale}"] = scale.reshape(*shape, *scale.shape[2:])
+        found[f"{record.param_prefix}_loc"] = loc.reshape(shape)
+        found[f"{record.param_prefix}_{record.gaussian.scale}"] = scale.reshape(*shape, *scale.shape[2:])
     return found
 
 
@@ -308,12 +309,11 @@ class Continued:
 def _without_starts(guide: Guide) -> Guide:
     """The guide without initial means, which are those of the rows of the fit; what rows share has its value."""
 
-    def free(rules: dict[str, Any]) -> dict[str, Any]:
-        started = {name for name, rule in rules.items() if getattr(rule, "loc", None) is not None}
-        return {n: dataclasses.replace(rule, loc=None) if n in started else rule for n, rule in rules.items()}
+    def free(rule: Any) -> Rule:
+        return rule if getattr(rule, "loc", None) is None else dataclasses.replace(rule, loc=None)
 
-    found, choices = copy.copy(guide), guide.choices
-    found.choices = dataclasses.replace(choices, rules=free(choices.rules), sites=free(choices.sites))
+    found = copy.copy(guide)
+    found.config = guide.config.with_rules(free)
     return found
 
 

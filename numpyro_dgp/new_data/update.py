@@ -112,7 +112,7 @@ def update(
     def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
         if optimizer is not None:
             return optimizer
-        known = all(layer.record.gaussian is not None for layer in layers.values() if not layer.record.inner)
+        known = all(layer.record.gaussian is not None for layer in layers.values() if not layer.record.is_inner_layer)
         return NaturalGradient(guide, 0.1, optax.adam(0.01)) if known else optax.adam(0.01)
 
     job = Continued("update", num_steps, chosen, program, num_particles, memory, progress_bar)

@@ -250,13 +250,13 @@ def _of_rules(sites: Trace) -> dict[str, GaussianSite]:
     found: dict[str, GaussianSite] = {}
     for name, site in sites.items():
         record = record_of(site)
-        if not record.learned or record.gaussian is None:
+        if not record.is_variational or record.gaussian is None:
             continue
-        scale = f"{record.stem}_{record.gaussian.scale}"
+        scale = f"{record.param_prefix}_{record.gaussian.scale}"
         found[name] = GaussianSite(
             kind=record.kind,
-            is_inner=record.inner,
-            loc=f"{record.stem}_loc",
+            is_inner=record.is_inner_layer,
+            loc=f"{record.param_prefix}_loc",
             scale=scale,
             constraint=sites[scale]["kwargs"]["constraint"],
             diagonal=record.gaussian.diagonal,
@@ -478,7 +478,7 @@ class NaturalGradient(_NumPyroOptim):
         sites: Trace = {}
 
         def note(msg: Message) -> None:
-            if msg["type"] == "param" or record_of(msg).learned:
+            if msg["type"] == "param" or record_of(msg).is_variational:
                 sites[msg["name"]] = msg
 
         with each_message(after=note):

@@ -416,7 +416,7 @@ def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
 
 def require_single_values(guide: Any) -> None:
     """Raise if a guide has several weighted values of latents at the rows of the fit, of which none is the one."""
-    if isinstance(guide, Guide) and guide.choices.has_weights:
+    if isinstance(guide, Guide) and guide.config.has_weights:
         raise ValueError(
             "Posterior.layers: expected a call without observations, got those of the fit with a guide that has "
             "several weighted values of every latent: leave the observations out, posterior.layers(key, X), for "
@@ -433,7 +433,7 @@ def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:
     theirs = {name: name.split(middle)[0] for name in params if middle in name}
     of_others, of_none = [], []
     for name, owner in theirs.items():
-        rule = guide.choices.rule(found[owner]) if owner in found else None
+        rule = guide.config.rule(found[owner]) if owner in found else None
         if owner not in found:
             of_none.append(name)
         elif rule is not None and rule.follows_model:

@@ -104,7 +104,7 @@ def train(
     data = jnp.asarray(np.asarray(X)[index]), jnp.asarray(np.asarray(y)[index]), counts
     fall = optax.cosine_decay_schedule(1.0, num_steps)
     adam = optax.adam(lambda step: learning_rate * fall(step))
-    natural = isinstance(guide, Guide) and guide.choices.rules["inducing"].gaussian is not None
+    natural = isinstance(guide, Guide) and guide.config.rules.inducing.gaussian is not None
     optimizer = NaturalGradient(guide, lambda step: _RAMP(step) * fall(step), adam) if natural else adam  # type: ignore[arg-type]
     rows = batch_size if batch_size < size else None
     svi = SVI(program, guide, optimizer, ELBO())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_dgp._checks import is_concrete, known_keywords
+from numpyro_dgp._checks import is_concrete
 from numpyro_dgp._data import indexable, own
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
@@ -33,13 +34,13 @@ from numpyro_dgp.guides.collapsed.gaussian_uses import (
     uses_of,
     with_open_variance,
 )
-from numpyro_dgp.guides.guide import INIT, Guide, Other
-from numpyro_dgp.guides.handler import Choices, Replace
+from numpyro_dgp.guides.guide import INIT, Guide
+from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
-from numpyro_dgp.guides.rules.as_model import Prior
-from numpyro_dgp.guides.rules.inducing_values import Full
+from numpyro_dgp.guides.rules.by_kind import Other, Rules
+from numpyro_dgp.guides.rules.model_conditional import Prior
+from numpyro_dgp.guides.rules.pointwise import Normal
 from numpyro_dgp.guides.rules.rule import Rule
-from numpyro_dgp.guides.rules.single_numbers import Delta, Normal
 from numpyro_dgp.kernels.expectations import Integrate
 
 __all__ = ["Collapsed"]
@@ -89,15 +90,14 @@ class Collapsed(Guide):
         integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
             their sums and products), ``GaussHermite(n)`` or ``MonteCarlo(n, key)`` for any kernel.
         sites: rules for single sites by name.
-        data: positional and keyword arguments that q(v) is computed from at new inputs; :meth:`on` sets them.
         prefix: part of the names of parameters.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
 
     Raises:
-        ValueError: arguments that it does not have, or a rule for hidden values without a closed form; when called,
-            predictions without data, or a program outside this class: minibatches, another likelihood, mixed outputs, a
-            hidden layer without process noise, ``GivenInducing()`` for a function that is used twice, inputs computed
-            from Gaussian values, or a layer that depends on the inducing values of another, ``dgp.Points(f(Z).loc)``.
+        ValueError: a rule for hidden values without a closed form; when called, predictions without data, or a program
+            outside this class: minibatches, another likelihood, mixed outputs, a hidden layer without process noise,
+            ``GivenInducing()`` for a function that is used twice, inputs computed from Gaussian values, or a layer that
+            depends on the inducing values of another, ``dgp.Points(f(Z).loc)``.
 
     Example:
         >>> import jax, numpyro, optax
@@ -120,18 +120,19 @@ class Collapsed(Guide):
     Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5 and 4.3.
     """
 
-    @known_keywords(inducing="theirs is the optimum; guides.MeanField() has rules for inducing and hidden values")
+    defaults = Rules(inducing=Prior(), hidden=Normal())
+    data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
     def __init__(
         self,
         model: Callable[..., Any],
         *,
-        hidden: Rule = Normal(),
+        hidden: Rule | None = None,
         hidden_density: Literal["bound", "marginal"] = "bound",
-        latent: Rule = Normal(),
-        other: Other = Delta(),
+        latent: Rule | None = None,
+        other: Other | None = None,
         integrate: Integrate = None,
         sites: Mapping[str, Rule] | None = None,
-        data: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = INIT,
     ) -> None:
@@ -140,19 +141,12 @@ class Collapsed(Guide):
                 f'Collapsed: expected hidden_density="bound" or "marginal", got {hidden_density!r}: leave it out for '
                 "the first"
             )
-        super().__init__(
-            model,
-            inducing=Prior(),
-            hidden=closed_form("hidden", hidden),
-            exact=Full(),
-            latent=latent,
-            other=other,
-            sites={name: closed_form(name, rule) for name, rule in (sites or {}).items()},
-            prefix=prefix,
-            init_loc_fn=init_loc_fn,
-        )
+        rules: Any = {"hidden": hidden, "latent": latent, "other": other, "sites": sites}
+        super().__init__(model, **rules, prefix=prefix, init_loc_fn=init_loc_fn)
+        by_kind = self.config.rules._replace(hidden=closed_form("hidden", self.config.rules.hidden))
+        by_name = {name: closed_form(name, rule) for name, rule in self.config.sites.items()}
+        self.config = dataclasses.replace(self.config, rules=by_kind, sites=by_name)
         self.integrate, self.hidden_density = integrate, hidden_density
-        self.data: tuple[tuple[Any, ...], dict[str, Any]] | None = own(data)
 
     def on(self, *args: Any, **kwargs: Any) -> Collapsed:
         """The guide with the data that q(v) is computed from: ``dgp.Posterior(model, guide.on(X, y), params)``.
@@ -185,8 +179,8 @@ class Collapsed(Guide):
             # Objectives leave out the sites that the integrated part of the bound accounts for.
             record = SiteRecord("", "other", integrates=solution.sites)
             with each_message(lambda msg: attach(msg, record)):
-                numpyro.deterministic(f"_{self.choices.prefix}_integrated", solution.bound)
-        with _Optimal(self.choices, args, kwargs, companion, self.predicted, solution, on_data) as values:
+                numpyro.deterministic(f"_{self.config.prefix}_integrated", solution.bound)
+        with _Optimal(self.config, args, kwargs, companion, self.predicted, solution, on_data) as values:
             self.model(*args, **kwargs)
         return values
 
@@ -194,7 +188,7 @@ class Collapsed(Guide):
         """Run the other rules and the model on data and maximise over every q(v)."""
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
-        seeded, rules = handlers.seed(rng_seed=key), Replace(self.choices, args, kwargs, companion)
+        seeded, rules = handlers.seed(rng_seed=key), GuideHandler(self.config, args, kwargs, companion)
         checked = require("Collapsed", ALL_ROWS, WHOLE_DATA)
         with hidden, handlers.trace() as guide_sites, seeded, rules, checked:
             self.model(*args, **kwargs)
@@ -266,20 +260,27 @@ class Collapsed(Guide):
         return _Solution(beliefs, followed, bound, tuple(done), drawn, kinds)
 
 
-class _Optimal(Replace):
+class _Optimal(GuideHandler):
     """Gives inducing sites their optimal q(v), and all other sites the values that it was computed from."""
 
     def __init__(
-        self, choices: Choices, args: Any, kwargs: Any, drawn: Any, predicted: Any, solution: _Solution, on_data: bool
+        self,
+        config: GuideConfig,
+        args: Any,
+        kwargs: Any,
+        drawn: Any,
+        predicted: Any,
+        solution: _Solution,
+        on_data: bool,
     ) -> None:
         self.solution, self.on_data = solution, on_data
-        super().__init__(choices, args, kwargs, drawn, predicted)
+        super().__init__(config, args, kwargs, drawn, predicted)
 
     def replace(self, msg: Message, rule: Rule | None) -> None:
         name = msg["name"]
         if name in self.solution.beliefs:
             msg["fn"] = self.solution.beliefs[name]
-            attach(msg, SiteRecord(name, "inducing", learned=True))
+            attach(msg, SiteRecord(name, "inducing", is_variational=True))
             return
         super().replace(msg, self.solution.followed.get(name, rule))
         if self.on_data or self.solution.kinds.get(name) == "other":
@@ -305,12 +306,12 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
             continue
         fn, record, value = unwrap(site["fn"]), record_of(site), site["value"]
         kind = record.kind
-        if kind == "inducing" and record.learned:
+        if kind == "inducing" and record.is_variational:
             raise ValueError(
                 f"Collapsed: expected no rule for inducing values, got one for {name!r}: theirs is the optimum; "
                 "guides.MeanField() has rules for both"
             )
-        if kind == "hidden" and not (record.learned and isinstance(fn, FunctionValues | dist.Delta)):
+        if kind == "hidden" and not (record.is_variational and isinstance(fn, FunctionValues | dist.Delta)):
             raise ValueError(
                 f"Collapsed: expected a mean-field rule for hidden layer {name!r}, guides.Normal() or guides.Delta(), "
                 f"got {'one that follows the model' if follows(fn) else type(fn).__name__}: guides.InducingPoint() has "

@@ -17,7 +17,7 @@ from numpyro_dgp.bounds.given_inducing import follow
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.weights import FullBelief
 from numpyro_dgp.guides.collapsed.gaussian_uses import Column, Gaussian, Use
-from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs, given_inducing, require_hidden
 from numpyro_dgp.kernels.expectations import Integrate
 from numpyro_dgp.math.linalg import einsum
@@ -39,7 +39,7 @@ class FollowInducing(Rule):
 
     scale: float = 0.5
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, _ = require_hidden(self, site)
         loc = site.param("loc", site.initial, event_dim=fn.event_dim)
         ratio = site.param(
@@ -73,7 +73,7 @@ class FollowedLayer(Rule):
     shift: Array
     variance: Array
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, _ = require_hidden(self, site)
         shift, variance = (a.reshape(fn.loc.shape) for a in (self.shift, self.variance))
         return given_inducing(fn, self.weights, shift, variance)

@@ -18,7 +18,7 @@ from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.sites import Message, masks_around, site_kind, unwrap
-from numpyro_dgp.bounds.collapsed import Quadratic, from_features, from_rows, with_features
+from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, from_rows, with_features
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.weights import Belief, FullBelief, InducingPrior
@@ -234,19 +234,18 @@ class Use:
         A, blocks = f.blocks(rows)
         k = f.prior_variance(rows)
 
-        def datum(a: Array, k: Array, y: Array, noise: Array, options: dict[str, Array]) -> Quadratic:
-            if self.open:
-                return from_features(a[None], k[None], y[None], noise, **options)
-            return from_rows(a[None], y[None], noise, **options)
+        def datum(a: Array, k: Array, data: Observations) -> Quadratic:
+            data = jax.tree.map(lambda value: value[None], data)
+            return from_features(a[None], k[None], data) if self.open else from_rows(a[None], data)
 
-        def output(*observed: Any) -> Quadratic:
-            each = jax.vmap(datum)(A, k, *observed)
+        def output(data: Observations) -> Quadratic:
+            each = jax.vmap(datum)(A, k, data)
             return jax.tree.map(lambda q: jax.ops.segment_sum(q, blocks, f.groups), each)
 
         target = self.target - self.slope * f.mean_at(rows).reshape(N, -1)
-        options = {"slope": self.slope, "y_variance": self.target_variance, "weights": self.weights}
-        noise, options = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, P)), (self.noise, options))
-        found = jax.vmap(output, 1)(target, noise, options)
+        data = Observations(target, self.noise, self.slope, self.target_variance, self.weights)
+        data = jax.tree.map(lambda a: jnp.broadcast_to(a, (N, P)), data)
+        found = jax.vmap(output, 1)(data)
         return jax.tree.map(lambda q: q.reshape(-1, *q.shape[2:]), found)
 
     def statistics(
@@ -267,61 +266,34 @@ class Use:
             slopes, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
             target = self.target - self.slope * offset
 
-        def output(
-            p: Any, y: Array, y_variance: Array, noise: Array, slope: Array, weights: Array, w: Array
-        ) -> tuple[Quadratic, Array]:
-            options: dict[str, Any] = {"slope": slope, "y_variance": y_variance, "weights": weights}
+        def output(p: Any, data: Observations, w: Array) -> tuple[Quadratic, Array]:
             if exact:
                 rows_of = A[p] if p is not None and A.ndim == 3 else A
                 if k is None:
-                    return from_rows(rows_of, y, noise, **options), rows_of
+                    return from_rows(rows_of, data), rows_of
                 variances = k[p] if k.ndim == 2 else k
                 if (points := f.at_points(p)) is None or points.Z.shape[-1] != rows.shape[-1]:
-                    return from_features(rows_of, variances, y, noise, **options), rows_of
+                    return from_features(rows_of, variances, data), rows_of
                 rows_of, left = at_inducing_inputs(rows_of, variances, points, rows)
-                options["y_variance"] = y_variance + jnp.square(slope) * left
-                return from_rows(rows_of, y, noise, **options), rows_of
-            points = f.at_points(p)
-            tilt = None if isinstance(f.mean, ZeroMean | ConstantMean) else -slope[..., None] * w + 0 * loc
-            return with_features(
-                points.kernel,
-                points.Z,
-                points.whiten,
-                loc,
-                variance,
-                y,
-                noise,
-                tilt=tilt,
-                integrate=integrate,
-                **options,
-            )
+                data = data._replace(y_variance=data.y_variance + jnp.square(data.slope) * left)
+                return from_rows(rows_of, data), rows_of
+            at_data = isinstance(f.mean, ZeroMean | ConstantMean)
+            tilt = None if at_data else -jnp.asarray(data.slope)[..., None] * w + 0 * loc
+            kernel, Z, whiten = f.at_points(p)
+            return with_features(kernel, Z, whiten, loc, variance, data, tilt=tilt, integrate=integrate)
 
         N = self.target.shape[0]
         each = [jnp.broadcast_to(a, (N, a.shape[-1])) for a in (self.noise, self.slope, self.weights)]
+        shared = all(a.shape[-1] == 1 for a in each) and not f.outputs_differ  # if so, all outputs have the same Phi
+        noise, slope, weights = (a[:, 0] if shared else jnp.broadcast_to(a, (N, P)) for a in each)
+        data = Observations(target, noise, slope, self.target_variance, weights)
         if f.outputs_differ:
-            each = [jnp.broadcast_to(a, (N, P)) for a in each]
-            found = [
-                output(
-                    p,
-                    target[:, p],
-                    self.target_variance[:, p],
-                    each[0][:, p],
-                    each[1][:, p],
-                    each[2][:, p],
-                    slopes[:, p],
-                )
-                for p in range(P)
-            ]
+            found = [output(p, jax.tree.map(lambda a: a[:, p], data), slopes[:, p]) for p in range(P)]  # noqa: B023
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
-        shared = all(a.shape[-1] == 1 for a in each)  # if so, all outputs have the same Phi
-        axes = [None if shared else 1] * 3
-        each = [a[:, 0] if shared else jnp.broadcast_to(a, (N, P)) for a in each]
-        map_outputs: Any = jax.vmap(
-            lambda y, v, s, a, weights, w: output(None, y, v, s, a, weights, w),
-            (1, 1, *axes, 1),
-            (Quadratic(None if shared else 0, 0, 0, 0), None if shared else 0),  # type: ignore[arg-type]
-        )
-        return map_outputs(target, self.target_variance, *each, slopes)
+        axis: Any = None if shared else 1
+        ours: Any = Observations(1, axis, axis, 1, axis)  # type: ignore[arg-type]
+        each_output: Any = (Quadratic(None if shared else 0, 0, 0, 0), None if shared else 0)  # type: ignore[arg-type]
+        return jax.vmap(lambda data, w: output(None, data, w), (ours, 1), each_output)(data, slopes)
 
 
 def _gaussian_inputs(f: Any) -> ValueError:

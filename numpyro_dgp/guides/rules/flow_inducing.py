@@ -23,7 +23,7 @@ from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.joint_inducing import MarkovInducing
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_site
 from numpyro_dgp.guides.rules.strata import Flowed
 
 __all__ = ["Flow", "SinhArcsinh"]
@@ -146,7 +146,7 @@ class Flow(Rule):
     def follows(self, name: str, order: tuple[str, ...]) -> str | None:
         return self.base.follows(name, order)
 
-    def __call__(self, site: Site) -> Flowed:
+    def __call__(self, site: SiteContext) -> Flowed:
         require_site(InducingPrior, self, site, "inducing values")
         base, size = self.base(site), math.prod(site.fn.event_shape)
         transform = self._blocks(site, size) if self.bijector is None else self.bijector(size)
@@ -166,7 +166,7 @@ class Flow(Rule):
             )
         return Flowed(base, transform, (1, -1) if self.antithetic else (1,))
 
-    def _blocks(self, site: Site, size: int) -> Transform:
+    def _blocks(self, site: SiteContext, size: int) -> Transform:
         parts: list[Transform] = []
         zeros = lambda: jnp.zeros(size, site.fn.dtype)  # noqa: E731
         for block in range(self.depth):
@@ -176,7 +176,7 @@ class Flow(Rule):
                 parts.append(InverseAutoregressiveTransform(self._network(site, block, size)))
         return ComposeTransform(parts)
 
-    def _network(self, site: Site, block: int, size: int) -> Callable[[Array], Any]:
+    def _network(self, site: SiteContext, block: int, size: int) -> Callable[[Array], Any]:
         """From vectors (..., n) to shifts and logarithms of scales, both zero at the start."""
         order = jnp.arange(size)[:: -1 if block % 2 else 1]
         units = max(2 * size, 8) if self.hidden is None else self.hidden

@@ -29,7 +29,7 @@ from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief, InducingPr
 from numpyro_dgp.guides.rules.rule import (
     GaussianParameters,
     Rule,
-    Site,
+    SiteContext,
     initial_scale,
     require_rows,
     require_scale,
@@ -130,12 +130,12 @@ class SparseFactor(Rule):
     def __post_init__(self) -> None:
         require_scale("rule SparseFactor", 1.0 if self.scale is None else self.scale)
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(NeighbourValues, self, site, "the values of a process of dgp.Neighbours")
         return whitened_neighbours(self, site, self.scale, joined=True)
 
 
-def whitened_neighbours(rule: Rule, site: Site, scale: float | None, *, joined: bool) -> WhitenedNeighbours:
+def whitened_neighbours(rule: Rule, site: SiteContext, scale: float | None, *, joined: bool) -> WhitenedNeighbours:
     """A Gaussian over the whitened values of a site: independent, or ``joined`` to those of their neighbours."""
     fn: Any = site.fn
     rows = fn.to_output_major(fn.loc)
@@ -188,7 +188,7 @@ class Full(Rule):
     def __post_init__(self) -> None:
         require_scale("rule Full", 1.0 if self.scale is None else self.scale)
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
         if isinstance(site.fn, JointValues):
             rows = site.fn.loc.mT if site.fn.event_dim == 2 else site.fn.loc[None]
@@ -199,7 +199,7 @@ class Full(Rule):
             require_room("rule Full", "its covariance", *2 * site.fn.event_shape[-1:])
         return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
 
-    def _parameters(self, site: Site, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+    def _parameters(self, site: SiteContext, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
         def factors() -> Array:
             # In NumPy, because JAX would compile each of these operations.
             one = initial_scale(self.scale, site) * np.eye(shape[-1])
@@ -247,7 +247,7 @@ class Diagonal(Rule):
     def __post_init__(self) -> None:
         require_scale("rule Diagonal", 1.0 if self.scale is None else self.scale)
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site((InducingPrior, NeighbourValues), self, site, "inducing values or those of dgp.Neighbours")
         if isinstance(site.fn, NeighbourValues):
             return whitened_neighbours(self, site, self.scale, joined=False)

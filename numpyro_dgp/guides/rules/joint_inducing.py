@@ -30,7 +30,14 @@ from numpyro_dgp.functions.fields_in_order import FieldsInOrder
 from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full, row_scaled_tril
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, initial_scale, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import (
+    GaussianParameters,
+    Rule,
+    SiteContext,
+    initial_scale,
+    require_scale,
+    require_site,
+)
 from numpyro_dgp.math.gaussians import kl_full, log_density, log_determinant
 from numpyro_dgp.math.linalg import matmul, orthonormal, solve_lower
 
@@ -143,7 +150,7 @@ class FullJoint(Rule):
     def __post_init__(self) -> None:
         require_scale("rule FullJoint", 1.0 if self.scale is None else self.scale)
 
-    def __call__(self, site: Site) -> JointInducing:
+    def __call__(self, site: SiteContext) -> JointInducing:
         require_site(InducingPrior, self, site, "inducing values")
         shape, dtype = site.fn.event_shape, site.fn.dtype
         start = lambda: initial_scale(self.scale, site) * jnp.eye(math.prod(shape), dtype=dtype)  # noqa: E731
@@ -238,12 +245,12 @@ class MarkovInducing(Rule):
             )
         return below
 
-    def __call__(self, site: Site) -> Belief | JointInducing:
+    def __call__(self, site: SiteContext) -> Belief | JointInducing:
         require_site(InducingPrior, self, site, "inducing values")
         q: Any = self.conditional(site)
         return q.around(q.loc + self._transition(site, q.loc, site.below().reshape(-1)))
 
-    def _transition(self, site: Site, loc: Array, below: Array) -> Array:
+    def _transition(self, site: SiteContext, loc: Array, below: Array) -> Array:
         """U vec(v⁻), of the shape of ``loc``."""
         rank = self.rank
         if rank is not None:

@@ -21,8 +21,8 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.weights import StandardNormal
-from numpyro_dgp.guides.rules.as_model import Prior
-from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.guides.rules.model_conditional import Prior
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.math.quadrature import GaussHermite, Nodes, white_nodes
 
@@ -48,7 +48,7 @@ class TanhNetwork:
         return rows
 
 
-def tanh_network(site: Site, widths: Sequence[int], dtype: jnp.dtype) -> TanhNetwork:
+def tanh_network(site: SiteContext, widths: Sequence[int], dtype: jnp.dtype) -> TanhNetwork:
     """A network with the parameters ``W0``, ``b0``, ``W1``, ... of a site.
 
     Args:
@@ -67,7 +67,7 @@ def _glorot(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     return math.sqrt(2 / sum(shape)) * jax.random.normal(numpyro.prng_key(), shape, dtype)
 
 
-def _dimensions(rule: Rule, site: Site) -> int:
+def _dimensions(rule: Rule, site: SiteContext) -> int:
     """Columns of a latent site."""
     if site.fn.event_dim != 1 or site.fn.support.is_discrete or not site.in_plate:
         raise ValueError(
@@ -125,7 +125,7 @@ class Amortised(Rule):
         if not isinstance(self.hidden, list | tuple) or not all(isinstance(n, int) and n > 0 for n in self.hidden):
             raise ValueError(f"rule Amortised: expected hidden=(20, 20), widths of layers, got {self.hidden!r}")
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         dim = _dimensions(self, site)
         rows = site.data()
         widths = [rows.shape[-1], *self.hidden, 2 * dim]
@@ -195,7 +195,7 @@ class Quadrature(Prior):
     def num_nodes(self) -> int:  # type: ignore[override]
         return self.size
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         dim = _dimensions(self, site)
         if dim > 2 or not isinstance(site.fn, StandardNormal):
             raise ValueError(

@@ -17,7 +17,7 @@ from numpyro_dgp._checks import require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import Belief, InducingPrior, matvec
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_scale, require_site
 from numpyro_dgp.math.gaussians import (
     kl_low_rank,
     log_density,
@@ -174,7 +174,7 @@ class LowRank(Rule):
             )
         require_scale("rule LowRank", 1.0 if self.scale is None else self.scale)
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(InducingPrior, self, site, "inducing values")
         shape, dtype = site.fn.event_shape, site.fn.dtype
 

@@ -27,7 +27,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_site
 from numpyro_dgp.guides.rules.strata import BeliefMixture
 
 __all__ = ["MixtureOfGaussians"]
@@ -101,13 +101,13 @@ class MixtureOfGaussians(Rule):
             )
         require_positive("rule MixtureOfGaussians", "apart", self.apart, "it separates components at the start")
 
-    def __call__(self, site: Site) -> BeliefMixture:
+    def __call__(self, site: SiteContext) -> BeliefMixture:
         require_site(InducingPrior, self, site, "inducing values")
         size = math.prod(site.fn.event_shape)
         total = self.components * (1 + self.reflected)
 
         def component(k: int) -> Belief:
-            settings = {field.name: getattr(site, field.name) for field in dataclasses.fields(Site)}
+            settings = {field.name: getattr(site, field.name) for field in dataclasses.fields(SiteContext)}
             settings["prefix"] = f"{site.prefix}_{k}"
 
             def moved(loc: Array) -> Array:
@@ -129,7 +129,7 @@ class MixtureOfGaussians(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Component(Site):
+class _Component(SiteContext):
     """A site as the rule of one component sees it: the means start elsewhere."""
 
     moved: Callable[[Array], Array]

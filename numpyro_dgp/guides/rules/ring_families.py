@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import violated
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.rule import Rule, Site, initial_scale, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_scale, require_site
 from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
 
 __all__ = [
@@ -53,7 +53,7 @@ class _RingRule(Rule):
     def __post_init__(self) -> None:
         require_scale(f"rule {type(self).__name__}", 1.0 if self.scale is None else self.scale)
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(RingPrior, self, site, "the values of a layer on a dgp.Grid")
         prior: Any = site.fn
         if self.powers == (0.5, 0.5) and "outer" in self.diagonals:

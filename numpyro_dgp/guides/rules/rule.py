@@ -20,7 +20,7 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.math.quadrature import Nodes
 
-__all__ = ["GaussianParameters", "Rule", "Site", "initial_scale", "require_scale", "require_site"]
+__all__ = ["GaussianParameters", "Rule", "SiteContext", "initial_scale", "require_scale", "require_site"]
 
 # An inner layer starts almost deterministic, so that the first steps fit a shallow model. The code published with
 # Salimbeni (2020) has 1e-5; in the logarithm that is a thousand steps of Adam away from the prior, and 1e-2 serves as
@@ -29,7 +29,7 @@ INNER_SCALE = 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
-class Site:
+class SiteContext:
     """A latent site of the program, as it is passed to a rule.
 
     Args:
@@ -160,7 +160,7 @@ class Rule:
 
     __repr__ = brief
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         """The variational distribution of a site."""
         raise NotImplementedError
 
@@ -178,14 +178,14 @@ class Rule:
         raise NotImplementedError
 
 
-def initial_scale(scale: float | None, site: Site) -> float:
+def initial_scale(scale: float | None, site: SiteContext) -> float:
     """Initial standard deviation of a Gaussian over inducing values, relative to the prior."""
     if scale is not None:
         return scale
     return INNER_SCALE if site.is_inner() else 1.0
 
 
-def require_rows(rule: Rule, site: Site, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
     """Refuse parameters of an exact process at other rows, or above several values of a latent at once.
 
     Args:
@@ -236,7 +236,7 @@ def require_scale(owner: str, scale: Any) -> None:
     require_positive(owner, "scale", scale)
 
 
-def require_site(kind: type | tuple[type, ...], rule: Rule, site: Site, what: str) -> None:
+def require_site(kind: type | tuple[type, ...], rule: Rule, site: SiteContext, what: str) -> None:
     """Refuse a site that a rule has no distribution for.
 
     Args:

@@ -33,7 +33,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues, Values, sum_event
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_scale, require_site
 from numpyro_dgp.math.gaussians import expected_kl, log_density, log_determinant
 from numpyro_dgp.math.linalg import cholesky, einsum, matmul, orthonormal, solve_lower, tensordot
 
@@ -187,7 +187,7 @@ class GivenInducing(Rule):
         require_scale("rule GivenInducing", 1.0 if self.scale is None else self.scale)
         _require_weights("GivenInducing", self.weights)
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, function = require_hidden(self, site)
         event_dim = fn.event_dim
         A = _by_output(function, function.features(_rows(fn)))
@@ -270,7 +270,7 @@ class JointOutputs(Rule):
                 "join outputs; use GivenInducing()"
             )
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, function = require_hidden(self, site)
         if fn.event_dim != 1:
             raise ValueError(
@@ -344,7 +344,7 @@ class GivenBelow(Rule):
         require_scale("rule GivenBelow", self.scale)
         object.__setattr__(self, "slopes", own(self.slopes))
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, _ = require_hidden(self, site)
         x = fn.inputs
         D = x.shape[-1]
@@ -380,7 +380,7 @@ def _require_weights(rule: str, weights: Any) -> None:
         )
 
 
-def require_hidden(rule: Rule, site: Site) -> tuple[FunctionValues, InducedFunction]:
+def require_hidden(rule: Rule, site: SiteContext) -> tuple[FunctionValues, InducedFunction]:
     """The model's distribution of a hidden layer and its function."""
     require_site(FunctionValues, rule, site, "the values of a hidden layer")
     fn: Any = site.fn
@@ -401,7 +401,7 @@ def _by_output(function: InducedFunction, A: Array) -> Array:
     return jnp.broadcast_to(A, (function.outputs or 1, *A.shape[-2:]))
 
 
-def _weights(weights: Weights, site: Site, fn: Any, inner: tuple[int, ...]) -> Array:
+def _weights(weights: Weights, site: SiteContext, fn: Any, inner: tuple[int, ...]) -> Array:
     """T of shape (..., P) + ``inner`` + (M,)."""
     M, dtype, event_dim = fn.function.size, fn.loc.dtype, fn.event_dim
     if callable(weights):

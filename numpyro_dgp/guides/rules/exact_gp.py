@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
-from numpyro_dgp.guides.rules.rule import Rule, Site, require_rows, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_rows, require_site
 from numpyro_dgp.math.gaussians import opper_archambeau
 
 __all__ = ["OpperArchambeau"]
@@ -48,7 +48,7 @@ class OpperArchambeau(Rule):
 
     __repr__ = brief
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(JointValues, self, site, "the values of an exact process")
         fn: Any = site.fn
         if fn.event_dim != 1 or fn.batch_shape:

@@ -14,7 +14,7 @@ from numpyro_dgp._data import own
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, Site, require_scale
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, SiteContext, require_scale
 
 __all__ = ["Delta", "Normal"]
 
@@ -61,7 +61,7 @@ class Normal(Rule):
         require_scale("rule Normal", self.scale)
         object.__setattr__(self, "loc", own(self.loc))
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         transform = _bijection(self, site)
         shape = site.fn.shape()
         event_dim = site.fn.event_dim + len(transform.inverse_shape(shape)) - len(shape)
@@ -113,7 +113,7 @@ class Delta(Rule):
 
     __repr__ = brief
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         _bijection(self, site)
         fn = site.fn
         value = site.param("loc", site.initial, constraint=fn.support, event_dim=fn.event_dim)
@@ -125,7 +125,7 @@ def _is_real(support: Any) -> bool:
     return base is constraints.real
 
 
-def _bijection(rule: Rule, site: Site) -> Any:
+def _bijection(rule: Rule, site: SiteContext) -> Any:
     if site.fn.support.is_discrete:
         raise ValueError(
             f"rule {type(rule).__name__}: expected a continuous site, got discrete site {site.name!r} "

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp.functions.function_values import Values
-from numpyro_dgp.guides.rules.rule import Rule, Site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext
 
 __all__ = ["Prior", "Propagate"]
 
@@ -39,7 +39,7 @@ class Propagate(Rule):
 
     __repr__ = brief
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         return site.fn.propagated() if isinstance(site.fn, Values) else site.fn
 
 
@@ -68,5 +68,5 @@ class Prior(Rule):
 
     __repr__ = brief
 
-    def __call__(self, site: Site) -> dist.Distribution:
+    def __call__(self, site: SiteContext) -> dist.Distribution:
         return site.fn
