@@ -27,6 +27,8 @@ from numpyro_dgp.rings.grid import Grid
 
 if TYPE_CHECKING:
     from numpyro_dgp import design, diagnostics, extend, initial, mcmc, testing
+    from numpyro_dgp import plots as plots
+    from numpyro_dgp import sklearn as sklearn
     from numpyro_dgp.depth.fit_best import fit_best
     from numpyro_dgp.mcmc.for_mcmc import for_mcmc
     from numpyro_dgp.new_data.condition import condition
@@ -105,11 +107,12 @@ _ON_DEMAND = {
     "update": "new_data.update",
 }
 
+if not TYPE_CHECKING:  # it would give a misspelled name a type
 
-def __getattr__(name: str) -> Any:
-    """A name of ``_ON_DEMAND``."""
-    if name not in _ON_DEMAND:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"{__name__}.{_ON_DEMAND[name]}")
-    globals()[name] = module if _ON_DEMAND[name] == name else getattr(module, name)
-    return globals()[name]
+    def __getattr__(name: str) -> Any:
+        """A name of ``_ON_DEMAND``."""
+        if name not in _ON_DEMAND:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.{_ON_DEMAND[name]}")
+        globals()[name] = module if _ON_DEMAND[name] == name else getattr(module, name)
+        return globals()[name]

@@ -20,6 +20,8 @@ WRONG = """import numpyro_dgp as dgp
 dgp.Points(1, lern=True)
 dgp.guides.MeanField(print, hiden=1)
 x: int = dgp.load("file")
+dgp.Pionts(1)
+dgp.design.lop(dgp.plots.fit)
 """
 
 pytestmark = pytest.mark.long
@@ -52,7 +54,9 @@ def test_mypy(user):
     assert 'Unexpected keyword argument "lern" for "Points"' in found
     assert 'Unexpected keyword argument "hiden" for "MeanField"' in found
     assert "Incompatible types in assignment" in found
-    assert "Found 3 errors" in found
+    assert 'Module has no attribute "Pionts"' in found
+    assert 'Module has no attribute "lop"' in found
+    assert "Found 5 errors" in found
 
 
 @pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
@@ -63,7 +67,12 @@ def test_pyright(user):
         return [e["rule"] for e in json.loads(done.stdout)["generalDiagnostics"] if e["severity"] == "error"]
 
     assert errors("program.py") == []
-    assert errors("wrong.py") == ["reportCallIssue", "reportCallIssue", "reportAssignmentType"]
+    assert errors("wrong.py") == [
+        "reportCallIssue",
+        "reportCallIssue",
+        "reportAssignmentType",
+        *2 * ["reportAttributeAccessIssue"],
+    ]
 
 
 def test_the_program_runs(tmp_path):
