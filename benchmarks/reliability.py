@@ -89,7 +89,7 @@ def search(budget: int, file: Path | None) -> dict[str, np.ndarray]:
     """A sequential search, which saves its record after every evaluation."""
 
     def acquisition(posterior: dgp.Posterior, seen: dgp.design.Seen, key: jax.Array) -> Callable[..., jax.Array]:
-        return dgp.design.LogExpectedImprovement(posterior, key, best=seen.best, num_samples=1)
+        return dgp.design.LogExpectedImprovement(posterior.using(num_samples=1), key, best=seen.best)
 
     settings = {"initial": 4, "num_steps": 100, "refit_steps": 50, "num_candidates": 64, "num_starts": 2}
     found = dgp.design.loop(

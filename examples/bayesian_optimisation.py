@@ -58,7 +58,7 @@ def thompson(posterior: Any, seen: Any, key: jax.Array) -> Any:
     """The sum over points x (q, 2) of minus draw j at point j: largest where every draw has its minimum."""
 
     def acquisition(x: jax.Array) -> jax.Array:
-        return -jnp.trace(posterior.functions(key, num_samples=len(x))(x)["y"])
+        return -jnp.trace(posterior.using(num_samples=len(x)).functions(key)(x)["y"])
 
     return acquisition
 
@@ -113,7 +113,7 @@ def main() -> None:
     line = np.linspace(0, 1, 60)
     grid = np.stack(np.meshgrid(line, line), -1)
     record, posterior, units, _ = found[-1]
-    draws = posterior.functions(jax.random.key(7), num_samples=30)(grid.reshape(-1, 2))["y"].reshape(-1, 60, 60)
+    draws = posterior.using(num_samples=30).functions(jax.random.key(7))(grid.reshape(-1, 2))["y"].reshape(-1, 60, 60)
     for ax, values, title in (
         (axes[0], branin(grid), "Branin's function and one run"),
         (axes[1], np.asarray(units.inverse(draws)).std(0), "GP-GP after it: sd of 30 draws"),

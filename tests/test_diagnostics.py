@@ -227,8 +227,8 @@ def test_transforms_of_a_fit_on_data_of_its_own(key):
     """Drawn from the exact process given the training data, test data have uniform transforms."""
     posterior = fit_of(few)
     new = jnp.linspace(-2, 2, 2000)[:, None]
-    truth = posterior.sample(jax.random.key(9), new, num_samples=1)[0]
-    u = pit(posterior.sample(key, new, num_samples=99), truth, key)
+    truth = posterior.using(num_samples=1).sample(jax.random.key(9), new)[0]
+    u = pit(posterior.using(num_samples=99).sample(key, new), truth, key)
     assert uniformity(u) > 0.01
 
 

@@ -97,7 +97,7 @@ def loop(
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.05)), obs=y)
         >>> def variance(posterior, seen, key):
-        ...     return lambda x: posterior.predict_function(key, x, num_samples=1).variance.sum()
+        ...     return lambda x: posterior.using(num_samples=1).predict_function(key, x).variance.sum()
         >>> found = dgp.design.loop(lambda x: x[0] ** 2, model, dgp.guides.InducingPoint, [[0.0, 1.0]], variance,
         ...                         jax.random.key(0), budget=4, initial=2, num_steps=2, progress_bar=False)
         >>> found.record.X.shape, found.record.rounds.tolist()

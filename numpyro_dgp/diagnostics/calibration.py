@@ -143,7 +143,7 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
     if not samples.ndim or samples.shape[1:] != values.shape or not samples.size:
         raise ValueError(
             f"pit: expected draws of shape (S, ...) over observations of shape {values.shape}, got {samples.shape}: "
-            "take them from posterior.sample(key, X_test, num_samples=1000), draws along the first axis"
+            "take them from posterior.using(num_samples=1000).sample(key, X_test), draws along the first axis"
         )
     require_finite("draws", samples, "check the fit: NaN in its losses?")
     require_finite("observations y", values, "drop the rows with missing values")

@@ -335,12 +335,13 @@ def _on_test(
     *inputs, y = test
     if posterior.samples is not None:
         num_samples = min(num_samples, len(next(iter(posterior.samples.values()))))
+    posterior = posterior.using(num_samples=num_samples)
     keys = jax.random.split(key, 4)
-    log_density = posterior.log_density(keys[0], y, *inputs, num_samples=num_samples)
+    log_density = posterior.log_density(keys[0], y, *inputs)
     mean: ArrayLike = np.nan
     with contextlib.suppress(NoMomentsError):  # labels have no mean
-        mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean
-    draws = posterior.sample(keys[2], *inputs, num_samples=num_samples)
+        mean = posterior.predict(keys[1], *inputs).mean
+    draws = posterior.sample(keys[2], *inputs)
     ordered = posterior._predictor.range(inputs, {}).unordered is None  # intervals of labels of classes mean nothing
     share = coverage(pit(draws, y, keys[3]), [level]).share[0] if ordered else np.nan
     return {

@@ -260,8 +260,8 @@ class Continued:
         if self.rows_only:
             own = {name for name, site in sites.parameters.items() if site.per_row}
             if not own:
-                return Posterior(model, guide, start, site=posterior.site)
-            fit = Posterior(model, guide, start, site=posterior.site)
+                return Posterior(model, guide, start, site=posterior.site, options=posterior.options)
+            fit = Posterior(model, guide, start, site=posterior.site, options=posterior.options)
             found = best_of_prior(fit, rng_key, rebuild, arrays)
             named = {f"{name}_{guide.prefix}_loc": value for name, value in found.items()}
             start |= {name: named[name] for name in own & named.keys()}
@@ -272,7 +272,7 @@ class Continued:
         params = result.params
         if self.rows_only:  # what stays, as it was: constraints round
             params = params | {name: value for name, value in start.items() if name not in own}
-        return Posterior(model, guide, params, site=posterior.site)
+        return Posterior(model, guide, params, site=posterior.site, options=posterior.options)
 
     def _fit(
         self, svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array], start: dict[str, Array]

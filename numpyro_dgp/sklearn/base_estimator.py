@@ -121,13 +121,12 @@ class SameDraws:
     functions of the row they are smooth, and a row is predicted alike alone, in any order and in any company.
 
     Args:
-        posterior: the fit.
+        posterior: the fit, with its number of draws.
         seed: of the draws.
-        num_samples: the number of draws, S.
     """
 
-    def __init__(self, posterior: Posterior, seed: int, num_samples: int) -> None:
-        self.posterior, self.seed, self.num_samples = posterior, seed, num_samples
+    def __init__(self, posterior: Posterior, seed: int) -> None:
+        self.posterior, self.seed = posterior, seed
         self._programs: dict[Any, Compiled] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,7 +169,7 @@ class SameDraws:
         posterior = dataclasses.replace(self.posterior, params=params)  # arguments, so that fits share the program
         before: tuple[Any, ...] = (np.array(settings),) if settings else tuple(other[None] for other in others)
         run: Callable[..., Any] = getattr(posterior, method)
-        found = run(key, *before, x[None], num_samples=self.num_samples)
+        found = run(key, *before, x[None])
         if method == "predict":
             return found.mean[0], found.variance[0]
         return found[:, 0] if settings else found[0]
@@ -231,7 +230,7 @@ class DeepGPEstimator(BaseEstimator):
         self.params_, self.losses_ = result.params, np.asarray(result.losses)
         fitted = self.guide_.on(*data) if isinstance(self.guide_, Guide) else self.guide_
         self.posterior_ = Posterior(self.model_, fitted, self.params_)
-        self._predictions = SameDraws(self.posterior_, draws, self.num_samples)
+        self._predictions = SameDraws(self.posterior_.using(num_samples=self.num_samples), draws)
 
     def _counted(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         """The rows with a weight, and their weights (N,), ``None`` where all count once."""
