@@ -92,10 +92,9 @@ def search(budget: int, file: Path | None) -> dict[str, np.ndarray]:
         return dgp.design.LogExpectedImprovement(posterior.using(num_samples=1), key, best=seen.best)
 
     settings = {"initial": 4, "num_steps": 100, "refit_steps": 50, "num_candidates": 64, "num_starts": 2}
-    found = dgp.design.loop(
-        lambda x: float(np.sin(4 * x[0])), program, dgp.guides.InducingPoint, [[-1.0, 1.0]], acquisition,
-        jax.random.key(0), budget=budget, path=file, progress_bar=False, **settings,
-    )  # fmt: skip
+    search = dgp.design.Search(program, dgp.guides.InducingPoint, [[-1.0, 1.0]], acquisition, **settings)
+    simulator = lambda x: float(np.sin(4 * x[0]))  # noqa: E731
+    found = dgp.design.loop(search, simulator, jax.random.key(0), budget=budget, path=file, progress_bar=False)
     return {"X": found.record.X, "y": found.record.y} | {k: np.asarray(v) for k, v in found.record.params.items()}
 
 

@@ -164,7 +164,7 @@ def with_values(problem: Problem, way: Any) -> Found:
     def loss(params: Any, theta: Any) -> Any:
         return dgp.ELBO().loss(jax.random.key(0), params, model, guide, X, y, theta)
 
-    found = dgp.Posterior(model, guide, params).using(progress_bar=False).predict(jax.random.key(1), X_test)
+    found = dgp.Posterior(model, guide, params).predict(jax.random.key(1), X_test)
     return Found(
         -float(loss(params, fixed)), *map(np.asarray, (found.mean, found.variance)), *costs(loss, params, fixed)
     )

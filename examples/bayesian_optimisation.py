@@ -66,12 +66,14 @@ def thompson(posterior: Any, seen: Any, key: jax.Array) -> Any:
 def optimise(depth: int, seed: int, arguments: argparse.Namespace) -> Any:
     """A search from a new start: record, posterior and units."""
     Z = dgp.initial.kmeans(dgp.design.sobol(SQUARE, 256, jax.random.key(0)), arguments.num_inducing)
-    return dgp.design.loop(
-        branin, partial(model, depth=depth, Z=Z), dgp.guides.InducingPoint, SQUARE, thompson, jax.random.key(seed),
-        budget=8 + 4 * arguments.rounds, q=4, initial=dgp.design.sobol(SQUARE, 8, jax.random.key(seed)),
+    search = dgp.design.Search(
+        partial(model, depth=depth, Z=Z), dgp.guides.InducingPoint, SQUARE, thompson,
+        q=4, initial=dgp.design.sobol(SQUARE, 8, jax.random.key(seed)),
         refit_every=1, num_steps=arguments.steps, refit_steps=arguments.steps, num_particles=4,
-        num_candidates=arguments.candidates, num_starts=min(8, arguments.candidates), progress_bar=False,
+        num_candidates=arguments.candidates, num_starts=min(8, arguments.candidates),
     )  # fmt: skip
+    budget = 8 + 4 * arguments.rounds
+    return dgp.design.loop(search, branin, jax.random.key(seed), budget=budget, progress_bar=False)
 
 
 def main() -> None:

@@ -47,11 +47,12 @@ def search(bounds=LINE, **settings):
 
 
 def run(key, **settings):
-    settings = {"simulator": simulator, "progress_bar": False, "budget": 8, **QUICK, **settings}
-    return loop(
-        settings.pop("simulator"), settings.pop("model", precise), settings.pop("guide", dgp.guides.InducingPoint),
-        settings.pop("bounds", LINE), settings.pop("acquisition", improvement), key, **settings,
-    )  # fmt: skip
+    settings = {"simulator": simulator, "progress_bar": False, "budget": 8, "path": None, **QUICK, **settings}
+    code = settings.pop("simulator")
+    options = {name: settings.pop(name) for name in ("budget", "path", "progress_bar")}
+    program, guide = settings.pop("model", precise), settings.pop("guide", dgp.guides.InducingPoint)
+    mine = Search(program, guide, settings.pop("bounds", LINE), settings.pop("acquisition", improvement), **settings)
+    return loop(mine, code, key, **options)
 
 
 @pytest.mark.long

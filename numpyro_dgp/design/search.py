@@ -155,7 +155,7 @@ class Search:
             record = search.propose(record)             # record.pending is what to run next
             record.save("search.npz")                   # dgp.design.Record.load reads it
 
-    :func:`loop` does this with a simulator that is a function of Python.
+    ``dgp.design.loop(search, simulator, key, budget=50)`` does this with a simulator that is a function of Python.
 
     In a round without a refit hyperparameters stay and q(v) of the last layers, ``Full()``, are computed anew from all
     rows: by natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise,
