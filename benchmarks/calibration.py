@@ -151,8 +151,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     found = {
-        name: vsbc(jax.random.key(0), program, guide, falling(args.steps), X, num_replications=args.repeats,
-                   num_steps=args.steps, num_samples=DRAWS)
+        name: vsbc(SVI(program, guide, falling(args.steps), dgp.ELBO()), jax.random.key(0), X,
+                   num_replications=args.repeats, num_steps=args.steps, num_samples=DRAWS)
         for name, guide in guides(program).items()
     }  # fmt: skip
     converged(args.steps)

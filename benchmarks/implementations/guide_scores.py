@@ -71,7 +71,7 @@ def reference(p: Problem, fixed: dict[str, Any] | None, draws: int, temperatures
         found["quantiles"] = {n: q.tolist() for n, q in quantiles.items()}
     else:
         estimate = dgp.diagnostics.evidence(
-            model, G.InducingPoint(model), from_prior(p), jax.random.key(0), p.X, p.y,
+            dgp.Posterior(model, G.InducingPoint(model), from_prior(p)), jax.random.key(0), p.X, p.y,
             samples=samples, num_temperatures=temperatures,
         )  # fmt: skip
         up, down = estimate.log_weights, -estimate.reverse_log_weights

@@ -306,7 +306,6 @@ def _evidence(
     name: str, posterior: Posterior, key: Array, data: tuple[Any, ...], chain: dict[str, Array] | None, bound: float
 ) -> dict[str, float]:
     """The evidence from a guide, and the gap of its bound; nothing, with a warning, where the guide gives none."""
-    assert posterior.guide is not None
     learned: list[str] = []
 
     def find_learned() -> None:
@@ -315,9 +314,7 @@ def _evidence(
 
     jax.eval_shape(find_learned)
     try:
-        found = evidence_of(
-            posterior.model, posterior.guide, posterior.params, key, *data, samples=None if learned else chain
-        )
+        found = evidence_of(posterior, key, *data, samples=None if learned else chain)
     except ValueError as error:
         warnings.warn(f"compare: no evidence from guides[{name!r}]: {error}", stacklevel=3)
         return {}
