@@ -61,7 +61,7 @@ def run(function: str, steps: int, file: Path | None) -> dict[str, np.ndarray]:
         return search(BUDGET, file)
     model = program if function == "fit" else dgp.minibatch(program, data=len(X))
     svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
-    options = {"checkpoint": file, "checkpoint_every": EVERY, "progress_bar": False}
+    options = {"checkpoint": file and dgp.Checkpoint(file, every=EVERY), "progress_bar": False}
     if function == "fit":
         result = dgp.fit(svi, jax.random.key(0), steps, X, Y, **options)
     else:

@@ -31,6 +31,7 @@ from numpyro_dgp.functions.points_and_slopes import PointsAndSlopes
 from numpyro_dgp.functions.projections import projection
 from numpyro_dgp.functions.random_function import RandomFunction, Representation
 from numpyro_dgp.functions.state_space import StateSpace, StateSpaceNormal
+from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.inference.fit_stream import fit_stream
@@ -118,6 +119,7 @@ __all__ = [
     "compare",
     "initial",
     "fit",
+    "Checkpoint",
     "BatchSource",
     "Stream",
     "minibatch",

@@ -409,7 +409,7 @@ def test_a_fit_within_another_program_has_no_sites_there(method, key):
             return posterior.using(num_samples=1).functions(key)(x)["y"].T
         if method == "hidden":
             return posterior.using(num_samples=2).hidden(key, x)["h"].mean(0)
-        return getattr(posterior, method)(key, x, num_samples=2).mean[:, None]
+        return getattr(posterior.using(num_samples=2), method)(key, x).mean[:, None]
 
     def outer(x):
         v = dgp.gp("v", dgp.kernels.RBF(), dgp.Points(Z), mean=mean, outputs=1)
