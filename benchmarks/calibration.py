@@ -129,8 +129,8 @@ def transforms(steps: int, warmup: int, samples: int) -> dict[str, tuple[np.ndar
     keys = jax.random.split(jax.random.key(3), 3)
     return {
         name: (
-            pit(posterior.sample(keys[0], X_test, num_samples=samples), y_test, keys[1]),
-            float(posterior.log_density(keys[2], y_test, X_test, num_samples=samples).mean()),
+            pit(posterior.using(num_samples=samples).sample(keys[0], X_test), y_test, keys[1]),
+            float(posterior.using(num_samples=samples).log_density(keys[2], y_test, X_test).mean()),
         )
         for name, posterior in posteriors.items()
     }
@@ -151,8 +151,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     found = {
-        name: vsbc(jax.random.key(0), program, guide, falling(args.steps), X, num_replications=args.repeats,
-                   num_steps=args.steps, num_samples=DRAWS)
+        name: vsbc(SVI(program, guide, falling(args.steps), dgp.ELBO()), jax.random.key(0), X,
+                   num_replications=args.repeats, num_steps=args.steps, num_samples=DRAWS)
         for name, guide in guides(program).items()
     }  # fmt: skip
     converged(args.steps)

@@ -51,7 +51,7 @@ def main():
     found.plot().savefig(args.out / "comparison.png", dpi=110)
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
     for ax, (name, posterior) in zip(axes, found.posteriors.items(), strict=True):
-        draws = posterior.sample(jax.random.key(3), X_test, num_samples=1000)
+        draws = posterior.using(num_samples=1000).sample(jax.random.key(3), X_test)
         figures.calibration(diagnostics.pit(draws, y_test, jax.random.key(4)), ax=ax)
         ax.set_title(name)
     figure.savefig(args.out / "calibration.png", dpi=110)

@@ -146,7 +146,7 @@ def main() -> None:
         result = dgp.fit(svi, jax.random.key(settings.seed), settings.steps, *data, settings.batch, progress_bar=False)
         seconds = time.perf_counter() - start
         posterior = dgp.Posterior(model, guide, result.params)
-        probs = np.asarray(posterior.probs(jax.random.key(1), X_test, num_samples=20, progress_bar=False))
+        probs = np.asarray(posterior.using(num_samples=20, progress_bar=False).probs(jax.random.key(1), X_test))
         density = np.log(probs[np.arange(len(probs)), y_test])
         error = density.std(ddof=1) / math.sqrt(len(density))
         wrong = (probs.argmax(1) != y_test).mean()

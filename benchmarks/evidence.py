@@ -79,7 +79,7 @@ def main() -> None:
     for start, collapse, count in [(s, c, t) for s in starts for c in (True, False) for t in options.temperatures]:
         began = time.perf_counter()
         found = dgp.diagnostics.evidence(
-            model, guide, starts[start], jax.random.key(3), *data,
+            dgp.Posterior(model, guide, starts[start]), jax.random.key(3), *data,
             samples=samples, num_chains=options.runs, num_temperatures=count, collapse=collapse,
         )  # fmt: skip
         layer = "integrated" if collapse else "drawn"

@@ -117,7 +117,7 @@ def prediction(rows: int, draws: int, dtype: str) -> Work:
     posterior, X = dgp.Posterior(svi.model, svi.guide, params), jnp.asarray(make_data(rows)[0], dtype)
 
     def step(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        found = posterior.predict(key, X, num_samples=draws)
+        found = posterior.using(num_samples=draws).predict(key, X)
         return jax.random.split(key, 1)[0], found.means.mean()
 
     return Work(f"prediction, 2 layers, {rows} rows, {draws} draws", step, jax.random.key(0))

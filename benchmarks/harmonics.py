@@ -79,9 +79,9 @@ def representations(names: list[str], size: int, most: int, steps: int) -> None:
             svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
             found = dgp.optim.minimize(svi, jax.random.key(0), X, y, max_steps=steps, progress_bar=False)
             posterior = dgp.Posterior(model, guide.on(X, y), found.params)
-            density = posterior.log_density(jax.random.key(1), y_test, X_test, num_samples=1).mean()
+            density = posterior.using(num_samples=1).log_density(jax.random.key(1), y_test, X_test).mean()
             error = jnp.sqrt(
-                jnp.square(posterior.predict(jax.random.key(1), X_test, num_samples=1).mean - y_test).mean()
+                jnp.square(posterior.using(num_samples=1).predict(jax.random.key(1), X_test).mean - y_test).mean()
             )
             M = inducing_values(model, X)
             row = f"{-found.losses[-1] / len(X):.3f} | {density:.3f} | {error:.3f} |"

@@ -100,7 +100,7 @@ def main() -> None:
         "| dtype | K | plain, one sample | weighted | doubly reparameterised | plain, K times the data | independent |"
     )
     print("|---|---|---|---|---|---|---|")
-    joint = importance.CopiedValues
+    joint = importance.ReplicatedValues
     for dtype in arguments.dtype:
         jax.config.update("jax_enable_x64", dtype == "float64")
         model = make_model(arguments.dims, arguments.layers, arguments.num_inducing, dtype)
@@ -117,9 +117,9 @@ def main() -> None:
                 "doubly": make_step(model, weighted(doubly_reparameterised=True), X, y),
                 "rows": make_step(model, plain, np.tile(X, (K, 1)), np.tile(y, K)),
             }
-            importance.CopiedValues = lambda values: values  # type: ignore[assignment, misc]
+            importance.ReplicatedValues = lambda values: values  # type: ignore[assignment, misc]
             steps["independent"] = make_step(model, weighted(), X, y)
-            importance.CopiedValues = joint  # type: ignore[misc]
+            importance.ReplicatedValues = joint  # type: ignore[misc]
             found = medians(steps, arguments.rounds)
             print(f"| {dtype} | {K} | " + " | ".join(f"{found[name]:.1f}" for name in steps) + " |", flush=True)
 

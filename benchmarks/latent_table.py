@@ -187,14 +187,14 @@ def fit(split: regression.Split, name: str, recipe: Recipe, seed: int) -> dict[s
     start, scoring = time.perf_counter(), 0.0
     for posterior, bounds in trained(split, row, recipe, keys[0]):
         clock = time.perf_counter()
-        mixture = posterior.log_density(keys[1], split.y_test, split.X_test, num_samples=draws)
+        mixture = posterior.using(num_samples=draws).log_density(keys[1], split.y_test, split.X_test)
         stages["bounds"].append(float(bounds.mean()))
         stages["bound_errors"].append(float(bounds.std(ddof=1) / math.sqrt(len(bounds))))
         stages["mixtures"].append(float(mixture.mean()))
         scoring += time.perf_counter() - clock
     seconds = time.perf_counter() - start - scoring
-    mean = posterior.predict(keys[2], split.X_test, num_samples=draws).mean
-    samples_of_y = posterior.sample(keys[3], split.X_test, num_samples=2000)
+    mean = posterior.using(num_samples=draws).predict(keys[2], split.X_test).mean
+    samples_of_y = posterior.using(num_samples=2000).sample(keys[3], split.X_test)
     kde = kde_log_density(np.asarray(samples_of_y), np.asarray(split.y_test))
     return stages | {
         "mixture": stages["mixtures"][-1],

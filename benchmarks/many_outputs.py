@@ -78,7 +78,7 @@ def measure(kind: str, rows: int, outputs: int, points: int, functions: int, ste
     for draws in (1, 100):
         for _ in range(2):
             start = time.perf_counter()
-            found = posterior.predict(jax.random.key(1), X[:100], num_samples=draws, progress_bar=False)
+            found = posterior.using(num_samples=draws, progress_bar=False).predict(jax.random.key(1), X[:100])
             jax.block_until_ready(found.variance)
             predicted[draws] = time.perf_counter() - start
         del found

@@ -123,7 +123,7 @@ def fit(split: regression.Split, case: Case, layers: int, options: argparse.Name
         return {"problem": f"parameters that are not {X.dtype}: {wrong}"}
     draws = DRAWS if layers > 1 or case.program == "latent" else 1
     posterior = dgp.Posterior(model, guide, result.params)
-    density = np.asarray(posterior.log_density(keys[1], y_test, X_test, num_samples=draws), float)
+    density = np.asarray(posterior.using(num_samples=draws).log_density(keys[1], y_test, X_test), float)
     if not np.isfinite(density).all():
         return {"problem": f"log densities of {(~np.isfinite(density)).sum()} test rows are not finite"}
     bound = -np.asarray(result.losses, float)[-options.steps // 10 :].mean() / len(X)

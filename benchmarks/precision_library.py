@@ -138,7 +138,7 @@ def compiled(case: precision.Case, layers: int, steps: int, rate: float, seed: i
         params = svi.get_params(state)
         draws = DRAWS if layers > 1 or case.program == "latent" else 1
         posterior = dgp.Posterior(model, guide, params)
-        return losses, params, posterior.log_density(keys[1], data.y_test, data.X_test, num_samples=draws)
+        return losses, params, posterior.using(num_samples=draws).log_density(keys[1], data.y_test, data.X_test)
 
     return jax.jit(run)
 

@@ -72,7 +72,9 @@ def main() -> None:
     for latent in (False, True):
         posterior = make_posterior(latent, arguments.num_inducing, arguments.dims)
         name = "two layers, a latent per datum" if latent else "two layers"
-        seconds = median_time(lambda k, p=posterior: p.predict(k, X, num_samples=arguments.draws), arguments.repeats)
+        seconds = median_time(
+            lambda k, p=posterior: p.using(num_samples=arguments.draws).predict(k, X), arguments.repeats
+        )
         print(f"{name:32s}predictions of {arguments.draws} draws: {seconds:.2f} s", flush=True)
 
     def draw(key: jax.Array) -> dict[str, jax.Array]:
@@ -81,10 +83,10 @@ def main() -> None:
 
     given = dgp.Posterior(posterior.model, samples=draw(jax.random.key(0)))
     drawing = median_time(draw, arguments.repeats)
-    seconds = median_time(lambda k: given.predict(k, X, num_samples=arguments.draws), arguments.repeats)
+    seconds = median_time(lambda k: given.using(num_samples=arguments.draws).predict(k, X), arguments.repeats)
     print(f"{'':32s}with inducing values drawn: {seconds:.2f} s, and {drawing:.2f} s to draw them", flush=True)
     posterior = make_posterior(False, arguments.num_inducing, arguments.dims)
-    seconds = median_time(lambda k: posterior.functions(k, num_samples=100)(X), arguments.repeats)
+    seconds = median_time(lambda k: posterior.using(num_samples=100).functions(k)(X), arguments.repeats)
     print(f"{'two layers':32s}100 whole functions: {seconds:.2f} s")
 
 

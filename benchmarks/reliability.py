@@ -61,7 +61,7 @@ def run(function: str, steps: int, file: Path | None) -> dict[str, np.ndarray]:
         return search(BUDGET, file)
     model = program if function == "fit" else dgp.minibatch(program, data=len(X))
     svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
-    options = {"checkpoint": file, "checkpoint_every": EVERY, "progress_bar": False}
+    options = {"checkpoint": file and dgp.Checkpoint(file, every=EVERY), "progress_bar": False}
     if function == "fit":
         result = dgp.fit(svi, jax.random.key(0), steps, X, Y, **options)
     else:
@@ -89,13 +89,12 @@ def search(budget: int, file: Path | None) -> dict[str, np.ndarray]:
     """A sequential search, which saves its record after every evaluation."""
 
     def acquisition(posterior: dgp.Posterior, seen: dgp.design.Seen, key: jax.Array) -> Callable[..., jax.Array]:
-        return dgp.design.LogExpectedImprovement(posterior, key, best=seen.best, num_samples=1)
+        return dgp.design.LogExpectedImprovement(posterior.using(num_samples=1), key, best=seen.best)
 
     settings = {"initial": 4, "num_steps": 100, "refit_steps": 50, "num_candidates": 64, "num_starts": 2}
-    found = dgp.design.loop(
-        lambda x: float(np.sin(4 * x[0])), program, dgp.guides.InducingPoint, [[-1.0, 1.0]], acquisition,
-        jax.random.key(0), budget=budget, path=file, progress_bar=False, **settings,
-    )  # fmt: skip
+    search = dgp.design.Search(program, dgp.guides.InducingPoint, [[-1.0, 1.0]], acquisition, **settings)
+    simulator = lambda x: float(np.sin(4 * x[0]))  # noqa: E731
+    found = dgp.design.loop(search, simulator, jax.random.key(0), budget=budget, path=file, progress_bar=False)
     return {"X": found.record.X, "y": found.record.y} | {k: np.asarray(v) for k, v in found.record.params.items()}
 
 

@@ -164,7 +164,7 @@ def with_values(problem: Problem, way: Any) -> Found:
     def loss(params: Any, theta: Any) -> Any:
         return dgp.ELBO().loss(jax.random.key(0), params, model, guide, X, y, theta)
 
-    found = dgp.Posterior(model, guide, params).predict(jax.random.key(1), X_test, progress_bar=False)
+    found = dgp.Posterior(model, guide, params).predict(jax.random.key(1), X_test)
     return Found(
         -float(loss(params, fixed)), *map(np.asarray, (found.mean, found.variance)), *costs(loss, params, fixed)
     )
@@ -337,7 +337,7 @@ def _fitted(label: str, model: Any, guide: Any, steps: int, data: Any, test: Any
     result = dgp.fit(svi, jax.random.key(0), steps, *data, progress_bar=False)
     seconds = time.perf_counter() - begin
     posterior = dgp.Posterior(model, guide, result.params)
-    density = posterior.log_density(jax.random.key(1), *test, num_samples=200, progress_bar=False).mean()
+    density = posterior.using(num_samples=200, progress_bar=False).log_density(jax.random.key(1), *test).mean()
     losses = result.losses[-steps // 10 :]
     return f"| {label} | {-losses.mean():.1f} | {density:.3f} | {1e3 * seconds / steps:.2f} |"
 

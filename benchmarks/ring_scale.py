@@ -191,7 +191,7 @@ def passes(options: argparse.Namespace) -> None:
     params = jax.block_until_ready(svi.get_params(state))
     seconds = (time.perf_counter() - start) / options.passes
     at = piece(x)
-    predicted = dgp.Posterior(model, guide, params).predict(jax.random.key(2), at[:, None], num_samples=1).mean
+    predicted = dgp.Posterior(model, guide, params).using(num_samples=1).predict(jax.random.key(2), at[:, None]).mean
     lengthscale, variance, noise = (params[name] for name in START)
     kernel = dgp.kernels.RBF(variance, lengthscale)
     loc, _ = closed_form(grid, kernel, noise, *data)

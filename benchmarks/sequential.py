@@ -88,11 +88,11 @@ def begin(site: Any = None) -> Any:
 
 
 def vigf(posterior: Any, seen: Any, key: jax.Array, num_samples: int) -> Any:
-    return dgp.design.VIGF(posterior, key, seen.X, seen.y, num_samples=num_samples)
+    return dgp.design.VIGF(posterior.using(num_samples=num_samples), key, seen.X, seen.y)
 
 
 def improvement(posterior: Any, seen: Any, key: jax.Array, num_samples: int) -> Any:
-    return dgp.design.LogExpectedImprovement(posterior, key, best=seen.best, num_samples=num_samples)
+    return dgp.design.LogExpectedImprovement(posterior.using(num_samples=num_samples), key, best=seen.best)
 
 
 class Task(NamedTuple):

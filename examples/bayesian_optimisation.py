@@ -58,7 +58,7 @@ def thompson(posterior: Any, seen: Any, key: jax.Array) -> Any:
     """The sum over points x (q, 2) of minus draw j at point j: largest where every draw has its minimum."""
 
     def acquisition(x: jax.Array) -> jax.Array:
-        return -jnp.trace(posterior.functions(key, num_samples=len(x))(x)["y"])
+        return -jnp.trace(posterior.using(num_samples=len(x)).functions(key)(x)["y"])
 
     return acquisition
 
@@ -66,12 +66,14 @@ def thompson(posterior: Any, seen: Any, key: jax.Array) -> Any:
 def optimise(depth: int, seed: int, arguments: argparse.Namespace) -> Any:
     """A search from a new start: record, posterior and units."""
     Z = dgp.initial.kmeans(dgp.design.sobol(SQUARE, 256, jax.random.key(0)), arguments.num_inducing)
-    return dgp.design.loop(
-        branin, partial(model, depth=depth, Z=Z), dgp.guides.InducingPoint, SQUARE, thompson, jax.random.key(seed),
-        budget=8 + 4 * arguments.rounds, q=4, initial=dgp.design.sobol(SQUARE, 8, jax.random.key(seed)),
+    search = dgp.design.Search(
+        partial(model, depth=depth, Z=Z), dgp.guides.InducingPoint, SQUARE, thompson,
+        q=4, initial=dgp.design.sobol(SQUARE, 8, jax.random.key(seed)),
         refit_every=1, num_steps=arguments.steps, refit_steps=arguments.steps, num_particles=4,
-        num_candidates=arguments.candidates, num_starts=min(8, arguments.candidates), progress_bar=False,
+        num_candidates=arguments.candidates, num_starts=min(8, arguments.candidates),
     )  # fmt: skip
+    budget = 8 + 4 * arguments.rounds
+    return dgp.design.loop(search, branin, jax.random.key(seed), budget=budget, progress_bar=False)
 
 
 def main() -> None:
@@ -113,7 +115,7 @@ def main() -> None:
     line = np.linspace(0, 1, 60)
     grid = np.stack(np.meshgrid(line, line), -1)
     record, posterior, units, _ = found[-1]
-    draws = posterior.functions(jax.random.key(7), num_samples=30)(grid.reshape(-1, 2))["y"].reshape(-1, 60, 60)
+    draws = posterior.using(num_samples=30).functions(jax.random.key(7))(grid.reshape(-1, 2))["y"].reshape(-1, 60, 60)
     for ax, values, title in (
         (axes[0], branin(grid), "Branin's function and one run"),
         (axes[1], np.asarray(units.inverse(draws)).std(0), "GP-GP after it: sd of 30 draws"),

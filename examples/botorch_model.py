@@ -69,7 +69,7 @@ class DeepGPModel(EnsembleModel):
 
 def model_of(found: DeepGPRegressor, num_samples: int, seed: int = 0) -> DeepGPModel:
     """The BoTorch model of a fitted regressor, in the units of X and y."""
-    functions = found.posterior_.functions(jax.random.key(seed), num_samples=num_samples)
+    functions = found.posterior_.using(num_samples=num_samples).functions(jax.random.key(seed))
     units_X, units_y = found.units_X_, found.units_y_
 
     def values(X: jax.Array) -> jax.Array:

@@ -107,7 +107,7 @@ def main() -> None:
         data = jnp.asarray(X), jnp.asarray(y), arguments.batch
         params = dgp.fit(svi, jax.random.key(0), arguments.steps, *data, progress_bar=False).params
         posterior = dgp.Posterior(model, guide, params)
-        p = posterior.probs(jax.random.key(1), X_test, num_samples=arguments.draws)
+        p = posterior.using(num_samples=arguments.draws).probs(jax.random.key(1), X_test)
         found[f"{NAMES[depth]}, {likelihood}"] = np.asarray(p)
 
     print(f"{'model':22s}{'accuracy':>10s}{'errors':>8s}{'log density':>13s}")

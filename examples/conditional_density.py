@@ -139,8 +139,8 @@ def fit(data: Data, name: str, arguments: argparse.Namespace) -> Fit:
     keys = jax.random.split(jax.random.key(arguments.seed), 3)
     result = dgp.fit(svi, keys[0], steps, data.X, data.y, batch, progress_bar=False)
     posterior = dgp.Posterior(model, guide, result.params)
-    mixture = posterior.log_density(keys[1], data.y_test, data.X_test, num_samples=arguments.draws)
-    draws = posterior.sample(keys[2], data.X_test, num_samples=arguments.draws)
+    mixture = posterior.using(num_samples=arguments.draws).log_density(keys[1], data.y_test, data.X_test)
+    draws = posterior.using(num_samples=arguments.draws).sample(keys[2], data.X_test)
     return Fit(
         posterior,
         np.asarray(mixture, float),
@@ -156,7 +156,7 @@ def heat_map(data: Data, posterior: dgp.Posterior, draws: int, ax: Any) -> None:
     margin = 0.25 * (data.y.max() - data.y.min())
     y = jnp.linspace(data.y.min() - margin, data.y.max() + margin, 150)
     grid = jnp.broadcast_to(y[:, None], (len(y), len(x)))
-    values = posterior.log_density(jax.random.key(9), grid, x[:, None], num_samples=draws)
+    values = posterior.using(num_samples=draws).log_density(jax.random.key(9), grid, x[:, None])
     plots.density(data.units_X.inverse(x), data.units_y.inverse(y), values - jnp.log(data.units_y.scale), ax=ax)
 
 
@@ -186,8 +186,8 @@ def draw_marginals(data: Data, posterior: dgp.Posterior, rows: np.ndarray, argum
     """Predictive distributions at a few test rows."""
     X, y = data.X_test[rows], jnp.linspace(data.y.min() - 1, data.y.max() + 1, 300)
     grid = jnp.broadcast_to(y[:, None], (len(y), len(X)))
-    values = posterior.log_density(jax.random.key(9), grid, X, num_samples=arguments.draws)
-    draws = posterior.sample(jax.random.key(8), X, num_samples=arguments.draws)
+    values = posterior.using(num_samples=arguments.draws).log_density(jax.random.key(9), grid, X)
+    draws = posterior.using(num_samples=arguments.draws).sample(jax.random.key(8), X)
     return plots.marginals(draws, y, values, observed=data.y_test[rows])
 
 

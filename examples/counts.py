@@ -111,8 +111,10 @@ def main() -> None:
         svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.02, arguments.steps)), dgp.ELBO())
         result = dgp.fit(svi, jax.random.key(0), arguments.steps, X, y, arguments.batch, progress_bar=False)
         posterior = dgp.Posterior(model, guide, result.params)
-        density = np.asarray(posterior.log_density(jax.random.key(1), y_test, X_test, num_samples=arguments.draws))
-        mean = np.asarray(posterior.predict(jax.random.key(2), X_test, num_samples=arguments.draws).mean)
+        density = np.asarray(
+            posterior.using(num_samples=arguments.draws).log_density(jax.random.key(1), y_test, X_test)
+        )
+        mean = np.asarray(posterior.using(num_samples=arguments.draws).predict(jax.random.key(2), X_test).mean)
         bound = -float(result.losses[-max(1, arguments.steps // 10) :].mean()) / len(X)
         name = f"{NAMES[depth]}, {likelihood}"
         print(f"{name:28s}{density.mean():12.4f} ({density.std() / math.sqrt(len(density)):.4f})"
@@ -120,11 +122,11 @@ def main() -> None:
         if depth != 2:
             continue
         colour = {"Poisson": "C1", "negative binomial": "C0"}[likelihood]
-        draws = np.asarray(posterior.sample(jax.random.key(3), X_test, num_samples=arguments.draws))
+        draws = np.asarray(posterior.using(num_samples=arguments.draws).sample(jax.random.key(3), X_test))
         axes[0].plot(levels, [(draws == n).mean() for n in levels], "o-", color=colour, ms=3, lw=1, label=name)
     # The last model: rates along the cost, for a healthy and an ill person, otherwise typical.
     cost = np.linspace(0, math.log1p(95), 60)
-    functions = posterior.functions(jax.random.key(4), num_samples=max(arguments.draws, 2))
+    functions = posterior.using(num_samples=max(arguments.draws, 2)).functions(jax.random.key(4))
     level = float(guide.median(result.params, X, y)["level"])
     for colour, quantile in (("C2", 0.1), ("C3", 0.9)):
         person = np.median(np.asarray(units.inverse(X)), 0)

@@ -118,7 +118,7 @@ def main() -> None:
         error, density, inside = scores(posterior, X_test, y_test)
         print(f"{name:8s}{error:8.4f}{density:13.3f}{100 * inside:7.1f} %", flush=True)
 
-    draws = posterior.functions(jax.random.key(2), num_samples=arguments.functions)
+    draws = posterior.using(num_samples=arguments.functions).functions(jax.random.key(2))
 
     def seconds(X: jax.Array) -> Any:
         """Draws of the emulator in units of the simulator."""

@@ -110,8 +110,8 @@ def main() -> None:
         for ax, (title, posterior, inputs) in zip(
             row, [("good data only", alone, (grid,)), ("both sources", both, (X_low, grid))], strict=False
         ):
-            prediction = posterior.predict(jax.random.key(1), *inputs, num_samples=arguments.draws)
-            density = posterior.log_density(jax.random.key(2), truth, *inputs, num_samples=arguments.draws)
+            prediction = posterior.using(num_samples=arguments.draws).predict(jax.random.key(1), *inputs)
+            density = posterior.using(num_samples=arguments.draws).log_density(jax.random.key(2), truth, *inputs)
             error = np.asarray(prediction.mean - truth)
             covered = 100 * np.mean(np.abs(error) < 1.96 * np.sqrt(prediction.variance))
             rmse, score = np.sqrt(np.mean(error**2)), float(density.mean())
@@ -120,7 +120,7 @@ def main() -> None:
             ax.plot(grid[:, 0], truth, color="C3", lw=1, ls="--", label="truth")
             ax.set(title=f"{name}: {title}, RMSE {rmse:.3f}", xlabel="x", ylabel="good function (standard units)")
             ax.legend(frameon=False, fontsize=8)
-        draws = both.functions(jax.random.key(3), num_samples=20)(X_low, grid)
+        draws = both.using(num_samples=20).functions(jax.random.key(3))(X_low, grid)
         for h, v in zip(draws["h"], draws["y_high"], strict=True):
             row[2].plot(h, v, color="C0", lw=0.5, alpha=0.5)
         row[2].plot(low_units(pair[0](grid[:, 0])), truth, color="C3", lw=1, ls="--", label="truth")

@@ -85,7 +85,7 @@ def main() -> None:
     medians = guide.quantiles(result.params, [0.025, 0.5, 0.975], X, y)
     curves = {}
     for colour, (name, posterior) in zip(("C0", "C1"), {"guide": fitted, "NUTS": sampled}.items(), strict=True):
-        values = np.asarray(posterior.functions(keys[3], num_samples=draws)(grid[:, None])["y"])
+        values = np.asarray(posterior.using(num_samples=draws).functions(keys[3])(grid[:, None])["y"])
         low, high = np.quantile(values, [0.025, 0.975], axis=0)
         curves[name] = values.mean(0), values.std(0)
         axes[0].plot(grid, values.mean(0), color=colour, label=name)

@@ -196,8 +196,8 @@ def score(
 ) -> Fit:
     """A fit with its predictions for the test rows."""
     keys = jax.random.split(jax.random.key(seed), 4)
-    prediction = posterior.predict(keys[1], split.X_test, num_samples=draws)
-    density = posterior.log_density(keys[2], split.y_test, split.X_test, num_samples=draws)
+    prediction = posterior.using(num_samples=draws).predict(keys[1], split.X_test)
+    density = posterior.using(num_samples=draws).log_density(keys[2], split.y_test, split.X_test)
     return Fit(
         name,
         posterior,

@@ -67,7 +67,7 @@ def main() -> None:
             print(f"{name:12s}{NAMES[depth]:12s}{values}", flush=True)
             x = jnp.linspace(split.X.min(), split.X.max(), 400)[:, None]
             prediction = found.posterior.predict(jax.random.key(1), x)
-            draws = found.posterior.functions(jax.random.key(2), num_samples=5)(x)["y"]
+            draws = found.posterior.using(num_samples=5).functions(jax.random.key(2))(x)["y"]
             plots.fit(x[:, 0], prediction, data=(split.X[:, 0], split.y), functions=draws, ax=ax)
             title = f"{name}: {NAMES[depth]}, log density {np.mean(density):.2f}"
             ax.set(title=title, xlabel="x (standard units)", ylabel="y (standard units)")

@@ -14,6 +14,7 @@ from numpyro_dgp.functions.neighbours import Neighbours
 from numpyro_dgp.functions.points import Points
 from numpyro_dgp.functions.projections import projection
 from numpyro_dgp.functions.state_space import StateSpace
+from numpyro_dgp.inference.checkpoints import Checkpoint
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.inference.fit_stream import fit_stream
@@ -69,6 +70,7 @@ __all__ = [
     "ELBO",
     "optim",
     "fit",
+    "Checkpoint",
     "Stream",
     "minibatch",
     "fit_stream",

@@ -454,7 +454,7 @@ def _require_draws(owner: str, draws: ArrayLike, least: int) -> Any:
     if np.ndim(draws) != 2 or np.shape(draws)[0] < least:
         raise ValueError(
             f"{owner}: expected draws of shape (S, N) with S >= {least}, got {np.shape(draws)}: take them from "
-            "posterior.sample(key, X, num_samples=2000); several outputs one at a time, draws[..., p]"
+            "posterior.using(num_samples=2000).sample(key, X); several outputs one at a time, draws[..., p]"
         )
     require_finite("draws", draws, "check the fit: NaN in its losses?")
     if is_concrete(draws) and not np.ptp(np.asarray(draws), axis=0).all():

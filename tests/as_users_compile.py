@@ -176,8 +176,8 @@ def check_density(name, model, values, *args, **kwargs):
 
 def check_predictions(name, posterior, X, y):
     def predicted():
-        mixture = posterior.predict(KEY, X, num_samples=2)
-        return mixture.mean, mixture.variance, posterior.log_density(KEY, y, X, num_samples=2)
+        mixture = posterior.using(num_samples=2).predict(KEY, X)
+        return mixture.mean, mixture.variance, posterior.using(num_samples=2).log_density(KEY, y, X)
 
     with jax.disable_jit():
         eager = predicted()

@@ -453,7 +453,7 @@ def test_draws_of_functions_are_sums_too():
     beliefs = {f"{name}_auto_loc": jnp.ones(shape) for name, shape in (("f", (1, 12)), ("g", (12,)))}
     beliefs |= {name.replace("loc", "scale"): 0.3 * value for name, value in beliefs.items()}
     guide = G.InducingPoint(deep, inducing=G.Diagonal())
-    draws = dgp.Posterior(deep, guide, beliefs | {"variance": jnp.array(0.3)}).functions(KEY, num_samples=2)
+    draws = dgp.Posterior(deep, guide, beliefs | {"variance": jnp.array(0.3)}).using(num_samples=2).functions(KEY)
     np.testing.assert_allclose(draws(X[:4])["h"], draws(X)["h"][:, :4], rtol=1e-9)
 
 

@@ -202,7 +202,7 @@ def test_a_deep_program_learns_and_predicts_with_labels():
     assert np.isfinite(posterior.predict(jax.random.key(1), X[:5]).mean).all()
     with pytest.raises(ValueError, match="expected labels 0 to 2 in column 1 of its inputs, got 3"):
         posterior.predict(jax.random.key(1), X[:5].at[2, 1].set(3.0))
-    draws = posterior.functions(jax.random.key(2), num_samples=3)(X[:5])
+    draws = posterior.using(num_samples=3).functions(jax.random.key(2))(X[:5])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
 
 
@@ -336,10 +336,10 @@ def test_numbers_that_are_missing_are_latents():
     result = results[0]
     posterior = dgp.Posterior(with_gaps, guide, result.params)
     row, label = X[:1], jnp.ones(1, bool)
-    mixed = posterior.log_density(jax.random.key(1), y[:1], row, gone=label, num_samples=4000)
+    mixed = posterior.using(num_samples=4000).log_density(jax.random.key(1), y[:1], row, gone=label)
     w = np.linspace(-5, 5, 401)
     rows = jnp.stack([jnp.asarray(w), jnp.full(401, row[0, 1])], 1)
-    at = posterior.log_density(jax.random.key(1), jnp.full(401, y[0]), rows, num_samples=1)
+    at = posterior.using(num_samples=1).log_density(jax.random.key(1), jnp.full(401, y[0]), rows)
     expected = np.log((np.exp(at) * np.exp(-0.5 * w**2) / np.sqrt(2 * np.pi)).sum() * (w[1] - w[0]))
     np.testing.assert_allclose(mixed[0], expected, atol=0.1)
 

@@ -144,14 +144,14 @@ def test_continuing_all_the_same(written, tmp_path):
     file = tmp_path / "fit.npz"
     file.write_bytes(written.read_bytes())
     slower = make(optax.adam(0.002))
-    forced = fit(file, slower, force_resume=True)
+    forced = fit(dgp.Checkpoint(file, force=True), slower)
     np.testing.assert_array_equal(forced.losses[:3], read_arrays("test", written, "")["losses"])
     fit(file, slower, steps=9)  # the file is now of this fit
     renamed = make(model=partial(line, site="scale"), guide=partial(point, site="scale"))
     with pytest.raises(ValueError, match=r"state\S*'scale_loc'\S* is missing in the file and of type float64"):
-        fit(file, renamed, force_resume=True)
+        fit(dgp.Checkpoint(file, force=True), renamed)
     with pytest.raises(ValueError, match=r"state.* is missing in the file"):
-        fit(file, make(optax.sgd(0.01, momentum=0.9)), force_resume=True)
+        fit(dgp.Checkpoint(file, force=True), make(optax.sgd(0.01, momentum=0.9)))
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def test_predictions_at_the_data_are_the_data():
     with jax.enable_x64(True):
         noisy = lambda X, y=None: model(X, y, noise=1e-6)  # noqa: E731
         posterior = dgp.Posterior(noisy, dgp.guides.Collapsed(noisy).on(X, Y), {})
-        found = posterior.predict(jax.random.key(0), X, num_samples=1)
+        found = posterior.using(num_samples=1).predict(jax.random.key(0), X)
         assert np.sqrt(np.mean((found.mean - Y) ** 2)) < 2e-5  # the root of the jitter of the variance
         assert np.isfinite(found.variance).all()
         assert np.all(found.variance > 0)
@@ -121,6 +121,6 @@ def test_hyperparameters_of_a_code_without_noise(kernel):
         found = dgp.optim.minimize(svi, jax.random.key(0), X, Y, max_steps=60, progress_bar=False)
         fitted = lambda X, y=None: learned(X, y, noise=1e-6)  # noqa: E731
         posterior = dgp.Posterior(fitted, dgp.guides.Collapsed(fitted).on(X, Y), found.params)
-        at_data, elsewhere = (posterior.predict(jax.random.key(0), x, num_samples=1).mean for x in (X, new))
+        at_data, elsewhere = (posterior.using(num_samples=1).predict(jax.random.key(0), x).mean for x in (X, new))
         assert np.sqrt(np.mean((at_data - Y) ** 2)) < 1e-4
         assert np.sqrt(np.mean((elsewhere - truth) ** 2)) < 0.2

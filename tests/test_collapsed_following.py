@@ -257,7 +257,7 @@ def test_between_mean_field_and_the_evidence():
     spread = follows.quantiles(params, [0.5, 0.8413447], x, y)["h"]
     np.testing.assert_allclose(draws["h"].std(0), spread[1] - spread[0], rtol=0.06)
     np.testing.assert_allclose(draws["h"].mean(0), spread[0], atol=0.06)
-    predicted = dgp.Posterior(few, follows.on(x, y), params).predict(jax.random.key(3), X, num_samples=20)
+    predicted = dgp.Posterior(few, follows.on(x, y), params).using(num_samples=20).predict(jax.random.key(3), X)
     assert predicted.mean.shape == (N,)
 
 

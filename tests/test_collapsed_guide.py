@@ -204,7 +204,7 @@ def test_one_layer_is_titsias_bound_and_predicts_as_it():
         np.testing.assert_allclose(-loss.loss(jax.random.key(0), {}, shallow, guide, X, Y), bound, rtol=1e-9)
     new = jnp.linspace(-3, 3, 7)[:, None]
     f, F = dense.svgp(Kzz, np.asarray(RBF(Z, new)), np.asarray(RBF.gram(new)), mean, covariance)
-    predicted = dgp.Posterior(shallow, guide.on(X, Y), {}).predict(jax.random.key(0), new, num_samples=2)
+    predicted = dgp.Posterior(shallow, guide.on(X, Y), {}).using(num_samples=2).predict(jax.random.key(0), new)
     np.testing.assert_allclose(predicted.mean, f, atol=1e-6)
     np.testing.assert_allclose(predicted.variance, np.diag(F) + NOISE**2, atol=1e-6)
     L = np.linalg.cholesky(Kzz)
@@ -259,10 +259,10 @@ def test_mean_field_deep_bound_by_quasi_newton():
     assert found.losses[-1] < found.losses[0] - 10
     assert (np.diff(found.losses) <= 1e-9).all()
     posterior = dgp.Posterior(deep, guide.on(X, Y), found.params)
-    predicted = posterior.predict(jax.random.key(1), X, num_samples=200)
+    predicted = posterior.using(num_samples=200).predict(jax.random.key(1), X)
     assert np.sqrt(((predicted.mean - Y) ** 2).mean()) < 0.5 * Y.std()
-    assert posterior.hidden(jax.random.key(1), X[:4], num_samples=5)["h1"].shape == (5, 4, 2)
-    assert posterior.functions(jax.random.key(2), num_samples=3)(X[:4])["y"].shape == (3, 4)
+    assert posterior.using(num_samples=5).hidden(jax.random.key(1), X[:4])["h1"].shape == (5, 4, 2)
+    assert posterior.using(num_samples=3).functions(jax.random.key(2))(X[:4])["y"].shape == (3, 4)
 
 
 @pytest.mark.long

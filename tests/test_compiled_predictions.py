@@ -43,16 +43,16 @@ def moved(posterior, factor=1.01):
 def test_fits_and_numbers_of_rows_share_one_program(key, caplog):
     posterior = fitted(shallow)  # all these numbers of rows are filled up to 40
     with jax.log_compiles():
-        posterior.predict(key, NEW, num_samples=3)
+        posterior.using(num_samples=3).predict(key, NEW)
     assert len(compilations(caplog)) == 1
     for again in (moved(posterior), pickle.loads(pickle.dumps(posterior))):
         for rows in (30, 21, 25, 40):
             with jax.log_compiles():
-                found = again.predict(key, jnp.linspace(-1, 1, rows)[:, None], num_samples=3)
+                found = again.using(num_samples=3).predict(key, jnp.linspace(-1, 1, rows)[:, None])
             assert isinstance(found.means, jax.Array)
             assert found.means.shape == found.variances.shape == (3, rows)
     assert len(compilations(caplog)) == 1
-    assert not np.allclose(moved(posterior).predict(key, NEW, num_samples=3).mean, found.mean[:30])
+    assert not np.allclose(moved(posterior).using(num_samples=3).predict(key, NEW).mean, found.mean[:30])
 
 
 @pytest.mark.long
@@ -62,7 +62,7 @@ def test_a_program_keeps_neither_model_nor_guide_nor_arrays(key):
     model = (lambda Z: lambda X, y=None: shallow(X, y, Z=Z))(inducing)
 
     posterior = fitted(model)
-    posterior.predict(key, NEW, num_samples=2)
+    posterior.using(num_samples=2).predict(key, NEW)
     left = [weakref.ref(x) for x in (model, posterior, posterior.guide, inducing, *posterior.params.values())]
     del model, posterior, inducing
     gc.collect()
@@ -77,17 +77,17 @@ def test_what_a_model_reads_from_outside_is_read_by_every_posterior(key):
         return shallow(X, y, noise=settings["noise"])
 
     posterior = fitted(model)
-    before = posterior.predict(key, NEW, num_samples=1).variances
+    before = posterior.using(num_samples=1).predict(key, NEW).variances
     settings["noise"] = 0.2
-    after = moved(posterior, 1.0).predict(key, NEW, num_samples=1).variances
+    after = moved(posterior, 1.0).using(num_samples=1).predict(key, NEW).variances
     np.testing.assert_allclose(after - before, 0.2**2 - 0.1**2, rtol=1e-6)
 
 
 @pytest.mark.long
 def test_derivatives_of_predictions(key):
     posterior = fitted(shallow)
-    slope = jax.grad(lambda x: posterior.predict(key, x[None, None], num_samples=1).mean[0])(0.3)
-    a, b = (posterior.predict(key, jnp.array([[x]]), num_samples=1).mean[0] for x in (0.3 - 1e-5, 0.3 + 1e-5))
+    slope = jax.grad(lambda x: posterior.using(num_samples=1).predict(key, x[None, None]).mean[0])(0.3)
+    a, b = (posterior.using(num_samples=1).predict(key, jnp.array([[x]])).mean[0] for x in (0.3 - 1e-5, 0.3 + 1e-5))
     np.testing.assert_allclose(slope, (b - a) / 2e-5, rtol=1e-4)
 
 
@@ -187,11 +187,12 @@ def observed(model, *args):
 
 
 def result(posterior, method, args, key=jax.random.key(0), **options):
+    posterior = posterior.using(**options)
     if method == "functions":
-        return posterior.functions(key, **options)(*args)
+        return posterior.functions(key)(*args)
     if method == "log_density":
-        return posterior.log_density(key, observed(posterior.model, *args), *args, **options)
-    return getattr(posterior, method)(key, *args, **options)
+        return posterior.log_density(key, observed(posterior.model, *args), *args)
+    return getattr(posterior, method)(key, *args)
 
 
 class _Stopped(Exception):
@@ -236,8 +237,8 @@ def test_a_branch_on_the_number_of_rows_is_seen(key):
         shallow(X, y, noise=0.1 if len(X) < 40 else 0.3)
 
     posterior = posterior_of(model, X)
-    found = posterior.predict(key, X, num_samples=1)  # would be filled up to 40
-    first = posterior.predict(key, X[:20], num_samples=1)
+    found = posterior.using(num_samples=1).predict(key, X)  # would be filled up to 40
+    first = posterior.using(num_samples=1).predict(key, X[:20])
     np.testing.assert_allclose(found.variances[:, :20], first.variances, rtol=1e-9)
 
 
@@ -271,9 +272,9 @@ def test_rows_filled_up_change_nothing(case, monkeypatch):
 @pytest.mark.parametrize("model", [deep, bayesian, explicit])
 def test_rows_filled_up_have_the_distribution_of_rows_alone(model, monkeypatch):
     posterior = fitted(model)
-    found = posterior.predict(jax.random.key(1), NEW[:9], num_samples=4000)
+    found = posterior.using(num_samples=4000).predict(jax.random.key(1), NEW[:9])
     monkeypatch.setattr(predictor, "round_up", lambda count: count)
-    alone = moved(posterior, 1.0).predict(jax.random.key(2), NEW[:9], num_samples=4000)
+    alone = moved(posterior, 1.0).using(num_samples=4000).predict(jax.random.key(2), NEW[:9])
     for moment in (lambda m: m.means, lambda m: m.variances + m.means**2):
         a, b = moment(found), moment(alone)
         assert (jnp.abs(a.mean(0) - b.mean(0)) < 4.5 * jnp.sqrt((a.var(0) + b.var(0)) / 4000) + 1e-12).all()
@@ -283,9 +284,9 @@ def test_rows_filled_up_have_the_distribution_of_rows_alone(model, monkeypatch):
 def test_batches_share_one_draw_of_what_rows_share(key):
     """Of a chain."""
     posterior = posterior_of(shallow, X)
-    found = posterior.predict(key, NEW[:20], num_samples=3, batch_size=8, progress_bar=False)
+    found = posterior.using(num_samples=3, batch_size=8, progress_bar=False).predict(key, NEW[:20])
     assert type(found.means) is np.ndarray
-    np.testing.assert_allclose(found.means, posterior.predict(key, NEW[:20], num_samples=3).means, rtol=1e-9)
+    np.testing.assert_allclose(found.means, posterior.using(num_samples=3).predict(key, NEW[:20]).means, rtol=1e-9)
 
 
 @pytest.mark.long
@@ -293,8 +294,8 @@ def test_batches_share_one_draw_of_what_rows_share(key):
 def test_batches_share_one_draw_of_functions(source, key):
     """Inducing values drawn from a guide, too, and paths through several layers."""
     posterior = source(explicit)
-    together = posterior.functions(key, num_samples=3)(NEW[:20])
-    draw = posterior.functions(key, num_samples=3, batch_size=8, progress_bar=False)
+    together = posterior.using(num_samples=3).functions(key)(NEW[:20])
+    draw = posterior.using(num_samples=3, batch_size=8, progress_bar=False).functions(key)
     for name, values in draw(NEW[:20]).items():
         np.testing.assert_allclose(values, together[name], rtol=1e-8, atol=1e-9)
 
@@ -306,7 +307,7 @@ def test_rows_of_different_batches_are_independent(model, key):
     one = dgp.Posterior(
         bayesian, samples={n: v[:1].repeat(500, 0) for n, v in posterior.samples.items()}, params={"g_Z": Z}
     )
-    y = one.sample(key, jnp.zeros((6, 1)), num_samples=500, batch_size=2, progress_bar=False)
+    y = one.using(num_samples=500, batch_size=2, progress_bar=False).sample(key, jnp.zeros((6, 1)))
     assert y.shape == (500, 6)
     correlations = np.corrcoef(y.T)[np.triu_indices(6, 1)]
     assert np.abs(correlations).max() < 4.5 / np.sqrt(500)
@@ -319,10 +320,10 @@ def test_rows_of_different_batches_are_independent_under_a_guide(key):
     params = random_params(bayesian, guide, X, Y)
     params |= {name: 1e-6 * value for name, value in params.items() if name.endswith("scale_tril")}
     posterior = dgp.Posterior(bayesian, guide, params)
-    y = posterior.sample(key, jnp.zeros((6, 1)), num_samples=2000, batch_size=2, progress_bar=False)
+    y = posterior.using(num_samples=2000, batch_size=2, progress_bar=False).sample(key, jnp.zeros((6, 1)))
     assert np.abs(np.corrcoef(y.T)[np.triu_indices(6, 1)]).max() < 4.5 / np.sqrt(2000)
-    mixture = posterior.predict(key, NEW, num_samples=2000, batch_size=8, progress_bar=False)
-    together = posterior.predict(jax.random.key(4), NEW, num_samples=2000)
+    mixture = posterior.using(num_samples=2000, batch_size=8, progress_bar=False).predict(key, NEW)
+    together = posterior.using(num_samples=2000).predict(jax.random.key(4), NEW)
     error = np.sqrt((mixture.means.var(0) + together.means.var(0)) / 2000)
     assert (np.abs(mixture.mean - together.mean) < 4.5 * error).all()
 
@@ -363,7 +364,7 @@ def test_few_rows_by_every_method(name, key, monkeypatch):
     model, *args = FEW_ROWS[name]
     posterior = posterior_of(model, *args)
     methods = {method: partial(result, posterior, method) for method in METHODS}
-    methods["quantile"] = lambda args, **options: posterior.quantile(key, [0.1, 0.2, 0.5, 0.9], *args, **options)
+    methods["quantile"] = lambda args, **options: posterior.using(**options).quantile(key, [0.1, 0.2, 0.5, 0.9], *args)
     if name == "with_columns":  # y has its rows along the second axis
         del methods["log_density"]
     if name == "classes":
@@ -391,8 +392,8 @@ def test_few_rows_by_every_method(name, key, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_batches_of_one_row_have_the_values_of_all(rows, key):
     posterior = posterior_of(shallow, X)
-    together = posterior.predict(key, NEW[:rows], num_samples=2)
-    found = posterior.predict(key, NEW[:rows], num_samples=2, batch_size=1, progress_bar=False)
+    together = posterior.using(num_samples=2).predict(key, NEW[:rows])
+    found = posterior.using(num_samples=2, batch_size=1, progress_bar=False).predict(key, NEW[:rows])
     np.testing.assert_allclose(found.means, together.means, rtol=1e-9)
     np.testing.assert_allclose(found.variances, together.variances, rtol=1e-9)
 
@@ -401,11 +402,11 @@ def test_batches_of_one_row_have_the_values_of_all(rows, key):
 @pytest.mark.filterwarnings("ignore:Posterior. expected every row to be predicted by itself")
 def test_one_batch_of_rows_that_meet(key):
     posterior = posterior_of(normalised, X)
-    together = posterior.predict(key, X[:4], num_samples=2)
-    found = posterior.predict(key, X[:4], num_samples=2, batch_size=4, progress_bar=False)
+    together = posterior.using(num_samples=2).predict(key, X[:4])
+    found = posterior.using(num_samples=2, batch_size=4, progress_bar=False).predict(key, X[:4])
     np.testing.assert_allclose(found.means, together.means, rtol=1e-9)
     with pytest.raises(ValueError, match="expected rows that are predicted independently"):
-        posterior.predict(key, X[:4], num_samples=2, batch_size=3, progress_bar=False)
+        posterior.using(num_samples=2, batch_size=3, progress_bar=False).predict(key, X[:4])
 
 
 @pytest.mark.slow
@@ -420,7 +421,7 @@ def test_batches_of_rows_on_a_device_stay_there(key, monkeypatch):
 
     monkeypatch.setattr(compiled.Compiled, "__call__", on_shapes)
     placed = jax.device_put(X[:3], jax.devices()[0])
-    posterior_of(shallow, X).predict(key, placed, num_samples=2, batch_size=2, progress_bar=False)
+    posterior_of(shallow, X).using(num_samples=2, batch_size=2, progress_bar=False).predict(key, placed)
     assert [a.shape for a in seen] == [(2, 1), (2, 1)]
     assert all(a.committed for a in seen)
 
@@ -429,7 +430,7 @@ def test_batches_of_rows_on_a_device_stay_there(key, monkeypatch):
 def test_batches_of_traced_rows_are_refused(key):
     posterior = posterior_of(shallow, X)
     with pytest.raises(ValueError, match=r"expected arrays with batch_size=.*leave batch_size out"):
-        jax.eval_shape(lambda x: posterior.predict(key, x, batch_size=2).mean, X)
+        jax.eval_shape(lambda x: posterior.using(batch_size=2).predict(key, x).mean, X)
 
 
 @pytest.mark.slow
@@ -438,15 +439,15 @@ def test_batches_of_traced_rows_are_refused(key):
     ("call", "message"),
     [
         (
-            lambda key: posterior_of(shallow, X).predict(key, X, batch_size=0),
+            lambda key: posterior_of(shallow, X).using(batch_size=0).predict(key, X),
             "expected batch_size to be a positive",
         ),
         (
-            lambda key: posterior_of(classes, X).predict(key, X, batch_size=8),
+            lambda key: posterior_of(classes, X).using(batch_size=8).predict(key, X),
             "expected a distribution of y that has them, got RobustMax",
         ),
         (
-            lambda key: posterior_of(normalised, X).predict(key, X, batch_size=8),
+            lambda key: posterior_of(normalised, X).using(batch_size=8).predict(key, X),
             "expected rows that are predicted independently of each other with batch_size=",
         ),
     ],

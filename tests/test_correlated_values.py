@@ -66,7 +66,7 @@ def test_differences_are_those_of_the_joint_gaussian(noise, key):
     y = jnp.array([0.3, -0.2, 0.1, -0.4])
     expected = stats.norm(loc[:, 0] - loc[:, 1], np.sqrt(variance)).logpdf(y)
     np.testing.assert_allclose(post.log_density(key, y, A, B), expected, rtol=1e-6)
-    draws = post.sample(key, A, B, num_samples=20000)
+    draws = post.using(num_samples=20000).sample(key, A, B)
     np.testing.assert_allclose(draws.var(0), variance, rtol=0.05)
 
 

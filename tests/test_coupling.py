@@ -196,7 +196,7 @@ def test_predictions_of_sums_are_of_whole_draws():
     guide = dgp.guides.InducingPoint(mean_of_rows)
     params = random_params(mean_of_rows, guide, X, Y)
     posterior = dgp.Posterior(mean_of_rows, guide, params, site="total")
-    draws = posterior.sample(jax.random.key(0), X, num_samples=4000)
+    draws = posterior.using(num_samples=4000).sample(jax.random.key(0), X)
 
     def total(key):
         values = guide.sample_posterior(key, params, X)

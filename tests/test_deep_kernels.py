@@ -55,12 +55,12 @@ def test_networks_are_learned(kernel, tmp_path):
     )
     assert len(start) >= 4
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(start, end, strict=True))
-    mean = dgp.Posterior(model, guide, result.params).predict(jax.random.key(1), X[:3], progress_bar=False).mean
+    mean = dgp.Posterior(model, guide, result.params).predict(jax.random.key(1), X[:3]).mean
     assert np.isfinite(mean).all()
     # A fitted network in a file: the containers of its arrays are those of a new start.
     dgp.save(tmp_path / "fit.npz", result.params)
     loaded = dgp.load(tmp_path / "fit.npz", like=first(svi, X))
-    again = dgp.Posterior(model, guide, loaded).predict(jax.random.key(1), X[:3], progress_bar=False).mean
+    again = dgp.Posterior(model, guide, loaded).predict(jax.random.key(1), X[:3]).mean
     np.testing.assert_array_equal(again, mean)
 
 

@@ -58,15 +58,15 @@ def test_normality_is_tested_point_by_point():
 
 @pytest.mark.long
 def test_draws_of_y_follow_the_mixture(posterior, key):
-    draws = posterior.sample(key, NEW, num_samples=4000)
+    draws = posterior.using(num_samples=4000).sample(key, NEW)
     assert draws.shape == (4000, 4)
-    mixture = posterior.predict(key, NEW, num_samples=4000)
+    mixture = posterior.using(num_samples=4000).predict(key, NEW)
     assert (jnp.abs(draws.mean(0) - mixture.mean) < 5 * jnp.sqrt(mixture.variance / 2000)).all()
     np.testing.assert_allclose(draws.var(0) / mixture.variance, 1, atol=0.15)
     # Their distribution function is that of the mixture, which log_density integrates to.
     levels = jnp.linspace(-8, 8, 801)
     grid = jnp.broadcast_to(levels[:, None], (801, 4))
-    density = np.exp(posterior.log_density(key, grid, NEW, num_samples=1000))
+    density = np.exp(posterior.using(num_samples=1000).log_density(key, grid, NEW))
     assert density.shape == (801, 4)
     np.testing.assert_allclose(density.sum(0) * 0.02, 1, atol=1e-4)
     cumulative = density.cumsum(0) * 0.02
@@ -78,8 +78,8 @@ def test_draws_of_y_follow_the_mixture(posterior, key):
 @pytest.mark.long
 def test_mixture_and_estimate_agree_on_smooth_densities(posterior, key):
     y = posterior.predict(key, NEW).mean
-    estimate = kde_log_density(posterior.sample(key, NEW, num_samples=4000), y)
-    np.testing.assert_allclose(estimate, posterior.log_density(key, y, NEW, num_samples=1000), atol=0.15)
+    estimate = kde_log_density(posterior.using(num_samples=4000).sample(key, NEW), y)
+    np.testing.assert_allclose(estimate, posterior.using(num_samples=1000).log_density(key, y, NEW), atol=0.15)
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_draws_of_programs_with_explicit_last_draws_and_from_mcmc(key):
             numpyro.sample("y", dist.Normal(v, NOISE), obs=y)
 
     samples = {"g": jax.random.normal(key, (30, 8))}
-    draws = dgp.Posterior(model, samples=samples, site="y").sample(key, NEW, num_samples=30)
+    draws = dgp.Posterior(model, samples=samples, site="y").using(num_samples=30).sample(key, NEW)
     assert draws.shape == (30, 4)
     assert len(np.unique(draws)) == 120
 

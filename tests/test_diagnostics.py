@@ -229,8 +229,8 @@ def test_transforms_of_a_fit_on_data_of_its_own(key):
     """Drawn from the exact process given the training data, test data have uniform transforms."""
     posterior = fit_of(few)
     new = jnp.linspace(-2, 2, 2000)[:, None]
-    truth = posterior.sample(jax.random.key(9), new, num_samples=1)[0]
-    u = pit(posterior.sample(key, new, num_samples=99), truth, key)
+    truth = posterior.using(num_samples=1).sample(jax.random.key(9), new)[0]
+    u = pit(posterior.using(num_samples=99).sample(key, new), truth, key)
     assert uniformity(u) > 0.01
 
 
@@ -274,16 +274,22 @@ def natural(guide):
 def test_simulated_calibration_of_an_exact_guide():
     """One natural step gives the exact posterior, whose ranks are uniform; a prior's are too close to the middle."""
     guide = dgp.guides.InducingPoint(exact)
-    found = vsbc(jax.random.key(0), exact, guide, natural(guide), few, num_replications=400, num_steps=2)
+    found = vsbc(
+        SVI(exact, guide, natural(guide), dgp.ELBO()), jax.random.key(0), few, num_replications=400, num_steps=2
+    )
     assert found.ranks["g"].shape == (400, 10)
     assert found.ranks["g"].max() <= found.num_samples == 99
     assert found.uniform["g"].min() > 0.05 / 10 / 2
     assert found.symmetry["g"].min() > 0.05 / 10 / 2
     wide = dgp.guides.InducingPoint(exact, inducing=dgp.guides.Diagonal(1.0))
-    found = vsbc(jax.random.key(0), exact, wide, optax.sgd(0.0), few, num_replications=400, num_steps=1)
+    found = vsbc(
+        SVI(exact, wide, optax.sgd(0.0), dgp.ELBO()), jax.random.key(0), few, num_replications=400, num_steps=1
+    )
     assert found.uniform["g"].min() > 0.05 / 10 / 2  # draws of the prior itself are calibrated, and useless
     narrow = dgp.guides.InducingPoint(exact, inducing=dgp.guides.Diagonal(0.3))
-    found = vsbc(jax.random.key(0), exact, narrow, optax.sgd(0.0), few, num_replications=400, num_steps=1)
+    found = vsbc(
+        SVI(exact, narrow, optax.sgd(0.0), dgp.ELBO()), jax.random.key(0), few, num_replications=400, num_steps=1
+    )
     assert found.uniform["g"].max() < 1e-6
     assert found.symmetry["g"].min() > 0.05 / 10 / 2
 
@@ -299,11 +305,12 @@ def test_simulated_calibration_notices_bias(key):
         shift = numpyro.param("shift", 0.5)
         numpyro.sample("rate", dist.Normal(jnp.mean(y) + shift, 0.2))
 
-    found = vsbc(key, model, biased, optax.sgd(0.0), few, num_replications=60, num_steps=1, num_samples=19)
+    svi = SVI(model, biased, optax.sgd(0.0), dgp.ELBO())
+    found = vsbc(svi, key, few, num_replications=60, num_steps=1, num_samples=19)
     assert found.symmetry["rate"] < 1e-4
     assert found.uniform["rate"] < 1e-4
     with pytest.raises(ValueError, match=r"expected at least 10 replications, got 9"):
-        vsbc(key, model, biased, optax.sgd(0.0), few, num_replications=9)
+        vsbc(svi, key, few, num_replications=9)
 
 
 @pytest.mark.long

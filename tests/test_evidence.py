@@ -122,7 +122,7 @@ def test_hyperparameters_by_quadrature():
     draws = np.random.default_rng(0).choice(LOG_NOISE, 64, p=weights / weights.sum())
     guide = G.InducingPoint(noisy, other=G.Normal())
     samples = {"noise": np.exp(draws).reshape(2, 32)}
-    found = evidence(noisy, guide, ROUGH, KEY, FEW, TARGET, samples=samples, num_temperatures=100)
+    found = evidence(dgp.Posterior(noisy, guide, ROUGH), KEY, FEW, TARGET, samples=samples, num_temperatures=100)
     assert found.log_weights.shape == found.reverse_log_weights.shape == (32,)
     near(found, EXACT, error=0.05)
     assert found.upper_ess > 16
@@ -140,7 +140,9 @@ def test_every_guide_gives_the_same_number(name):
     guide = guides[name]()
     samples = None if name == "AutoMultivariateNormal" else chain(noisy, FEW, TARGET).get_samples()
     params = fit(noisy, guide, FEW, TARGET)
-    found = evidence(noisy, guide, params, KEY, FEW, TARGET, samples=samples, collapse=False, num_temperatures=200)
+    found = evidence(
+        dgp.Posterior(noisy, guide, params), KEY, FEW, TARGET, samples=samples, collapse=False, num_temperatures=200
+    )
     near(found, EXACT, upper=samples is not None)
 
 
@@ -153,9 +155,9 @@ def test_fixed_hyperparameters(dtype, request):
     params = {name: jnp.asarray(ROUGH[name], dtype) for name in ("g_auto_loc", "g_auto_scale_tril")}
     data = jnp.asarray(FEW, dtype), jnp.asarray(TARGET, dtype)
     guide = G.InducingPoint(model)
-    found = evidence(model, guide, params, KEY, *data, num_temperatures=100)
+    found = evidence(dgp.Posterior(model, guide, params), KEY, *data, num_temperatures=100)
     near(found, titsias(0.3), upper=False)
-    many = evidence(model, guide, params, KEY, *data, num_temperatures=10, num_chains=3000)
+    many = evidence(dgp.Posterior(model, guide, params), KEY, *data, num_temperatures=10, num_chains=3000)
     assert many.lower_ess < 2000
     near(many, titsias(0.3), upper=False)
 
@@ -179,7 +181,9 @@ def test_a_likelihood_without_closed_form_by_quadrature():
     data = jnp.asarray(x)[:, None], counts
     guide = G.InducingPoint(model)
     params = random_params(model, guide, *data)
-    found = evidence(model, guide, params, KEY, *data, samples=chain(model, *data).get_samples(), num_temperatures=100)
+    found = evidence(
+        dgp.Posterior(model, guide, params), KEY, *data, samples=chain(model, *data).get_samples(), num_temperatures=100
+    )
     near(found, exact)
 
 
@@ -195,7 +199,9 @@ def test_two_layers_from_below_and_above(name):
     model, samples = noisy_layers()
     guide = guides[name](model)
     params = fit(model, guide, FEW, TARGET)
-    run = partial(evidence, model, guide, params, KEY, FEW, TARGET, samples=samples, num_temperatures=300)
+    run = partial(
+        evidence, dgp.Posterior(model, guide, params), KEY, FEW, TARGET, samples=samples, num_temperatures=300
+    )
     together, apart = run(collapse=True), run(collapse=False)
     for found in (together, apart):
         assert found.lower < found.upper + 4 * (found.lower_se + found.upper_se)
@@ -210,7 +216,7 @@ def test_parameters_of_the_program_stay_and_latents_are_integrated():
     params = fit(bayesian, guide, FEW, TARGET)
     lifted = numpyro.handlers.substitute(bayesian, data={"g_Z": params["g_Z"]})
     samples = chain(lifted, FEW, TARGET, draws=300).get_samples()
-    found = evidence(bayesian, guide, params, KEY, FEW, TARGET, samples=samples, num_temperatures=300)
+    found = evidence(dgp.Posterior(bayesian, guide, params), KEY, FEW, TARGET, samples=samples, num_temperatures=300)
     assert -1 < found.upper - found.lower < 2
 
 
@@ -235,7 +241,7 @@ def test_the_column_of_a_comparison(key):
 def wrong(samples=None, model=shallow, args=(FEW, TARGET), guide=None, params=None, key=KEY, **options):
     guide = G.InducingPoint(model) if guide is None else guide
     params = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": jnp.eye(8)} if params is None else params
-    return evidence(model, guide, params, key, *args, samples=samples, **options)
+    return evidence(dgp.Posterior(model, guide, params), key, *args, samples=samples, **options)
 
 
 DRAWS = jnp.zeros((5, 8))
@@ -250,12 +256,17 @@ DRAWS = jnp.zeros((5, 8))
         (lambda: wrong(num_leapfrogs=0), "expected num_leapfrogs to be a positive integer, got 0"),
         (lambda: wrong(key=0), "evidence: expected a PRNG key, got 0"),
         (lambda: wrong(key=FEW), "evidence: expected a PRNG key"),
-        (lambda: wrong(model=3, guide=shallow), "for_mcmc: expected a program, a function, got int"),
+        (lambda: wrong(model=3, guide=shallow), "Posterior: expected the model, a function, got int"),
         (
             lambda: wrong(model=dgp.for_mcmc(shallow)),
             "evidence: expected the program that the guide is of, got what for_mcmc",
         ),
-        (lambda: wrong(guide=3), "for_mcmc: expected the guide of a fit, got int"),
+        (lambda: wrong(guide=3), "Posterior: expected the guide, a function, as second argument, got int"),
+        (
+            lambda: evidence(dgp.Posterior(shallow, samples={"g": DRAWS}), KEY, FEW, TARGET),
+            "evidence: expected a fit with a guide, got draws of MCMC: evidence.dgp.Posterior",
+        ),
+        (lambda: evidence(shallow, KEY, FEW, TARGET), "evidence: expected a fit with a guide, got function"),
         (lambda: wrong(guide=G.Collapsed(shallow)), "got Collapsed: use"),
         (lambda: wrong(params={}), "expected the parameters of the guide, got none"),
         (lambda: wrong(params={"a": 1.0}), "got none for 'g_auto_loc'"),
@@ -294,7 +305,13 @@ def test_wrong_calls_that_only_a_run_tells(bad):
 
         params = {"unused": jnp.zeros(())}
         with pytest.raises(ValueError, match=r"samples= of a program without RingNormal, got one at 'h'"):
-            evidence(model, guide, params, KEY, jnp.zeros(8), samples={"h": jnp.zeros((3, 8))}, num_temperatures=2)
+            evidence(
+                dgp.Posterior(model, guide, params),
+                KEY,
+                jnp.zeros(8),
+                samples={"h": jnp.zeros((3, 8))},
+                num_temperatures=2,
+            )
         return
 
     def model(y=None):
@@ -303,7 +320,9 @@ def test_wrong_calls_that_only_a_run_tells(bad):
         numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
     guide, params = G.InducingPoint(model, other=G.Normal()), {n: jnp.ones(()) for n in ("m_auto_loc", "m_auto_scale")}
-    run = partial(evidence, model, guide, params, KEY, jnp.zeros(()), num_temperatures=2, num_leapfrogs=1)
+    run = partial(
+        evidence, dgp.Posterior(model, guide, params), KEY, jnp.zeros(()), num_temperatures=2, num_leapfrogs=1
+    )
     if bad == "density":
         with pytest.raises(ValueError, match="finite log density at draws of the guide, got none: are the parameters"):
             run()

@@ -100,7 +100,7 @@ def test_values_below_other_likelihoods_and_layers():
     draws = {"h": np.stack([Y, -Y]), "v": np.stack([np.cos(Y), np.zeros(7)])}
     posterior = dgp.Posterior(model, samples=jax.tree.map(lambda a: np.repeat(a, 4000, 0), draws))
     posterior = posterior.on(X, np.ones(7, int))
-    hidden = posterior.hidden(KEY, NEW, num_samples=8000)
+    hidden = posterior.using(num_samples=8000).hidden(KEY, NEW)
     for values, found in zip(draws["h"], hidden["h"].reshape(2, 4000, 5), strict=True):
         mean, covariance = dense(values, SCALES[0], 0.1)
         np.testing.assert_allclose(found.mean(0), mean, atol=0.03)

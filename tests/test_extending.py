@@ -137,7 +137,7 @@ def test_predictions_and_function_draws():
     new = jnp.linspace(-2, 2, 7)[:, None]
     assert posterior.predict(jax.random.key(0), new).mean.shape == (7,)
     assert np.isfinite(posterior.log_density(jax.random.key(0), jnp.zeros(7), new)).all()
-    functions = posterior.functions(jax.random.key(1), num_samples=3)
+    functions = posterior.using(num_samples=3).functions(jax.random.key(1))
     np.testing.assert_allclose(functions(new[2:4])["y"], functions(new)["y"][:, 2:4], rtol=1e-9)
     assert set(posterior.layers(jax.random.key(2), new)) == {"h", "y"}
 
@@ -147,8 +147,8 @@ def test_draws_of_the_function_have_its_moments():
     guide = dgp.guides.InducingPoint(shallow)
     params = random_params(shallow, guide, X, Y)
     posterior, new = dgp.Posterior(shallow, guide, params), jnp.linspace(-2, 2, 5)[:, None]
-    draws = posterior.functions(jax.random.key(1), num_samples=1000, num_features=200)(new)["y"]
-    predicted = posterior.predict(jax.random.key(0), new, num_samples=2)
+    draws = posterior.using(num_samples=1000).functions(jax.random.key(1), num_features=200)(new)["y"]
+    predicted = posterior.using(num_samples=2).predict(jax.random.key(0), new)
     variance = predicted.variance - NOISE**2
     np.testing.assert_array_less(abs(draws.mean(0) - predicted.mean), 4 * np.sqrt(variance / 1000))
     np.testing.assert_allclose(draws.var(0), variance, rtol=4 * np.sqrt(2 / 1000))

@@ -230,12 +230,12 @@ def deep():
 def test_it_predicts_as_a_posterior(deep):
     assert sum(deep.weights.values()) == pytest.approx(1.0)
     new = X[:3] + 0.01
-    mixture = deep.predict(KEY, new, num_samples=20)
-    assert mixture.means.shape == deep.predict_function(KEY, new, num_samples=20).means.shape == (20, 3)
-    assert deep.sample(KEY, new, num_samples=20).shape == (20, 3)
+    mixture = deep.using(num_samples=20).predict(KEY, new)
+    assert mixture.means.shape == deep.using(num_samples=20).predict_function(KEY, new).means.shape == (20, 3)
+    assert deep.using(num_samples=20).sample(KEY, new).shape == (20, 3)
     shallow = dataclasses.replace(deep, weights={1: 1.0, 2: 0.0})  # without draws, which quantiles have of their own
     np.testing.assert_allclose(shallow.quantile(KEY, 0.3, new), shallow.predict(KEY, new).quantile(0.3))
-    drawn = deep.functions(KEY, num_samples=6)
+    drawn = deep.using(num_samples=6).functions(KEY)
     values = drawn(new)["y"]
     assert values.shape == (6, 3)
     np.testing.assert_array_equal(values, drawn(new)["y"])
@@ -292,14 +292,15 @@ def test_predictions_do_not_look_at_parts_without_weight():
 def test_acquisitions_take_the_mixture(deep):
     """Its joint moments are those of the parts, in their shares, and a criterion of it can be compiled and mapped."""
     new = X[:3] + 0.03
-    joint, mixture = (f(KEY, new, num_samples=20) for f in (deep.predict_jointly, deep.predict_function))
+    drawn = deep.using(num_samples=20)
+    joint, mixture = (f(KEY, new) for f in (drawn.predict_jointly, drawn.predict_function))
     assert joint.covariances.shape == (20, 3, 3)
     spread = jnp.diagonal(joint.covariances, axis1=1, axis2=2)
     sides = joint.mean, mixture.mean, joint.covariance.diagonal() ** 0.5, mixture.variance**0.5
     np.testing.assert_allclose(sides[0], sides[1], atol=0.15)  # hidden layers are drawn anew in each
     np.testing.assert_allclose(sides[2], sides[3], atol=0.15)
     assert (spread >= 0).all()
-    vigf = dgp.design.VIGF(deep, KEY, X, STEP, num_samples=20)
+    vigf = dgp.design.VIGF(drawn, KEY, X, STEP)
     batches = jnp.array([[[0.0]], [[0.5]], [[0.99]]])  # at the step, and where two runs say all
     values = jax.jit(jax.vmap(vigf))(batches)
     assert values.argmax() == 1
@@ -357,7 +358,7 @@ def test_the_density_has_the_weights_and_the_draws_their_shares():
     each = [part.posterior.log_density(KEY, y, X[:2]) for part in mixture.parts.values()]
     expected = logsumexp(jnp.stack(each), axis=0, b=jnp.array([[0.7], [0.3]]))
     np.testing.assert_allclose(mixture.log_density(KEY, y, X[:2]), expected, rtol=1e-5)
-    np.testing.assert_allclose(mixture.predict(KEY, X[:2], num_samples=10).mean, 0.3, atol=1e-3)
+    np.testing.assert_allclose(mixture.using(num_samples=10).predict(KEY, X[:2]).mean, 0.3, atol=1e-3)
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -197,7 +197,7 @@ def test_same_bound_as_with_everything_drawn():
     assert agree(bounds[True], stock)
     assert bounds[True].var() < bounds[False].var()
     posterior = dgp.Posterior(deep, guide, params)
-    assert posterior.functions(jax.random.key(0), num_samples=2)(X[:4])["h"].shape == (2, 4, 1)
+    assert posterior.using(num_samples=2).functions(jax.random.key(0))(X[:4])["h"].shape == (2, 4, 1)
 
 
 @pytest.mark.long

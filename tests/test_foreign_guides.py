@@ -81,19 +81,19 @@ MAKERS = [
 def test_predictions_are_those_of_their_own_inputs(make, key):
     posterior = fitted(make)
     S = 400
-    found = posterior.predict(key, NEW, num_samples=S)
+    found = posterior.using(num_samples=S).predict(key, NEW)
     assert found.mean.shape == found.variance.shape == (9,)
     order = np.array([3, 1, 4, 0, 8, 5, 2, 7, 6])
-    again = posterior.predict(jax.random.key(9), NEW[order], num_samples=S)
+    again = posterior.using(num_samples=S).predict(jax.random.key(9), NEW[order])
     error = jnp.sqrt((found.means.var(0)[order] + again.means.var(0)) / S) + 1e-6
     assert (abs(found.mean[order] - again.mean) < 5 * error).all()
     error = jnp.sqrt((found.variances.var(0)[order] + again.variances.var(0)) / S)
     error = error + jnp.sqrt(2 / S) * (found.means.var(0)[order] + again.means.var(0)) + 1e-6
     assert (abs(found.variance[order] - again.variance) < 5 * error).all()
-    assert posterior.sample(key, NEW, num_samples=5).shape == (5, 9)
-    assert posterior.log_density(key, jnp.sign(NEW[:, 0]), NEW, num_samples=5).shape == (9,)
-    assert posterior.hidden(key, NEW, num_samples=5)["h"].shape == (5, 9, 1)
-    functions = posterior.functions(key, num_samples=5)
+    assert posterior.using(num_samples=5).sample(key, NEW).shape == (5, 9)
+    assert posterior.using(num_samples=5).log_density(key, jnp.sign(NEW[:, 0]), NEW).shape == (9,)
+    assert posterior.using(num_samples=5).hidden(key, NEW)["h"].shape == (5, 9, 1)
+    functions = posterior.using(num_samples=5).functions(key)
     assert functions(NEW)["y"].shape == (5, 9)
     np.testing.assert_allclose(functions(NEW[order])["y"], functions(NEW)["y"][:, order], rtol=1e-6, atol=1e-8)
     layers = posterior.layers(key, NEW)

@@ -311,7 +311,7 @@ def test_several_chains(method):
     assert {name: value.shape for name, value in chains.items()} == {n: (4, 500, *s) for n, s in shapes.items()}
     assert all(value.shape == (4, 500) for value in mcmc.get_extra_fields(group_by_chain=True).values())
     assert gelman_rubin(np.log(np.asarray(chains["noise"]))) < 1.05
-    mean = dgp.Posterior(unknown, samples=mcmc.get_samples()).predict(jax.random.key(1), X, num_samples=300).mean
+    mean = dgp.Posterior(unknown, samples=mcmc.get_samples()).using(num_samples=300).predict(jax.random.key(1), X).mean
     assert np.sqrt(np.mean((mean - Y) ** 2)) < 0.2
     tree = dgp.diagnostics.to_arviz(mcmc, jax.random.key(2), X, Y)
     assert tree.posterior["noise"].shape == (4, 500)

@@ -240,7 +240,7 @@ def test_chains_start_at_draws_of_the_guide_and_have_all_sites():
     assert {"noise", "scale", "f", "g", "w", "h", "twice"} <= set(samples)
     assert mcmc.last_state.z.keys() == {f"{name}_white" for name in ("noise", "scale", "f", "w", "h")}
     posterior = dgp.Posterior(program, samples=samples)
-    assert posterior.predict(jax.random.key(1), X, num_samples=10).mean.shape == (30,)
+    assert posterior.using(num_samples=10).predict(jax.random.key(1), X).mean.shape == (30,)
     tree = dgp.diagnostics.to_arviz(mcmc, jax.random.key(1), ROWS, TARGET, local_samples=2)
     assert tree["log_likelihood_target"]["y"].shape == (1, 10, len(ROWS))
 

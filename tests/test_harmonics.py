@@ -168,7 +168,7 @@ def test_two_layers_fit_and_predict(dtype):
         posterior = dgp.Posterior(deep, guide, result.params)
         assert posterior.predict(jax.random.key(1), x).mean.dtype == dtype
         assert abs(posterior.predict(jax.random.key(1), x).mean - y).mean() < 0.45
-        curves = posterior.functions(jax.random.key(2), num_samples=200)(x)["y"]
+        curves = posterior.using(num_samples=200).functions(jax.random.key(2))(x)["y"]
         band = posterior.predict_function(jax.random.key(3), x)
         np.testing.assert_allclose(curves.mean(0), band.mean, atol=5 * np.sqrt(band.variance.max() / 200) + 0.05)
 

@@ -378,7 +378,7 @@ def test_latents_without_inputs():
     assert np.isfinite(result.losses).all()
     assert result.params["w_auto_W0"].shape == (3, 20)
     posterior = dgp.Posterior(gplvm, guide, result.params)
-    assert posterior.predict(jax.random.key(1), n=4, num_samples=3).mean.shape == (4, 3)
+    assert posterior.using(num_samples=3).predict(jax.random.key(1), n=4).mean.shape == (4, 3)
 
 
 @pytest.mark.long

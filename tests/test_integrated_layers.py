@@ -380,7 +380,7 @@ def test_chains_predict():
     assert {name: draws.shape for name, draws in samples.items()} == {"g": (50, 8), "noise": (50,)}
     assert mcmc.last_state.z.keys() == {"noise"}
     assert Predictive(dgp.for_mcmc(shallow_and_noise), samples)(jax.random.key(0), X[:3])["y"].shape == (50, 3)
-    mixture = dgp.Posterior(shallow_and_noise, samples=samples).predict(jax.random.key(1), X, num_samples=50)
+    mixture = dgp.Posterior(shallow_and_noise, samples=samples).using(num_samples=50).predict(jax.random.key(1), X)
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.2
 
 

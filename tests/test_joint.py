@@ -255,7 +255,7 @@ def test_bound_in_marginal_mode_in_single_precision(x32):
 def test_whole_functions(x32):
     guide = dgp.guides.InducingPoint(areas)
     params = random_params(areas, guide, *areas_data())
-    functions = dgp.Posterior(areas, guide, params, site="y").functions(jax.random.key(0), num_samples=3)
+    functions = dgp.Posterior(areas, guide, params, site="y").using(num_samples=3).functions(jax.random.key(0))
     found = functions(areas_data()[0])["v"]
     assert np.isfinite(found).all()
     # The same function at other inputs, without jitter of its own.
@@ -271,7 +271,7 @@ def test_nuts(x32):
     assert not mcmc.get_extra_fields()["diverging"].any()
     draws = {**mcmc.get_samples(), "f": jnp.zeros((40, 1, 8))}
     given = dgp.Posterior(areas, params={"ls": 0.7}, samples=draws, site="y")
-    assert abs(given.predict(jax.random.key(0), areas_data()[0], num_samples=40).mean).max() < 0.2
+    assert abs(given.using(num_samples=40).predict(jax.random.key(0), areas_data()[0]).mean).max() < 0.2
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def dense(Sigma=None, v=None):
 def test_one_layer_is_dense_algebra(key):
     R = np.asarray(OWN["g_auto_scale_tril"])
     m, C = dense(R @ R.T, np.asarray(OWN["g_auto_loc"]))
-    found = SHALLOW.predict_jointly(key, NEW, num_samples=2)
+    found = SHALLOW.using(num_samples=2).predict_jointly(key, NEW)
     assert found.means.shape == (2, 5)
     assert found.covariances.shape == found.prior_covariances.shape == (2, 5, 5)
     for s in range(2):
@@ -43,7 +43,7 @@ def test_one_layer_is_dense_algebra(key):
         np.testing.assert_allclose(found.covariances[s], C, atol=1e-10)
     np.testing.assert_allclose(found.prior_covariances[0], KERNEL(NEW, NEW), atol=1e-14)
     np.testing.assert_allclose(found.covariance, C, atol=1e-10)
-    marginals = SHALLOW.predict_function(key, NEW, num_samples=2)
+    marginals = SHALLOW.using(num_samples=2).predict_function(key, NEW)
     for ours, theirs in zip(found.marginals, marginals, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
@@ -61,13 +61,13 @@ def test_draws_of_a_chain_condition_the_last_layer(key):
 @pytest.mark.long
 def test_layers_below_are_whole_functions(key):
     """The same at every call, given other rows; and in expectation those of the draws of functions."""
-    found = DEEP.predict_jointly(key, NEW, num_samples=6)
-    part = DEEP.predict_jointly(key, NEW[1:3], num_samples=6)
+    found = DEEP.using(num_samples=6).predict_jointly(key, NEW)
+    part = DEEP.using(num_samples=6).predict_jointly(key, NEW[1:3])
     np.testing.assert_allclose(part.means, found.means[:, 1:3], atol=1e-12)
     np.testing.assert_allclose(part.covariances, found.covariances[:, 1:3, 1:3], atol=1e-9)
     assert np.linalg.eigvalsh(found.covariances).min() > -1e-8
-    many = jax.jit(lambda k: DEEP.predict_jointly(k, NEW, num_samples=400, num_features=64))(key)
-    draws = np.asarray(DEEP.functions(jax.random.key(9), num_samples=1000, num_features=64)(NEW)["y"])
+    many = jax.jit(lambda k: DEEP.using(num_samples=400).predict_jointly(k, NEW, num_features=64))(key)
+    draws = np.asarray(DEEP.using(num_samples=1000).functions(jax.random.key(9), num_features=64)(NEW)["y"])
     error = np.sqrt(draws.var(0) / 1000 + np.asarray(many.means).var(0) / 400)
     assert (abs(draws.mean(0) - many.mean) < 4 * error).all()
     assert abs(np.cov(draws.T, bias=True) - many.covariance).max() < 0.1 * many.covariance.max()
@@ -78,7 +78,7 @@ def test_traced_rows(key):
     """Compiled, mapped over batches and differentiated by the rows, as finite differences say."""
 
     def number(x):
-        found = DEEP.predict_jointly(key, x, num_samples=3, num_features=32)
+        found = DEEP.using(num_samples=3).predict_jointly(key, x, num_features=32)
         return (found.means.sum(0) * jnp.arange(1.0, 3)).sum() + 3 * found.covariances[:, 0, 1].sum()
 
     batches = jnp.stack([NEW[:2], NEW[2:4] + 0.3])
@@ -136,7 +136,7 @@ def test_a_function_within_itself_is_known_given_a_draw(key):
     posterior = dgp.Posterior(within_itself, samples={"f": jnp.ones((2, 1, 8))})
     found = posterior.predict_jointly(key, NEW)
     np.testing.assert_allclose(found.covariances, 0, atol=1e-12)
-    draws = posterior.functions(key, num_samples=2)(NEW)["y"]
+    draws = posterior.using(num_samples=2).functions(key)(NEW)["y"]
     np.testing.assert_allclose(found.means, draws, atol=1e-12)
     assert np.isfinite(found.factors()).all()
 
@@ -155,7 +155,7 @@ def two_sources(X, y=None, coarse=None):
 def test_a_function_below_is_whole_even_if_it_is_observed(key):
     samples = {"f": jnp.ones((2, 8)), "g": jnp.arange(16.0).reshape(2, 8) / 9}
     fine = dgp.Posterior(two_sources, samples=samples, site="y")
-    found, part = (fine.predict_jointly(key, x, num_samples=2, num_features=32) for x in (NEW, NEW[1:3]))
+    found, part = (fine.using(num_samples=2).predict_jointly(key, x, num_features=32) for x in (NEW, NEW[1:3]))
     np.testing.assert_allclose(part.means, found.means[:, 1:3], atol=1e-12)
 
 

@@ -160,8 +160,8 @@ def test_no_square_matrix():
 def test_predictions_and_whole_functions():
     guide = G.InducingPoint(deep, inducing=G.LowRank(2))
     posterior = dgp.Posterior(deep, guide, start(guide))
-    assert np.isfinite(posterior.predict(jax.random.key(0), X[:4], num_samples=3).mean).all()
-    assert posterior.functions(jax.random.key(0), num_samples=2)(X[:4])["h"].shape == (2, 4, 1)
+    assert np.isfinite(posterior.using(num_samples=3).predict(jax.random.key(0), X[:4]).mean).all()
+    assert posterior.using(num_samples=2).functions(jax.random.key(0))(X[:4])["h"].shape == (2, 4, 1)
 
 
 @pytest.mark.long

@@ -119,7 +119,9 @@ def prediction():
     svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
     X, y = jnp.zeros((N, D), jnp.float32), jnp.zeros(N, jnp.float32)
     params = svi.get_params(jax.jit(svi.init)(jax.random.key(0), X, y))
-    return lambda key: dgp.Posterior(model, guide, params).predict(key, X, num_samples=20).means, (jax.random.key(0),)
+    return lambda key: dgp.Posterior(model, guide, params).using(num_samples=20).predict(key, X).means, (
+        jax.random.key(0),
+    )
 
 
 # A program, and the loops in it that are not over rows: those of steps that are halved, and of draws.

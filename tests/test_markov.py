@@ -192,8 +192,8 @@ def fitted(model, guide, *args):
     result = svi.run(jax.random.key(0), 20, X, Y, *args, progress_bar=False)
     assert np.isfinite(result.losses).all()
     posterior = dgp.Posterior(model, guide, result.params)
-    assert posterior.predict(jax.random.key(1), X[:4], num_samples=3).mean.shape == (4,)
-    assert posterior.sample(jax.random.key(1), X[:4], num_samples=3).shape == (3, 4)
+    assert posterior.using(num_samples=3).predict(jax.random.key(1), X[:4]).mean.shape == (4,)
+    assert posterior.using(num_samples=3).sample(jax.random.key(1), X[:4]).shape == (3, 4)
     return result.params
 
 
@@ -232,12 +232,12 @@ def test_predictions_keep_the_dependence():
     keys = jax.random.split(jax.random.key(0), 6000)
     loc, variance = jax.lax.map(jax.jit(lambda a: moments(a, a)), keys, batch_size=500)
     apart, _ = jax.lax.map(jax.jit(lambda a: moments(*a)), (keys, keys[::-1]), batch_size=500)
-    found = posterior.predict(jax.random.key(1), x, num_samples=6000)
+    found = posterior.using(num_samples=6000).predict(jax.random.key(1), x)
     error = np.sqrt(2 * found.variance / 6000)
     assert (abs(found.mean - loc.mean(0)) < 4 * error).all()
     assert (abs(apart.mean(0) - loc.mean(0)) > 4 * error).any()
     np.testing.assert_allclose(found.variance, loc.var(0) + variance.mean(0) + NOISE**2, rtol=0.15)
-    curves = posterior.functions(jax.random.key(2), num_samples=2000, num_features=64)(x)["y"]
+    curves = posterior.using(num_samples=2000).functions(jax.random.key(2), num_features=64)(x)["y"]
     assert (abs(curves.mean(0) - loc.mean(0)) < 4 * np.sqrt(2) * error).all()
 
 

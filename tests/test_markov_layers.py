@@ -257,9 +257,9 @@ def test_fit_and_predict(dtype):
     assert result.losses[-20:].mean() < result.losses[:20].mean()
     assert result.params["e_auto_scale_tril"].shape == (16, 16)
     posterior = dgp.Posterior(three, guide, result.params)
-    assert np.isfinite(posterior.predict(jax.random.key(1), x[:4], num_samples=5).mean).all()
-    assert posterior.sample(jax.random.key(1), x[:4], num_samples=5).shape == (5, 4)
-    assert posterior.functions(jax.random.key(2), num_samples=3)(x[:4])["y"].shape == (3, 4)
+    assert np.isfinite(posterior.using(num_samples=5).predict(jax.random.key(1), x[:4]).mean).all()
+    assert posterior.using(num_samples=5).sample(jax.random.key(1), x[:4]).shape == (5, 4)
+    assert posterior.using(num_samples=3).functions(jax.random.key(2))(x[:4])["y"].shape == (3, 4)
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_predictions_of_what_is_missing():
     """Every entry is predicted, with the mask or without; the posterior is that of one function per column."""
     data = X, GAPPY, OBSERVED
     posterior = dgp.Posterior(columns, G.Collapsed(columns).on(*data), {})
-    found = posterior.predict(KEY, X, num_samples=1)
+    found = posterior.using(num_samples=1).predict(KEY, X)
     A = jnp.linalg.solve(jnp.linalg.cholesky(KERNEL(Z, Z)), KERNEL(Z, X)).T
     for p in range(P):
         k = KNOWN[:, p]
@@ -122,9 +122,9 @@ def test_predictions_of_what_is_missing():
 @pytest.mark.long
 def test_densities_of_predictions():
     posterior = dgp.Posterior(columns, G.Collapsed(columns).on(X, GAPPY, OBSERVED), {})
-    found = posterior.log_density(KEY, GAPPY, X, observed=OBSERVED, num_samples=1)
-    moments = posterior.predict(KEY, X, observed=OBSERVED, num_samples=1)
-    np.testing.assert_allclose(moments.mean, posterior.predict(KEY, X, num_samples=1).mean, rtol=1e-5)
+    found = posterior.using(num_samples=1).log_density(KEY, GAPPY, X, observed=OBSERVED)
+    moments = posterior.using(num_samples=1).predict(KEY, X, observed=OBSERVED)
+    np.testing.assert_allclose(moments.mean, posterior.using(num_samples=1).predict(KEY, X).mean, rtol=1e-5)
     single = dist.Normal(moments.mean, jnp.sqrt(moments.variance)).log_prob(Y)
     np.testing.assert_allclose(found, jnp.where(OBSERVED, single, 0).sum(1), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match=r"expected finite observations y.*dgp.likelihoods.missing\(y\)"):
@@ -146,9 +146,11 @@ def test_probabilities_of_missing_labels():
     params = svi.run(KEY, 100, X, y, kept, progress_bar=False).params
     posterior = dgp.Posterior(labels, guide, params)
     np.testing.assert_allclose(
-        posterior.probs(KEY, X, observed=kept, num_samples=1), posterior.probs(KEY, X, num_samples=1), rtol=1e-5
+        posterior.using(num_samples=1).probs(KEY, X, observed=kept),
+        posterior.using(num_samples=1).probs(KEY, X),
+        rtol=1e-5,
     )
-    np.testing.assert_allclose(posterior.probs(KEY, X, num_samples=1).sum(1), 1, rtol=1e-5)
+    np.testing.assert_allclose(posterior.using(num_samples=1).probs(KEY, X).sum(1), 1, rtol=1e-5)
 
 
 # Streams.

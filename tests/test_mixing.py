@@ -169,13 +169,13 @@ def test_posterior_density_sees_the_correlations(key):
         marginal(guide)(X)
     with handlers.substitute(data={"g": sites["g"]["value"]}), handlers.seed(rng_seed=0):
         g_x = dgp.gp("g", KERNEL, dgp.Points(X[:6]), outputs=2)(X)
-    density = posterior.log_density(key, Y, X, num_samples=2)
+    density = posterior.using(num_samples=2).log_density(key, Y, X)
     for n in (0, 7):
         covariance = P @ jnp.diag(g_x.variance[n]) @ P.T + NOISE**2 * jnp.eye(4)
         exact = log_normal(np.asarray(Y[n]), np.asarray(g_x.loc[n] @ P.T), np.asarray(covariance))
         np.testing.assert_allclose(density[n], exact, rtol=1e-8)
     assert posterior.predict(key, X).mean.shape == (12, 4)
-    assert posterior.functions(key, num_samples=3)(X)["y"].shape == (3, 12, 4)
+    assert posterior.using(num_samples=3).functions(key)(X)["y"].shape == (3, 12, 4)
 
 
 @pytest.mark.long
@@ -206,7 +206,7 @@ def test_hidden_layer_recipe(key):
     params = random_params(hidden, guide, X, y)
     ours = draws_of_bound(dgp.ELBO(), params, hidden, guide, X, y)
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, hidden, guide, X, y))
-    draws = dgp.Posterior(hidden, guide, params).hidden(key, X, num_samples=2000)["f_x"]
+    draws = dgp.Posterior(hidden, guide, params).using(num_samples=2000).hidden(key, X)["f_x"]
     assert draws.shape == (2000, 12, 2)
     seeded = handlers.seed(G.InducingPoint(used_as_hidden), key)
     with pytest.raises(ValueError, match="for a hidden layer draw the functions and mix the draw"):

@@ -211,4 +211,4 @@ def test_same_bound_as_with_everything_drawn(name):
     ours = draws_of_bound(dgp.ELBO(), params, deep, guide, X, Y)
     assert agree(ours, draws_of_bound(Trace_ELBO(), params, deep, guide, X, Y, num=5000))
     posterior = dgp.Posterior(deep, guide, params)
-    assert posterior.functions(jax.random.key(0), num_samples=2)(X[:4])["h"].shape == (2, 4, 1)
+    assert posterior.using(num_samples=2).functions(jax.random.key(0))(X[:4])["h"].shape == (2, 4, 1)

@@ -495,13 +495,13 @@ def test_predictions_at_new_rows():
     samples = {"noise": jnp.full(400, 0.2), "h": jnp.tile(X[:, :1], (400, 1, 1))}
     posterior = dgp.Posterior(predicting, samples=samples, site="y")
     rows = jnp.linspace(-1, 1, 50)[:, None]
-    found = posterior.predict(jax.random.key(1), rows, num_samples=400)
+    found = posterior.using(num_samples=400).predict(jax.random.key(1), rows)
     f = dgp.gp("f", dgp.kernels.Matern52(), FEW, outputs=1, mean=dgp.means.IdentityMean()).condition(X[:, :1], X[:, :1])
     g = dgp.gp("g", dgp.kernels.Matern52() + dgp.kernels.White(0.04), FEW).condition(X[:, :1], Y)
     by_hand = g(f(rows).sample(jax.random.key(2), (400,))).mean
     error = by_hand.std(0) * np.sqrt(2 / 400)
     assert (abs(found.mean - by_hand.mean(0)) < 4.5 * error + 1e-3).all()
-    batches = posterior.predict(jax.random.key(1), rows, num_samples=400, batch_size=20, progress_bar=False)
+    batches = posterior.using(num_samples=400, batch_size=20, progress_bar=False).predict(jax.random.key(1), rows)
     assert (abs(batches.mean - found.mean) < 4.5 * error + 1e-3).all()
     assert posterior.hidden(jax.random.key(1), rows)["h_new"].shape == (100, 50, 1)
 

@@ -188,8 +188,8 @@ def test_same_objective_as_with_everything_drawn(name):
     stock = draws_of_bound(Trace_ELBO(), params, deep, guide, X, Y, num=10_000)
     assert agree(ours, stock)
     posterior = dgp.Posterior(deep, guide, params)
-    assert posterior.functions(jax.random.key(0), num_samples=2)(X[:4])["h"].shape == (2, 4, 1)
-    assert jnp.isfinite(posterior.predict(jax.random.key(0), X[:4], num_samples=5).mean).all()
+    assert posterior.using(num_samples=2).functions(jax.random.key(0))(X[:4])["h"].shape == (2, 4, 1)
+    assert jnp.isfinite(posterior.using(num_samples=5).predict(jax.random.key(0), X[:4]).mean).all()
 
 
 @pytest.mark.long

@@ -344,7 +344,7 @@ def test_condition_on_traced_rows(key):
         return after.predict_function(key, X[:4]).mean
 
     found = jax.jit(jax.vmap(mean))(ys)
-    prior = fitted.predict_jointly(key, X[:4], num_samples=1)
+    prior = fitted.using(num_samples=1).predict_jointly(key, X[:4])
     gain = prior.covariances[0][:, 0] / (prior.covariances[0][0, 0] + NOISE**2)
     np.testing.assert_allclose(found, gain * ys, atol=1e-3)
     with pytest.raises(ValueError, match="update: expected arrays, got traced ones"):

@@ -39,7 +39,7 @@ def test_calls_leave_no_trace(name):
     before = {key: copy.copy(value) for key, value in vars(guide).items()}
     svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), X, Y))
-    dgp.Posterior(model, guide.on(X, Y), params).predict(jax.random.key(1), X[:3], num_samples=2)
+    dgp.Posterior(model, guide.on(X, Y), params).using(num_samples=2).predict(jax.random.key(1), X[:3])
     guide.median(params, X, Y)
     assert vars(guide) == before
 
@@ -84,7 +84,7 @@ def test_medians_are_of_the_data_given():
 def test_bound_data_stay_with_their_own_guide():
     guide = G.Collapsed(shallow)
     one, two = guide.on(X, Y), guide.on(X, -Y)
-    mean = lambda g: dgp.Posterior(shallow, g, {}).predict(jax.random.key(0), X, num_samples=2).mean  # noqa: E731
+    mean = lambda g: dgp.Posterior(shallow, g, {}).using(num_samples=2).predict(jax.random.key(0), X).mean  # noqa: E731
     np.testing.assert_allclose(mean(one), -mean(two), atol=1e-9)
     with pytest.raises(ValueError, match="got a call without observations"):
         mean(guide)

@@ -245,8 +245,7 @@ def test_checkpoints_and_stable_updates(tmp_path):
             steps,
             X,
             Y,
-            checkpoint=file,
-            checkpoint_every=5,
+            checkpoint=dgp.Checkpoint(file, every=5),
             stable_update=True,
             progress_bar=False,
         )

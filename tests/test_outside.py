@@ -52,7 +52,7 @@ def test_every_method_refuses_an_unseen_group(key):
     X, group = jnp.linspace(0.0, 1.0, 3)[:, None], jnp.array([0, 3, 2])
     for call in (
         lambda: posterior.log_density(key, jnp.zeros(3), X, group),
-        lambda: posterior.predict(key, X, group, batch_size=2, progress_bar=False),
+        lambda: posterior.using(batch_size=2, progress_bar=False).predict(key, X, group),
     ):
         with pytest.raises(ValueError, match=r"Posterior: expected indices from 0 to 2 .* 3 row.*, got 3 among"):
             call()

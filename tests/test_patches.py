@@ -266,8 +266,10 @@ def test_guides_fit_and_predict(name, how):
     result = svi.run(jax.random.key(0), 3, X, Y, progress_bar=False)
     assert np.isfinite(result.losses).all()
     batch = 2 if how == "one" else None  # rows are known to be predicted one by one
-    prediction = dgp.Posterior(program, guide, result.params).predict(
-        jax.random.key(1), X[:3], num_samples=5, batch_size=batch, progress_bar=False
+    prediction = (
+        dgp.Posterior(program, guide, result.params)
+        .using(num_samples=5, batch_size=batch, progress_bar=False)
+        .predict(jax.random.key(1), X[:3])
     )
     assert np.isfinite(prediction.variance).all()
 
@@ -314,7 +316,7 @@ def test_natural_gradients_functions_and_new_data():
             return dgp.Posterior(model, guide, result.params)
 
         whole = fit(slice(None)).predict(jax.random.key(1), X)
-        draws = fit(slice(None)).functions(jax.random.key(1), num_samples=2000, num_features=300)(X)["y"]
+        draws = fit(slice(None)).using(num_samples=2000).functions(jax.random.key(1), num_features=300)(X)["y"]
         np.testing.assert_allclose(draws.mean(0), whole.mean, atol=0.15)
         later = dgp.update(fit(slice(4)), jax.random.key(2), X[4:], y[4:], num_steps=1, progress_bar=False)
         assert later.predict(jax.random.key(1), X).mean.shape == (7,)

@@ -79,7 +79,7 @@ def test_layers_shows_every_function_with_its_inducing_points(posterior, key):
     x = curve.get_xdata()
     np.testing.assert_allclose(curve.get_ydata(), f(jnp.array(x)[:, None]).mean[:, 0], rtol=1e-9)
     np.testing.assert_allclose(points.lines[0].get_xydata(), np.hstack([Z, f(Z).mean]), rtol=1e-9)
-    hidden = posterior.hidden(key, X, num_samples=1)["h"]
+    hidden = posterior.using(num_samples=1).hidden(key, X)["h"]
     assert posterior.layers(key, X)["y"][1].shape == hidden[0].shape
 
 

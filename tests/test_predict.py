@@ -27,21 +27,23 @@ NEW = jnp.linspace(-2.5, 2.5, 9)[:, None]
 @pytest.mark.long
 def test_mixture_moments_exactly(key):
     """Mean of means; mean of variances plus variance of means; log of the mean density."""
-    mixture = POSTERIOR.predict(key, NEW, num_samples=7)
+    mixture = POSTERIOR.using(num_samples=7).predict(key, NEW)
     assert mixture.means.shape == mixture.variances.shape == (7, 9)
     m, v = np.asarray(mixture.means), np.asarray(mixture.variances)
     np.testing.assert_allclose(mixture.mean, m.mean(0), rtol=1e-12)
     np.testing.assert_allclose(mixture.variance, v.mean(0) + (m**2).mean(0) - m.mean(0) ** 2, rtol=1e-9)
     y = jnp.sin(NEW[:, 0])
     densities = np.exp(dist.Normal(m, np.sqrt(v)).log_prob(y))
-    np.testing.assert_allclose(POSTERIOR.log_density(key, y, NEW, num_samples=7), np.log(densities.mean(0)), rtol=1e-9)
+    np.testing.assert_allclose(
+        POSTERIOR.using(num_samples=7).log_density(key, y, NEW), np.log(densities.mean(0)), rtol=1e-9
+    )
 
 
 @pytest.mark.smoke
 def test_prediction_of_a_shallow_model_is_analytic(key):
     guide = dgp.guides.InducingPoint(shallow)
     params = {k: v for k, v in PARAMS.items() if k[0] == "g"}
-    mixture = dgp.Posterior(shallow, guide, params).predict(key, NEW, num_samples=3)
+    mixture = dgp.Posterior(shallow, guide, params).using(num_samples=3).predict(key, NEW)
     np.testing.assert_allclose(mixture.means[0], mixture.means[2], rtol=1e-12)
     assert (mixture.variance > NOISE**2).all()
     np.testing.assert_allclose(mixture.variance, mixture.variances[0], rtol=1e-9)
@@ -56,7 +58,7 @@ def test_fits_and_rules_keep_arrays_of_their_own():
         dgp.Posterior(shallow, dgp.guides.InducingPoint(shallow), params),
         dgp.Posterior(shallow, samples={"g": (draws := np.ones((3, 8)))}),
     )
-    means = [fit.predict(jax.random.key(0), NEW, num_samples=3).mean for fit in fits]
+    means = [fit.using(num_samples=3).predict(jax.random.key(0), NEW).mean for fit in fits]
     for array in (loc, slopes, draws, *params.values()):
         array[...] = 0
     for rules, name in zip(sites, ("h_auto_loc", "h_auto_slopes"), strict=True):
@@ -64,13 +66,13 @@ def test_fits_and_rules_keep_arrays_of_their_own():
             dgp.guides.InducingPoint(deep, sites=rules)(X, Y)
         assert (found[name]["value"] == 1).all()
     for fit, mean in zip(fits, means, strict=True):  # other rows compile another program
-        np.testing.assert_allclose(fit.predict(jax.random.key(0), NEW[:2], num_samples=3).mean, mean[:2])
+        np.testing.assert_allclose(fit.using(num_samples=3).predict(jax.random.key(0), NEW[:2]).mean, mean[:2])
 
 
 @pytest.mark.long
 def test_mixture_agrees_with_stock_predictive(key):
     draws = Predictive(deep, guide=GUIDE, params=PARAMS, num_samples=8000, parallel=True)(key, NEW)["y"]
-    mixture = POSTERIOR.predict(key, NEW, num_samples=4000)
+    mixture = POSTERIOR.using(num_samples=4000).predict(key, NEW)
     error = jnp.sqrt(mixture.variance / 8000 + mixture.means.var(0) / 4000)
     assert (jnp.abs(draws.mean(0) - mixture.mean) < 4 * error).all()
     np.testing.assert_allclose(draws.var(0) / mixture.variance, 1, atol=0.12)
@@ -90,7 +92,7 @@ def test_stock_predictive_on_inputs_of_any_length(model, make, size, key):
     moved = {k: v + 100.0 if k in ("h_auto_loc", "w_auto_loc", "v_auto_loc") else v for k, v in params.items()}
     again = Predictive(model, guide=guide, params=moved, num_samples=400)(key, X[:size])["y"]
     np.testing.assert_array_equal(y, again)
-    mixture = dgp.Posterior(model, guide, params).predict(key, X[:size], num_samples=5)
+    mixture = dgp.Posterior(model, guide, params).using(num_samples=5).predict(key, X[:size])
     assert mixture.mean.shape == (size,)
 
 
@@ -107,7 +109,7 @@ def test_guide_without_observations_uses_no_parameters_of_single_data(key):
 
 @pytest.mark.long
 def test_function_draws_are_consistent_across_inputs(key):
-    draws = POSTERIOR.functions(key, num_samples=6)
+    draws = POSTERIOR.using(num_samples=6).functions(key)
     first = draws(NEW)
     assert sorted(first) == ["h", "y"]
     assert first["h"].shape == (6, 9, 1)
@@ -115,7 +117,7 @@ def test_function_draws_are_consistent_across_inputs(key):
     np.testing.assert_array_equal(first["y"], draws(NEW)["y"])
     parts = draws(NEW[2:5])
     np.testing.assert_allclose(parts["y"], first["y"][:, 2:5], rtol=1e-8, atol=1e-9)
-    assert not np.allclose(first["y"], POSTERIOR.functions(jax.random.key(9), num_samples=6)(NEW)["y"])
+    assert not np.allclose(first["y"], POSTERIOR.using(num_samples=6).functions(jax.random.key(9))(NEW)["y"])
 
 
 KERNELS = [
@@ -174,7 +176,7 @@ def test_function_draws_need_features(key):
 
 @pytest.mark.long
 def test_hidden_layer_draws(key):
-    values = POSTERIOR.hidden(key, NEW, num_samples=4000)["h"]
+    values = POSTERIOR.using(num_samples=4000).hidden(key, NEW)["h"]
     assert values.shape == (4000, 9, 1)
     with numpyro.handlers.seed(rng_seed=0), numpyro.handlers.substitute(data=PARAMS), numpyro.handlers.trace() as sites:
         marginal(GUIDE)(NEW)
@@ -186,8 +188,8 @@ def test_hidden_layer_draws(key):
 def test_inducing_values_drawn_once_for_every_draw(key):
     """The distribution at each input is the same as with inducing values integrated out draw by draw."""
     samples = GUIDE.sample_posterior(jax.random.key(3), PARAMS, X[:1], sample_shape=(4000,))
-    drawn = dgp.Posterior(deep, samples=samples, params=PARAMS).predict(key, NEW, num_samples=4000)
-    integrated = POSTERIOR.predict(key, NEW, num_samples=4000)
+    drawn = dgp.Posterior(deep, samples=samples, params=PARAMS).using(num_samples=4000).predict(key, NEW)
+    integrated = POSTERIOR.using(num_samples=4000).predict(key, NEW)
     for moment in (lambda m: m.means, lambda m: m.variances + m.means**2):
         first, second = moment(drawn), moment(integrated)
         error = jnp.sqrt((first.var(0) + second.var(0)) / 4000)
@@ -203,11 +205,11 @@ def test_from_mcmc_draws(key):
     samples = guide.sample_posterior(key, params, X, Y, sample_shape=(50,))
     assert samples["w"].shape == (50, 30, 1)
     posterior = dgp.Posterior(bayesian, samples=samples, params={"g_Z": params["g_Z"]})
-    mixture = posterior.predict(key, NEW, num_samples=20)
+    mixture = posterior.using(num_samples=20).predict(key, NEW)
     assert mixture.means.shape == (20, 9)
-    assert posterior.functions(key, num_samples=5)(NEW)["y"].shape == (5, 9)
-    direct = dgp.Posterior(bayesian, guide, params).predict(key, NEW, num_samples=3000)
-    many = posterior.predict(key, NEW, num_samples=50)
+    assert posterior.using(num_samples=5).functions(key)(NEW)["y"].shape == (5, 9)
+    direct = dgp.Posterior(bayesian, guide, params).using(num_samples=3000).predict(key, NEW)
+    many = posterior.using(num_samples=50).predict(key, NEW)
     error = jnp.sqrt(many.means.var(0) / 50)
     assert (jnp.abs(many.mean - direct.mean) < 5 * error).all()
 
@@ -231,9 +233,9 @@ def test_several_outputs_and_other_likelihoods(key):
 @pytest.mark.long
 def test_five_thousand_draws_in_under_a_second_once_compiled(key):
     rows = jnp.linspace(-2, 2, 200)[:, None]
-    POSTERIOR.predict(key, rows, num_samples=5000).mean.block_until_ready()
+    POSTERIOR.using(num_samples=5000).predict(key, rows).mean.block_until_ready()
     start = time.perf_counter()
-    POSTERIOR.predict(jax.random.key(1), rows, num_samples=5000).mean.block_until_ready()
+    POSTERIOR.using(num_samples=5000).predict(jax.random.key(1), rows).mean.block_until_ready()
     assert time.perf_counter() - start < 3.0  # about 0.3 s; wide because test machines are shared
 
 
@@ -248,7 +250,7 @@ def two_ends(X, y=None):
 def test_the_observed_site_is_what_nothing_depends_on(key):
     """Of a program that draws its last function and then y."""
     draws = {"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8))}
-    found = dgp.Posterior(explicit, samples=draws).predict(key, NEW, num_samples=2)
+    found = dgp.Posterior(explicit, samples=draws).using(num_samples=2).predict(key, NEW)
     np.testing.assert_array_equal(found.variances, jnp.full((2, 9), 0.3**2))
 
 
@@ -257,8 +259,8 @@ def test_a_posterior_goes_with_its_last_reference():
     """Compiled predictions keep neither it nor its parameters alive: folds of a cross-validation do not add up."""
     params = {name: value + 0 for name, value in POSTERIOR.params.items()}
     posterior = dgp.Posterior(POSTERIOR.model, dgp.guides.InducingPoint(POSTERIOR.model), params)
-    posterior.predict(jax.random.key(0), NEW, num_samples=2)
-    posterior.functions(jax.random.key(0), num_samples=2)(NEW)
+    posterior.using(num_samples=2).predict(jax.random.key(0), NEW)
+    posterior.using(num_samples=2).functions(jax.random.key(0))(NEW)
     left = [weakref.ref(posterior), *map(weakref.ref, params.values())]
     del posterior, params
     gc.collect()
@@ -271,7 +273,7 @@ def test_a_posterior_goes_with_its_last_reference():
         (lambda key: dgp.Posterior(deep), "expected a guide with params, or samples, and not both"),
         (lambda key: POSTERIOR.predict(key, NEW.at[0].set(jnp.nan)), "expected finite inputs, got 1 NaN"),
         (
-            lambda key: POSTERIOR.predict(key, NEW, num_samples=0),
+            lambda key: POSTERIOR.using(num_samples=0).predict(key, NEW),
             "expected num_samples to be a positive integer, got 0",
         ),
         (
@@ -281,12 +283,16 @@ def test_a_posterior_goes_with_its_last_reference():
         (lambda key: POSTERIOR.log_density(key, jnp.zeros((9, 1)), NEW), r"expected observations y of shape \(9,\)"),
         (lambda key: POSTERIOR.log_density(key, jnp.full(9, jnp.inf), NEW), "expected finite observations y"),
         (
-            lambda key: dgp.Posterior(two_ends, samples={"g": jnp.zeros((2, 8))}).predict(key, NEW, num_samples=2),
+            lambda key: (
+                dgp.Posterior(two_ends, samples={"g": jnp.zeros((2, 8))}).using(num_samples=2).predict(key, NEW)
+            ),
             r"expected one observed site, found \['y', 'z'\]: name it",
         ),
         (
-            lambda key: dgp.Posterior(deep, samples={"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8))}).predict(
-                key, NEW, num_samples=100
+            lambda key: (
+                dgp.Posterior(deep, samples={"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8))})
+                .using(num_samples=100)
+                .predict(key, NEW)
             ),
             "expected num_samples of at most 2, the number of MCMC draws, got 100",
         ),
@@ -303,7 +309,7 @@ def test_what_is_the_same_in_all_draws_is_computed_once():
 
     guide = dgp.guides.InducingPoint(shallow)
     posterior = dgp.Posterior(shallow, guide, random_params(shallow, guide, X, Y))
-    found, several = (posterior.predict(jax.random.key(1), X, num_samples=n) for n in (None, 3))
+    found, several = (posterior.using(num_samples=n).predict(jax.random.key(1), X) for n in (None, 3))
     assert found.means.shape == (1, *Y.shape)
     assert several.means.shape == (3, *Y.shape)
     np.testing.assert_array_equal(several.means, jnp.broadcast_to(found.means, several.means.shape))

@@ -63,7 +63,7 @@ def test_a_guide_and_a_chain_give_one_prediction(key):
         dgp.Posterior(seen_twice, samples=samples, site="y"),
     ]
     with pytest.warns(UserWarning, match=IGNORED):
-        a, b = (p.predict(key, NEW, z=jnp.full(30, 0.4), num_samples=600).means for p in both)
+        a, b = (p.using(num_samples=600).predict(key, NEW, z=jnp.full(30, 0.4)).means for p in both)
     error = jnp.sqrt((a.var(0) + b.var(0)) / 600)
     assert (jnp.abs(a.mean(0) - b.mean(0)) < 4.5 * error).all()
 
@@ -138,7 +138,7 @@ def test_latents_of_other_rows_keep_their_posterior_where_these_are_observed(key
         dgp.Posterior(two_sources, guide, params, site="y"),
         dgp.Posterior(two_sources, samples=samples, site="y"),
     ):
-        found = posterior.predict(key, X[:7], group[:7], sizes=sizes, num_samples=2)
+        found = posterior.using(num_samples=2).predict(key, X[:7], group[:7], sizes=sizes)
         np.testing.assert_allclose(found.mean, sizes[group[:7]], atol=0.02)
         with pytest.warns(UserWarning, match="'a' belongs to rows of other data.*drawn from its prior"):
             posterior.layers(key, X[:7], group[:7])
@@ -220,7 +220,11 @@ def test_probabilities_are_those_of_draws(kind, key):
     assert p.shape == (6, K)
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-12)
     many = {"f": jnp.broadcast_to(samples["f"][0], (1000, *samples["f"].shape[1:]))}
-    y = dgp.Posterior(lambda X, y=None: classifier(X, y, kind), samples=many).sample(key, NEW[::5], num_samples=1000)
+    y = (
+        dgp.Posterior(lambda X, y=None: classifier(X, y, kind), samples=many)
+        .using(num_samples=1000)
+        .sample(key, NEW[::5])
+    )
     share = (y[..., None] == jnp.arange(K)).mean(0)
     width = 0.08 if kind == "softmax" else 0.0  # one set of 200 nodes
     assert (jnp.abs(p - share) < 4.5 * jnp.sqrt(p * (1 - p) / 1000) + 1e-3 + width).all()
@@ -371,12 +375,12 @@ def test_hyperparameters_of_a_prediction_may_be_traced(key):
 
     def by_argument(lengthscale):
         posterior = dgp.Posterior(of_lengthscale, dgp.guides.InducingPoint(of_lengthscale), params)
-        return posterior.log_density(key, Y, X, lengthscale=lengthscale, num_samples=1).sum()
+        return posterior.using(num_samples=1).log_density(key, Y, X, lengthscale=lengthscale).sum()
 
     def held(lengthscale):
         model = partial(of_lengthscale, lengthscale=lengthscale)
         posterior = dgp.Posterior(model, dgp.guides.InducingPoint(model), params)
-        return posterior.log_density(key, Y, X, num_samples=1).sum()
+        return posterior.using(num_samples=1).log_density(key, Y, X).sum()
 
     expected = jnp.array([by_argument(float(scale)) for scale in scales])
     assert abs(expected[1] - expected[0]) > 0.5
@@ -404,10 +408,10 @@ def test_a_fit_within_another_program_has_no_sites_there(method, key):
             f, inputs = posterior.layers(key, x)["h"]
             return f(inputs).mean
         if method == "functions":
-            return posterior.functions(key, num_samples=1)(x)["y"].T
+            return posterior.using(num_samples=1).functions(key)(x)["y"].T
         if method == "hidden":
-            return posterior.hidden(key, x, num_samples=2)["h"].mean(0)
-        return getattr(posterior, method)(key, x, num_samples=2).mean[:, None]
+            return posterior.using(num_samples=2).hidden(key, x)["h"].mean(0)
+        return getattr(posterior.using(num_samples=2), method)(key, x).mean[:, None]
 
     def outer(x):
         v = dgp.gp("v", dgp.kernels.RBF(), dgp.Points(Z), mean=mean, outputs=1)
@@ -466,3 +470,31 @@ def test_export_with_a_symbolic_number_of_rows():
         export.export(jax.jit(lambda X: posterior.predict(key, X).mean))(rows)
     with pytest.raises(ValueError, match="a symbolic one"):
         export.export(jax.jit(lambda X: posterior.log_density(key, X[:, 0], X)))(rows)
+
+
+@pytest.mark.slow
+def test_options_are_those_of_the_posterior_and_share_its_programs(key):
+    """What is not given stays; a parameter of the program that is called like an option is the program's."""
+    seen = []
+
+    def program(X, y=None, num_samples=None, **kwargs):
+        seen.append((num_samples, kwargs))
+        shallow(X, y)
+
+    posterior = dgp.Posterior(program, samples={"g": jax.random.normal(key, (20, 8))})
+    few = posterior.using(num_samples=3, progress_bar=False)
+    again = few.using(batch_size=10)
+    assert (again.options.num_samples, again.options.batch_size, again.options.progress_bar) == (3, 10, False)
+    assert few.options.batch_size is None
+    assert posterior.options.num_samples is None
+    found, batched = few.predict(key, NEW), again.predict(key, NEW)
+    assert found.means.shape == (3, 30)
+    assert isinstance(batched.means, np.ndarray)
+    np.testing.assert_allclose(found.means, batched.means, rtol=1e-6)
+    before = len(seen)
+    np.testing.assert_array_equal(posterior.using(num_samples=3).predict(key, NEW).means, found.means)
+    assert len(seen) == before  # nothing was traced again
+    assert few.on(X, Y).options == few.options
+    assert few.predict(key, NEW, num_samples=7, width=2).means.shape == (3, 30)
+    assert seen[-1] == (7, {"width": 2})
+    assert few.predict_jointly(key, NEW[:4]).means.shape == again.predict_jointly(key, NEW[:4]).means.shape == (3, 4)

@@ -88,7 +88,7 @@ def test_products_of_a_step_and_a_prediction(name):
 
     def predictive(key):
         posterior = dgp.Posterior(model, guide.on(X, Y), params)
-        return posterior.predict(key, X, num_samples=2).means, posterior.functions(key, num_samples=2)(X)
+        return posterior.using(num_samples=2).predict(key, X).means, posterior.using(num_samples=2).functions(key)(X)
 
     in_full_precision(predictive, jax.random.key(1))
 

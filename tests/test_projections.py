@@ -138,7 +138,7 @@ def test_one_natural_step_reaches_the_evidence():
     np.testing.assert_allclose(best, evidence(X, Y), rtol=1e-8)
     mean, S = entries_posterior(X, Y)
     np.testing.assert_allclose(result.params["A_auto_loc"], mean, atol=1e-8)
-    mixture = dgp.Posterior(linear, guide, result.params).predict(jax.random.key(1), X, num_samples=2)
+    mixture = dgp.Posterior(linear, guide, result.params).using(num_samples=2).predict(jax.random.key(1), X)
     F = np.asarray(X) * SCALE
     np.testing.assert_allclose(mixture.mean, F @ mean, atol=1e-8)
     np.testing.assert_allclose(mixture.variance, np.diag(F @ S @ F.T) + NOISE**2, rtol=1e-8)
@@ -221,7 +221,7 @@ def test_nuts_through_a_hidden_projection():
     assert set(draws) == {"A", "g", "w", "z"}
     np.testing.assert_allclose(draws["z"], 0.5 * X[:15] @ draws["A"].mT, rtol=1e-10, atol=1e-12)
     posterior = dgp.Posterior(layered, samples=draws)
-    values = posterior.functions(jax.random.key(0), num_samples=3)(X[:4])
+    values = posterior.using(num_samples=3).functions(jax.random.key(0))(X[:4])
     np.testing.assert_allclose(values["z"][0], 0.5 * X[:4] @ draws["A"][0].T, rtol=1e-10)
     with pytest.raises(ValueError, match=r"expected values that a Projection determines, .* dgp.for_mcmc"):
         run(layered, X, Y)
@@ -232,13 +232,13 @@ def test_prediction_and_function_draws(key):
     guide = G.InducingPoint(layered)
     params = random_params(layered, guide, X, Y)
     posterior = dgp.Posterior(layered, guide, params)
-    draws = posterior.functions(key, num_samples=4)
+    draws = posterior.using(num_samples=4).functions(key)
     z = draws(X)["z"]
     assert z.shape == (4, N, 2)
     np.testing.assert_allclose(draws(2 * X)["z"], 2 * z, rtol=1e-9, atol=1e-9)  # one linear map per draw
     assert set(posterior.layers(key, X)) == {"y"}
     y = Predictive(layered, guide=guide, params=params, num_samples=4000)(key, X[:3])["y"]
-    mixture = posterior.predict(key, X[:3], num_samples=4000)
+    mixture = posterior.using(num_samples=4000).predict(key, X[:3])
     assert (jnp.abs(y.mean(0) - mixture.mean) < 5 * jnp.sqrt(mixture.variance / 2000)).all()
 
 

@@ -146,8 +146,8 @@ def posterior_of(conditional, outputs=None, **kwargs):
 
 @pytest.mark.long
 def test_quantiles_of_y_are_those_of_the_mixture_where_it_is_gaussian(key):
-    found = POSTERIOR.quantile(key, [0.05, 0.95], NEW, num_samples=2000)
-    np.testing.assert_allclose(found, POSTERIOR.predict(key, NEW, num_samples=2000).interval(0.9), atol=0.1)
+    found = POSTERIOR.using(num_samples=2000).quantile(key, [0.05, 0.95], NEW)
+    np.testing.assert_allclose(found, POSTERIOR.using(num_samples=2000).predict(key, NEW).interval(0.9), atol=0.1)
     assert POSTERIOR.quantile(key, 0.5, NEW).shape == (9,)
 
 
@@ -188,11 +188,11 @@ def test_quantiles_of_labels_follow_their_probabilities(key):
 def test_quantiles_in_batches_of_rows(key):
     many, levels = jnp.linspace(-2, 2, 23)[:, None], np.linspace(0.1, 0.9, 23)  # as many levels as rows
     posterior = posterior_of(lambda v: dist.Normal(0, jnp.exp(v)).to_event(1), outputs=2)
-    batched = posterior.quantile(key, levels, many, batch_size=10, progress_bar=False)
+    batched = posterior.using(batch_size=10, progress_bar=False).quantile(key, levels, many)
     assert isinstance(batched, np.ndarray)
     assert batched.shape == (23, 23, 2)
     assert abs(batched - posterior.quantile(key, levels, many)).mean() < 0.1
-    assert POSTERIOR.quantile(key, 0.5, many, batch_size=10, progress_bar=False).shape == (23,)
+    assert POSTERIOR.using(batch_size=10, progress_bar=False).quantile(key, 0.5, many).shape == (23,)
 
 
 @pytest.mark.long
@@ -210,9 +210,9 @@ def test_the_function_without_noise(key):
 def test_the_function_without_noise_is_gaussian_for_any_likelihood(key):
     posterior = posterior_of(HEAVY["counts"])
     band = posterior.predict_function(key, NEW).interval(0.9)
-    draws = posterior.functions(key, num_samples=100)(NEW)["y"]
+    draws = posterior.using(num_samples=100).functions(key)(NEW)["y"]
     assert 0.75 < ((draws > band[0]) & (draws < band[1])).mean() < 1
-    batched = posterior.predict_function(key, NEW, batch_size=4, progress_bar=False)
+    batched = posterior.using(batch_size=4, progress_bar=False).predict_function(key, NEW)
     np.testing.assert_allclose(batched.interval(0.9), band, rtol=1e-6)
 
 

@@ -306,7 +306,7 @@ def test_function_draws_have_the_moments_of_the_posterior(key):
     svi = SVI(shallow, guide, optax.adam(0.05), dgp.ELBO())
     params = svi.run(jax.random.key(0), 300, X, Y, progress_bar=False).params
     posterior = dgp.Posterior(shallow, guide, params)
-    paths, x = posterior.functions(key, num_samples=3000), np.array([[-5.5], [-1.0], [0.3], [4.0]])
+    paths, x = posterior.using(num_samples=3000).functions(key), np.array([[-5.5], [-1.0], [0.3], [4.0]])
     draws = paths(x)["y"]
     np.testing.assert_array_equal(draws, paths(x)["y"])
     np.testing.assert_allclose(paths(x[:2])["y"], draws[:, :2], atol=1e-10)
@@ -543,7 +543,7 @@ def test_predictions_outside_of_the_ring_are_an_error(method):
     calls = {
         "predict": lambda X: posterior.predict(key, X).mean,
         "functions": lambda X: posterior.functions(key)(X)["y"],
-        "batches": lambda X: posterior.predict(key, X, batch_size=2, progress_bar=False).mean,
+        "batches": lambda X: posterior.using(batch_size=2, progress_bar=False).predict(key, X).mean,
     }
     inside = jnp.array([[-1.0], [0.5], [1.9]])
     assert np.isfinite(calls[method](inside)).all()

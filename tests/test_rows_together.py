@@ -88,7 +88,7 @@ def test_a_prediction_warns():
     with pytest.warns(
         UserWarning, match=r"outside the model: units = dgp.initial.Standardizer.fit\(X\); X = units\(X\)"
     ):
-        posterior.predict(jax.random.key(0), X[:4], num_samples=1)
+        posterior.using(num_samples=1).predict(jax.random.key(0), X[:4])
 
 
 def outputs_with(parameters):

@@ -101,7 +101,9 @@ def test_hyperparameters_by_nuts_from_an_svi_start():
     assert {"noise", "scales", "f", "g", "w", "h_white"} <= set(draws)
     assert "g_Z" not in draws
     assert all(np.isfinite(value).all() for value in draws.values())
-    mixture = dgp.Posterior(bayesian, samples=draws, params=result.params).predict(jax.random.key(1), X, num_samples=50)
+    mixture = (
+        dgp.Posterior(bayesian, samples=draws, params=result.params).using(num_samples=50).predict(jax.random.key(1), X)
+    )
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.5
 
 
@@ -200,7 +202,7 @@ def test_samples_of_a_chain_are_not_for_other_rows():
     for rows in (X[:7], X[:1]):
         with pytest.raises(ValueError, match=r"got \(30, 1\), those of the data of the chain: predict by dgp"):
             Predictive(program, draws)(jax.random.key(0), rows)
-    assert dgp.Posterior(program, samples=draws).sample(jax.random.key(0), X[:7], num_samples=3).shape == (3, 7)
+    assert dgp.Posterior(program, samples=draws).using(num_samples=3).sample(jax.random.key(0), X[:7]).shape == (3, 7)
 
 
 @pytest.mark.smoke
@@ -218,7 +220,9 @@ def test_chains_survive_pickle():
     again = pickle.loads(pickle.dumps(mcmc))
     np.testing.assert_array_equal(again.get_samples()["h"], mcmc.get_samples()["h"])
     assert again.sampler.model is not mcmc.sampler.model
-    dgp.Posterior(again.sampler.model, samples=again.get_samples()).predict(jax.random.key(0), X[:3], num_samples=2)
+    dgp.Posterior(again.sampler.model, samples=again.get_samples()).using(num_samples=2).predict(
+        jax.random.key(0), X[:3]
+    )
 
 
 @pytest.mark.long

@@ -34,7 +34,7 @@ def simulator(x):
 
 def improvement(posterior, seen, key):
     def acquisition(x):
-        found = posterior.predict_function(key, x, num_samples=1)
+        found = posterior.using(num_samples=1).predict_function(key, x)
         scale = jnp.sqrt(found.variance.sum())
         gap = (seen.best - found.mean.sum()) / scale
         return scale * (norm.pdf(gap) + gap * norm.cdf(gap))
@@ -47,11 +47,12 @@ def search(bounds=LINE, **settings):
 
 
 def run(key, **settings):
-    settings = {"simulator": simulator, "progress_bar": False, "budget": 8, **QUICK, **settings}
-    return loop(
-        settings.pop("simulator"), settings.pop("model", precise), settings.pop("guide", dgp.guides.InducingPoint),
-        settings.pop("bounds", LINE), settings.pop("acquisition", improvement), key, **settings,
-    )  # fmt: skip
+    settings = {"simulator": simulator, "progress_bar": False, "budget": 8, "path": None, **QUICK, **settings}
+    code = settings.pop("simulator")
+    options = {name: settings.pop(name) for name in ("budget", "path", "progress_bar")}
+    program, guide = settings.pop("model", precise), settings.pop("guide", dgp.guides.InducingPoint)
+    mine = Search(program, guide, settings.pop("bounds", LINE), settings.pop("acquisition", improvement), **settings)
+    return loop(mine, code, key, **options)
 
 
 @pytest.mark.long
@@ -79,7 +80,7 @@ def test_a_round_without_a_refit_is_exact_for_one_layer(key):
     assert found.record.params is record.params
     guide = dgp.guides.Collapsed(precise)
     exact = dgp.Posterior(precise, guide.on(jnp.asarray(record.X), jnp.asarray(record.y)), {})
-    for a, b in zip(*(p.predict(key, ROWS, num_samples=1) for p in (found.posterior, exact)), strict=True):
+    for a, b in zip(*(p.using(num_samples=1).predict(key, ROWS) for p in (found.posterior, exact)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
 
 
@@ -97,7 +98,7 @@ def test_finds_the_minimum(key):
 
 def negative(posterior, seen, key):
     def acquisition(x):
-        found = posterior.predict_function(key, x, num_samples=1)
+        found = posterior.using(num_samples=1).predict_function(key, x)
         return found.mean.sum() + 2 * jnp.sqrt(found.variance.sum())
 
     return acquisition
@@ -218,7 +219,7 @@ def test_rounds_are_not_traced_again(key):
 def test_acquisitions_that_need_values(key):
     def with_numpy(posterior, seen, key):
         best = float(seen.best)  # no tracer
-        return lambda x: -jnp.square(posterior.predict_function(key, x, num_samples=1).mean.sum() - best)
+        return lambda x: -jnp.square(posterior.using(num_samples=1).predict_function(key, x).mean.sum() - best)
 
     assert len(run(key, budget=5, acquisition=with_numpy).record.y) == 5
 
@@ -226,7 +227,7 @@ def test_acquisitions_that_need_values(key):
 @pytest.mark.long
 def test_a_guide_that_computes_its_posterior_from_the_rows(key):
     found = run(key, guide=dgp.guides.Collapsed, budget=6, optimizer=optax.adam(0.01))
-    mean = found.units.inverse(found.posterior.predict(key, jnp.asarray(found.record.X), num_samples=1).mean)
+    mean = found.units.inverse(found.posterior.using(num_samples=1).predict(key, jnp.asarray(found.record.X)).mean)
     assert np.abs(mean - found.record.y).max() < 0.05
 
 

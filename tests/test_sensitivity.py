@@ -1,5 +1,7 @@
 """Sobol' indices and main effects: closed forms of known functions, indices of each draw, two errors."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,14 +102,14 @@ def linear(X, y=None):
 
 def require_closed_forms():
     """Shares w^2 var(x) of the slopes w of every draw, and lines w (x - E x) as main effects."""
-    posterior = dgp.Posterior(linear, samples={"f": jax.random.normal(KEY, (5, 3))})
+    posterior = dgp.Posterior(linear, samples={"f": jax.random.normal(KEY, (5, 3))}).using(num_samples=5)
     inputs = {"a": (-1.0, 2.0), "b": dist.Normal(1.0, 1.5), "c": (0.0, 4.0)}
     mean, variance = np.array([0.5, 1.0, 2.0]), np.array([9 / 12, 2.25, 16 / 12])
-    settings = dict(num_functions=5, num_randomisations=4, batch_size=256)  # one program for both
+    settings = dict(num_randomisations=4, batch_size=256)  # one program for both
     found = quiet(sobol_indices, posterior, inputs, KEY, num_points=256, **settings)
     effects = quiet(main_effects, posterior, inputs, KEY, num_values=4, num_points=64, **settings)
 
-    draws = posterior.functions(jax.random.split(KEY)[0], num_samples=5)
+    draws = posterior.functions(jax.random.split(KEY)[0])
     corners = jnp.concatenate([jnp.zeros((1, 3)), jnp.eye(3), jnp.ones((252, 3))])
     values = np.asarray(draws(corners)["y"], float)
     slopes = values[:, 1:4] - values[:, :1]  # (S, D)
@@ -177,12 +179,12 @@ def test_integration_errors_cover():
 def test_of_a_deep_program_the_observed_function():
     """Among several layers, at the same draws as those of a function of X."""
     guide = dgp.guides.InducingPoint(deep)
-    posterior = dgp.Posterior(deep, guide, random_params(deep, guide, X, Y))
-    settings = dict(num_functions=3, num_points=32, num_randomisations=2)
+    posterior = dgp.Posterior(deep, guide, random_params(deep, guide, X, Y)).using(num_samples=3)
+    settings = dict(num_points=32, num_randomisations=2)
     found = quiet(sobol_indices, posterior, [(-2, 2)], KEY, **settings)
     assert found.first.values.shape == (2, 3, 1)
     np.testing.assert_allclose(found.total.mean, 1, atol=0.3)
-    functions = posterior.functions(jax.random.split(KEY)[0], num_samples=3)
+    functions = posterior.functions(jax.random.split(KEY)[0])
     again = quiet(sobol_indices, lambda X: functions(X)["y"], [(-2, 2)], KEY, **settings)
     np.testing.assert_array_equal(found.first.values, again.first.values)
     other = quiet(sobol_indices, lambda X: functions(X)["h"][..., 0], [(-2, 2)], KEY, **settings)
@@ -231,7 +233,6 @@ def test_of_an_event_the_probability():
         (first, [dist.StudentT(3.0)], {}, "with quantiles for column 'x0', got StudentT, whose icdf is missing"),
         (first, BOX, {"num_points": 100}, "expected num_points to be a power of two, at least 2, got 100"),
         (first, BOX, {"num_randomisations": 1}, "expected at least two randomisations, got 1"),
-        (first, BOX, {"num_functions": 0}, "expected num_functions to be a positive integer, got 0"),
         (first, BOX, {"batch_size": 0.5}, "expected batch_size to be a positive integer, got 0.5"),
         ("gp", BOX, {}, "expected a posterior or a function of X, got str"),
         (lambda X: X, BOX, {}, r"or draws \(S, \d+\), at \d+ rows, got \(\d+, 2\)"),
@@ -253,7 +254,7 @@ def test_complex_values_are_refused(function):
 @pytest.mark.parametrize("function", [sobol_indices, main_effects])
 def test_fewer_draws_than_functions(function):
     chain = dgp.Posterior(shallow, samples={"g": jnp.ones((2, 8))})
-    message = f"{function.__name__}: expected num_functions of at most 2, .* got 50: num_functions=2"
+    message = f"{function.__name__}: expected at most 2 draws of the function, .* got 50: posterior.using.num_samples=2"
     with pytest.raises(ValueError, match=message):
         quiet(function, chain, BOX, KEY)
 
@@ -279,12 +280,17 @@ def test_a_posterior_without_an_observed_function():
         """Has draws of two functions and no site."""
 
         def __init__(self, *names):
-            self.names = names
+            self.names, self.options = names, SimpleNamespace(num_samples=None)
 
-        def functions(self, key, num_samples):
-            return lambda X: {name: np.tile(X[:, d], (num_samples, 1)) for d, name in enumerate(self.names)}
+        def using(self, num_samples):
+            self.options = SimpleNamespace(num_samples=num_samples)
+            return self
 
-    found = quiet(sobol_indices, Layers("f"), BOX, KEY, num_functions=3)
+        def functions(self, key):
+            S = self.options.num_samples
+            return lambda X: {name: np.tile(X[:, d], (S, 1)) for d, name in enumerate(self.names)}
+
+    found = quiet(sobol_indices, Layers("f").using(num_samples=3), BOX, KEY)
     require_near(found.first, [1, 0])
     assert found.first.draws.shape == (3, 2)
     with pytest.raises(ValueError, match=r"function under an observed dgp.Likelihood, got functions of f, g: choose"):

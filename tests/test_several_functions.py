@@ -423,7 +423,7 @@ def test_predictions_of_two_functions(key):
     site = handlers.trace(handlers.seed(model, 0)).get_trace(X, hidden=False)["y"]["fn"]
     assert site.f_x.loc.shape == (12, 2)
     assert mixture.mean.shape == mixture.variance.shape == (12,)
-    draws = posterior.sample(key, X, hidden=False, num_samples=4000)
+    draws = posterior.using(num_samples=4000).sample(key, X, hidden=False)
     error = draws.std(0) / np.sqrt(4000)
     assert (np.abs(draws.mean(0) - mixture.mean) < 5 * error).all()
     layers = posterior.layers(key, X, hidden=False)

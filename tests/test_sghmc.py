@@ -227,7 +227,7 @@ def test_predictions_from_its_draws():
     heat = mcmc.get_extra_fields(group_by_chain=True)["heat"]
     assert (heat == heat[:, :1]).all()  # fixed after warm-up
     assert (heat > 0).all()
-    mixture = dgp.Posterior(deep, samples=draws).predict(jax.random.key(1), X, num_samples=50)
+    mixture = dgp.Posterior(deep, samples=draws).using(num_samples=50).predict(jax.random.key(1), X)
     assert np.sqrt(np.mean((mixture.mean - Y) ** 2)) < 0.4
 
 

@@ -15,7 +15,6 @@ from public_api import OPTIONAL, modules
 import numpyro_dgp as dgp
 from numpyro_dgp._repr import brief
 from numpyro_dgp.design import Box, LogExpectedImprovement, Search
-from numpyro_dgp.inference.checkpoints import Checkpoint
 
 G, K = dgp.guides, dgp.kernels
 X = np.linspace(0, 1, 1000)[:, None]
@@ -130,7 +129,7 @@ SHOWN = [
     (dgp.means.ConstantMean(jax.random.split(jax.random.key(0))), "ConstantMean(value=key<fry>[2])"),
     (dgp.means.ConstantMean(np.array(["a", "b"])), "ConstantMean(value=<U1[2])"),
     (dgp.means.ConstantMean(np.array([True, False])), "ConstantMean(value=[True, False])"),
-    (Checkpoint("fit", "fit.npz", 100), "Checkpoint(owner='fit', path='fit.npz', every=100)"),
+    (dgp.Checkpoint("fit.npz", 100), "Checkpoint(path='fit.npz', every=100)"),
 ]  # fmt: skip
 
 

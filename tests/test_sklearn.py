@@ -89,7 +89,7 @@ def test_a_row_is_predicted_alike_in_any_company(fitted):
 def test_it_hands_out_the_program(fitted):
     X, _ = rows(4, seed=1)
     inputs = fitted.units_X_(X)
-    found = fitted.posterior_.predict(jax.random.key(0), inputs, num_samples=5)
+    found = fitted.posterior_.using(num_samples=5).predict(jax.random.key(0), inputs)
     np.testing.assert_allclose(fitted.units_y_.inverse(found.mean), fitted.predict(X), rtol=1e-4)  # one layer: no draws
     assert isinstance(fitted.guide_, dgp.guides.InducingPoint)
     assert fitted.model_ is fitted.posterior_.model

@@ -163,7 +163,7 @@ def test_predictions_are_those_of_the_dense_gaussian():
     guide, params, m, S = belief()
     mean, covariance = svgp(*dense(X, XS), m, S)
     posterior = dgp.Posterior(model, guide, params, site="dy")
-    found = posterior.predict(jax.random.key(0), X, XS, num_samples=1)
+    found = posterior.using(num_samples=1).predict(jax.random.key(0), X, XS)
     close(found.mean, mean[len(X) :] + 0.5, 1e-6)
     close(found.variance, np.diag(covariance)[len(X) :] + NOISE**2, 1e-6)
     layers = posterior.layers(jax.random.key(0), X, XS)
@@ -180,8 +180,8 @@ def test_rows_of_slopes_are_predicted_apart():
             numpyro.sample("dy", dgp.Likelihood(f.grad(X), lambda v: dist.Normal(v, NOISE)), obs=dy)
 
     posterior = dgp.Posterior(program, dgp.guides.Collapsed(program).on(XS, DY), {})
-    parts = posterior.predict(jax.random.key(0), X, batch_size=4, num_samples=1, progress_bar=False)
-    whole = posterior.predict(jax.random.key(0), X, num_samples=1)
+    parts = posterior.using(batch_size=4, num_samples=1, progress_bar=False).predict(jax.random.key(0), X)
+    whole = posterior.using(num_samples=1).predict(jax.random.key(0), X)
     close(parts.mean, whole.mean, 1e-6)
     close(parts.variance, whole.variance, 1e-6)
 
@@ -193,7 +193,7 @@ def test_optimum_in_closed_form_is_that_of_the_dense_gaussian():
     close(bound(dgp.ELBO(), {}, model, guide, X, XS, Y, DY), expected, 1e-5)
     mean, _ = svgp(*dense(X, XS), m, S)
     posterior = dgp.Posterior(model, guide.on(X, XS, Y, DY), {}, site="dy")
-    close(posterior.predict(jax.random.key(0), X, XS, num_samples=1).mean, mean[len(X) :] + 0.5, 1e-5)
+    close(posterior.using(num_samples=1).predict(jax.random.key(0), X, XS).mean, mean[len(X) :] + 0.5, 1e-5)
 
 
 @pytest.mark.long
@@ -217,7 +217,7 @@ def test_functions_can_be_differentiated():
     draws = {}
     for site in ("y", "dy"):
         posterior = dgp.Posterior(model, guide, params, site=site)
-        draws[site] = posterior.functions(jax.random.key(1), num_samples=2, num_features=50)
+        draws[site] = posterior.using(num_samples=2).functions(jax.random.key(1), num_features=50)
     values = lambda x: draws["y"](x, XS)["y"]  # noqa: E731
     x = X[:5]
     slopes = jax.jvp(values, (x,), (jnp.ones_like(x),))[1]

@@ -527,7 +527,7 @@ def test_predictions_draws_and_chains():
     posterior = dgp.Posterior(shallow, guide, params)
     x = np.linspace(-2, 2, 5)[:, None]
     found = posterior.predict(jax.random.key(1), x)
-    (values,) = posterior.functions(jax.random.key(2), num_samples=400)(x).values()
+    (values,) = posterior.using(num_samples=400).functions(jax.random.key(2))(x).values()
     assert agree(values[:, 2], np.full(400, float(found.mean[2])), width=4.0)
 
     mcmc = MCMC(NUTS(dgp.for_mcmc(shallow)), num_warmup=50, num_samples=100, progress_bar=False)

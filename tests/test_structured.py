@@ -257,7 +257,7 @@ def test_minibatches_and_predictions(name):
     assert np.isfinite(result.losses).all()
     per_datum = [n for n in result.params if n.split("_")[0] in ("h", "m") and not n.endswith("basis")]
     assert all(result.params[n].shape[0] == 30 for n in per_datum)
-    predicted = dgp.Posterior(deep, guide, result.params).predict(jax.random.key(1), X[:4], num_samples=3)
+    predicted = dgp.Posterior(deep, guide, result.params).using(num_samples=3).predict(jax.random.key(1), X[:4])
     assert predicted.mean.shape == (4,)
     rows = jnp.array([3, 20, 7])
     with (

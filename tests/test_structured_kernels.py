@@ -251,7 +251,7 @@ def test_programs_with_it(name):
     gradient = jax.grad(info.potential_fn)(info.param_info.z)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     posterior = dgp.Posterior(model, guide, result.params)
-    draws = posterior.functions(jax.random.key(1), num_samples=2)(X[:4])
+    draws = posterior.using(num_samples=2).functions(jax.random.key(1))(X[:4])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
 
 
@@ -274,7 +274,7 @@ def test_the_lengthscale_of_another_layer():
     result = dgp.fit(svi, jax.random.key(0), 60, X, y, progress_bar=False)
     assert result.losses[-10:].mean() < result.losses[:10].mean() - 20
     dgp.testing.check_guide(model, guide, X, y, num=50)
-    draws = dgp.Posterior(model, guide, result.params).functions(jax.random.key(1), num_samples=2)(X[:4])
+    draws = dgp.Posterior(model, guide, result.params).using(num_samples=2).functions(jax.random.key(1))(X[:4])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(draws))
 
 

@@ -70,14 +70,16 @@ def test_predictions_are_those_of_the_dense_gaussian():
     guide, params, m, S = belief()
     mean, covariance = svgp(*dense(), m, S)
     posterior = dgp.Posterior(model, guide, params, site="sums")
-    found = posterior.predict(jax.random.key(0), X, num_samples=1)
+    found = posterior.using(num_samples=1).predict(jax.random.key(0), X)
     close(found.mean, mean[len(X) :] + 0.5 * BINS @ CELLS[:, 0], 1e-6)
     close(found.variance, np.diag(covariance)[len(X) :] + NOISE**2, 1e-6)
     f, _ = posterior.layers(jax.random.key(0), X)["y"]
     together = f.linear(CELLS, BINS, joint=True)
     close(together.covariance[0], covariance[len(X) :, len(X) :], 1e-6)
-    draws = posterior.functions(jax.random.key(1), num_samples=2, num_features=50)(X)["sums"]
-    values = dgp.Posterior(model, guide, params, site="y").functions(jax.random.key(1), num_samples=2, num_features=50)
+    draws = posterior.using(num_samples=2).functions(jax.random.key(1), num_features=50)(X)["sums"]
+    values = (
+        dgp.Posterior(model, guide, params, site="y").using(num_samples=2).functions(jax.random.key(1), num_features=50)
+    )
     close(draws, values(CELLS)["y"] @ BINS.T, 1e-6)
 
 
@@ -133,7 +135,7 @@ def test_points_may_be_arguments():
 
     posterior = dgp.Posterior(program, dgp.guides.Collapsed(program).on(CELLS, BINS, SUMS), {})
     f = posterior.layers(jax.random.key(0), CELLS, BINS)["y"][0].function
-    found = posterior.predict(jax.random.key(0), X, jnp.ones((2, len(X))), num_samples=1)
+    found = posterior.using(num_samples=1).predict(jax.random.key(0), X, jnp.ones((2, len(X))))
     close(found.mean, jnp.full(2, f(X).mean.sum()), 1e-6)
 
 

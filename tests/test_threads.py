@@ -50,8 +50,8 @@ def task(kind, rows):
         return dgp.fit(svi, KEY, 2, x, x[:, 0], progress_bar=False).losses
 
     return program, {
-        "predict": lambda: posterior.predict(KEY, x, num_samples=1).means,
-        "sample": lambda: posterior.sample(KEY, x, num_samples=1),
+        "predict": lambda: posterior.using(num_samples=1).predict(KEY, x).means,
+        "sample": lambda: posterior.using(num_samples=1).sample(KEY, x),
         "layers": lambda: posterior.layers(KEY, x)["y"][1],
         "draws": lambda: guide.sample_posterior(KEY, params, x)["f"],
         "median": lambda: guide.median(params, x, x[:, 0])["f"],

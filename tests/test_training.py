@@ -16,7 +16,7 @@ from numpyro.infer.autoguide import AutoDelta
 from programs import X, Y, Z, bayesian, deep, random_params
 
 import numpyro_dgp as dgp
-from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.checkpoints import CheckpointFile
 from numpyro_dgp.inference.parameter_files import require_dicts
 
 
@@ -74,9 +74,9 @@ def test_an_interrupted_fit_resumes_with_identical_results(tmp_path, guide):
     schedule = optax.chain(optax.clip_by_global_norm(100.0), optax.adam(optax.cosine_decay_schedule(0.01, 350)))
     whole = fit(make(bayesian, guide, schedule), 350, X, Y, 10)
     file = tmp_path / "deep" / "fit.npz"
-    part = fit(make(bayesian, guide, schedule), 170, X, Y, 10, checkpoint=file, checkpoint_every=60)
+    part = fit(make(bayesian, guide, schedule), 170, X, Y, 10, checkpoint=dgp.Checkpoint(file, every=60))
     assert len(part.losses) == 170
-    resumed = fit(make(bayesian, guide, schedule), 350, X, Y, 10, checkpoint=file, checkpoint_every=60)
+    resumed = fit(make(bayesian, guide, schedule), 350, X, Y, 10, checkpoint=dgp.Checkpoint(file, every=60))
     np.testing.assert_array_equal(resumed.losses, whole.losses)
     same(resumed.params, whole.params)
     again = fit(make(bayesian, guide, schedule), 350, X, Y, 10, checkpoint=file)
@@ -92,7 +92,7 @@ class Interrupted(Exception):
 def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_path, monkeypatch):
     whole = fit(make(), 250, X, Y)
     file, writes = tmp_path / "fit.npz", []
-    write = Checkpoint.write
+    write = CheckpointFile.write
 
     def interrupted(*args):
         write(*args)
@@ -100,11 +100,11 @@ def test_a_fit_killed_in_the_middle_loses_only_what_follows_its_checkpoint(tmp_p
         if len(writes) == 2:
             raise Interrupted
 
-    monkeypatch.setattr(Checkpoint, "write", interrupted)
+    monkeypatch.setattr(CheckpointFile, "write", interrupted)
     with pytest.raises(Interrupted):
-        fit(make(), 250, X, Y, checkpoint=file, checkpoint_every=50)
+        fit(make(), 250, X, Y, checkpoint=dgp.Checkpoint(file, every=50))
     monkeypatch.undo()
-    resumed = fit(make(), 250, X, Y, checkpoint=file, checkpoint_every=50)
+    resumed = fit(make(), 250, X, Y, checkpoint=dgp.Checkpoint(file, every=50))
     same(resumed.params, whole.params)
 
 
@@ -134,7 +134,7 @@ def test_stock_losses_and_autoguides(tmp_path):
     from numpyro.infer.autoguide import AutoNormal
 
     result = fit(
-        make(loss=Trace_ELBO(), guide=AutoNormal), 60, X, Y, checkpoint=tmp_path / "a.npz", checkpoint_every=20
+        make(loss=Trace_ELBO(), guide=AutoNormal), 60, X, Y, checkpoint=dgp.Checkpoint(tmp_path / "a.npz", every=20)
     )
     assert np.isfinite(result.losses).all()
 
@@ -245,8 +245,8 @@ def test_a_failed_factorisation_names_step_and_layer():
     [
         (lambda p: fit(make(), 0, X, Y), "expected num_steps to be a positive integer, got 0"),
         (
-            lambda p: fit(make(), 5, X, Y, checkpoint=p, checkpoint_every=0),
-            "expected checkpoint_every to be a positive",
+            lambda p: fit(make(), 5, X, Y, checkpoint=dgp.Checkpoint(p, every=0)),
+            "expected every to be a positive",
         ),
         (lambda p: fit(make(), 5, X, Y.at[2].set(jnp.nan)), r"expected finite data, got 1 NaN .* index \(2,\)"),
         (lambda p: fit(make(optimiser=optax.sgd(1e30)), 20, X, Y), "fit: (expected a finite loss|the loss became)"),
@@ -324,7 +324,7 @@ def test_parameters_that_a_file_would_not_give_back(tmp_path, x32):
 def test_random_keys_of_another_kind_survive_a_checkpoint(tmp_path):
     """The state of a fit holds a key, and the file its numbers."""
     key = jax.random.key(3, impl="rbg")
-    file = Checkpoint("fit", tmp_path / "a.npz", 5)
+    file = CheckpointFile.of("fit", tmp_path / "a.npz")
     file.write({"key": key, "x": jnp.ones(2)}, np.zeros(5))
     state, losses = file.resume({"key": jax.random.key(0, impl="rbg"), "x": jnp.zeros(2)})
     assert str(jax.random.key_impl(state["key"])) == "rbg"

@@ -36,10 +36,10 @@ def test_predictions_hold_the_error_of_the_input(key):
     x = jnp.array([[-0.7], [0.1], [0.6]])
     nodes, weights = roots_hermite(60)
     weights /= weights.sum()
-    at = posterior.predict(key, (x + np.sqrt(2) * ERROR * nodes).reshape(-1, 1), known=True, num_samples=1)
+    at = posterior.using(num_samples=1).predict(key, (x + np.sqrt(2) * ERROR * nodes).reshape(-1, 1), known=True)
     means, variances = (np.asarray(a).reshape(3, 60) for a in (at.mean, at.variance))
     mean = means @ weights
-    found = posterior.predict(key, x, num_samples=20_000)
+    found = posterior.using(num_samples=20_000).predict(key, x)
     error = found.means.std(0) / np.sqrt(20_000)
     assert (np.abs(found.mean - mean) < 4 * error).all()
     variance = variances @ weights + (means - mean[:, None]) ** 2 @ weights

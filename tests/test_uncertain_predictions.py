@@ -46,7 +46,7 @@ def fitted(model, key):
 
 def moments(posterior, key, x):
     """Mean and variance of the function at known inputs."""
-    found = posterior.predict_function(key, x, num_samples=1)
+    found = posterior.using(num_samples=1).predict_function(key, x)
     return np.asarray(found.mean), np.asarray(found.variance)
 
 
@@ -73,10 +73,10 @@ def test_one_layer_as_in_closed_form(key, count):
     """The error falls nearly like 1/S, not like its root: at 1000 draws it is below 0.1 % of the spread."""
     posterior = fitted(one, key)
     mean, variance = closed_form(posterior, key)
-    found = posterior.predict_function(key, X, X_variance=V, num_samples=count)
+    found = posterior.using(num_samples=count).predict_function(key, X, X_variance=V)
     assert np.abs(found.mean - mean).max() < 1.0 / count * 2
     np.testing.assert_allclose(found.variance, variance, atol=2.0 / count)
-    observed = posterior.predict(key, X, X_variance=V, num_samples=count)
+    observed = posterior.using(num_samples=count).predict(key, X, X_variance=V)
     np.testing.assert_allclose(observed.variance, found.variance + NOISE**2, rtol=1e-9)
 
 
@@ -84,8 +84,8 @@ def test_one_layer_as_in_closed_form(key, count):
 @pytest.mark.parametrize("model", [one, two])
 def test_no_variance_is_no_change(key, model):
     posterior = fitted(model, key)
-    known = posterior.predict(key, X, num_samples=20)
-    found = posterior.predict(key, X, X_variance=0.0, num_samples=20)
+    known = posterior.using(num_samples=20).predict(key, X)
+    found = posterior.using(num_samples=20).predict(key, X, X_variance=0.0)
     np.testing.assert_allclose(found.mean, known.mean, rtol=1e-12)
     np.testing.assert_allclose(found.variance, known.variance, rtol=1e-12)
 
@@ -96,9 +96,9 @@ def test_two_layers_as_over_many_inputs(key):
     posterior = fitted(two, key)
     n, count = 4, 4000
     many = X[n] + jnp.sqrt(V[n]) * jax.random.normal(key, (count, 2))
-    by_hand = posterior.predict(key, many, num_samples=50)
+    by_hand = posterior.using(num_samples=50).predict(key, many)
     means = np.asarray(by_hand.means)
-    found = posterior.predict(key, X, X_variance=V, num_samples=count)
+    found = posterior.using(num_samples=count).predict(key, X, X_variance=V)
     error = np.hypot(np.asarray(found.means)[:, n].std() / np.sqrt(count), means.mean(0).std() / np.sqrt(count))
     error = np.hypot(error, means.mean(1).std() / np.sqrt(50))
     assert abs(found.mean[n] - means.mean()) < 4 * error
@@ -114,9 +114,9 @@ def test_a_row_alone_and_in_batches(key):
     alone = fitted(one, key).predict(key, X[3:4], X_variance=V[3:4])
     together = fitted(one, key).predict(key, X, X_variance=V)
     np.testing.assert_allclose(alone.mean, together.mean[3:4], rtol=1e-9)
-    parts = posterior.predict_function(key, X, X_variance=V, batch_size=5, progress_bar=False)
+    parts = posterior.using(batch_size=5, progress_bar=False).predict_function(key, X, X_variance=V)
     assert parts.mean.shape == whole.mean.shape
-    one_by_five = fitted(one, key).predict(key, X, X_variance=V, batch_size=5, progress_bar=False)
+    one_by_five = fitted(one, key).using(batch_size=5, progress_bar=False).predict(key, X, X_variance=V)
     np.testing.assert_allclose(one_by_five.mean, together.mean, rtol=1e-9)
 
 

@@ -21,9 +21,9 @@ def score(posterior: dgp.Posterior, p: Problem, num: int = 500) -> dict[str, flo
     """Mean log density of test rows with its standard error over rows, their continuous ranked probability score (of
     labels: the Brier score) and the coverage of central intervals of 90 per cent."""
     keys = jax.random.split(jax.random.key(5), 4)
-    density = np.asarray(posterior.log_density(keys[0], p.y_test, p.X_test, num_samples=num))
+    density = np.asarray(posterior.using(num_samples=num).log_density(keys[0], p.y_test, p.X_test))
     found = {"density": float(density.mean()), "density_error": float(density.std() / math.sqrt(len(density)))}
-    draws = posterior.sample(keys[1], p.X_test, num_samples=num)
+    draws = posterior.using(num_samples=num).sample(keys[1], p.X_test)
     found["crps"] = float(crps(np.asarray(draws, float), np.asarray(p.y_test, float)))
     if p.kind != "labels":
         found["coverage"] = float(coverage(pit(draws, p.y_test, keys[2]), [0.9]).share[0])
@@ -71,7 +71,7 @@ def reference(p: Problem, fixed: dict[str, Any] | None, draws: int, temperatures
         found["quantiles"] = {n: q.tolist() for n, q in quantiles.items()}
     else:
         estimate = dgp.diagnostics.evidence(
-            model, G.InducingPoint(model), from_prior(p), jax.random.key(0), p.X, p.y,
+            dgp.Posterior(model, G.InducingPoint(model), from_prior(p)), jax.random.key(0), p.X, p.y,
             samples=samples, num_temperatures=temperatures,
         )  # fmt: skip
         up, down = estimate.log_weights, -estimate.reverse_log_weights

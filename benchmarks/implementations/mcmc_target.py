@@ -78,8 +78,8 @@ def posterior_scores(
     posterior = dgp.Posterior(model, samples=samples)
     density_key, moment_key = jax.random.split(key)
     num = len(next(iter(samples.values())))
-    density = posterior.log_density(density_key, test[1], test[0], num_samples=num)
-    found = posterior.predict(moment_key, test[0], num_samples=num)
+    density = posterior.using(num_samples=num).log_density(density_key, test[1], test[0])
+    found = posterior.using(num_samples=num).predict(moment_key, test[0])
     return _scores(np.asarray(density), found.mean, found.variance, test[1])
 
 

@@ -111,7 +111,7 @@ def train(
 
     @partial(jax.jit, static_argnums=2)
     def moments(params: dict[str, jax.Array], X: jax.Array, num_draws: int) -> dgp.densities.Mixture:
-        return dgp.Posterior(model, guide, params).predict(jax.random.key(1), X, num_samples=num_draws)
+        return dgp.Posterior(model, guide, params).using(num_samples=num_draws).predict(jax.random.key(1), X)
 
     def predict(X: np.ndarray, num_draws: int) -> tuple[np.ndarray, np.ndarray]:
         means, variances = moments(svi.get_params(states[0]), jnp.asarray(X, dtype), num_draws)

@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import JointMixture, Mixture, MomentsOnly
 from numpyro_dgp.depth.depth_weights import Depth, arguments_of, evidence_weights
 from numpyro_dgp.depth.integrated_fit import IntegratedFit
+from numpyro_dgp.predict.fitted import Options
 from numpyro_dgp.predict.posterior import Posterior
 from numpyro_dgp.predict.quantiles import Levels, spread_of
-from numpyro_dgp.predict.quantities import Options, Quantity
+from numpyro_dgp.predict.quantities import Quantity
 
 __all__ = ["WeightedPosterior", "weighed_by_evidence"]
 
@@ -41,6 +42,7 @@ class WeightedPosterior:
         parts: fitted programs by their depth, each with ``posterior``, ``log_evidence`` and ``error``.
         weights: by depth; they add up to one.
         held_out: mean log density of held-out observations by depth, where weights come from these.
+        options: numbers of draws and of rows; :meth:`using` gives them.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, jax
@@ -54,101 +56,104 @@ class WeightedPosterior:
         >>> from numpyro_dgp.depth.weighted_posterior import WeightedPosterior
         >>> parts = {i: IntegratedFit(p, 0.0, 0.0, 5) for i, p in enumerate(posteriors, 1)}
         >>> mixture = WeightedPosterior(parts, {1: 0.75, 2: 0.25})
-        >>> mixture.predict(jax.random.key(0), jnp.zeros((3, 1)), num_samples=20).means.shape
+        >>> mixture.using(num_samples=20).predict(jax.random.key(0), jnp.zeros((3, 1))).means.shape
         (20, 3)
     """
 
     parts: Mapping[Depth, IntegratedFit]
     weights: Mapping[Depth, float]
     held_out: Mapping[Depth, float] = dataclasses.field(default_factory=dict)
+    options: Options = dataclasses.field(default_factory=Options)
 
-    def predict(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Mixture:
+    def using(
+        self, *, num_samples: int | None = None, batch_size: int | None = None, progress_bar: bool | None = None
+    ) -> WeightedPosterior:
+        """The same mixture with other options, as ``dgp.Posterior.using``.
+
+        Args:
+            num_samples: S, draws of all programs together; of each one in :meth:`log_density` and :meth:`probs`. By
+                default as many as each program with a weight has draws, where none has any 100, or 1 if only one has a
+                weight; 10 of :meth:`functions`; in :meth:`log_density` and :meth:`probs` the defaults of each program.
+            batch_size: rows predicted at a time.
+            progress_bar: show a progress bar over batches.
+
+        Returns:
+            A copy; what is not given here stays as it is.
+
+        Raises:
+            ValueError: numbers that are not positive integers.
+        """
+        return dataclasses.replace(self, options=self.options.using(num_samples, batch_size, progress_bar))
+
+    def predict(self, key: Array, *args: Any, **kwargs: Any) -> Mixture:
         """Moments of y at new inputs, a mixture over draws; arguments are those of ``dgp.Posterior.predict``.
 
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as many as each program with a weight has draws, where none has any 100, or 1 if
-                only one has a weight.
-            **options: further options, and keyword arguments of the model.
+            **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        return self._mixture("predict", key, args, num_samples, options)
+        return self._mixture("predict", key, args, kwargs)
 
-    def predict_function(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Mixture:
+    def predict_function(self, key: Array, *args: Any, **kwargs: Any) -> Mixture:
         """Moments of the function under the observed site, as ``dgp.Posterior.predict_function``.
 
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as for :meth:`predict`.
-            **options: further options, and keyword arguments of the model.
+            **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        return self._mixture("predict_function", key, args, num_samples, options)
+        return self._mixture("predict_function", key, args, kwargs)
 
-    def predict_jointly(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> JointMixture:
+    def predict_jointly(self, key: Array, *args: Any, **kwargs: Any) -> JointMixture:
         """Joint moments of the function at the rows of a call, as ``dgp.Posterior.predict_jointly``: what the
         acquisitions of ``dgp.design`` ask of a posterior.
 
         Args:
             key: PRNG key; it fixes the draws.
             *args: arguments of the model without observations.
-            num_samples: S; by default as for :meth:`predict`.
-            **options: further options, and keyword arguments of the model.
+            **kwargs: ``num_features``, and keyword arguments of the model.
         """
-        return self._mixture("predict_jointly", key, args, num_samples, options)
+        return self._mixture("predict_jointly", key, args, kwargs)
 
-    def sample(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
+    def sample(self, key: Array, *args: Any, **kwargs: Any) -> Array:
         """Draws of y at new inputs (S, N, ...), as ``dgp.Posterior.sample``; in no order.
 
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; by default as for :meth:`predict`.
-            **options: further options, and keyword arguments of the model.
+            **kwargs: keyword arguments of the model.
         """
-        found = [p.sample(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
-        return jnp.concatenate(found)
+        return jnp.concatenate([part.sample(k, *args, **kwargs) for part, k in self._shares(key)])
 
-    def log_density(
-        self, key: Array, y: ArrayLike, *args: Any, num_samples: int | None = None, **options: Any
-    ) -> Array:
+    def log_density(self, key: Array, y: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """Log predictive density of each observation (N,), as ``dgp.Posterior.log_density``.
 
         Args:
             key: PRNG key.
             y: observations.
             *args: arguments of the model without observations.
-            num_samples: draws of each program; by default 100, or all where it has fewer.
-            **options: further options, and keyword arguments of the model.
+            **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        found, weights = self._of_each(key, "log_density", y, *args, num_samples=num_samples, **options)
+        found, weights = self._of_each(key, "log_density", y, *args, **kwargs)
         return logsumexp(found, axis=0, b=weights)
 
-    def probs(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
+    def probs(self, key: Array, *args: Any, **kwargs: Any) -> Array:
         """Probabilities of the K labels of y at new inputs (N, K), as ``dgp.Posterior.probs``.
 
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: draws of each program; by default 100, or all where it has fewer.
-            **options: further options, and keyword arguments of the model.
+            **kwargs: ``X_variance``, and keyword arguments of the model.
 
         Raises:
             ValueError: a key that is none, or as ``dgp.Posterior.probs``.
         """
-        found, weights = self._of_each(key, "probs", *args, num_samples=num_samples, **options)
+        found, weights = self._of_each(key, "probs", *args, **kwargs)
         return (weights * found).sum(0)
 
     def quantile(
-        self,
-        key: Array,
-        q: ArrayLike,
-        *args: Any,
-        X_variance: ArrayLike | None = None,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
-        **kwargs: Any,
+        self, key: Array, q: ArrayLike, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any
     ) -> Array:
         """Quantiles of y, as ``dgp.Posterior.quantile``: where y is neither Gaussian nor a label, by 50 draws of y for
         each draw.
@@ -158,20 +163,14 @@ class WeightedPosterior:
             q: levels between 0 and 1, a number or an array.
             *args: arguments of the model without observations.
             X_variance: variances of the inputs, where they are known with an error.
-            num_samples: S; by default as for :meth:`predict`.
-            batch_size: rows predicted at a time; all together by default.
-            progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
 
         Raises:
             ValueError: a key that is none, levels that are not between 0 and 1, a y without order, or one that
                 is Gaussian, or a label, by some programs only.
         """
-        levels, options = Levels.of(q), Options(None, batch_size, progress_bar, X_variance)
-        found = [
-            part._predictor(Quantity(spread_of), k, options._replace(num_samples=n), args, kwargs)
-            for part, k, n in self._shares(key, num_samples)
-        ]
+        levels, spread = Levels.of(q), Quantity(spread_of)
+        found = [part._predictor(spread, k, part.options, args, kwargs, X_variance) for part, k in self._shares(key)]
         if len({type(each) for each in found}) > 1:
             raise ValueError(
                 "WeightedPosterior.quantile: expected a y of one kind by all programs, Gaussian given each draw, a "
@@ -179,16 +178,15 @@ class WeightedPosterior:
             )
         return levels(jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *found))
 
-    def functions(self, key: Array, *, num_samples: int = 10, **options: Any) -> Callable[..., dict[str, Array]]:
+    def functions(self, key: Array, *, num_features: int = 1024) -> Callable[..., dict[str, Array]]:
         """Draws of whole functions, as ``dgp.Posterior.functions``: of the sites that all programs
         have which get a draw.
 
         Args:
             key: PRNG key; it fixes the draws.
-            num_samples: S, draws of all parts together.
-            **options: further options.
+            num_features: random functions in each prior draw.
         """
-        drawn = [p.functions(k, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
+        drawn = [part.functions(k, num_features=num_features) for part, k in self._shares(key, 10)]
 
         def functions(*args: Any, **kwargs: Any) -> dict[str, Array]:
             found = [function(*args, **kwargs) for function in drawn]
@@ -206,36 +204,43 @@ class WeightedPosterior:
             lines.append(f"{depth!s:>6}   {evidence:>20}   {held:>20}   {self.weights[depth]:6.3f}")
         return "\n".join(lines)
 
-    def _mixture(self, method: str, key: Array, args: Any, num_samples: int | None, options: dict[str, Any]) -> Any:
-        found = [getattr(p, method)(k, *args, num_samples=n, **options) for p, k, n in self._shares(key, num_samples)]
+    def _mixture(self, method: str, key: Array, args: Any, kwargs: Any) -> Any:
+        found = [getattr(part, method)(k, *args, **kwargs) for part, k in self._shares(key)]
         kind = MomentsOnly if any(isinstance(m, MomentsOnly) for m in found) else type(found[0])
         return kind(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
-    def _of_each(self, key: Array, method: str, *args: Any, **options: Any) -> tuple[Array, Array]:
+    def _of_each(self, key: Array, method: str, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
         """What a method of every posterior with a weight gives (K, ...), and the weights, to be multiplied with it."""
         require_key("WeightedPosterior", key)
         depths = [d for d, w in self.weights.items() if w > 0]
         keys = jax.random.split(key, len(self.parts))
         each = [
-            getattr(self.parts[d].posterior, method)(k, *args, **options) for k, d in zip(keys, depths, strict=False)
+            getattr(self._posterior(d, self.options.num_samples), method)(k, *args, **kwargs)
+            for k, d in zip(keys, depths, strict=False)
         ]
         found = jnp.stack(each)
         weights = jnp.asarray([self.weights[d] for d in depths], found.dtype)
         return found, weights.reshape(-1, *[1] * (found.ndim - 1))
 
-    def _shares(self, key: Array, num_samples: int | None) -> list[tuple[Posterior, Array, int]]:
-        """The posteriors that take part, with their keys and numbers of draws."""
+    def _shares(self, key: Array, default: int | None = None) -> list[tuple[Posterior, Array]]:
+        """The posteriors that take part, each with its number of draws, and their keys."""
         require_key("WeightedPosterior", key)
+        num_samples = self.options.num_samples or default
         if num_samples is None:
             given = [part.posterior.samples for depth, part in self.parts.items() if self.weights[depth] > 0]
             draws = (len(next(iter(values.values()))) for values in given if values)
             num_samples = min(draws, default=1 if len(given) == 1 else _DRAWS)
-        require_count("WeightedPosterior", "num_samples", num_samples, "100")
         weights = np.array([self.weights[depth] for depth in self.parts])
         counts = np.diff(np.round(np.concatenate([[0.0], np.cumsum(weights)]) * num_samples).astype(int))
         keys = jax.random.split(key, len(self.parts))
-        every = zip(self.parts.values(), keys, counts, strict=True)
-        return [(part.posterior, k, int(n)) for part, k, n in every if n]
+        every = zip(self.parts, keys, counts, strict=True)
+        return [(self._posterior(depth, int(n)), k) for depth, k, n in every if n]
+
+    def _posterior(self, depth: Depth, num_samples: int | None) -> Posterior:
+        """One of the programs with the options of the mixture."""
+        return self.parts[depth].posterior.using(
+            num_samples=num_samples, batch_size=self.options.batch_size, progress_bar=self.options.progress_bar
+        )
 
 
 def weighed_by_evidence(

@@ -43,7 +43,6 @@ class ALM(PosteriorAcquisition):
     Args:
         posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
         key: PRNG key; it fixes the draws of the posterior.
-        num_samples: S, draws of the posterior.
         output: which column of a function of several outputs.
 
     Raises:
@@ -110,13 +109,12 @@ class ALC(_AtReference):
     for one point or a batch, c being the covariance of the posterior.
 
     Args:
-        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``. Of its S draws,
+            ``posterior.using(num_samples=S)``, covariances between distant points have an error of about 1 / sqrt(S).
         key: PRNG key; it fixes the draws of the posterior.
         reference: points (R, D) that the function is to be known at; their joint covariance is computed, (R + q)^2
             numbers for each draw. Quasi-random points of the input space stand for all of it.
         noise: :math:`\sigma`, the standard deviation of the noise of an observation; 0.0 for a code without noise.
-        num_samples: S, draws of the posterior; of mixtures, covariances between distant points have an error of about
-            1 / sqrt(S).
         output: which column of a function of several outputs.
 
     Raises:
@@ -159,7 +157,6 @@ class IMSE(_AtReference):
         key: PRNG key; it fixes the draws of the posterior.
         reference: points (R, D), as for :class:`ALC`.
         noise: :math:`\sigma`, the standard deviation of the noise of an observation; 0.0 for a code without noise.
-        num_samples: S, draws of the posterior.
         output: which column of a function of several outputs.
 
     Raises:
@@ -209,7 +206,6 @@ class MICE(PosteriorAcquisition):
         candidates: G, points (R, D) all over the input space; one that equals a point x, in the lower of their
             precisions, is left out.
         nugget: :math:`\tau^2`, at least zero.
-        num_samples: S, draws of the posterior.
         output: which column of a function of several outputs.
 
     Raises:
@@ -280,7 +276,6 @@ class VIGF(PosteriorAcquisition):
         X: inputs of the runs so far (N, D), by whose Euclidean distances the nearest is found. Rows may be repeated, so
             that arrays can keep one size while runs are added.
         y: their values (N,), in the units of the function under the ``Likelihood``.
-        num_samples: S, draws of the posterior.
         output: which column of a function of several outputs.
 
     Raises:

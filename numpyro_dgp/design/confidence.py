@@ -35,7 +35,6 @@ class UpperConfidence(WithDraws):
         key: PRNG key; it fixes all random numbers.
         beta: number of standard deviations, at least zero.
         minimise: whether small values are good.
-        num_samples: S, draws of the posterior.
         num_draws: quasi-random draws, for batches; a power of two.
         output: which column of a function of several outputs.
 

@@ -33,7 +33,6 @@ class ContourEntropy(WithDraws):
         posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
         key: PRNG key; it fixes all random numbers.
         level: t, in the units of the function under the ``Likelihood``.
-        num_samples: S, draws of the posterior.
         num_draws: quasi-random draws given each of them, for batches; a power of two.
         output: which column of a function of several outputs.
 

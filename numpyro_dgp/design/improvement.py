@@ -126,13 +126,13 @@ class ExpectedImprovement(_Improvement):
     numbers, with derivatives of zero: :class:`LogExpectedImprovement` is not.
 
     Args:
-        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``. Of its S draws,
+            ``posterior.using(num_samples=S)``, one is exact for one layer with a Gaussian q(v) and fixed
+            hyperparameters.
         key: PRNG key; it fixes all random numbers.
         best: b, the best value so far, in the units of the function under the ``Likelihood`` (those of y where y is
             ``Normal(v, noise)``); of noisy values, the best of the predicted means.
         minimise: whether small values are good.
-        num_samples: S, draws of the posterior; 100 by default, or all draws of a chain if there are fewer. One is exact
-            for one layer with a Gaussian q(v) and fixed hyperparameters.
         num_draws: quasi-random draws given each of them, for batches; a power of two.
         output: which column of a function of several outputs.
 
@@ -179,7 +179,6 @@ class LogExpectedImprovement(_Improvement):
         key: PRNG key; it fixes all random numbers.
         best: b, the best value so far, in the units of the function under the ``Likelihood``.
         minimise: whether small values are good.
-        num_samples: S, draws of the posterior.
         num_draws: quasi-random draws given each of them, for batches; a power of two.
         output: which column of a function of several outputs.
 

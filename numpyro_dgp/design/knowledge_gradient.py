@@ -75,7 +75,6 @@ class KnowledgeGradient(WithDraws):
         candidates: A, points (R, D) at which the optimum may be, a few dozen.
         noise: :math:`\sigma`, the standard deviation of the noise of an observation; 0.0 for a code without noise.
         minimise: whether small values are good.
-        num_samples: S, draws of the posterior.
         num_draws: quasi-random draws given each of them, for batches; a power of two.
         output: which column of a function of several outputs.
 

@@ -13,8 +13,7 @@ import numpy as np
 import tqdm
 
 from numpyro_dgp._checks import require_count
-from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.design.input_space import Box
+from numpyro_dgp._typing import Array
 from numpyro_dgp.design.search import Fitted, Search
 from numpyro_dgp.design.search_record import Record
 from numpyro_dgp.inference.checkpoints import LockedError, locked
@@ -24,30 +23,15 @@ __all__ = ["loop"]
 
 
 def loop(
+    search: Search,
     simulator: Callable[[np.ndarray], Any],
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    bounds: ArrayLike | Box,
-    acquisition: Callable[..., Any],
     key: Array,
     *,
     budget: int,
     path: str | os.PathLike[str] | None = None,
     progress_bar: bool = True,
-    q: int = Search.q,
-    initial: int | ArrayLike | None = Search.initial,
-    minimise: bool = Search.minimise,
-    standardise: bool = Search.standardise,
-    refit_every: int = Search.refit_every,
-    num_steps: int = Search.num_steps,
-    refit_steps: int = Search.refit_steps,
-    condition_steps: int = Search.condition_steps,
-    num_particles: int = Search.num_particles,
-    optimizer: Any = Search.optimizer,
-    num_candidates: int = Search.num_candidates,
-    num_starts: int = Search.num_starts,
 ) -> Fitted:
-    """Run a simulator where a fitted program finds it most worthwhile, until a number of evaluations is reached.
+    """Run a simulator where a search finds it most worthwhile, until a number of evaluations is reached.
 
     The initial design is evaluated; then every round fits or conditions the program, maximises the acquisition and
     evaluates the points, as :class:`Search` says. With ``path`` the record is written after every evaluation, as a
@@ -55,37 +39,21 @@ def loop(
     evaluates what it would have evaluated without interruption, bit for bit on the same machine.
 
     Args:
+        search: the program, the guide, the bounds, the acquisition and their settings.
         simulator: from one point (D,), in double precision, to one number.
-        model: the program ``model(X, y=None)`` or ``model(X, y=None, runs=None)``, with all values of rows in a
-            ``numpyro.plate`` of the rows.
-        guide: makes a guide from a program, such as ``dgp.guides.InducingPoint``, or as :class:`Search`.
-        bounds: lowest and highest inputs (D, 2), or a :class:`Box`.
-        acquisition: from the posterior, what was :class:`Seen` and a key to a function of x (q, D) that is maximised.
         key: PRNG key.
         budget: evaluations in all, those of the initial design and of the record included.
         path: the file of the record; ``None`` for none.
         progress_bar: show a progress bar.
-        q: points of a round, chosen together.
-        initial: how many points the initial design has, or the points (N, D), as for :class:`Search`.
-        minimise: whether small values are good.
-        standardise: whether the program gets standardised values.
-        refit_every: rounds from one fit to the next.
-        num_steps: of the first fit.
-        refit_steps: of the others.
-        condition_steps: natural-gradient steps in other rounds.
-        num_particles: draws of the hidden layers in a step.
-        optimizer: of optax or NumPyro; ``None`` for that of :class:`Search`.
-        num_candidates: of :func:`maximise`.
-        num_starts: of :func:`maximise`.
 
     Returns:
         The record with the posterior given all of it, its units, and what was seen.
 
     Raises:
-        ValueError: as :class:`Search` and :func:`maximise`; a budget below two; a simulator that returns something else
-            than a finite number; a file of another search, with the first difference, one that is damaged or that
-            another process uses, or that cannot be written. Whatever the simulator raises passes through, with a note
-            where it was and what is saved.
+        ValueError: as :class:`Search` and :func:`maximise`; something else than a search; a budget below two; a
+            simulator that returns something else than a finite number; a file of another search, with the first
+            difference, one that is damaged or that another process uses, or that cannot be written. Whatever the
+            simulator raises passes through, with a note where it was and what is saved.
 
     Example:
         >>> import jax, numpyro
@@ -97,12 +65,17 @@ def loop(
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.05)), obs=y)
         >>> def variance(posterior, seen, key):
-        ...     return lambda x: posterior.predict_function(key, x, num_samples=1).variance.sum()
-        >>> found = dgp.design.loop(lambda x: x[0] ** 2, model, dgp.guides.InducingPoint, [[0.0, 1.0]], variance,
-        ...                         jax.random.key(0), budget=4, initial=2, num_steps=2, progress_bar=False)
+        ...     return lambda x: posterior.using(num_samples=1).predict_function(key, x).variance.sum()
+        >>> search = dgp.design.Search(model, dgp.guides.InducingPoint, [[0.0, 1.0]], variance, initial=2, num_steps=2)
+        >>> found = dgp.design.loop(search, lambda x: x[0] ** 2, jax.random.key(0), budget=4, progress_bar=False)
         >>> found.record.X.shape, found.record.rounds.tolist()
         ((4, 1), [0, 0, 1, 2])
     """
+    if not isinstance(search, Search):
+        raise ValueError(
+            f"design.loop: expected a dgp.design.Search, got {type(search).__name__}: "
+            "loop(dgp.design.Search(model, dgp.guides.InducingPoint, bounds, acquisition), simulator, key, budget=50)"
+        )
     if not callable(simulator):
         raise ValueError(
             f"design.loop: expected the simulator, a function of one point x (D,), got {type(simulator).__name__}: "
@@ -111,24 +84,6 @@ def loop(
     require_count("design.loop", "budget", budget, "50")
     if budget < 2:
         raise ValueError(f"design.loop: expected a budget of at least 2, what a fit needs, got {budget}: try 50")
-    search = Search(
-        model,
-        guide,
-        bounds,
-        acquisition,
-        q=q,
-        initial=initial,
-        minimise=minimise,
-        standardise=standardise,
-        refit_every=refit_every,
-        num_steps=num_steps,
-        refit_steps=refit_steps,
-        condition_steps=condition_steps,
-        num_particles=num_particles,
-        optimizer=optimizer,
-        num_candidates=num_candidates,
-        num_starts=num_starts,
-    )
     with _reserved(path):
         record = _begun(search, key, path)
         with tqdm.tqdm(total=budget, initial=min(budget, len(record.y)), disable=not progress_bar) as bar:

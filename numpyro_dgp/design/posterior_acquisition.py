@@ -79,13 +79,11 @@ class PosteriorAcquisition:
     Args:
         posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
         key: PRNG key; it fixes all random numbers.
-        num_samples: S, draws of the posterior.
         output: which of the P outputs of the function.
     """
 
     posterior: Any
     key: Array
-    num_samples: int | None = dataclasses.field(default=None, kw_only=True)
     output: int | None = dataclasses.field(default=None, kw_only=True)
 
     __repr__ = brief
@@ -97,8 +95,6 @@ class PosteriorAcquisition:
                 f"{type(self.posterior).__name__}: pass dgp.Posterior(model, guide, result.params)"
             )
         require_key(self.owner, self.key)
-        if self.num_samples is not None:
-            require_count(self.owner, "num_samples", self.num_samples, "100")
         if self.output is not None and (isinstance(self.output, bool) or not isinstance(self.output, int)):
             raise ValueError(f"{self.owner}: expected output to be the number of a column, got {self.output!r}: 0")
 
@@ -145,7 +141,7 @@ class PosteriorAcquisition:
                     f"made with, got {rows.shape}: one point a row, its inputs as columns"
                 )
             rows = jnp.concatenate([rows, others.astype(rows.dtype)])
-        found = self.posterior.predict_jointly(self.key, rows, *args, num_samples=self.num_samples, **kwargs)
+        found = self.posterior.predict_jointly(self.key, rows, *args, **kwargs)
         if found.means.ndim == 2 and self.output is None:
             return JointMixture(*found)
         column = self.column(found.means)

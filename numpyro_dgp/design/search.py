@@ -155,7 +155,7 @@ class Search:
             record = search.propose(record)             # record.pending is what to run next
             record.save("search.npz")                   # dgp.design.Record.load reads it
 
-    :func:`loop` does this with a simulator that is a function of Python.
+    ``dgp.design.loop(search, simulator, key, budget=50)`` does this with a simulator that is a function of Python.
 
     In a round without a refit hyperparameters stay and q(v) of the last layers, ``Full()``, are computed anew from all
     rows: by natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise,
@@ -209,7 +209,7 @@ class Search:
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.05)), obs=y)
         >>> def variance(posterior, seen, key):
-        ...     return lambda x: posterior.predict_function(key, x, num_samples=1).variance.sum()
+        ...     return lambda x: posterior.using(num_samples=1).predict_function(key, x).variance.sum()
         >>> search = dgp.design.Search(model, dgp.guides.InducingPoint, [[0.0, 1.0]], variance, initial=[[0.2], [0.5]],
         ...                            num_steps=2, refit_every=10)
         >>> record = search.start(jax.random.key(0))

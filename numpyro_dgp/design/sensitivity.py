@@ -272,7 +272,6 @@ def sobol_indices(
     key: Array,
     *,
     groups: Mapping[str, Sequence[int | str]] | None = None,
-    num_functions: int = 50,
     num_points: int = 256,
     num_randomisations: int = 8,
     batch_size: int = 1024,
@@ -301,14 +300,14 @@ def sobol_indices(
     R n (D + 2) values of each draw. Small first indices can come out below zero, within their error.
 
     Args:
-        emulator: a posterior of a program whose first argument is X (N, D), or a function from X to values (N,) or
-            draws (S, N), such as ``lambda X: draws(X, other)["y"][..., 0]`` with ``draws = posterior.functions(key)``.
+        emulator: a posterior of a program whose first argument is X (N, D), of which S = 50 functions are drawn, or as
+            many as ``posterior.using(num_samples=S)`` says; or a function from X to values (N,) or draws (S, N), such
+            as ``lambda X: draws(X, other)["y"][..., 0]`` with ``draws = posterior.functions(key)``.
         inputs: for every column of X, in its units, a pair (low, high), between which it is uniform, or a NumPyro
             distribution with ``icdf``: as an array (D, 2), a list, or a dict by name.
         key: PRNG key.
         groups: columns, by number or name, of the groups whose indices are asked for; every column for itself by
             default.
-        num_functions: S draws of the function, where ``emulator`` is a posterior.
         num_points: n, a power of two.
         num_randomisations: R, how many times the points are scrambled anew.
         batch_size: rows of X at a time. Values are kept for one randomisation: S n (D + 2) numbers.
@@ -346,7 +345,7 @@ def sobol_indices(
     D = len(columns.names)
     points = unit_points("sobol_indices", point_key, num_randomisations, num_points, 2 * D)
     example = columns.at(points[0, :2, :D])
-    function = function_draws("sobol_indices", emulator, function_key, num_functions, batch_size, example)
+    function = function_draws("sobol_indices", emulator, function_key, batch_size, example)
     found = [
         _pick_freeze(function, columns.at(unit[:, :D]), columns.at(unit[:, D:]), members)
         for unit in tqdm.tqdm(points, desc="randomisations", disable=not progress_bar)
@@ -442,7 +441,6 @@ def main_effects(
     key: Array,
     *,
     num_values: int = 21,
-    num_functions: int = 50,
     num_points: int = 64,
     num_randomisations: int = 8,
     batch_size: int = 1024,
@@ -461,7 +459,6 @@ def main_effects(
         key: PRNG key; the draws of a posterior are those of :func:`sobol_indices` with this key.
         num_values: G values of each column, evenly spaced: from end to end of a box, from the 0.5 % to the 99.5 %
             quantile of a distribution.
-        num_functions: S draws of the function, where ``emulator`` is a posterior.
         num_points: n, a power of two.
         num_randomisations: R, how many times the points are scrambled anew.
         batch_size: rows of X at a time. Values are kept for one randomisation: S n D G numbers.
@@ -493,7 +490,7 @@ def main_effects(
     D = len(columns.names)
     points = unit_points("main_effects", point_key, num_randomisations, num_points, D)
     example = columns.at(points[0, :2])
-    function = function_draws("main_effects", emulator, function_key, num_functions, batch_size, example)
+    function = function_draws("main_effects", emulator, function_key, batch_size, example)
     lines = columns.lines(num_values)
     found = []
     for unit in tqdm.tqdm(points, desc="randomisations", disable=not progress_bar):

@@ -23,34 +23,37 @@ from numpyro_dgp.predict.fitted import Fit
 __all__ = ["ThompsonSampling", "draws_held", "function_draws", "observed_site", "of_observed"]
 
 
+_FUNCTIONS = 50
+"""Draws of the function of a posterior, unless its options say another number."""
+
+
 def function_draws(
-    owner: str, emulator: Any, key: Array, num_functions: int, batch_size: int, example: np.ndarray
+    owner: str, emulator: Any, key: Array, batch_size: int, example: np.ndarray
 ) -> Callable[[np.ndarray], np.ndarray]:
     """A function from rows (N, D) to the values of all draws there, (S, N).
 
     Args:
         owner: who asks, for messages.
-        emulator: a posterior, or a function from rows (N, D) to values (N,) or draws (S, N).
+        emulator: a posterior, of which S functions are drawn, 50 unless its options say another number; or a function
+            from rows (N, D) to values (N,) or draws (S, N).
         key: PRNG key of the draws of a posterior.
-        num_functions: S, for a posterior.
         batch_size: how many rows at a time.
         example: two rows.
 
     Raises:
-        ValueError: another emulator, more functions than a chain has draws, or, when the function is called, values of
-            another shape, or NaN.
+        ValueError: another emulator, more draws than a chain has, or, when the function is called, values of another
+            shape, or NaN.
     """
     require_key(owner, key)
-    require_count(owner, "num_functions", num_functions, "50")
     require_count(owner, "batch_size", batch_size, "1024")
     if hasattr(emulator, "functions"):
-        held = draws_held(emulator)
-        if held is not None and num_functions > held:
+        held, count = draws_held(emulator), emulator.options.num_samples or _FUNCTIONS
+        if held is not None and count > held:
             raise ValueError(
-                f"{owner}: expected num_functions of at most {held}, the number of draws of the chain, got "
-                f"{num_functions}: num_functions={held}, or a chain with more draws"
+                f"{owner}: expected at most {held} draws of the function, as many as the chain has, got {count}: "
+                f"posterior.using(num_samples={held}), or a chain with more draws"
             )
-        draws = emulator.functions(key, num_samples=num_functions)
+        draws = emulator.using(num_samples=count).functions(key)
         site = observed_site(emulator, (as_array(f"inputs of {owner}", example),), {})
 
         def values(X: Array) -> Any:
@@ -136,17 +139,17 @@ class ThompsonSampling(PosteriorAcquisition):
     function, the same at every call.
 
     Args:
-        posterior: a ``Posterior``, what ``dgp.fit_best`` gives, or anything with the method ``functions``; of a chain,
-            q of the draws that it holds, chosen by the key, of a mixture q of as many as its programs hold.
+        posterior: a ``Posterior``, what ``dgp.fit_best`` gives, or anything with the methods ``using`` and
+            ``functions``; of a chain, q of the draws that it holds, chosen by the key, of a mixture q of as many as its
+            programs hold. The number of draws is that of the points, whatever the options say.
         key: PRNG key; it fixes the draws. Another round takes another key.
         minimise: whether small values are good.
         num_features: random functions in each prior draw.
         output: which column of a function of several outputs.
 
     Raises:
-        ValueError: as :class:`ExpectedImprovement`; ``num_features`` that is not positive; ``num_samples``, which is
-            the number of points here; where it is called, a kernel without random features, or more points than a chain
-            has draws.
+        ValueError: as :class:`ExpectedImprovement`; ``num_features`` that is not positive; where it is called, a
+            kernel without random features, or more points than a chain has draws.
 
     Example:
         >>> import jax
@@ -173,11 +176,6 @@ class ThompsonSampling(PosteriorAcquisition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_samples is not None:
-            raise ValueError(
-                f"{self.owner}: expected as many draws as points, got num_samples={self.num_samples}: leave it out; a "
-                "batch of q points x (q, D) takes q draws"
-            )
         require_count(self.owner, "num_features", self.num_features, "1024")
 
         samples = getattr(self.posterior, "samples", None)
@@ -201,8 +199,8 @@ class ThompsonSampling(PosteriorAcquisition):
             )
         # A mixture gives its programs in order, each with its share: q of all are chosen.
         number = q if isinstance(self.posterior, Fit) or held is None else held
-        settings = {"num_samples": number, "num_features": self.num_features, "progress_bar": False}
-        draws = self.posterior.functions(self.key, **settings)
+        posterior = self.posterior.using(num_samples=number, progress_bar=False)
+        draws = posterior.functions(self.key, num_features=self.num_features)
         site = observed_site(self.posterior, (rows, *args), kwargs)
         values = of_observed(self.owner, site, draws(rows, *args, **kwargs))
         if values.ndim == 3 or self.output is not None:

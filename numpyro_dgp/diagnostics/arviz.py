@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -185,13 +185,13 @@ def to_arviz(
             stacklevel=2,
         )
     draw_key, prior_key, trace_key = jax.random.split(key, 3)
-    chains = source.num_chains if isinstance(source, MCMC) else 1
     draws = draw(posterior, draw_key, num_samples, local_samples, args, kwargs)
     before = prior(posterior, prior_key, num_samples, args, kwargs)
     observed, params, masks = _fixed(posterior, known, trace_key, args, kwargs)
     constant, names = _constants(posterior, known, observed, args, kwargs)
     observed |= {name: with_gaps(observed[name], mask) for name, mask in masks.items()}
-    tree = _tree(source, known, draws, before, observed, constant, params, losses, chains, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
+    found = _Found(known, draws, before, observed, constant, params, losses)
+    tree = _tree(source, found, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
     for name in dict.fromkeys(known.first.values()):
         beside = [y for y, first in known.first.items() if first == name]
         if len(known.frames[name]) == 1 and masks.keys() >= set(beside):
@@ -253,21 +253,34 @@ def as_posterior(source: Source) -> Posterior:
     return Posterior(sampled_program(source.sampler.model), samples=source.get_samples())
 
 
-def _tree(
-    source: Source,
-    known: LocalSites,
-    draws: Draws,
-    before: tuple[dict[str, Array], dict[str, Array]],
-    observed: dict[str, Array],
-    constant: dict[str, Array],
-    params: dict[str, Array],
-    losses: ArrayLike | None,
-    chains: int,
-    coords: Mapping[str, Any] | None,
-    dims: dict[str, Any],
-) -> DataTree:
+class _Found(NamedTuple):
+    """What a tree is made of.
+
+    Args:
+        known: sites of single data.
+        draws: of the posterior.
+        before: latent sites and data drawn from the prior.
+        observed: observed values.
+        constant: other data.
+        params: values of ``numpyro.param`` sites of the program.
+        losses: of the fit.
+    """
+
+    known: LocalSites
+    draws: Draws
+    before: tuple[dict[str, Array], dict[str, Array]]
+    observed: dict[str, Array]
+    constant: dict[str, Array]
+    params: dict[str, Array]
+    losses: ArrayLike | None
+
+
+def _tree(source: Source, found: _Found, coords: Mapping[str, Any] | None, dims: dict[str, Any]) -> DataTree:
     import arviz_base
     from xarray import DataTree
+
+    known, draws, before, observed, constant, params, losses = found
+    chains = source.num_chains if isinstance(source, MCMC) else 1
 
     def by_chain(values: Mapping[str, Array], chains: int = chains) -> dict[str, np.ndarray]:
         return {n: np.asarray(v).reshape(chains, -1, *v.shape[1:]) for n, v in values.items()}
@@ -298,9 +311,9 @@ def _tree(
     if isinstance(source, MCMC):
         tree["sample_stats"] = arviz_base.from_numpyro(source)["sample_stats"]
     trace = {} if losses is None else {"elbo": -np.asarray(losses)}
-    found = trace | {name: np.asarray(value) for name, value in params.items()}
-    if found:
-        fit = arviz_base.dict_to_dataset(found, sample_dims=[], dims={"elbo": ["step"]} if trace else None)
+    of_fit = trace | {name: np.asarray(value) for name, value in params.items()}
+    if of_fit:
+        fit = arviz_base.dict_to_dataset(of_fit, sample_dims=[], dims={"elbo": ["step"]} if trace else None)
         tree["fit"] = DataTree(fit)
     return tree
 

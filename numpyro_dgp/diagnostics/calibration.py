@@ -2,17 +2,18 @@ r"""Calibration: do intervals cover what they claim, on held-out data and on dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpyro.infer import SVI
 
 from numpyro_dgp._checks import require_count, require_finite, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.inference.elbo import ELBO
+from numpyro_dgp.inference.fit_start import require_svi
 
 __all__ = ["Coverage", "Simulated", "coverage", "pit", "uniformity", "vsbc"]
 
@@ -143,7 +144,7 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
     if not samples.ndim or samples.shape[1:] != values.shape or not samples.size:
         raise ValueError(
             f"pit: expected draws of shape (S, ...) over observations of shape {values.shape}, got {samples.shape}: "
-            "take them from posterior.sample(key, X_test, num_samples=1000), draws along the first axis"
+            "take them from posterior.using(num_samples=1000).sample(key, X_test), draws along the first axis"
         )
     require_finite("draws", samples, "check the fit: NaN in its losses?")
     require_finite("observations y", values, "drop the rows with missing values")
@@ -225,15 +226,12 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
 
 
 def vsbc(
+    svi: SVI,
     key: Array,
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    optim: Any,
     *args: Any,
     num_replications: int = 100,
     num_steps: int = 1000,
     num_samples: int = 99,
-    loss: Any = None,
     observed: Sequence[str] = ("y",),
     bins: int | None = None,
     **kwargs: Any,
@@ -256,15 +254,13 @@ def vsbc(
     mismatch shows too. Sites with a point posterior (``Delta``) have ranks 0 or S.
 
     Args:
+        svi: the program, which draws the observed sites when called without them, with its guide, an optimiser and an
+            objective.
         key: PRNG key.
-        model: the program; it draws the observed sites when called without them.
-        guide: the guide, not fitted.
-        optim: an optimiser, as for ``SVI``.
         *args: arguments of the program, without observations.
         num_replications: how many fits.
         num_steps: steps of each fit.
         num_samples: S draws from each guide; with S + 1 a multiple of ``bins`` the test of uniformity is exact.
-        loss: the objective; ``dgp.ELBO()`` by default.
         observed: names of the observed sites, which are the program's arguments for them too.
         bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
         **kwargs: keyword arguments of the program.
@@ -273,7 +269,8 @@ def vsbc(
         Ranks and p-values by site, as :class:`Simulated`.
 
     Raises:
-        ValueError: no PRNG key, or fewer than 10 replications; from NumPyro for other sites or numbers it cannot use.
+        ValueError: no ``SVI``, no PRNG key, or fewer than 10 replications; from NumPyro for other sites or numbers it
+            cannot use.
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
@@ -284,8 +281,8 @@ def vsbc(
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dist.Normal(slope * X, 0.5), obs=y)
         >>> guide = numpyro.infer.autoguide.AutoNormal(model)
-        >>> key, optim = jax.random.key(0), optax.adam(0.1)
-        >>> ranks = dgp.diagnostics.vsbc(key, model, guide, optim, jnp.ones(5), num_replications=10, num_steps=50)
+        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), dgp.ELBO())
+        >>> ranks = dgp.diagnostics.vsbc(svi, jax.random.key(0), jnp.ones(5), num_replications=10, num_steps=50)
         >>> ranks.ranks["slope"].shape
         (10,)
 
@@ -293,13 +290,15 @@ def vsbc(
     """
     from numpyro.infer.calibration import vsbc_diagnostic
 
+    require_svi("vsbc", svi)
     require_key("vsbc", key)
     if num_replications < 10:
         raise ValueError(f"vsbc: expected at least 10 replications, got {num_replications}: 100 are usual")
     raw = jax.random.PRNGKey(jax.random.bits(key))  # NumPyro reshapes the keys, which fails for typed keys
     found = vsbc_diagnostic(
-        raw, model, guide, optim, ELBO() if loss is None else loss, *args, observed_sites=list(observed),
-        num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples, **kwargs,
+        raw, svi.model, svi.guide, svi.optim, svi.loss, *args, observed_sites=list(observed),
+        num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples,
+        **svi.static_kwargs | kwargs,
     )  # fmt: skip
     return Simulated.of(found.ranks, num_samples, bins)
 

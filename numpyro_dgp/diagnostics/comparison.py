@@ -285,7 +285,6 @@ def _evidence(
     name: str, posterior: Posterior, key: Array, data: tuple[Any, ...], chain: dict[str, Array] | None, bound: float
 ) -> dict[str, float]:
     """The evidence from a guide, and the gap of its bound; nothing, with a warning, where the guide gives none."""
-    assert posterior.guide is not None
     learned: list[str] = []
 
     def find_learned() -> None:
@@ -294,9 +293,7 @@ def _evidence(
 
     jax.eval_shape(find_learned)
     try:
-        found = evidence_of(
-            posterior.model, posterior.guide, posterior.params, key, *data, samples=None if learned else chain
-        )
+        found = evidence_of(posterior, key, *data, samples=None if learned else chain)
     except ValueError as error:
         warnings.warn(f"compare: no evidence from guides[{name!r}]: {error}", stacklevel=3)
         return {}
@@ -314,12 +311,13 @@ def _on_test(
     *inputs, y = test
     if posterior.samples is not None:
         num_samples = min(num_samples, len(next(iter(posterior.samples.values()))))
+    posterior = posterior.using(num_samples=num_samples)
     keys = jax.random.split(key, 4)
-    log_density = posterior.log_density(keys[0], y, *inputs, num_samples=num_samples)
+    log_density = posterior.log_density(keys[0], y, *inputs)
     mean: ArrayLike = np.nan
     with contextlib.suppress(NoMomentsError):  # labels have no mean
-        mean = posterior.predict(keys[1], *inputs, num_samples=num_samples).mean
-    draws = posterior.sample(keys[2], *inputs, num_samples=num_samples)
+        mean = posterior.predict(keys[1], *inputs).mean
+    draws = posterior.sample(keys[2], *inputs)
     ordered = posterior._predictor.range(inputs, {}).unordered is None  # intervals of labels of classes mean nothing
     share = coverage(pit(draws, y, keys[3]), [level]).share[0] if ordered else np.nan
     return {

@@ -18,6 +18,7 @@ from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.mcmc.annealing import Path, Runs, anneal, first_path, tuned
 from numpyro_dgp.mcmc.for_mcmc import Collapse, for_mcmc, position_of, sampled_program
 from numpyro_dgp.mcmc.guide_coordinates import LOG_RATIO
+from numpyro_dgp.predict.posterior import Posterior
 
 __all__ = ["Evidence", "evidence"]
 
@@ -108,9 +109,7 @@ def _effective(log_weights: np.ndarray) -> float:
 
 
 def evidence(
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    params: Mapping[str, Array],
+    posterior: Posterior,
     key: Array,
     *args: Any,
     samples: Mapping[str, ArrayLike] | None = None,
@@ -146,13 +145,11 @@ def evidence(
     **Hyperparameters.** Those from ``numpyro.sample`` are integrated. Where the guide has a point
     (``dgp.guides.Delta``), runs begin at a Gaussian around it, of scale 0.1 on the unconstrained scale; the bound of
     such a guide holds a prior density in place of a divergence, and may be above the evidence. Those from
-    ``numpyro.param`` stay at their values in ``params``: the evidence is that of the program with these values, and a
+    ``numpyro.param`` stay at their values in the fit: the evidence is that of the program with these values, and a
     chain has to have the same.
 
     Args:
-        model: the program.
-        guide: a guide of ``model`` made of Gaussians, as for ``dgp.for_mcmc``.
-        params: of the fit, ``result.params``.
+        posterior: a fit with a guide made of Gaussians, as for ``dgp.for_mcmc``.
         key: PRNG key.
         *args: arguments of the program, observations included.
         samples: draws of every site from the posterior, ``mcmc.get_samples()`` of ``MCMC(NUTS(dgp.for_mcmc(model)))``
@@ -168,10 +165,10 @@ def evidence(
         An :class:`Evidence`: ``lower``, ``upper``, their standard errors and effective numbers of weights.
 
     Raises:
-        ValueError: numbers that are not positive integers, a single run, samples that are not draws of the sites of
-            this program on these data; a program that subsamples (its log density is an estimate) or observes nothing,
-            a guide that ``for_mcmc`` refuses, ``samples`` beside a guide that draws all sites together
-            (``AutoMultivariateNormal``) or with a ``RingNormal``; weights that are all zero or a NaN density.
+        ValueError: no fit with a guide, numbers that are not positive integers, a single run, samples that are not
+            draws of the sites of this program on these data; a program that subsamples (its log density is an estimate)
+            or observes nothing, a guide that ``for_mcmc`` refuses, ``samples`` beside a guide that draws all sites
+            together (``AutoMultivariateNormal``) or with a ``RingNormal``; weights that are all zero or a NaN density.
 
     Example:
         >>> import jax, numpyro, optax
@@ -187,8 +184,8 @@ def evidence(
         >>> guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal())
         >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.05), dgp.ELBO())
         >>> result = svi.run(jax.random.key(0), 300, X, jnp.sin(X[:, 0]), progress_bar=False)
-        >>> found = dgp.diagnostics.evidence(
-        ...     model, guide, result.params, jax.random.key(1), X, jnp.sin(X[:, 0]), num_temperatures=50)
+        >>> posterior = dgp.Posterior(model, guide, result.params)
+        >>> found = dgp.diagnostics.evidence(posterior, jax.random.key(1), X, jnp.sin(X[:, 0]), num_temperatures=50)
         >>> bool(found.lower > -result.losses[-1]), found.log_weights.shape
         (True, (32,))
 
@@ -200,12 +197,19 @@ def evidence(
     if num_chains < 2:
         raise ValueError(f"evidence: expected num_chains of two or more, got {num_chains}: a standard error needs them")
     require_key("evidence", key)
+    if not isinstance(posterior, Posterior) or posterior.guide is None:
+        got = "draws of MCMC" if isinstance(posterior, Posterior) else type(posterior).__name__
+        raise ValueError(
+            f"evidence: expected a fit with a guide, got {got}: evidence(dgp.Posterior(model, guide, result.params), "
+            "key, X, y); draws of the posterior are samples="
+        )
+    model = posterior.model
     if sampled_program(model) is not model:
         raise ValueError(
             "evidence: expected the program that the guide is of, got what for_mcmc made of it: pass the program, and "
             "collapse= to this function"
         )
-    program = for_mcmc(model, params, guide=guide, collapse=collapse)
+    program = for_mcmc(model, posterior.params, guide=posterior.guide, collapse=collapse)
     arrays, rebuild = split_arguments(args, kwargs)
     white, shapes = _sites(program, *rebuild(arrays))
     flat, unravel = ravel_pytree({name: jnp.zeros(site.shape, site.dtype) for name, site in white.items()})

@@ -13,6 +13,7 @@ inducing values too: the density is the one that NUTS samples.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -73,9 +74,7 @@ def draw(
     total = len(next(iter(samples.values()))) if samples else num_samples
     assert total is not None  # with a guide, the number of draws is given
 
-    def one(key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Draws:
-        return _draw(posterior, known, summary, copies, block, key, sample, args, kwargs)
-
+    one = partial(_draw, _Weighing(posterior, known, copies, summary))
     return map_draws(one, key, total, samples, args, kwargs, copies)
 
 
@@ -120,17 +119,24 @@ def _mapped(function: Callable[[Any], Any], each: Any, total: int, block: int) -
     return jax.lax.map(function, each, batch_size=max(sizes, default=max(1, block)))
 
 
-def _draw(
-    posterior: Posterior,
-    known: LocalSites,
-    summary: Callable[[Array], Array],
-    copies: int,
-    block: int,
-    key: Array,
-    sample: dict[str, Array],
-    args: Any,
-    kwargs: Any,
-) -> Draws:
+class _Weighing(NamedTuple):
+    """How draws are weighed.
+
+    Args:
+        posterior: what they are drawn from.
+        known: its variables of single data.
+        copies: how often these are drawn for each draw of the others, K.
+        summary: from log weights (K, N...) to (N...).
+    """
+
+    posterior: Posterior
+    known: LocalSites
+    copies: int
+    summary: Callable[[Array], Array]
+
+
+def _draw(weighing: _Weighing, key: Array, sample: dict[str, Array], args: Any, kwargs: Any, block: int) -> Draws:
+    posterior, known, copies, summary = weighing
     key, local_key, data_key, choice_key = jax.random.split(key, 4)
     guide_trace, sites = traces(posterior, key, sample, {}, args, kwargs)
     shared = {n: s["value"] for n, s in guide_trace.items() if s["type"] == "sample" and n not in known.local}

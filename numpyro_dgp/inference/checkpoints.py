@@ -30,7 +30,7 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.parameter_files import is_key, partial_files, read_arrays, require_file_path, write_arrays
 
-__all__ = ["Checkpoint", "LockedError", "locked"]
+__all__ = ["Checkpoint", "CheckpointFile", "LockedError", "locked"]
 
 
 class LockedError(Exception):
@@ -94,37 +94,78 @@ _ELSE = "remove it or choose another name"
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """The file from which an interrupted fit continues.
+    """The file from which an interrupted fit continues, and how often it is written.
+
+    ``dgp.fit(..., checkpoint="fit.npz")`` is short for ``checkpoint=dgp.Checkpoint("fit.npz")``.
 
     Args:
-        owner: the function that fits, for its messages.
-        path: the file; ``None`` for a fit without one.
-        every: steps between two writes.
-        writes: whether this process writes the file; of several hosts only one does, and all read it.
-        force: whether to continue from the file of another fit whose state has the same arrays.
-        identity: what fit it is.
+        path: the file.
+        every: steps between two writes; it is written at the end too.
+        force: continue from the file even if it is of another fit, as long as the arrays of its state have the same
+            names, shapes and types: with more data, another learning rate, a longer schedule.
 
     Raises:
-        ValueError: ``every`` is not a positive integer, or ``path`` is no path of a file.
+        ValueError: ``every`` is not a positive integer, ``path`` no path of a file, or ``force`` no flag.
+
+    Example:
+        >>> import numpyro_dgp as dgp
+        >>> dgp.Checkpoint("fit.npz", every=100)
+        Checkpoint(path='fit.npz', every=100)
     """
 
-    owner: str
-    path: str | os.PathLike[str] | None
-    every: int
-    writes: bool = True
+    path: str | os.PathLike[str]
+    every: int = 1000
     force: bool = False
-    identity: FitIdentity = dataclasses.field(default_factory=FitIdentity)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count(self.owner, "checkpoint_every", self.every, "5000")
-        if self.path is not None:
-            require_file_path(self.owner, "checkpoint", self.path, "fit.npz")
+        require_file_path("Checkpoint", "path", self.path, "fit.npz")
+        require_count("Checkpoint", "every", self.every, "5000")
+        if not isinstance(self.force, bool):
+            raise ValueError(f"Checkpoint: expected force to be True or False, got {self.force!r}: False")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointFile:
+    """The checkpoint of one fit.
+
+    Args:
+        owner: the function that fits, for its messages.
+        checkpoint: the file; ``None`` for a fit without one.
+        writes: whether this process writes the file; of several hosts only one does, and all read it.
+        identity: what fit it is.
+    """
+
+    owner: str
+    checkpoint: Checkpoint | None
+    writes: bool = True
+    identity: FitIdentity = dataclasses.field(default_factory=FitIdentity)
+
+    @classmethod
+    def of(
+        cls, owner: str, checkpoint: Checkpoint | str | os.PathLike[str] | None, writes: bool = True
+    ) -> CheckpointFile:
+        """That of a call with ``checkpoint=``, a path or more.
+
+        Raises:
+            ValueError: no path of a file.
+        """
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            require_file_path(owner, "checkpoint", checkpoint, "fit.npz")
+            checkpoint = Checkpoint(checkpoint)
+        return cls(owner, checkpoint, writes)
+
+    @property
+    def path(self) -> str | os.PathLike[str] | None:
+        """The file, if there is one."""
+        return None if self.checkpoint is None else self.checkpoint.path
 
     def next_write(self, done: int, num_steps: int) -> int:
         """The number of steps at which the file is written next, after ``done`` of ``num_steps``."""
-        return num_steps if self.path is None else min(num_steps, done + self.every - done % self.every)
+        if self.checkpoint is None:
+            return num_steps
+        return min(num_steps, done + self.checkpoint.every - done % self.checkpoint.every)
 
     @contextmanager
     def reserved(self, num_steps: int) -> Iterator[None]:
@@ -218,8 +259,8 @@ class Checkpoint:
 
     def _require_same(self, saved: FitIdentity) -> None:
         difference = self.identity.difference(saved)
-        if difference is not None and not self.force:
-            self._refuse(difference, ", or continue from it all the same with force_resume=True")
+        if difference is not None and self.checkpoint is not None and not self.checkpoint.force:
+            self._refuse(difference, ", or continue from it all the same with dgp.Checkpoint(path, force=True)")
         versions = self.identity.other_versions(saved)
         if versions is not None:
             warnings.warn(

@@ -29,9 +29,9 @@ from numpyro_dgp._checks import (
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
-from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.checkpoints import Checkpoint, CheckpointFile
 from numpyro_dgp.inference.fit_identity import identify
-from numpyro_dgp.inference.fit_loop import CHUNK, run_steps
+from numpyro_dgp.inference.fit_loop import CHUNK, Steps, run_steps
 from numpyro_dgp.inference.fit_start import (
     require_compiling_itself,
     require_svi,
@@ -49,9 +49,7 @@ def fit(
     rng_key: Array,
     num_steps: int,
     *args: Any,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1000,
-    force_resume: bool = False,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     init_params: dict[str, Array] | None = None,
     stable_update: bool = False,
     progress_bar: bool = True,
@@ -65,10 +63,8 @@ def fit(
         num_steps: total number of steps, those of an earlier, interrupted call included.
         *args: arguments of the model; arrays are passed to the compiled program and are no constants in it. Tables of
             numbers (pandas) become arrays.
-        checkpoint: file to write every ``checkpoint_every`` steps and at the end, and to continue from if it exists.
-        checkpoint_every: steps between checkpoints.
-        force_resume: continue from the checkpoint even if it is of another fit, as long as the arrays of its state have
-            the same names, shapes and types: with more data, another learning rate, a longer schedule.
+        checkpoint: file to write every 1000 steps and at the end, and to continue from if it exists; or a
+            :class:`Checkpoint` with other settings.
         init_params: initial values of some parameters, constrained, by name. A resumed fit takes none of them.
         stable_update: skip steps that give NaN, as in ``svi.run``.
         progress_bar: show a progress bar.
@@ -110,7 +106,7 @@ def fit(
     require_keywords("fit", fit.__kwdefaults__, svi.model, kwargs)
     require_count("fit", "num_steps", num_steps, "5000")
     require_call("fit", svi.model, args, svi.static_kwargs | kwargs, "dgp.fit(svi, key, 1000, X, y)")
-    file = Checkpoint("fit", checkpoint, checkpoint_every, force=force_resume)
+    file = CheckpointFile.of("fit", checkpoint)
     arguments = {f"argument {i + 1}": value for i, value in enumerate(args)}
     arguments |= {f"argument {name!r}": value for name, value in {**kwargs, **svi.static_kwargs}.items()}
     arrays, rebuild = split_arguments(args, kwargs)
@@ -135,7 +131,8 @@ def fit(
         def evaluate(state: SVIState, step: int) -> Array:
             return svi.evaluate(state, *args, **kwargs)
 
-        result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, skips=stable_update)
+        steps = Steps(advance, evaluate, skips=stable_update)
+        result = run_steps(svi, start, num_steps, steps, file, progress_bar)
     warn_of_first_loss("fit", sites, arrays, result.losses)
     warn_of_funnel("fit", svi, sites, start, result.params, args, kwargs)
     return result

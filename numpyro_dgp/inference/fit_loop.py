@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, unwrap
-from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.checkpoints import CheckpointFile
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 
-__all__ = ["CHUNK", "Advance", "Evaluate", "run_steps"]
+__all__ = ["CHUNK", "Advance", "Evaluate", "Steps", "run_steps"]
 
 CHUNK = 100
 """Steps whose losses are read from the device at once."""
@@ -40,16 +40,25 @@ Evaluate = Callable[[SVIState, int], Any]
 """``(state, step)`` to the loss of that step, computed without ``jit``, so that checks have values and can raise."""
 
 
+class Steps(NamedTuple):
+    """The steps of a fit.
+
+    Args:
+        advance: does at most :data:`CHUNK` steps. Called with the same arguments it must give the same results: the
+            steps before a loss that is not finite are done again.
+        evaluate: computes the loss of such a step again outside ``jit``, so that checks can raise the reason.
+        place: puts a state on the devices of the fit.
+        skips: whether a step whose loss is not finite leaves the state as it is, so that the fit can go on.
+    """
+
+    advance: Advance
+    evaluate: Evaluate
+    place: Callable[[SVIState], SVIState] = lambda state: state
+    skips: bool = False
+
+
 def run_steps(
-    svi: SVI,
-    start: SVIState,
-    num_steps: int,
-    advance: Advance,
-    evaluate: Evaluate,
-    checkpoint: Checkpoint,
-    progress_bar: bool,
-    place: Callable[[SVIState], SVIState] = lambda state: state,
-    skips: bool = False,
+    svi: SVI, start: SVIState, num_steps: int, steps: Steps, checkpoint: CheckpointFile, progress_bar: bool
 ) -> SVIRunResult:
     """Run a fit to its end, from the checkpoint if there is one.
 
@@ -58,13 +67,9 @@ def run_steps(
         start: the state before the first step.
         num_steps: total number of steps, those in the checkpoint included. A checkpoint of more steps gives its state
             as it is and the first ``num_steps`` losses.
-        advance: does at most :data:`CHUNK` steps. Called with the same arguments it must give the same results: the
-            steps before a loss that is not finite are done again.
-        evaluate: computes the loss of such a step again outside ``jit``, so that checks can raise the reason.
+        steps: what is done.
         checkpoint: where to continue from and what to write, reserved by the caller.
         progress_bar: show a progress bar.
-        place: puts a state on the devices of the fit.
-        skips: whether a step whose loss is not finite leaves the state as it is, so that the fit can go on.
 
     Raises:
         ValueError: a loss that is not finite, or, where such steps are skipped, no other; a step that made a parameter
@@ -72,20 +77,20 @@ def run_steps(
         KeyboardInterrupt: after an interruption; the message says what has been saved.
     """
     state, saved = checkpoint.resume(start)
-    state, losses, done = place(state), [saved] if len(saved) else [], len(saved)
+    state, losses, done = steps.place(state), [saved] if len(saved) else [], len(saved)
     reached = state, done
     try:
         with tqdm.tqdm(total=num_steps, initial=done, disable=not progress_bar) as bar:
             while done < num_steps:
                 until = checkpoint.next_write(done, num_steps)
                 count, before = min(CHUNK, until - done), state
-                state, found = advance(before, done, count)
+                state, found = steps.advance(before, done, count)
                 chunk = np.asarray(found)
                 bad = np.flatnonzero(~np.isfinite(chunk))
-                if not skips and len(bad):
-                    steps = int(bad[0])
-                    last = advance(before, done, steps)[0] if steps else before
-                    _explain(checkpoint.owner, evaluate, last, done + steps, chunk[steps])
+                if not steps.skips and len(bad):
+                    sound = int(bad[0])
+                    last = steps.advance(before, done, sound)[0] if sound else before
+                    _explain(checkpoint.owner, steps.evaluate, last, done + sound, chunk[sound])
                 losses.append(chunk)
                 done += count
                 reached = state, done
@@ -100,8 +105,8 @@ def run_steps(
     found_losses = np.concatenate(losses)
     params = Compiled(svi.constrain_fn)(svi.optim.get_params(state.optim_state))  # svi.get_params, in one program
     _require_finite(checkpoint.owner, params, done)
-    if skips:
-        _require_steps(checkpoint.owner, evaluate, state, found_losses)
+    if steps.skips:
+        _require_steps(checkpoint.owner, steps.evaluate, state, found_losses)
     _warn_of_overshoot(checkpoint.owner, found_losses)
     return SVIRunResult(params, state, jnp.asarray(found_losses[:num_steps]))
 
@@ -122,7 +127,9 @@ def _moves(fn: Likelihood) -> bool:
     return is_concrete(ranges) and any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(*ranges, strict=True))
 
 
-def _interrupted(checkpoint: Checkpoint, state: SVIState, done: int, num_steps: int, losses: list[np.ndarray]) -> str:
+def _interrupted(
+    checkpoint: CheckpointFile, state: SVIState, done: int, num_steps: int, losses: list[np.ndarray]
+) -> str:
     """Save what an interrupted fit has, and say where that is."""
     text = f"{checkpoint.owner}: interrupted after {done} of {num_steps} steps"
     if done and checkpoint.write(state, np.concatenate(losses)[:done]):

@@ -29,9 +29,9 @@ from numpyro_dgp._checks import require_count, require_finite_leaves, require_ke
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
-from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.checkpoints import Checkpoint, CheckpointFile
 from numpyro_dgp.inference.fit_identity import identify
-from numpyro_dgp.inference.fit_loop import run_steps
+from numpyro_dgp.inference.fit_loop import Steps, run_steps
 from numpyro_dgp.inference.fit_start import (
     require_compiling_itself,
     require_svi,
@@ -116,9 +116,7 @@ def fit_stream(
     stream: BatchSource,
     *,
     devices: Sequence[jax.Device] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1000,
-    force_resume: bool = False,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     init_params: dict[str, Array] | None = None,
     progress_bar: bool = True,
     **kwargs: Any,
@@ -132,10 +130,8 @@ def fit_stream(
         stream: the arguments of the program, batch by batch: a ``dgp.Stream``, or any ``dgp.extend.BatchSource``.
         devices: the rows of a batch are split over them and parameters copied to each, ``jax.devices()`` for all; by
             default the first device does everything. On several hosts (``jax.distributed``) all run the same call.
-        checkpoint: file to write every ``checkpoint_every`` steps and at the end, and to continue from if it exists.
-        checkpoint_every: steps between checkpoints.
-        force_resume: continue from the checkpoint even if it is of another fit, as long as the arrays of its state have
-            the same names, shapes and types.
+        checkpoint: file to write every 1000 steps and at the end, and to continue from if it exists; or a
+            :class:`Checkpoint` with other settings.
         init_params: initial values of some parameters, constrained, by name. A resumed fit takes none of them.
         progress_bar: show a progress bar.
         **kwargs: keyword arguments of the program, the same in every step.
@@ -172,7 +168,7 @@ def fit_stream(
     require_key("fit_stream", rng_key)
     require_keywords("fit_stream", fit_stream.__kwdefaults__, svi.model, kwargs)
     require_count("fit_stream", "num_steps", num_steps, "5000")
-    file = Checkpoint("fit_stream", checkpoint, checkpoint_every, jax.process_index() == 0, force_resume)
+    file = CheckpointFile.of("fit_stream", checkpoint, writes=jax.process_index() == 0)
     mesh = None if devices is None else Mesh(np.asarray(devices), ("rows",))
     first = _first_batch(stream, 1 if mesh is None else mesh.size)
 
@@ -203,8 +199,8 @@ def fit_stream(
             with one_thread:
                 return svi.evaluate(state, *batch, **kwargs)
 
-        place = partial(_everywhere, mesh=mesh)
-        result = run_steps(svi, start, num_steps, advance, evaluate, file, progress_bar, place)
+        steps = Steps(advance, evaluate, partial(_everywhere, mesh=mesh))
+        result = run_steps(svi, start, num_steps, steps, file, progress_bar)
     warn_of_first_loss("fit_stream", sites, arrays, result.losses)
     warn_of_funnel("fit_stream", svi, sites, start, result.params, arrays, kwargs)
     return result

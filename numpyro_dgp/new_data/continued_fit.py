@@ -39,10 +39,10 @@ from numpyro_dgp.analysis.sites import scaled_log_prob, site_kind
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import Run
-from numpyro_dgp.inference.checkpoints import Checkpoint
+from numpyro_dgp.inference.checkpoints import CheckpointFile
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import split_arguments, steps_of
-from numpyro_dgp.inference.fit_loop import run_steps
+from numpyro_dgp.inference.fit_loop import Steps, run_steps
 from numpyro_dgp.inference.fit_start import require_compiling_itself, start_of_fit
 from numpyro_dgp.inference.program_sites import Rebuild, SitesOfFit, sites_of_fit
 from numpyro_dgp.math.linalg import cholesky
@@ -260,8 +260,8 @@ class Continued:
         if self.rows_only:
             own = {name for name, site in sites.parameters.items() if site.per_row}
             if not own:
-                return Posterior(model, guide, start, site=posterior.site)
-            fit = Posterior(model, guide, start, site=posterior.site)
+                return Posterior(model, guide, start, site=posterior.site, options=posterior.options)
+            fit = Posterior(model, guide, start, site=posterior.site, options=posterior.options)
             found = best_of_prior(fit, rng_key, rebuild, arrays)
             named = {f"{name}_{guide.prefix}_loc": value for name, value in found.items()}
             start |= {name: named[name] for name in own & named.keys()}
@@ -272,7 +272,7 @@ class Continued:
         params = result.params
         if self.rows_only:  # what stays, as it was: constraints round
             params = params | {name: value for name, value in start.items() if name not in own}
-        return Posterior(model, guide, params, site=posterior.site)
+        return Posterior(model, guide, params, site=posterior.site, options=posterior.options)
 
     def _fit(
         self, svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array], start: dict[str, Array]
@@ -294,8 +294,8 @@ class Continued:
             args, kwargs = rebuild(arrays)
             state = jax.lax.fori_loop(0, self.num_steps, lambda _, s: svi.update(s, *args, **kwargs)[0], state)
             return SVIRunResult(svi.get_params(state), state, jnp.zeros(0))
-        no_file = Checkpoint(self.owner, None, self.num_steps)
-        return run_steps(svi, state, self.num_steps, advance, evaluate, no_file, self.progress_bar)
+        steps = Steps(advance, evaluate)
+        return run_steps(svi, state, self.num_steps, steps, CheckpointFile(self.owner, None), self.progress_bar)
 
     def _require_shared(self, sites: SitesOfFit) -> None:
         own = sorted(name for name, site in sites.parameters.items() if site.per_row)

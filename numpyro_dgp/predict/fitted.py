@@ -9,6 +9,7 @@ Processes without inducing values at new rows: given their values at the rows of
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, Self
@@ -19,7 +20,14 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_call, require_finite, require_finite_leaves, require_key
+from numpyro_dgp._checks import (
+    nearest,
+    require_call,
+    require_count,
+    require_finite,
+    require_finite_leaves,
+    require_key,
+)
 from numpyro_dgp._data import as_array, own
 from numpyro_dgp._numpyro import apart
 from numpyro_dgp._typing import Array, ArrayLike
@@ -50,6 +58,7 @@ from numpyro_dgp.predict.draws import (
 __all__ = [
     "Conditioned",
     "Fit",
+    "Options",
     "Target",
     "ValuesOfFit",
     "as_data",
@@ -120,6 +129,38 @@ def _noisy(noise: ArrayLike, outputs: int | None) -> Callable[[Array], dist.Dist
     return lambda v: dist.Normal(v, noise).to_event(1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a posterior predicts, the same in all of its methods.
+
+    Args:
+        num_samples: S, draws of the latent variables; ``None`` for the default of each method.
+        batch_size: rows at a time; ``None`` for all.
+        progress_bar: show progress over batches.
+
+    Raises:
+        ValueError: numbers that are not positive integers.
+    """
+
+    num_samples: int | None = None
+    batch_size: int | None = None
+    progress_bar: bool = True
+
+    def __post_init__(self) -> None:
+        for name, example in (("num_samples", "100"), ("batch_size", "10_000")):
+            if (value := getattr(self, name)) is not None:
+                require_count("Posterior.using", name, value, example)
+        if not isinstance(self.progress_bar, bool):
+            raise ValueError(
+                f"Posterior.using: expected progress_bar to be True or False, got {self.progress_bar!r}: False for none"
+            )
+
+    def using(self, num_samples: int | None, batch_size: int | None, progress_bar: bool | None) -> Options:
+        """These options with those in place that are not ``None``."""
+        given: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "progress_bar": progress_bar}
+        return dataclasses.replace(self, **{name: value for name, value in given.items() if value is not None})
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fit:
     """A fitted program and its runs at new inputs.
@@ -131,6 +172,7 @@ class Fit:
         samples: draws of the latent sites, instead of a guide.
         site: the observed site.
         data: arguments of the fit, positional ones and a dict, of programs with exact processes; :meth:`on` gives them.
+        options: of predictions; :meth:`Posterior.using` gives them.
 
     Raises:
         ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
@@ -142,6 +184,7 @@ class Fit:
     samples: Mapping[str, Array] | None = None
     site: str | None = None
     data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    options: Options = Options()
 
     def __post_init__(self) -> None:
         require_fit(self.model, self.guide, self.params, self.samples, self.site)
@@ -219,6 +262,7 @@ class Fit:
             "give those of the fit without observations, posterior.predict(key, X), posterior.layers(key, X), of a "
             "program def model(X, y=None)"
         )
+        _require_no_options(self.model, kwargs)
         require_call("Posterior", self.model, args, kwargs, hint)
         call = own = inspect_call(self._with_parameters(), self.site, args, kwargs)
         if self.data is not None and call.exact and not (or_of_fit and call.candidates and not call.predicted):
@@ -365,6 +409,28 @@ def require_arguments(key: Any, leaves: list[Any]) -> None:
     require_finite_leaves("inputs", leaves)
     if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
         raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
+
+
+def _require_no_options(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise if a keyword argument is an option of predictions and no parameter of the program."""
+    try:
+        parameters = inspect.signature(model).parameters.values()
+    except (TypeError, ValueError):  # a callable that has no signature
+        return
+    own = [field.name for field in dataclasses.fields(Options)]
+    takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters)
+    for name in kwargs.keys() - {p.name for p in parameters if p.kind != p.VAR_KEYWORD}:
+        option = name if name in own else None if takes_any else nearest(name, (*own, "X_variance"))
+        if option in own:
+            raise ValueError(
+                f"Posterior: expected arguments of the program, got {name!r}, which is none of its parameters: options "
+                f"are given before, posterior.using({option}=...).predict(key, X)"
+            )
+        if option is not None:
+            raise ValueError(
+                f"Posterior: expected arguments of the program, got {name!r}, which is none of its parameters: "
+                "predict, predict_function, log_density, probs and quantile take X_variance=..."
+            )
 
 
 def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) -> None:

@@ -34,7 +34,7 @@ from numpyro_dgp.predict import quantities
 from numpyro_dgp.predict.draws import DrawFunctions, hidden_values, over_all_rows, sample_values
 from numpyro_dgp.predict.fitted import Fit, Target
 from numpyro_dgp.predict.predictor import Predictor
-from numpyro_dgp.predict.quantities import Options, Quantity, observed_function
+from numpyro_dgp.predict.quantities import Quantity, observed_function
 
 __all__ = ["FunctionPredictions", "jointly_of"]
 
@@ -111,9 +111,7 @@ def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:
 class FunctionPredictions(Fit):
     """A fitted program, the compiled programs of its predictions, and predictions of whole functions."""
 
-    def predict_jointly(
-        self, key: Array, *args: Any, num_samples: int | None = None, num_features: int = 1024, **kwargs: Any
-    ) -> JointMixture:
+    def predict_jointly(self, key: Array, *args: Any, num_features: int = 1024, **kwargs: Any) -> JointMixture:
         """Joint moments of the function under the observed ``Likelihood`` at the rows of a call: a mixture over draws.
 
         As :meth:`predict_function`, with the covariances between rows: variances are the same. Given each draw, the
@@ -126,8 +124,6 @@ class FunctionPredictions(Fit):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: S; with ``samples``, that many of them, evenly spaced. 100 by default, or all draws if
-                ``samples`` has fewer.
             num_features: random functions in each prior draw of a layer below, as for :meth:`functions`.
             **kwargs: keyword arguments of the model.
 
@@ -136,28 +132,18 @@ class FunctionPredictions(Fit):
                 one function under the ``Likelihood``, or a kernel below the last layer without random features.
         """
         require_count("Posterior.predict_jointly", "num_features", num_features, "1024")
-        quantity = Quantity(jointly_of, settings=(num_features,))
-        found: JointMixture = self._predictor(quantity, key, Options(num_samples, every=True), args, kwargs)
+        quantity = Quantity(jointly_of, settings=(num_features,), every=True)
+        together = dataclasses.replace(self.options, batch_size=None)
+        found: JointMixture = self._predictor(quantity, key, together, args, kwargs)
         return found
 
-    def functions(
-        self,
-        key: Array,
-        *,
-        num_samples: int | None = None,
-        num_features: int = 1024,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
-    ) -> Callable[..., dict[str, Array]]:
-        """Draws of whole functions, consistent across inputs.
+    def functions(self, key: Array, *, num_features: int = 1024) -> Callable[..., dict[str, Array]]:
+        """Draws of whole functions, consistent across inputs; 10 by default, or all if ``samples`` has fewer.
 
         Args:
             key: PRNG key; it fixes the draws.
-            num_samples: S; 10 by default, or all draws if ``samples`` has fewer.
             num_features: random functions in each prior draw; the covariance is exact for any number of them, and the
                 distribution is Gaussian in the limit of many.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
 
         Returns:
             A function of the model's arguments, giving ``{site: values (S, N, ...)}`` for every hidden layer and for
@@ -168,9 +154,8 @@ class FunctionPredictions(Fit):
         """
         require_key("Posterior", key)
         require_count("Posterior.functions", "num_features", num_features, "1024")
-        options = Options(num_samples, batch_size, progress_bar, default=10)
-        quantity = Quantity(quantities.functions_of, settings=(num_features,))
-        return lambda *args, **kwargs: self._predictor(quantity, key, options, args, kwargs)
+        quantity = Quantity(quantities.functions_of, settings=(num_features,), num_samples=10)
+        return lambda *args, **kwargs: self._predictor(quantity, key, self.options, args, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled and copied without its compiled programs."""

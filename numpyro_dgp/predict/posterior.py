@@ -13,7 +13,7 @@ Leaving out the variance of the means is the usual mistake (Salimbeni, 2020, equ
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from numpyro_dgp.predict import quantities
 from numpyro_dgp.predict.fitted import Target, as_data, require_arguments
 from numpyro_dgp.predict.function_predictions import FunctionPredictions
 from numpyro_dgp.predict.quantiles import Levels, spread_of
-from numpyro_dgp.predict.quantities import Options, Quantity
+from numpyro_dgp.predict.quantities import Quantity
 
 __all__ = ["Posterior"]
 
@@ -54,6 +54,8 @@ class Posterior(FunctionPredictions):
         samples: draws of the latent sites, from ``mcmc.get_samples()`` or ``guide.sample_posterior``, instead of a
             guide. Sites with one value per datum are ignored: at new inputs the program draws them.
         site: the observed site; needed only when it is not a ``Likelihood``, or when there are several.
+        data: arguments of the fit; :meth:`on` gives them.
+        options: numbers of draws and of rows; :meth:`using` gives them.
 
     Raises:
         ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
@@ -79,14 +81,49 @@ class Posterior(FunctionPredictions):
 
     __repr__ = brief
 
+    def using(
+        self, *, num_samples: int | None = None, batch_size: int | None = None, progress_bar: bool | None = None
+    ) -> Self:
+        """The same posterior with other options, ``posterior.using(num_samples=500).predict(key, X)``.
+
+        They hold for all of its predictions. Compiled programs are shared by both, so that it costs nothing.
+
+        Args:
+            num_samples: S, draws of the latent variables; of ``samples`` that many, evenly spaced. By default 100, and
+                10 of :meth:`functions`; all draws if ``samples`` has fewer; one where all would be the same.
+            batch_size: rows predicted at a time, for results in NumPy arrays; by default all together, as
+                :meth:`predict_jointly` and :meth:`layers` always do.
+            progress_bar: show a progress bar over batches; by default it is shown.
+
+        Returns:
+            A copy; what is not given here stays as it is.
+
+        Raises:
+            ValueError: numbers that are not positive integers.
+
+        Example:
+            >>> import jax, numpyro
+            >>> import jax.numpy as jnp
+            >>> import numpyro.distributions as dist
+            >>> import numpyro_dgp as dgp
+            >>> def model(X, y=None):
+            ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
+            ...     with numpyro.plate("data", len(X)):
+            ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+            >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((100, 5))})
+            >>> few = posterior.using(num_samples=20, batch_size=1000, progress_bar=False)
+            >>> few.sample(jax.random.key(0), jnp.zeros((3, 1))).shape
+            (20, 3)
+        """
+        found = dataclasses.replace(self, options=self.options.using(num_samples, batch_size, progress_bar))
+        vars(found)["_predictor"] = self._predictor
+        return found
+
     def predict(
         self,
         key: Array,
         *args: Any,
         X_variance: ArrayLike | None = None,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
         **kwargs: Any,
     ) -> Mixture:
         """Moments of y at new inputs, a mixture over draws.
@@ -99,23 +136,19 @@ class Posterior(FunctionPredictions):
             *args: arguments of the model without observations.
             X_variance: variances of the inputs, the first argument, where they are known with an error: a shape that
                 broadcasts to theirs. The mixture is over the inputs too.
-            num_samples: S; with ``samples``, that many of them, evenly spaced. 100 by default, all draws if
-                ``samples`` has fewer, or one where all are the same.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
 
         Raises:
             ValueError: NaN or infinite inputs, observations of the predicted site among the arguments, a model that
                 subsamples or whose functions depend on the inputs, parameters or draws that are missing, a
                 distribution of y that has no mean, an index among the arguments that is outside of its array, as of a
-            group that the fit has not seen, or ``batch_size`` with rows that are not predicted independently.
+            group that the fit has not seen, or a batch size with rows that are not predicted independently.
 
         Warns:
             UserWarning: a mean or variance that is infinite or NaN; inputs at which a representation says nothing, such
                 as those outside of a ``Basis``.
         """
-        found = self._predictor(_MOMENTS, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs)
+        found = self._predictor(_MOMENTS, key, self.options, args, kwargs, X_variance)
         quantities.warn_infinite(found)
         return found
 
@@ -125,9 +158,6 @@ class Posterior(FunctionPredictions):
         y: ArrayLike,
         *args: Any,
         X_variance: ArrayLike | None = None,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
         **kwargs: Any,
     ) -> Array:
         """Log predictive density of each observation, log mean over draws: shape (N,).
@@ -137,9 +167,6 @@ class Posterior(FunctionPredictions):
             y: observations, of the shape of the observed site.
             *args: arguments of the model without observations.
             X_variance: as for :meth:`predict`.
-            num_samples: the number of draws, S.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
 
         Raises:
@@ -147,17 +174,13 @@ class Posterior(FunctionPredictions):
         """
         require_finite("observations y", y, MISSING)
         self._predictor.range(args, kwargs).require("Posterior.log_density", y)
-        options = Options(num_samples, batch_size, progress_bar, X_variance)
-        return self._predictor(_DENSITIES, key, options, (jnp.asarray(y), *args), kwargs)
+        return self._predictor(_DENSITIES, key, self.options, (jnp.asarray(y), *args), kwargs, X_variance)
 
     def probs(
         self,
         key: Array,
         *args: Any,
         X_variance: ArrayLike | None = None,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
         **kwargs: Any,
     ) -> Array:
         r"""Probabilities of the K labels of y at new inputs, averaged over draws: shape (N, K).
@@ -171,9 +194,6 @@ class Posterior(FunctionPredictions):
             key: PRNG key.
             *args: arguments of the model without observations.
             X_variance: as for :meth:`predict`.
-            num_samples: the number of draws, S.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
 
         Raises:
@@ -197,17 +217,12 @@ class Posterior(FunctionPredictions):
             >>> p.shape, p.argmax(1)
             ((2, 2), Array([0, 1], dtype=int32))
         """
-        return self._predictor(
-            _PROBABILITIES, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs
-        )
+        return self._predictor(_PROBABILITIES, key, self.options, args, kwargs, X_variance)
 
     def sample(
         self,
         key: Array,
         *args: Any,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
         **kwargs: Any,
     ) -> Array:
         """Draws of y at new inputs, one for every draw of the latent variables: shape (S, N, ...).
@@ -217,15 +232,12 @@ class Posterior(FunctionPredictions):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: the number of draws, S.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
 
         Raises:
             ValueError: as :meth:`predict`.
         """
-        return self._predictor(_DRAWS, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
+        return self._predictor(_DRAWS, key, self.options, args, kwargs)
 
     def quantile(
         self,
@@ -233,9 +245,6 @@ class Posterior(FunctionPredictions):
         q: ArrayLike,
         *args: Any,
         X_variance: ArrayLike | None = None,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
         **kwargs: Any,
     ) -> Array:
         """Quantiles of y at new inputs, entry by entry, for any distribution of y on a line.
@@ -249,9 +258,6 @@ class Posterior(FunctionPredictions):
             q: levels between 0 and 1, a number or an array, such as ``[0.05, 0.95]`` for an interval of 90 %.
             *args: arguments of the model without observations.
             X_variance: as for :meth:`predict`.
-            num_samples: the number of draws, S.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
 
         Returns:
@@ -276,16 +282,13 @@ class Posterior(FunctionPredictions):
         """
         levels = Levels.of(q)
         quantity = Quantity(spread_of, finish=levels, leading=len(levels.shape))
-        return self._predictor(quantity, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs)
+        return self._predictor(quantity, key, self.options, args, kwargs, X_variance)
 
     def predict_function(
         self,
         key: Array,
         *args: Any,
         X_variance: ArrayLike | None = None,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
         **kwargs: Any,
     ) -> Mixture:
         """Moments of the function under the observed ``Likelihood``, without the noise of y: a mixture over draws.
@@ -297,23 +300,17 @@ class Posterior(FunctionPredictions):
             key: PRNG key.
             *args: arguments of the model without observations.
             X_variance: as for :meth:`predict`.
-            num_samples: the number of draws, S.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
 
         Raises:
             ValueError: as :meth:`predict`, or an observed site that is not a ``Likelihood``.
         """
-        return self._predictor(_FUNCTION, key, Options(num_samples, batch_size, progress_bar, X_variance), args, kwargs)
+        return self._predictor(_FUNCTION, key, self.options, args, kwargs, X_variance)
 
     def hidden(
         self,
         key: Array,
         *args: Any,
-        num_samples: int | None = None,
-        batch_size: int | None = None,
-        progress_bar: bool = True,
         **kwargs: Any,
     ) -> dict[str, Array]:
         """Draws of the values of every hidden layer, independent across inputs: ``{site: (S, N, P)}``.
@@ -321,15 +318,12 @@ class Posterior(FunctionPredictions):
         Args:
             key: PRNG key.
             *args: arguments of the model without observations.
-            num_samples: the number of draws, S.
-            batch_size: rows predicted at a time, for results in NumPy arrays; all together by default.
-            progress_bar: show a progress bar over batches.
             **kwargs: keyword arguments of the model.
 
         Raises:
             ValueError: as :meth:`predict`.
         """
-        return self._predictor(_HIDDEN, key, Options(num_samples, batch_size, progress_bar), args, kwargs)
+        return self._predictor(_HIDDEN, key, self.options, args, kwargs)
 
     @one_thread
     def layers(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, tuple[Any, Array]]:

@@ -42,9 +42,7 @@ import tqdm
 from numpyro_dgp._checks import (
     inside_transformation,
     is_concrete,
-    require_count,
     require_key,
-    require_keywords,
     violated,
     with_checks,
 )
@@ -59,8 +57,8 @@ from numpyro_dgp.likelihoods.outcomes import Range
 from numpyro_dgp.math.linalg import safe_sqrt
 from numpyro_dgp.math.quadrature import shifted_normals, sobol_points
 from numpyro_dgp.predict.draws import DrawnSite, IndependentDraws, over_draws
-from numpyro_dgp.predict.fitted import Fit, Target, as_data, is_array, require_arguments
-from numpyro_dgp.predict.quantities import Options, Quantity
+from numpyro_dgp.predict.fitted import Fit, Options, Target, as_data, is_array, require_arguments
+from numpyro_dgp.predict.quantities import Quantity
 
 __all__ = [
     "ALL_COMPARED",
@@ -283,9 +281,7 @@ def at_uncertain_inputs(
     points = sobol_points(1 << (num_samples - 1).bit_length(), 0, math.prod(columns))[:num_samples]
     shift = jax.random.uniform(jax.random.fold_in(key, 0), points.shape[1:], X.dtype)
     errors = shifted_normals(jnp.asarray(points, X.dtype), shift).reshape(num_samples, *columns)
-    moved = quantity._replace(
-        of_draw=_at_moved, settings=(place, quantity.of_draw, quantity.settings), observations=place + 1
-    )
+    moved = quantity._replace(of_draw=_at_moved, settings=(quantity,), observations=place + 1)
     return moved, (*args[:place], safe_sqrt(variance), *args[place:]), {_ERRORS: errors}
 
 
@@ -302,25 +298,43 @@ def _require_free_name(model: Any) -> None:
 
 
 def _at_moved(
-    place: int,
-    of_draw: Any,
-    settings: tuple[Any, ...],
-    fit: Fit,
-    target: Any,
-    key: Array,
-    sample: dict[str, Array],
-    args: Any,
-    kwargs: Any,
+    quantity: Quantity, fit: Fit, target: Target, key: Array, sample: dict[str, Array], args: Any, kwargs: Any
 ) -> Any:
     """The quantity of one draw at inputs moved by its errors."""
     sample = dict(sample)
     errors = sample.pop(_ERRORS)
-    before, (scale, X, *rest) = args[:place], args[place:]
-    return of_draw(*settings, fit, target, key, sample, (*before, X + scale * errors, *rest), kwargs)
+    before, (scale, X, *rest) = args[: quantity.observations], args[quantity.observations :]
+    moved = (*before, X + scale * errors, *rest)
+    return quantity.of_draw(*quantity.settings, fit, target, key, sample, moved, kwargs)
 
 
 _TRIED = 10
 """Draws that are looked at without compilation, for the reason of NaN."""
+
+
+class _Program(NamedTuple):
+    """What one compiled program predicts.
+
+    Args:
+        quantity: what is predicted.
+        num_samples: the number of draws, S.
+        every: that many also where all are the same.
+        treedef: the structure of the arguments of the program.
+        constants: those of them that are no arrays, with ``None`` in the places of arrays.
+        target: what is predicted.
+    """
+
+    quantity: Quantity
+    num_samples: int
+    every: bool
+    treedef: Any
+    constants: tuple[Any, ...]
+    target: Target
+
+    def arguments(self, arrays: list[Any]) -> Any:
+        """Positional and keyword arguments of the program."""
+        merged = [c if a is None else a for a, c in zip(arrays, self.constants, strict=True)]
+        return jax.tree.unflatten(self.treedef, merged)
 
 
 class _Seen(NamedTuple):
@@ -355,7 +369,9 @@ class Predictor:
         self._rows: dict[Any, IndependentRows] = {}
         self._indices: dict[Any, ArgumentIndices] = {}
 
-    def __call__(self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any) -> Any:
+    def __call__(
+        self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any, X_variance: Any = None
+    ) -> Any:
         """The quantity of S draws.
 
         Args:
@@ -364,17 +380,17 @@ class Predictor:
             options: how.
             args: arguments of the model, behind those of the quantity.
             kwargs: its keyword arguments.
+            X_variance: variances of the inputs; ``None`` where they are known.
 
         Raises:
-            ValueError: a misspelt option; what the program says of these values where it runs without being compiled,
-                if a check of its fails or it predicts NaN.
+            ValueError: an option among the arguments; what the program says of these values where it runs without being
+                compiled, if a check of its fails or it predicts NaN.
         """
-        require_keywords("Posterior", Options._fields, self.fit.model, kwargs)
-        num_samples, samples = self._samples(options)
+        num_samples, samples = self._samples(quantity, options)
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
-        if options.X_variance is not None:
+        if X_variance is not None:
             require_key("Posterior", key)
-            quantity, args, errors = at_uncertain_inputs(self.fit, quantity, options.X_variance, key, num_samples, args)
+            quantity, args, errors = at_uncertain_inputs(self.fit, quantity, X_variance, key, num_samples, args)
             samples |= errors
         found = self._run(quantity, num_samples, samples, key, options, args, kwargs)
         leaves = jax.tree.leaves(found)
@@ -398,21 +414,19 @@ class Predictor:
     ) -> Any:
         leaves, treedef = jax.tree.flatten((args, kwargs))
         require_arguments(key, leaves)
-        if options.batch_size is not None:
-            require_count("Posterior", "batch_size", options.batch_size, "10_000")
-            if not is_concrete(key, leaves) or inside_transformation():
-                raise ValueError(
-                    "Posterior: expected arrays with batch_size=, whose batches are predicted one after the other, got "
-                    "traced ones: under jax.jit, jax.grad or jax.vmap leave batch_size out"
-                )
+        if options.batch_size is not None and (not is_concrete(key, leaves) or inside_transformation()):
+            raise ValueError(
+                "Posterior: expected arrays with batch_size=, whose batches are predicted one after the other, got "
+                "traced ones: under jax.jit, jax.grad or jax.vmap leave batch_size out"
+            )
         arrays = [leaf if is_array(leaf) else None for leaf in leaves]
         constants = tuple(None if is_array(leaf) else leaf for leaf in leaves)
         seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
         target = Target(seen.site, seen.plates)
-        every = options.every or options.num_samples is not None or bool(samples)
-        name = quantity, num_samples, every, treedef, constants, target
+        every = quantity.every or options.num_samples is not None or bool(samples)
+        name = _Program(quantity, num_samples, every, treedef, constants, target)
         if name not in self._programs:
-            self._programs[name] = Compiled(partial(_predicted, self.fit, *name))
+            self._programs[name] = Compiled(partial(_predicted, self.fit, name))
 
         def run(arrays: list[Any], batch: Any) -> Any:
             sound, found = self._programs[name](key, samples, arrays, batch)
@@ -436,12 +450,12 @@ class Predictor:
                 "or numbers computed from how many rows there are: leave batch_size out"
             )
         if not any(map(_is_float, jax.tree.leaves(found))):  # labels and counts cannot be NaN
-            whole = partial(_predicted, self.fit, *name)
+            whole = partial(_predicted, self.fit, name)
             _shapes_of(lambda key, samples: whole(key, samples, arrays, None), key, samples)
         return found
 
     def _require_sound(
-        self, name: Any, sound: np.ndarray, key: Array, samples: dict[str, Array], arrays: list[Any], batch: Any
+        self, name: _Program, sound: np.ndarray, key: Array, samples: dict[str, Array], arrays: list[Any], batch: Any
     ) -> None:
         """Raise, or warn, where a check of a prediction failed, or an argument picks a row that an array does not have.
 
@@ -461,13 +475,12 @@ class Predictor:
         outside = self._indices[closed.jaxpr].outside(jax.tree.leaves(inputs))
         if sound.all() and not outside:
             return
-        quantity, num_samples, _, treedef, constants, target = name
         i = int(sound.argmin())
         sample = {site: values[i] for site, values in samples.items()}
-        args, kwargs = _arguments(treedef, constants, arrays)
-        draw, target = jax.random.split(key, num_samples)[i], target._replace(batch=batch)
+        args, kwargs = name.arguments(arrays)
+        draw, target = jax.random.split(key, name.num_samples)[i], name.target._replace(batch=batch)
         with numpyro.validation_enabled(not outside):  # the index is the reason of what NumPyro would say
-            _of_draw(quantity, self.fit, target, draw, sample, args, kwargs)
+            _of_draw(name.quantity, self.fit, target, draw, sample, args, kwargs)
         require_inside("Posterior", outside)
 
     def range(self, args: Any, kwargs: Any) -> Range:
@@ -493,13 +506,11 @@ class Predictor:
         index = np.linspace(0, total - 1, num_samples).astype(int)
         return {name: jnp.asarray(value)[index] for name, value in self.fit.samples.items()}
 
-    def _samples(self, options: Options) -> tuple[int, dict[str, Array]]:
-        num_samples = options.num_samples
+    def _samples(self, quantity: Quantity, options: Options) -> tuple[int, dict[str, Array]]:
+        num_samples, samples = options.num_samples, self.fit.samples
         if num_samples is None:
-            samples = self.fit.samples
-            num_samples = options.default
-            num_samples = num_samples if samples is None else min(num_samples, len(next(iter(samples.values()))))
-        require_count("Posterior", "num_samples", num_samples, "100")
+            most = quantity.num_samples
+            num_samples = most if samples is None else min(most, len(next(iter(samples.values()))))
         return num_samples, self.thinned(num_samples)
 
     def _seen(self, args: Any, kwargs: Any, needs_site: bool) -> _Seen:
@@ -518,7 +529,13 @@ class Predictor:
 
     @one_thread
     def _independent(
-        self, name: Any, key: Array, samples: Any, arrays: list[Any], sizes: tuple[int, ...], batch_size: int | None
+        self,
+        name: _Program,
+        key: Array,
+        samples: Any,
+        arrays: list[Any],
+        sizes: tuple[int, ...],
+        batch_size: int | None,
     ) -> RowLayout | None:
         """Where the rows of a call are that runs at another number of rows, if they are predicted independently and may
         be moved to the host. With ``batch_size`` a single row is found too."""
@@ -526,13 +543,12 @@ class Predictor:
         traced = not is_concrete(given, key, samples) or inside_transformation()
         if traced or (batch_size is None and any(getattr(a, "committed", False) for a in given)):
             return None
-        quantity, _, _, treedef, constants, target = name
         shapes = [None if a is None else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
         draw = jax.eval_shape(lambda: (key, {site: value[0] for site, value in samples.items()}))
 
         def run(key: Array, sample: Any, arrays: list[Any]) -> Any:
-            args, kwargs = _arguments(treedef, constants, arrays)
-            return _of_draw(quantity, self.fit, target, key, sample, args, kwargs)
+            args, kwargs = name.arguments(arrays)
+            return _of_draw(name.quantity, self.fit, name.target, key, sample, args, kwargs)
 
         for count in sizes if batch_size is None else (*sizes, 1):
             # A program is another one at a single row, where axes of length 1 broadcast.
@@ -545,11 +561,11 @@ class Predictor:
             )
             place = name, by_row, tails
             if place not in self._rows:
-                self._rows[place] = IndependentRows(run, draw, shapes, by_row, target.plates)
+                self._rows[place] = IndependentRows(run, draw, shapes, by_row, name.target.plates)
             known = self._rows[place]
             rows = known.rows
             if rows is not None and (rows.are_found if count == 1 else known.at(count) and known.at(size)):
-                return rows._replace(total=count, size=size, results=quantity.axes_of_rows(rows.results))
+                return rows._replace(total=count, size=size, results=name.quantity.axes_of_rows(rows.results))
         return None
 
 
@@ -562,10 +578,6 @@ def _is_float(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
-def _arguments(treedef: Any, constants: tuple[Any, ...], arrays: list[Any]) -> Any:
-    return jax.tree.unflatten(treedef, [c if a is None else a for a, c in zip(arrays, constants, strict=True)])
-
-
 @apart()
 def _of_draw(
     quantity: Quantity, fit: Fit, target: Target, key: Array, sample: Mapping[str, Array], args: Any, kwargs: Any
@@ -576,22 +588,17 @@ def _of_draw(
 
 def _predicted(
     fit: Fit,
-    quantity: Quantity,
-    num_samples: int,
-    every: bool,
-    treedef: Any,
-    constants: tuple[Any, ...],
-    target: Target,
+    program: _Program,
     key: Array,
     samples: dict[str, Array],
     arrays: list[Array | None],
     batch: Array | None,
 ) -> Any:
-    args, kwargs = _arguments(treedef, constants, arrays)
-    of_draw = partial(_of_draw, quantity, fit, target._replace(batch=batch))
+    args, kwargs = program.arguments(arrays)
+    of_draw = partial(_of_draw, program.quantity, fit, program.target._replace(batch=batch))
     width = max([len(a) for a in arrays if a is not None and a.ndim], default=1)
     dtype = jnp.result_type(jnp.float32, *(a for a in arrays if a is not None))
-    draws = jax.random.split(key, num_samples), samples
+    draws = jax.random.split(key, program.num_samples), samples
     checked = with_checks(lambda key, sample: of_draw(key, sample, args, kwargs), hidden=True)
-    sound, found = over_draws(checked, draws, width, dtype, every=every)
-    return sound, found if quantity.finish is None else quantity.finish(found)
+    sound, found = over_draws(checked, draws, width, dtype, every=program.every)
+    return sound, found if program.quantity.finish is None else program.quantity.finish(found)

@@ -2,7 +2,7 @@
 
 Each function takes the fit, what is predicted, a key, one draw of MCMC and the arguments of the model.
 
-What is predicted, from how many draws, and how many rows at a time.
+What is predicted, and from how many draws by default.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from numpyro_dgp.predict.draws import DrawFunctions, hidden_values, over_all_row
 from numpyro_dgp.predict.fitted import Fit, Target
 
 __all__ = [
-    "Options",
     "Quantity",
     "densities_of",
     "draws_of",
@@ -165,26 +164,6 @@ def _log_density(fn: Any, y: Array) -> Array:
     return fn.log_marginal(y) if isinstance(fn, Likelihood) else fn.log_prob(y)
 
 
-class Options(NamedTuple):
-    """How many draws, and how many rows at a time.
-
-    Args:
-        num_samples: S; ``None`` for ``default``, or as many as there are, or one where all are the same.
-        batch_size: rows at a time; ``None`` for all.
-        progress_bar: show progress over batches.
-        X_variance: variances of the inputs; ``None`` where they are known.
-        default: number of draws.
-        every: that many also where all are the same.
-    """
-
-    num_samples: int | None = None
-    batch_size: int | None = None
-    progress_bar: bool = True
-    X_variance: Any = None
-    default: int = 100
-    every: bool = False
-
-
 class Quantity(NamedTuple):
     """What is predicted.
 
@@ -195,6 +174,8 @@ class Quantity(NamedTuple):
         needs_site: whether it is of a single observed site.
         observations: how many of the arguments come before those of the model.
         leading: how many axes ``finish`` puts before those of one draw.
+        num_samples: the number of draws by default; fewer where ``samples`` has fewer.
+        every: that many also where all are the same.
     """
 
     of_draw: Callable[..., Any]
@@ -203,6 +184,8 @@ class Quantity(NamedTuple):
     needs_site: bool = True
     observations: int = 0
     leading: int = 0
+    num_samples: int = 100
+    every: bool = False
 
     def axes_of_rows(self, of_draw: Sequence[int | None]) -> tuple[int | None, ...]:
         """The axis of rows of every result, given that of everything computed from one draw."""

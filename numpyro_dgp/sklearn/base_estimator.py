@@ -38,7 +38,7 @@ from numpyro_dgp.predict.posterior import Posterior
 from numpyro_dgp.predict.predictor import round_up
 from numpyro_dgp.sklearn.layered_program import LayeredProgram, Outcome, starts_of
 
-__all__ = ["DeepGPEstimator", "SameDraws", "default_num_inducing", "default_num_steps", "filled_up", "train"]
+__all__ = ["DeepGPEstimator", "SameDraws", "default_num_inducing", "default_num_steps", "filled_up"]
 
 _RAMP = log_linear(1e-4, 0.2, 40)
 
@@ -64,53 +64,6 @@ def filled_up(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def train(
-    program: Callable[..., Any],
-    guide: Callable[..., Any],
-    X: Array,
-    y: Array,
-    weights: np.ndarray | None = None,
-    *,
-    num_steps: int,
-    learning_rate: float,
-    batch_size: int,
-    seed: int,
-    progress_bar: bool,
-) -> tuple[SVIRunResult, tuple[Array, Array, Array]]:
-    """Fit a program; step sizes fall to zero by a cosine.
-
-    Gaussian q(v) of the last layer take natural steps, of size 0.2 after a ramp; all other parameters take steps of
-    Adam.
-
-    Args:
-        program: a program of X, y, which rows are known, and the rows of a minibatch.
-        guide: its guide.
-        X: inputs (N, D).
-        y: observations (N, ...).
-        weights: how many times each row counts (N,), once by default.
-        num_steps: number of steps.
-        learning_rate: of Adam in the first step.
-        batch_size: rows of a minibatch, where there are more.
-        seed: of random numbers.
-        progress_bar: show a progress bar.
-
-    Returns:
-        The fit, and the data that it ran at.
-    """
-    size = filled_up(len(X))
-    index = np.minimum(np.arange(size), len(X) - 1)
-    known = jnp.arange(size) < len(X)
-    counts = known if weights is None else known * jnp.asarray(weights[index], X.dtype)
-    data = jnp.asarray(np.asarray(X)[index]), jnp.asarray(np.asarray(y)[index]), counts
-    fall = optax.cosine_decay_schedule(1.0, num_steps)
-    adam = optax.adam(lambda step: learning_rate * fall(step))
-    natural = isinstance(guide, Guide) and guide.config.rules.inducing.gaussian is not None
-    optimizer = NaturalGradient(guide, lambda step: _RAMP(step) * fall(step), adam) if natural else adam  # type: ignore[arg-type]
-    rows = batch_size if batch_size < size else None
-    svi = SVI(program, guide, optimizer, ELBO())
-    return fit(svi, jax.random.key(seed), num_steps, *data, rows, progress_bar=progress_bar), data
-
-
 _BLOCK = 500
 
 
@@ -121,13 +74,12 @@ class SameDraws:
     functions of the row they are smooth, and a row is predicted alike alone, in any order and in any company.
 
     Args:
-        posterior: the fit.
+        posterior: the fit, with its number of draws.
         seed: of the draws.
-        num_samples: the number of draws, S.
     """
 
-    def __init__(self, posterior: Posterior, seed: int, num_samples: int) -> None:
-        self.posterior, self.seed, self.num_samples = posterior, seed, num_samples
+    def __init__(self, posterior: Posterior, seed: int) -> None:
+        self.posterior, self.seed = posterior, seed
         self._programs: dict[Any, Compiled] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,7 +122,7 @@ class SameDraws:
         posterior = dataclasses.replace(self.posterior, params=params)  # arguments, so that fits share the program
         before: tuple[Any, ...] = (np.array(settings),) if settings else tuple(other[None] for other in others)
         run: Callable[..., Any] = getattr(posterior, method)
-        found = run(key, *before, x[None], num_samples=self.num_samples)
+        found = run(key, *before, x[None])
         if method == "predict":
             return found.mean[0], found.variance[0]
         return found[:, 0] if settings else found[0]
@@ -216,22 +168,36 @@ class DeepGPEstimator(BaseEstimator):
         num_inducing = self.num_inducing or default_num_inducing(len(X))
         self.model_ = LayeredProgram(starts_of(inputs, self.layers, num_inducing, start), kernel, outcome)
         self.guide_ = guide(self.model_)
-        result, data = train(
-            self.model_,
-            self.guide_,
-            inputs,
-            y,
-            weights,
-            num_steps=self.num_steps or default_num_steps(len(X)),
-            learning_rate=self.learning_rate,
-            batch_size=self.batch_size,
-            seed=fit,
-            progress_bar=bool(self.verbose),
-        )
+        result, data = self._trained(inputs, y, weights, fit)
         self.params_, self.losses_ = result.params, np.asarray(result.losses)
         fitted = self.guide_.on(*data) if isinstance(self.guide_, Guide) else self.guide_
         self.posterior_ = Posterior(self.model_, fitted, self.params_)
-        self._predictions = SameDraws(self.posterior_, draws, self.num_samples)
+        self._predictions = SameDraws(self.posterior_.using(num_samples=self.num_samples), draws)
+
+    def _trained(
+        self, X: Array, y: Array, weights: np.ndarray | None, seed: int
+    ) -> tuple[SVIRunResult, tuple[Array, Array, Array]]:
+        """Fit the program to inputs (N, D), observations (N, ...) and how many times each row counts (N,); step sizes
+        fall to zero by a cosine.
+
+        Gaussian q(v) of the last layer take natural steps, of size 0.2 after a ramp; all other parameters take steps of
+        Adam.
+
+        Returns:
+            The fit, and the data that it ran at: rows are filled up.
+        """
+        num_steps, size = self.num_steps or default_num_steps(len(X)), filled_up(len(X))
+        index = np.minimum(np.arange(size), len(X) - 1)
+        known = jnp.arange(size) < len(X)
+        counts = known if weights is None else known * jnp.asarray(weights[index], X.dtype)
+        data = jnp.asarray(np.asarray(X)[index]), jnp.asarray(np.asarray(y)[index]), counts
+        guide, rate, fall = self.guide_, self.learning_rate, optax.cosine_decay_schedule(1.0, num_steps)
+        adam = optax.adam(lambda step: rate * fall(step))
+        natural = isinstance(guide, Guide) and guide.config.rules.inducing.gaussian is not None
+        optimizer = NaturalGradient(guide, lambda step: _RAMP(step) * fall(step), adam) if natural else adam
+        svi = SVI(self.model_, guide, optimizer, ELBO())
+        rows = self.batch_size if self.batch_size < size else None
+        return fit(svi, jax.random.key(seed), num_steps, *data, rows, progress_bar=bool(self.verbose)), data
 
     def _counted(self, X: np.ndarray, y: np.ndarray, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         """The rows with a weight, and their weights (N,), ``None`` where all count once."""

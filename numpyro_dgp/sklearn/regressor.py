@@ -200,7 +200,8 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draws of y at new inputs: whole functions, the same at all rows, with independent noise.
 
-        Draws without noise are ``posterior_.functions(key, num_samples=S)``, a function of inputs in standard units.
+        Draws without noise are ``posterior_.using(num_samples=S).functions(key)``, a function of inputs in standard
+        units.
 
         Args:
             X: inputs (N, D).
@@ -217,7 +218,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         require_count("DeepGPRegressor.sample_y", "n_samples", n_samples, "10")
         key = jax.random.key(check_random_state(random_state).randint(np.iinfo(np.int32).max))
         function_key, settings_key, noise_key = jax.random.split(key, 3)
-        functions = self.posterior_.functions(function_key, num_samples=n_samples)(inputs)["y"]
+        functions = self.posterior_.using(num_samples=n_samples).functions(function_key)(inputs)["y"]
         draws = Predictive(self.posterior_.guide, params=self.params_, num_samples=n_samples)(settings_key, inputs[:1])
         outcome = self.model_.outcome
         settings = {name: draws[name] for name in outcome.names}

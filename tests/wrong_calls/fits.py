@@ -210,9 +210,7 @@ WRONG = [
     Wrong("checkpoint: no name", lambda: fit(checkpoint=""), "expected checkpoint to be a path, got ''"),
     Wrong("checkpoint: a folder", lambda: fit(checkpoint=FOLDER), "path of a file, got the folder"),
     Wrong("checkpoint: under a file", lambda: fit(checkpoint=file("a", b"") / "b"), "a path that can be written, got"),
-    Wrong(
-        "checkpoint: never written", lambda: fit(checkpoint="a", checkpoint_every=0), rf"checkpoint_every {POSITIVE} 0"
-    ),
+    Wrong("checkpoint: never written", lambda: fit(checkpoint=dgp.Checkpoint("a", every=0)), rf"every {POSITIVE} 0"),
     Wrong("checkpoint: empty file", lambda: fit(checkpoint=file("zero", b"")), "got an empty file, 0 bytes"),
     Wrong("checkpoint: text", lambda: fit(checkpoint=file("text", b"losses: 3")), r"got no \.npz file, 9 bytes"),
     Wrong("checkpoint: cut off", lambda: fit(checkpoint=file("cut", b"PK\3\4half")), "a damaged or truncated file"),

@@ -122,7 +122,9 @@ FOR_MCMC = [
         r"fit_stream: expected keyword arguments of its own or of the program, got 'device' \(nearest: 'devices'\)",
     ),
     Wrong("minimize: typo", lambda: dgp.optim.minimize(STEPS, KEY, X, Y, max_step=5), "'max_step' .nearest: 'max_st"),
-    Wrong("predict: typo", lambda: FIT.predict(KEY, X, num_sample=5), "Posterior: .*'num_sample' .*'num_samples'"),
+    Wrong(
+        "predict: typo", lambda: FIT.predict(KEY, X, num_sample=5), r"Posterior: .*'num_sample'.*using\(num_samples="
+    ),
     Wrong("for_mcmc of a number", lambda: dgp.for_mcmc(3), "for_mcmc: expected a program, a function, got int"),
     Wrong("for_mcmc of a result", lambda: dgp.for_mcmc(FIT), "for_mcmc: expected a program, a function, got Posterior"),
     Wrong("for_mcmc twice", lambda: dgp.for_mcmc(dgp.for_mcmc(deep)), "got one that for_mcmc has prepared already"),

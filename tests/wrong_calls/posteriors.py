@@ -61,6 +61,10 @@ def labelled(conditional, outputs=None, likelihood=True):
     return dgp.Posterior(model, samples={"f": jnp.zeros((3, 8) if outputs is None else (3, outputs, 8))})
 
 
+def of_keywords(X, y=None, **kwargs):
+    shallow(X, y)
+
+
 def two_ends(X, y=None, z=None):
     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(Z))
     with numpyro.plate("data", len(X)):
@@ -241,7 +245,7 @@ WRONG = [
         lambda: drawn({"g": DRAWS["g"].at[2, 1].set(jnp.nan)}).layers(KEY, NEW),
         r"expected finite draws of 'g', got 1 NaN .* index \(2, 1\): the chain diverged",
     ),
-    Wrong("more than the draws", lambda: drawn().predict(KEY, NEW, num_samples=51), "num_samples of at most 50"),
+    Wrong("more than the draws", lambda: drawn().using(num_samples=51).predict(KEY, NEW), "num_samples of at most 50"),
     Wrong("unknown site", lambda: drawn(site="x").predict(KEY, NEW), "site= to be the name of a site, got 'x'"),
     Wrong("unknown site, hidden", lambda: drawn(site="yy").hidden(KEY, NEW), r"got 'yy' \(nearest: 'y'\)"),
     Wrong(
@@ -306,9 +310,38 @@ WRONG = [
     Wrong("NaN in inputs", lambda: fitted().predict(KEY, NEW.at[1].set(jnp.nan)), "expected finite inputs, got 1 NaN"),
     Wrong("NaN in inputs, layers", lambda: fitted().layers(KEY, NEW * jnp.nan), "expected finite inputs, got 4 NaN"),
     Wrong(
-        "zero samples", lambda: fitted().predict(KEY, NEW, num_samples=0), "num_samples to be a positive integer, got 0"
+        "zero samples",
+        lambda: fitted().using(num_samples=0).predict(KEY, NEW),
+        "num_samples to be a positive integer, got 0",
     ),
-    Wrong("half samples", lambda: fitted().sample(KEY, NEW, num_samples=2.5), "num_samples to be a positive integer"),
+    Wrong(
+        "half samples", lambda: fitted().using(num_samples=2.5).sample(KEY, NEW), "num_samples to be a positive integer"
+    ),
+    Wrong(
+        "half a batch",
+        lambda: fitted().using(batch_size=0.5).predict(KEY, NEW),
+        "batch_size to be a positive integer, got 0.5",
+    ),
+    Wrong("progress as a number", lambda: fitted().using(progress_bar=1), "progress_bar to be True or False, got 1"),
+    *(
+        Wrong(
+            f"{option} among the arguments of {name}",
+            lambda call=call, given={option: value}: call(**given),
+            rf"expected arguments of the program, got '{option}', .* posterior.using\({option}=...\).predict",
+        )
+        for option, value in {"num_samples": 5, "progress_bar": False}.items()
+        for name, call in {
+            "predict": lambda **given: fitted().predict(KEY, NEW, **given),
+            "log_density": lambda **given: fitted().log_density(KEY, Y[:4], NEW, **given),
+            "a whole function": lambda **given: fitted().functions(KEY)(NEW, **given),
+            "a program of any keywords": lambda **given: drawn(model=of_keywords).predict(KEY, NEW, **given),
+        }.items()
+    ),
+    Wrong(
+        "variances of the inputs of draws",
+        lambda: fitted().sample(KEY, NEW, X_variance=0.1),
+        "got 'X_variance', .*predict, predict_function, log_density, probs and quantile take X_variance",
+    ),
     Wrong("a batch", lambda: fitted().predict(KEY, X, None, 3), "expected a program over all data, got plate 'data'"),
     Wrong(
         "inducing inputs of the call",

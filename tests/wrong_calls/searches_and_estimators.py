@@ -44,10 +44,8 @@ def proposing(acquisition):
 
 
 def loop(**settings):
-    return design.loop(
-        lambda x: float(x[0]), shallow, guides.InducingPoint, BOX, improvement, KEY,
-        **{"budget": 3, "initial": INITIAL, "progress_bar": False} | settings,
-    )  # fmt: skip
+    mine = design.Search(shallow, guides.InducingPoint, BOX, improvement, initial=INITIAL)
+    return design.loop(mine, lambda x: float(x[0]), KEY, **{"budget": 3, "progress_bar": False} | settings)
 
 
 def regressor(cls=DeepGPRegressor, y=Y, **settings):
@@ -163,6 +161,11 @@ WRONG = [
         "the class of an acquisition",
         lambda: design.LogExpectedImprovement(FITTED, (X, Y[:3]), KEY),
         r"design\.LogExpectedImprovement: expected a PRNG key, got tuple",
+    ),
+    Wrong(
+        "a loop without a search",
+        lambda: design.loop(lambda x: float(x[0]), shallow, KEY, budget=3),
+        r"design.loop: expected a dgp.design.Search, got function: loop\(dgp.design.Search\(model",
     ),
     Wrong("a number as path", lambda: loop(path=3), "design.loop: expected path to be a path, got 3"),
     Wrong("a budget that is a flag", lambda: loop(budget=True), "budget to be a positive integer, got True"),
